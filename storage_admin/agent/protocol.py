@@ -1,0 +1,128 @@
+"""What the dashboard and the agent say to each other: JSON lines, and the codes in them.
+
+The agent greets with :class:`Hello`, reads one :class:`Request` from standard input and answers with a stream of
+events. Both ends import this module, so a word that one of them uses is a word that the other one knows.
+
+Names of files are bytes on a hypervisor and need not be UTF-8: they travel as base64 (fields that end in ``_b64``).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass, field
+from typing import Any, Dict
+
+VERSION = 1
+
+#: Seconds between two pings of the controller, and how long the agent works on without hearing one.
+PING_INTERVAL = 5.0
+SILENCE_LIMIT = 30.0
+
+#: Longest line that either end accepts, in bytes. Fingerprints of 100,000 images need about 2.2 MB.
+MAX_LINE = 64 * 1024 * 1024
+
+# Lines that the controller sends.
+REQUEST, PING, CANCEL, GO = "request", "ping", "cancel", "go"
+
+# Events that the agent sends.
+HELLO, PROGRESS, LOG, COMMAND, READY, RESULT, ERROR = "hello", "progress", "log", "command", "ready", "result", "error"
+#: Events of a scan: facts about the host, one pool's space, one image, the files that something holds open.
+HOST, POOL, IMAGE, SEEN = "host", "pool", "image", "seen"
+
+#: Refusals that an admin can act on (docs/refusals.md says what to do about each).
+REFUSALS = frozenset(
+    {
+        "agent_outdated", "busy", "chain_broken", "chain_cycle", "chain_too_deep", "dirty_or_corrupt", "encrypted",
+        "external_data_file", "format_mismatch", "format_undeclared", "guest_locked", "guest_running", "guests_unknown",
+        "hard_linked", "has_internal_snapshots", "has_overlays", "host_unreachable", "image_in_use", "immutable",
+        "not_enough_space", "outside_pool", "shared_base", "shared_pool", "stale_plan", "tool_missing",
+        "undo_written_to", "undo_missing", "unsupported_pool", "unsupported_subformat",
+    }
+)  # fmt: skip
+
+# How work ends other than by a result or a refusal.
+CANCELLED, INTERRUPTED, TOOL_FAILED, NO_GO, INVALID, BUG = (
+    "cancelled", "interrupted", "tool_failed", "no_go", "invalid", "bug",
+)  # fmt: skip
+
+
+class RefusedError(Exception):
+    """Work that is not done because of something an admin can act on.
+
+    Args:
+        code: one of :data:`REFUSALS`, or ``invalid``.
+        detail: a sentence that says what is in the way and what to do.
+    """
+
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(code, detail)
+        self.code = code
+        self.detail = detail
+
+
+class HostError(Exception):
+    """Something on the host failed while work was going on: a tool's exit code, an I/O error, a full disk.
+
+    Args:
+        detail: what failed, with the tool's own words.
+        code: ``tool_failed`` unless something more exact is known.
+    """
+
+    def __init__(self, detail: str, code: str = TOOL_FAILED) -> None:
+        super().__init__(code, detail)
+        self.code = code
+        self.detail = detail
+
+
+class StoppedError(Exception):
+    """The controller cancelled (``cancelled``), went away or fell silent (``interrupted``), or said no (``no_go``)."""
+
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(code, detail)
+        self.code = code
+        self.detail = detail
+
+
+@dataclass(frozen=True)
+class Request:
+    """One piece of work.
+
+    Args:
+        verb: which one: ``scan``, ``analyze``, ``reclaim``, ``undo``, ``discard_undo``, ``recover``.
+        job: the job's unique id, which names its files on the host (``.sa-<job>.new``); letters and digits only.
+        generation: how often the job was claimed; an older generation than one seen on the host is refused.
+        args: what the verb needs; each verb documents its own.
+    """
+
+    verb: str
+    job: str
+    generation: int
+    args: Dict[str, Any] = field(default_factory=dict)
+
+
+def encode(kind: str, /, **fields: Any) -> bytes:
+    """One event or line, ready to be written."""
+    return json.dumps({"event": kind, **fields}, separators=(",", ":"), ensure_ascii=True).encode() + b"\n"
+
+
+def decode(line: bytes) -> Dict[str, Any]:
+    """The fields of one line.
+
+    Raises:
+        ValueError: it is no JSON object with an ``event``.
+    """
+    fields = json.loads(line)
+    if not isinstance(fields, dict) or not isinstance(fields.get("event"), str):
+        raise ValueError("not an event: " + line[:80].decode("ascii", "replace"))
+    return fields
+
+
+def b64(raw: bytes) -> str:
+    """Bytes as they travel."""
+    return base64.b64encode(raw).decode("ascii")
+
+
+def unb64(text: str) -> bytes:
+    """Bytes as they were before they travelled."""
+    return base64.b64decode(text.encode("ascii"), validate=True)
