@@ -1,0 +1,101 @@
+"""How a file in a storage pool is reached without ever leaving the pool.
+
+The pool's own path is the admin's word and may hold symbolic links. Everything below it was named by strangers: each
+component is opened by its name in the folder above, and a symbolic link ends the walk.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import List, Tuple
+
+from storage_admin.agent.protocol import RefusedError
+
+
+def display(path: bytes) -> str:
+    """A path for a sentence: what is not UTF-8 or is a control character stands as ``\\x..``."""
+    text = path.decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def components(pool_path: bytes, path: bytes) -> List[bytes]:
+    """The names that lead from a pool to a file in it; lexical, nothing is opened.
+
+    Args:
+        pool_path: absolute path of the pool's folder.
+        path: absolute path of the file.
+
+    Raises:
+        RefusedError: ``outside_pool``, where the path is not beneath the pool or has ``..`` in it.
+    """
+    if not pool_path.startswith(b"/") or not path.startswith(b"/") or b"\0" in path + pool_path:
+        raise RefusedError("outside_pool", f"{display(path)} is no absolute path")
+    above = [part for part in pool_path.split(b"/") if part not in (b"", b".")]
+    names = [part for part in path.split(b"/") if part not in (b"", b".")]
+    if b".." in names or b".." in above or names[: len(above)] != above or len(names) == len(above):
+        raise RefusedError("outside_pool", f"{display(path)} is not beneath the storage pool {display(pool_path)}")
+    return names[len(above) :]
+
+
+def open_parent(pool_path: bytes, path: bytes) -> Tuple[int, bytes]:
+    """A descriptor of the folder that holds a file, and the file's name in it; the caller closes the descriptor.
+
+    Args:
+        pool_path: absolute path of the pool's folder.
+        path: absolute path of a file beneath it.
+
+    Raises:
+        RefusedError: ``outside_pool``, where the path leaves the pool or a folder on the way is a symbolic link.
+        OSError: a folder is missing or may not be read.
+    """
+    names = components(pool_path, path)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    folder = os.open(pool_path, flags)
+    for name in names[:-1]:
+        try:
+            below = _open(folder, name, flags, path)
+        finally:
+            os.close(folder)
+        folder = below
+    return folder, names[-1]
+
+
+def open_beneath(pool_path: bytes, path: bytes, flags: int) -> int:
+    """Open a file of a pool; no component beneath the pool's own path is followed through a symbolic link.
+
+    Args:
+        pool_path: absolute path of the pool's folder.
+        path: absolute path of the file, beneath the pool.
+        flags: as for :func:`os.open`; ``O_NOFOLLOW``, ``O_CLOEXEC`` and ``O_NONBLOCK`` are added.
+
+    Returns:
+        The descriptor. The caller checks by ``fstat`` that it is a regular file, and closes it.
+
+    Raises:
+        RefusedError: ``outside_pool``, where the path leaves the pool or a component is a symbolic link.
+        OSError: as :func:`os.open`.
+    """
+    folder, name = open_parent(pool_path, path)
+    try:
+        return _open(folder, name, flags | os.O_CLOEXEC | os.O_NONBLOCK, path)
+    finally:
+        os.close(folder)
+
+
+def _open(folder: int, name: bytes, flags: int, path: bytes) -> int:
+    try:
+        return os.open(name, flags | os.O_NOFOLLOW, dir_fd=folder)
+    except OSError as error:
+        # O_DIRECTORY|O_NOFOLLOW on a link answers ENOTDIR, without O_DIRECTORY it is ELOOP.
+        if error.errno == errno.ELOOP or (error.errno == errno.ENOTDIR and _is_link(folder, name)):
+            raise RefusedError("outside_pool", f"{display(name)} in {display(path)} is a symbolic link") from error
+        raise
+
+
+def _is_link(folder: int, name: bytes) -> bool:
+    try:
+        os.readlink(name, dir_fd=folder)
+    except OSError:
+        return False
+    return True
