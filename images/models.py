@@ -1,0 +1,163 @@
+"""Disk images, their chains and their sizes over time."""
+
+from datetime import datetime
+from typing import Any
+
+from django.db import models
+from django.db.models import Q
+
+from storage_admin.guests.models import GuestDisk
+from storage_admin.hosts.models import Host, StoragePool
+
+
+class ListedImages(models.Manager["Image"]):
+    """Images that a finished scan has listed. What a scan at work has found so far is not shown."""
+
+    def get_queryset(self) -> models.QuerySet["Image"]:
+        return super().get_queryset().filter(listed=True)
+
+
+class Image(models.Model):
+    """A disk image on a host, as the last scan saw it. Sizes are in bytes."""
+
+    class State(models.TextChoices):
+        OK = "ok"
+        MISSING = "missing"
+        CHAIN_BROKEN = "chain_broken", "chain broken"
+        CHAIN_CYCLE = "chain_cycle", "chain cycle"
+        OUTSIDE_POOL = "outside_pool", "base outside every pool"
+        FORMAT_MISMATCH = "format_mismatch", "format mismatch"
+        UNREADABLE = "unreadable"
+        MODIFYING = "modifying"
+
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="images")
+    pool = models.ForeignKey(StoragePool, on_delete=models.CASCADE, related_name="images")
+    #: How the name is shown (control characters as \x..); the name itself is ``path_bytes``.
+    path = models.TextField()
+    name = models.CharField(max_length=1100)
+    path_bytes = models.BinaryField()
+    path_key = models.CharField(max_length=32)
+
+    #: The agent's digest of path, device, inode, size, times and blocks: equal means unchanged.
+    fingerprint = models.BinaryField(max_length=16)
+    dev = models.CharField(max_length=20)
+    inode = models.CharField(max_length=20)
+    nlink = models.PositiveIntegerField(default=1)
+    mtime_ns = models.BigIntegerField()
+    ctime_ns = models.BigIntegerField()
+    file_size = models.BigIntegerField()
+    allocated_size = models.BigIntegerField()
+    virtual_size = models.BigIntegerField(null=True)
+
+    #: What the content looks like, and what it is declared to be (by whom): only a declaration is acted upon.
+    format = models.CharField(max_length=20)
+    declared_format = models.CharField(max_length=20, blank=True)
+    declared_by = models.CharField(max_length=40, blank=True)
+    admin_format = models.CharField(max_length=20, blank=True)
+    cluster_size = models.BigIntegerField(null=True)
+    compression = models.CharField(max_length=10, blank=True)
+    preallocation = models.CharField(max_length=10, blank=True)
+    encrypted = models.BooleanField(null=True)
+    #: Everything else that the header says.
+    header = models.JSONField(default=dict)
+    snapshots = models.JSONField(default=list)
+
+    backing_file = models.TextField(blank=True)
+    backing_format = models.CharField(max_length=20, blank=True)
+    #: Digest of the base's absolute path, and the inode that stood there when this image was scanned.
+    backing_key = models.CharField(max_length=32, blank=True)
+    backing_path = models.TextField(blank=True)
+    backing_path_bytes = models.BinaryField(default=b"")
+    backing_found = models.CharField(max_length=41, blank=True)
+    backing_unsafe = models.TextField(blank=True)
+    backing = models.ForeignKey("self", null=True, on_delete=models.SET_NULL, related_name="overlays")
+    #: The lowest image of the chain: equal for all images of one tree.
+    root_id = models.BigIntegerField(null=True, db_index=True)
+    chain_depth = models.PositiveIntegerField(default=1)
+    overlays_count = models.PositiveIntegerField(default=0)
+
+    #: Whether a running guest or a process has it open; null where that is not known.
+    in_use = models.BooleanField(null=True)
+    in_use_detail = models.TextField(blank=True)
+    held = models.CharField(max_length=200, blank=True)
+    orphan = models.BooleanField(null=True)
+    orphan_evidence = models.JSONField(default=list)
+    state = models.CharField(max_length=16, choices=State, default=State.OK)
+    state_detail = models.TextField(blank=True)
+    #: Why the header could not be read; empty where it could.
+    unreadable = models.TextField(blank=True)
+
+    #: Null until analyzed; the estimate belongs to ``analyzed_fingerprint`` alone.
+    reclaimable_bytes = models.BigIntegerField(null=True)
+    reclaimable_low = models.BigIntegerField(null=True)
+    reclaimable_high = models.BigIntegerField(null=True)
+    reclaimable_method = models.CharField(max_length=20, blank=True)
+    estimate = models.JSONField(null=True)
+    analyzed_at = models.DateTimeField(null=True)
+    analyzed_fingerprint = models.BinaryField(max_length=16, default=b"")
+
+    first_seen = models.DateTimeField()
+    #: When this row was last written; an unchanged image was seen whenever its pool was scanned.
+    seen = models.DateTimeField()
+    missing_since = models.DateTimeField(null=True)
+    listed = models.BooleanField(default=False)
+    changed_scan = models.BigIntegerField(default=0)
+
+    objects = ListedImages()
+    every = models.Manager()
+
+    class Meta:
+        ordering = ["name", "id"]
+        base_manager_name = "every"
+        default_manager_name = "objects"
+        constraints = [models.UniqueConstraint(fields=["host", "path_key"], name="image_path_once_per_host")]
+        indexes = [
+            models.Index(fields=["listed", column, "id"], name=f"image_by_{column[:20]}")
+            for column in ("name", "allocated_size", "virtual_size", "chain_depth", "reclaimable_bytes", "state")
+        ] + [
+            models.Index(fields=["pool", "listed"]),
+            models.Index(fields=["host", "changed_scan"]),
+            models.Index(fields=["host", "dev", "inode"]),
+            models.Index(fields=["listed", "orphan"], condition=Q(orphan=True), name="image_orphans"),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def last_scanned(self) -> datetime | None:
+        """When it was last seen on its host."""
+        if self.state == self.State.MISSING or self.pool.last_scanned is None:
+            return self.seen
+        return max(self.seen, self.pool.last_scanned)
+
+    def from_header(self, name: str) -> Any:
+        """One of the header's further facts, ``None`` where it does not say."""
+        return self.header.get(name)
+
+
+class ImageSample(models.Model):
+    """How large an image was; written when a scan found another size than before."""
+
+    image = models.ForeignKey(Image, on_delete=models.CASCADE, related_name="samples")
+    at = models.DateTimeField()
+    virtual_size = models.BigIntegerField(null=True)
+    allocated_size = models.BigIntegerField()
+    file_size = models.BigIntegerField()
+
+    class Meta:
+        ordering = ["at"]
+        indexes = [models.Index(fields=["image", "at"])]
+
+    def __str__(self) -> str:
+        return f"{self.image_id} at {self.at}"
+
+
+class ImageUse(models.Model):
+    """A guest's disk is this image."""
+
+    image = models.ForeignKey(Image, on_delete=models.CASCADE, related_name="uses")
+    disk = models.OneToOneField(GuestDisk, on_delete=models.CASCADE, related_name="use")
+
+    def __str__(self) -> str:
+        return f"{self.image_id} is {self.disk_id}"

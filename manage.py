@@ -1,0 +1,11 @@
+#!/usr/bin/env python
+"""Storage Admin's command line; ``manage.py up`` starts everything."""
+
+import sys
+
+from django.core.management import execute_from_command_line
+
+import storage_admin.celery  # noqa: F401 (names the settings, and the app that tasks are sent by)
+
+if __name__ == "__main__":
+    execute_from_command_line(sys.argv)

@@ -1,0 +1,64 @@
+"""How a request proves who sends it: a token, or the browser's session."""
+
+from datetime import timedelta
+from typing import Any
+
+from django.http import HttpRequest
+from django.utils import timezone
+from rest_framework import authentication, exceptions
+from rest_framework.request import Request
+
+from storage_admin.accounts.models import Token, User
+from storage_admin.accounts.roles import Actor
+from storage_admin.accounts.services import digest_of
+
+#: A token's last use is written at most this often, so that reading stays reading.
+LAST_USED_EVERY = timedelta(minutes=5)
+
+
+class TokenUser:
+    """Stands in ``request.user`` for a token: authenticated, and nobody's account."""
+
+    is_authenticated = True
+    is_active = True
+    is_anonymous = False
+    pk = None
+
+    def __init__(self, token: Token) -> None:
+        self.token = token
+        self.username = f"token {token.name}"
+        self.actor = token.actor
+
+
+class TokenAuthentication(authentication.BaseAuthentication):
+    """``Authorization: Bearer TOKEN``."""
+
+    def authenticate(self, request: Request) -> tuple[TokenUser, Token] | None:
+        header = request.headers.get("Authorization", "")
+        scheme, _, secret = header.partition(" ")
+        if scheme.lower() != "bearer":
+            return None
+        token = Token.objects.filter(digest=digest_of(secret.strip())).first()
+        if token is None:
+            raise exceptions.AuthenticationFailed("This token is not known: it was deleted, or is mistyped.")
+        if token.expired:
+            raise exceptions.AuthenticationFailed(f"The token {token.name} has expired: ask an admin for a new one.")
+        now = timezone.now()
+        if token.last_used is None or now - token.last_used > LAST_USED_EVERY:
+            Token.objects.filter(pk=token.pk).update(last_used=now)
+        return TokenUser(token), token
+
+    def authenticate_header(self, request: Request) -> str:
+        return "Bearer"
+
+
+def actor_of(request: Request | HttpRequest) -> Actor:
+    """Who sends an authenticated request.
+
+    Raises:
+        TypeError: it is not authenticated, which the caller had to make sure of.
+    """
+    user: Any = request.user
+    if isinstance(user, User | TokenUser):
+        return user.actor
+    raise TypeError("the request is not authenticated")

@@ -1,0 +1,73 @@
+"""Who acts, and what they may do. Services ask an :class:`Actor`; what is not allowed is denied."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Role(IntEnum):
+    """Each role may do all that the ones below it may."""
+
+    VIEWER = 1
+    OPERATOR = 2
+    ADMIN = 3
+
+    @classmethod
+    def named(cls, name: str) -> "Role":
+        """The role of that name.
+
+        Raises:
+            ValueError: there is none.
+        """
+        try:
+            return cls[name.upper()]
+        except KeyError:
+            raise ValueError(f"{name!r} is no role: choose viewer, operator or admin.") from None
+
+    @property
+    def label(self) -> str:
+        return self.name.lower()
+
+
+ROLE_CHOICES = [(role.label, role.label.capitalize()) for role in Role]
+
+
+class ForbiddenError(Exception):
+    """The actor's role or host scope does not allow it; the argument is a sentence for them."""
+
+
+@dataclass(frozen=True)
+class Actor:
+    """A user in a browser, a token, or the scheduler.
+
+    Args:
+        name: as it stands in the audit trail.
+        hosts: slugs that a token is limited to; ``None`` means every host.
+    """
+
+    name: str
+    role: Role
+    hosts: frozenset[str] | None = None
+    user_id: int | None = None
+    token_id: int | None = None
+
+    def require(self, role: Role, host: str | None = None) -> None:
+        """Lets the call go on.
+
+        Args:
+            host: slug of the host that it touches, when it touches one.
+
+        Raises:
+            ForbiddenError: the role is too low, or the host outside of the token's scope.
+        """
+        if self.role < role:
+            raise ForbiddenError(f"This needs the role {role.label}; {self.name} has the role {self.role.label}.")
+        if host is not None and not self.sees(host):
+            raise ForbiddenError(f"The token {self.name} is limited to other hosts than {host}.")
+
+    def sees(self, host: str) -> bool:
+        """Whether things on the host of that slug exist for this actor."""
+        return self.hosts is None or host in self.hosts
+
+
+#: What the scheduler and the dashboard itself do.
+SYSTEM = Actor(name="system", role=Role.ADMIN)

@@ -1,0 +1,82 @@
+"""Writes: users, tokens and the audit trail."""
+
+import hashlib
+import secrets
+from collections.abc import Iterable
+from datetime import datetime
+
+from django.db import transaction
+from django.utils import timezone
+
+from storage_admin.accounts.models import AuditEntry, Token, User
+from storage_admin.accounts.roles import SYSTEM, Actor, Role
+
+#: Secrets start with it, so that a scanner for leaked secrets can find them.
+TOKEN_PREFIX = "sa_"  # noqa: S105 (a prefix)
+
+
+def audit(actor: Actor, what: str, target: object = "", *, before: object = None, after: object = None) -> None:
+    """Records what ``actor`` did; ``before`` and ``after`` are whatever JSON can carry."""
+    AuditEntry.objects.create(who=actor.name, what=what, target=str(target), before=before, after=after)
+
+
+def ensure_first_admin() -> str | None:
+    """Makes the user ``admin`` with a new password if there is no admin yet.
+
+    Returns:
+        The password, to be shown once, or ``None`` where an admin exists already.
+    """
+    with transaction.atomic():
+        if User.objects.filter(role=Role.ADMIN.label).exists():
+            return None
+        password = secrets.token_urlsafe(12)
+        User.objects.create_user("admin", password=password, role=Role.ADMIN.label)
+        audit(SYSTEM, "user created", "admin", after={"role": Role.ADMIN.label})
+    return password
+
+
+def digest_of(secret: str) -> str:
+    """What is kept of a secret. A plain SHA-256 does: secrets are 256 random bits, not something to guess."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def create_token(
+    actor: Actor, name: str, role: Role, *, hosts: Iterable[str] = (), expires: datetime | None = None
+) -> tuple[Token, str]:
+    """Makes an API token.
+
+    Returns:
+        The token and its secret, which is not kept and cannot be shown again.
+
+    Raises:
+        ForbiddenError: the actor is no admin.
+        ValueError: the name is empty or taken, or the time has passed.
+    """
+    actor.require(Role.ADMIN)
+    name = name.strip()
+    if not name:
+        raise ValueError("A token needs a name, by which it stands in the audit trail.")
+    if expires is not None and expires <= timezone.now():
+        raise ValueError("This token would have expired already: choose a later time.")
+    secret = TOKEN_PREFIX + secrets.token_urlsafe(32)
+    with transaction.atomic():
+        if Token.objects.filter(name=name).exists():
+            raise ValueError(f"There is a token named {name} already: delete it first, or choose another name.")
+        token = Token.objects.create(
+            name=name, digest=digest_of(secret), role=role.label, hosts=sorted(set(hosts)), expires=expires,
+            created_by=actor.name,
+        )  # fmt: skip
+        audit(actor, "token created", name, after={"role": role.label, "hosts": token.hosts, "expires": str(expires)})
+    return token, secret
+
+
+def delete_token(actor: Actor, token: Token) -> None:
+    """Takes a token away; what uses it is refused from now on.
+
+    Raises:
+        ForbiddenError: the actor is no admin.
+    """
+    actor.require(Role.ADMIN)
+    with transaction.atomic():
+        audit(actor, "token deleted", token.name, before={"role": token.role, "hosts": token.hosts})
+        token.delete()

@@ -1,0 +1,10 @@
+"""The Celery app: a doorbell that carries job ids. Imported by name by manage.py, the worker and the scheduler."""
+
+import os
+
+from celery import Celery
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "storage_admin.settings")
+app = Celery("storage_admin")
+app.config_from_object("django.conf:settings", namespace="CELERY")
+app.autodiscover_tasks()

@@ -1,0 +1,62 @@
+"""Guests and their disks. Which image a disk is, the images app knows."""
+
+from django.db import models
+
+from storage_admin.hosts.models import Host
+
+
+class Guest(models.Model):
+    """A libvirt domain, a Proxmox VM or a container."""
+
+    class Kind(models.TextChoices):
+        DOMAIN = "domain"
+        VM = "vm"
+        CONTAINER = "container"
+
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="guests")
+    kind = models.CharField(max_length=10, choices=Kind)
+    uid = models.CharField(max_length=100)
+    name = models.CharField(max_length=255)
+    #: running, paused, shut off, crashed, pmsuspended, ... in libvirt's words.
+    state = models.CharField(max_length=20)
+    io_priority = models.SmallIntegerField(null=True)
+    io_weight = models.IntegerField(null=True)
+    io_limits = models.JSONField(default=dict, blank=True)
+    last_seen = models.DateTimeField()
+
+    class Meta:
+        ordering = ["name", "id"]
+        constraints = [models.UniqueConstraint(fields=["host", "kind", "uid"], name="guest_once_per_host")]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def off(self) -> bool:
+        """Whether nothing of it runs, so that nothing of it can write."""
+        return self.state in {"shut off", "stopped", "crashed"}
+
+
+class GuestDisk(models.Model):
+    """One disk of a guest, as its definition says."""
+
+    guest = models.ForeignKey(Guest, on_delete=models.CASCADE, related_name="disks")
+    target = models.CharField(max_length=40)
+    device = models.CharField(max_length=10, default="disk")
+    path = models.TextField(blank=True)
+    path_bytes = models.BinaryField(default=b"")
+    path_key = models.CharField(max_length=32, blank=True, db_index=True)
+    dev = models.CharField(max_length=20, blank=True)
+    inode = models.CharField(max_length=20, blank=True)
+    #: The format that the guest's definition declares; empty where it declares none.
+    format = models.CharField(max_length=20, blank=True)
+    cache = models.CharField(max_length=20, blank=True)
+    discard = models.CharField(max_length=20, blank=True)
+    readonly = models.BooleanField(default=False)
+
+    class Meta:
+        ordering = ["guest", "target"]
+        constraints = [models.UniqueConstraint(fields=["guest", "target"], name="disk_once_per_guest")]
+
+    def __str__(self) -> str:
+        return f"{self.guest_id} {self.target}"

@@ -1,0 +1,139 @@
+"""Hypervisors, and the places on them where images live."""
+
+from django.db import models
+from django.db.models import F, Q
+
+
+class Host(models.Model):
+    """A hypervisor and how it is reached."""
+
+    class Kind(models.TextChoices):
+        LOCAL = "local"
+        SSH = "ssh"
+        LIBVIRT = "libvirt"
+        PROXMOX = "proxmox"
+
+    class Status(models.TextChoices):
+        OK = "ok"
+        UNREACHABLE = "unreachable"
+        DEGRADED = "degraded"
+
+    slug = models.SlugField(unique=True)
+    name = models.CharField(max_length=200)
+    kind = models.CharField(max_length=10, choices=Kind)
+    address = models.CharField(max_length=255, blank=True)
+    port = models.PositiveIntegerField(null=True, blank=True)
+    user = models.CharField(max_length=64, blank=True)
+    transport = models.CharField(max_length=20, blank=True)
+    cluster = models.CharField(max_length=100, blank=True)
+    status = models.CharField(max_length=12, choices=Status, default=Status.DEGRADED)
+    status_detail = models.TextField(blank=True, default="It has not been scanned yet.")
+    last_seen = models.DateTimeField(null=True, blank=True)
+    #: What the agent found there: qemu_img, zstd, tools, kernel, ...
+    capabilities = models.JSONField(default=dict, blank=True)
+    #: Rewriting jobs at once.
+    max_jobs = models.PositiveSmallIntegerField(default=1)
+    #: Why it is not known which guests use which images; empty where it is known.
+    owners_unknown = models.TextField(blank=True, default="The host has not been scanned yet.")
+    #: Links, depths and totals hold for all scans up to this job.
+    resolved_scan = models.BigIntegerField(default=0)
+
+    class Meta:
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class StoragePool(models.Model):
+    """A directory (later also other storages) that holds images."""
+
+    class Kind(models.TextChoices):
+        DIR = "dir"
+        NFS = "nfs"
+        LVM = "lvm"
+        LVMTHIN = "lvmthin"
+        ZFS = "zfs"
+        OTHER = "other"
+
+    class Source(models.TextChoices):
+        """Who named the pool; it also decides which files in it are volumes."""
+
+        ADMIN = "admin", "registered by an admin"
+        STANDARD = "standard", "libvirt's standard folder"
+        LIBVIRT = "libvirt", "libvirt"
+        PROXMOX = "proxmox", "Proxmox VE"
+        DEMO = "demo", "the demo"
+
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="pools")
+    name = models.CharField(max_length=200)
+    kind = models.CharField(max_length=10, choices=Kind, default=Kind.DIR)
+    source = models.CharField(max_length=10, choices=Source, default=Source.ADMIN)
+    path = models.TextField()
+    path_bytes = models.BinaryField()
+    #: Digest of ``path_bytes``: paths may be longer than what an index takes.
+    path_key = models.CharField(max_length=32)
+    #: The same storage has the same key on every host that mounts it; ``fs_key`` is the filesystem's.
+    shared_key = models.CharField(max_length=500, blank=True, db_index=True)
+    fs_key = models.CharField(max_length=500, blank=True)
+    filesystem = models.CharField(max_length=40, blank=True)
+    network = models.BooleanField(default=False)
+    all_hosts_registered = models.BooleanField(default=False)
+    state = models.CharField(max_length=12, default="new")
+    state_detail = models.TextField(blank=True)
+    #: Why it is not known who uses the images in it; empty where it is known (see also the host's).
+    owners_unknown = models.TextField(blank=True)
+    capacity_bytes = models.BigIntegerField(null=True)
+    available_bytes = models.BigIntegerField(null=True)
+    #: Sums over the pool's images, each inode once; written when a scan or a job ends.
+    images_count = models.PositiveIntegerField(default=0)
+    allocated_bytes = models.BigIntegerField(null=True)
+    virtual_bytes = models.BigIntegerField(null=True)
+    #: Over the images that were analyzed; null until one was.
+    reclaimable_bytes = models.BigIntegerField(null=True)
+    undo_bytes = models.BigIntegerField(default=0)
+    others_count = models.PositiveIntegerField(default=0)
+    others_bytes = models.BigIntegerField(default=0)
+    warn_percent = models.PositiveSmallIntegerField(default=85)
+    last_scanned = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering = ["host__name", "name"]
+        constraints = [models.UniqueConstraint(fields=["host", "path_key"], name="pool_path_once_per_host")]
+
+    def __str__(self) -> str:
+        return f"{self.host.name} / {self.name}"
+
+    @property
+    def overcommit_ratio(self) -> float | None:
+        """Virtual sizes promised against the capacity."""
+        if not self.capacity_bytes or self.virtual_bytes is None:
+            return None
+        return round(self.virtual_bytes / self.capacity_bytes, 2)
+
+    @property
+    def used_bytes(self) -> int | None:
+        if self.capacity_bytes is None or self.available_bytes is None:
+            return None
+        return self.capacity_bytes - self.available_bytes
+
+
+class PoolSample(models.Model):
+    """How full a pool was."""
+
+    pool = models.ForeignKey(StoragePool, on_delete=models.CASCADE, related_name="samples")
+    at = models.DateTimeField()
+    capacity_bytes = models.BigIntegerField()
+    available_bytes = models.BigIntegerField()
+
+    class Meta:
+        ordering = ["at"]
+        indexes = [models.Index(fields=["pool", "at"])]
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(available_bytes__lte=F("capacity_bytes")), name="pool_sample_available_within_capacity"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.pool_id} at {self.at}"

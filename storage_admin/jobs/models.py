@@ -1,0 +1,161 @@
+"""The job's row is the truth; Celery only rings that there is one."""
+
+import uuid
+
+from django.db import models
+from django.db.models import Q
+from django.utils import timezone
+
+from storage_admin.hosts.models import Host
+
+
+def _uid() -> str:
+    return uuid.uuid4().hex[:16]
+
+
+class Job(models.Model):
+    """One piece of work on a host: queued → running → succeeded | failed | cancelled | interrupted."""
+
+    class State(models.TextChoices):
+        QUEUED = "queued"
+        RUNNING = "running"
+        SUCCEEDED = "succeeded"
+        FAILED = "failed"
+        CANCELLED = "cancelled"
+        INTERRUPTED = "interrupted"
+
+    ACTIVE = (State.QUEUED, State.RUNNING)
+
+    class UndoState(models.TextChoices):
+        NONE = "none"
+        AVAILABLE = "available"
+        UNDONE = "undone"
+        DISCARDED = "discarded"
+        EXPIRED = "expired"
+        MISSING = "missing", "deleted by somebody else"
+
+    #: Names the job's files on the host (``.sa-<uid>.new``): two dashboards may work on one pool.
+    uid = models.CharField(max_length=40, unique=True, default=_uid)
+    kind = models.CharField(max_length=30)
+    state = models.CharField(max_length=12, choices=State, default=State.QUEUED)
+    waiting_for = models.CharField(max_length=200, blank=True)
+    rewrites = models.BooleanField(default=False)
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="jobs")
+    #: The target's kind and id; the registered job kind resolves it, so that this app needs no key upward.
+    target_kind = models.CharField(max_length=10)
+    target_id = models.BigIntegerField()
+    target_label = models.TextField(blank=True)
+    options = models.JSONField(default=dict)
+    plan = models.JSONField(default=dict)
+    result = models.JSONField(null=True)
+    error_code = models.CharField(max_length=40, blank=True)
+    error_detail = models.TextField(blank=True)
+    #: Every claim counts it up; whoever holds an older one is not heard any more.
+    generation = models.PositiveIntegerField(default=0)
+    worker = models.CharField(max_length=100, blank=True)
+    heartbeat = models.DateTimeField(null=True)
+    cancel_requested = models.BooleanField(default=False)
+    progress = models.FloatField(default=0.0)
+    stage = models.CharField(max_length=40, blank=True)
+    message = models.TextField(blank=True)
+    done_bytes = models.BigIntegerField(null=True)
+    total_bytes = models.BigIntegerField(null=True)
+    bytes_per_sec = models.BigIntegerField(null=True)
+    eta_seconds = models.BigIntegerField(null=True)
+    commands = models.JSONField(default=list)
+    created_by = models.CharField(max_length=150)
+    created = models.DateTimeField(default=timezone.now)
+    rung = models.DateTimeField(default=timezone.now)
+    started = models.DateTimeField(null=True)
+    finished = models.DateTimeField(null=True)
+    undo_state = models.CharField(max_length=10, choices=UndoState, default=UndoState.NONE)
+    undo_expires = models.DateTimeField(null=True)
+    undo_bytes = models.BigIntegerField(default=0)
+    #: The host still has to be recovered after this job was interrupted.
+    needs_recovery = models.BooleanField(default=False)
+
+    class Meta:
+        ordering = ["-id"]
+        indexes = [
+            models.Index(fields=["state", "rung"]),
+            models.Index(fields=["host", "state"]),
+            models.Index(fields=["target_kind", "target_id", "-id"]),
+            models.Index(fields=["undo_expires"], condition=Q(undo_state="available"), name="job_undo_due"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.target_label}"
+
+    @property
+    def active(self) -> bool:
+        return self.state in self.ACTIVE
+
+    @property
+    def undo_available(self) -> bool:
+        return self.undo_state == self.UndoState.AVAILABLE
+
+
+class JobLog(models.Model):
+    """What happened, in order: state changes, refusals, tool calls, the agent's own words."""
+
+    class Level(models.TextChoices):
+        INFO = "info"
+        WARNING = "warning"
+        ERROR = "error"
+        COMMAND = "command"
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="log_lines")
+    at = models.DateTimeField(default=timezone.now)
+    level = models.CharField(max_length=8, choices=Level, default=Level.INFO)
+    text = models.TextField()
+
+    class Meta:
+        ordering = ["id"]
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class ResourceLock(models.Model):
+    """What an active job holds: exclusive on what it writes, shared on that image's ancestors."""
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="locks")
+    key = models.CharField(max_length=600)
+    exclusive = models.BooleanField()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["key"], condition=Q(exclusive=True), name="one_writer_per_resource"),
+            models.UniqueConstraint(fields=["job", "key"], name="one_lock_per_job_and_resource"),
+        ]
+        indexes = [models.Index(fields=["key"])]
+
+    def __str__(self) -> str:
+        return f"{'exclusive' if self.exclusive else 'shared'} {self.key}"
+
+
+class IdempotentAnswer(models.Model):
+    """The first answer to a request that carried an ``Idempotency-Key``; the same key gets it again."""
+
+    actor = models.CharField(max_length=150)
+    key = models.CharField(max_length=255)
+    request_digest = models.CharField(max_length=64)
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="+")
+    created = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["actor", "key"], name="one_answer_per_idempotency_key")]
+
+    def __str__(self) -> str:
+        return self.key
+
+
+class Worker(models.Model):
+    """A worker process that is alive as long as ``seen`` is recent."""
+
+    name = models.CharField(max_length=100, unique=True)
+    started = models.DateTimeField(default=timezone.now)
+    seen = models.DateTimeField(default=timezone.now)
+
+    def __str__(self) -> str:
+        return self.name

@@ -1,0 +1,249 @@
+"""Settings. Everything has a default: without any environment variable, Storage Admin runs on one machine."""
+
+import secrets
+from pathlib import Path
+from typing import Any
+
+import environ
+from csp.constants import NONE, SELF
+from django.core.exceptions import ImproperlyConfigured
+
+from storage_admin.brokers import BrokerUrls
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+env = environ.Env()
+
+DATA_DIR = Path(env.str("STORAGE_ADMIN_DATA_DIR", default=str(BASE_DIR / "var"))).resolve()
+BIND = env.str("STORAGE_ADMIN_BIND", default="127.0.0.1:8000")
+
+
+def _secret_key() -> str:
+    """The key from ``SECRET_KEY``, else from the data folder, made there once and readable by its owner alone."""
+    if given := env.str("SECRET_KEY", default=""):
+        return given
+    path = DATA_DIR / "secret_key"
+    try:
+        if not path.exists():
+            DATA_DIR.mkdir(parents=True, exist_ok=True, mode=0o700)
+            made = path.with_name(f".secret_key.{secrets.token_hex(4)}")
+            made.touch(mode=0o600)
+            made.write_text(secrets.token_urlsafe(64))
+            try:
+                path.hardlink_to(made)  # two that start at once end up with one key
+            except FileExistsError:
+                pass
+            made.unlink()
+        return path.read_text().strip()
+    except OSError as error:
+        raise ImproperlyConfigured(
+            f"The data folder {DATA_DIR} cannot be used ({error.strerror}). "
+            "Make it writable or set STORAGE_ADMIN_DATA_DIR to a folder that is."
+        ) from error
+
+
+SECRET_KEY = _secret_key()
+DEBUG = env.bool("DEBUG", default=False)
+_bind_address = BIND.rsplit(":", 1)[0]
+ALLOWED_HOSTS = env.list("ALLOWED_HOSTS", default=["localhost", "127.0.0.1", "[::1]", _bind_address])
+if _bind_address in {"0.0.0.0", "[::]", ""}:  # noqa: S104 (the admin chose to listen everywhere)
+    ALLOWED_HOSTS = env.list("ALLOWED_HOSTS", default=["*"])
+CSRF_TRUSTED_ORIGINS = env.list("CSRF_TRUSTED_ORIGINS", default=[])
+
+INSTALLED_APPS = [
+    "storage_admin.accounts",
+    "storage_admin.hosts",
+    "storage_admin.jobs",
+    "storage_admin.guests",
+    "images",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "whitenoise.runserver_nostatic",
+    "django.contrib.staticfiles",
+    "axes",
+    "django_celery_beat",
+    "django_filters",
+    "django_htmx",
+    "drf_spectacular",
+    "drf_spectacular_sidecar",
+    "rest_framework",
+    "template_partials",
+]
+
+#: Every kind of job, by the class that knows it. A new kind is one line here (CONTRIBUTING.md).
+JOB_KINDS = [
+    "images.kinds.scan.Scan",
+    "images.kinds.analyze.Analyze",
+    "images.kinds.reclaim.Reclaim",
+    "images.kinds.undo.Undo",
+    "images.kinds.undo.DiscardUndo",
+    "images.kinds.recover.Recover",
+]
+
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "csp.middleware.CSPMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.auth.middleware.LoginRequiredMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "django_htmx.middleware.HtmxMiddleware",
+    "axes.middleware.AxesMiddleware",
+]
+
+ROOT_URLCONF = "storage_admin.urls"
+WSGI_APPLICATION = "storage_admin.wsgi.application"
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [BASE_DIR / "templates"],
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+            
+        },
+    }
+]
+
+# --- Database -------------------------------------------------------------------------------------------------------
+# Immediate transactions and a write-ahead log: writers queue instead of failing with "database is locked".
+SQLITE_OPTIONS: dict[str, Any] = {
+    "transaction_mode": "IMMEDIATE",
+    "timeout": 20,
+    "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON;",
+}
+DATABASES = {"default": env.db_url("DATABASE_URL", default=f"sqlite:///{DATA_DIR / 'db.sqlite3'}")}
+if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
+    DATABASES["default"]["OPTIONS"] = SQLITE_OPTIONS
+else:
+    DATABASES["default"].update({"CONN_MAX_AGE": 60, "CONN_HEALTH_CHECKS": True})
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+# --- Who may come in ------------------------------------------------------------------------------------------------
+AUTH_USER_MODEL = "accounts.User"
+AUTHENTICATION_BACKENDS = ["axes.backends.AxesStandaloneBackend", "django.contrib.auth.backends.ModelBackend"]
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": f"django.contrib.auth.password_validation.{name}"}
+    for name in ("UserAttributeSimilarityValidator", "MinimumLengthValidator", "CommonPasswordValidator")
+]
+LOGIN_URL = "login"
+LOGIN_REDIRECT_URL = "overview"
+LOGOUT_REDIRECT_URL = "login"
+AXES_FAILURE_LIMIT = 6
+AXES_COOLOFF_TIME = 0.25  # hours
+AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
+AXES_RESET_ON_SUCCESS = True
+AXES_LOCKOUT_TEMPLATE = "accounts/locked_out.html"
+AXES_ENABLE_ADMIN = False
+SESSION_COOKIE_HTTPONLY = True
+SESSION_COOKIE_SAMESITE = "Lax"
+#: Behind a proxy that speaks TLS, set HTTPS=1: cookies are then sent over TLS only.
+HTTPS = env.bool("HTTPS", default=False)
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = HTTPS
+SECURE_SSL_REDIRECT = HTTPS
+SECURE_HSTS_SECONDS = 31_536_000 if HTTPS else 0
+SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = HTTPS
+if HTTPS:
+    SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
+SECURE_REFERRER_POLICY = "same-origin"
+X_FRAME_OPTIONS = "DENY"
+CONTENT_SECURITY_POLICY = {
+    "DIRECTIVES": {
+        "default-src": [NONE],
+        "script-src": [SELF],
+        "style-src": [SELF],
+        "img-src": [SELF, "data:"],
+        "font-src": [SELF],
+        "connect-src": [SELF],
+        "form-action": [SELF],
+        "frame-ancestors": [NONE],
+        "base-uri": [NONE],
+    }
+}
+
+# --- REST -----------------------------------------------------------------------------------------------------------
+REST_FRAMEWORK = {
+    "DEFAULT_AUTHENTICATION_CLASSES": [
+        "storage_admin.accounts.authentication.TokenAuthentication",
+        "rest_framework.authentication.SessionAuthentication",
+    ],
+    "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
+    "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+    "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
+    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+    "DEFAULT_PAGINATION_CLASS": "storage_admin.api.pagination.LimitPagination",
+    "DEFAULT_FILTER_BACKENDS": ["django_filters.rest_framework.DjangoFilterBackend"],
+    "EXCEPTION_HANDLER": "storage_admin.api.errors.handle",
+}
+SPECTACULAR_SETTINGS: dict[str, Any] = {
+    "TITLE": "Storage Admin",
+    "VERSION": "1",
+    "OAS_VERSION": "3.1.0",
+    "SERVE_INCLUDE_SCHEMA": False,
+    "SCHEMA_PATH_PREFIX": "/api/v1",
+    "SWAGGER_UI_DIST": "SIDECAR",
+    "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
+    "COMPONENT_SPLIT_REQUEST": True,
+}
+
+# --- Celery and Redis -----------------------------------------------------------------------------------------------
+# The job's row is the truth and Celery its doorbell: nothing is acknowledged late, nothing prefetched, no result kept.
+_broker = BrokerUrls.parse(env.str("REDIS_URL", default=f"unix://{DATA_DIR / 'redis' / 'redis.sock'}"))
+REDIS_URL = _broker.redis
+CELERY_BROKER_URL = _broker.kombu
+CELERY_TASK_ACKS_LATE = False
+CELERY_TASK_IGNORE_RESULT = True
+CELERY_TASK_SERIALIZER = "json"
+CELERY_ACCEPT_CONTENT = ["json"]
+CELERY_WORKER_PREFETCH_MULTIPLIER = 1
+CELERY_WORKER_DISABLE_PREFETCH = True
+CELERY_WORKER_HIJACK_ROOT_LOGGER = False
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+_VISIBILITY = {"visibility_timeout": 12 * 3600}
+CELERY_BROKER_TRANSPORT_OPTIONS = _VISIBILITY | {"socket_timeout": 30, "socket_connect_timeout": 5}
+CELERY_RESULT_BACKEND_TRANSPORT_OPTIONS = _VISIBILITY
+CELERY_VISIBILITY_TIMEOUT = _VISIBILITY["visibility_timeout"]
+CELERY_TIMEZONE = "UTC"
+CELERY_BEAT_SCHEDULER = "django_celery_beat.schedulers:DatabaseScheduler"
+CELERY_BEAT_SCHEDULE = {
+    "reap": {"task": "storage_admin.jobs.tasks.reap", "schedule": 10.0},
+    "sweep": {"task": "storage_admin.jobs.tasks.sweep", "schedule": 15.0},
+    "scan every host": {"task": "images.tasks.scan_hosts", "schedule": 15 * 60.0},
+    "expire undo copies": {"task": "images.tasks.expire_undo", "schedule": 60.0},
+}
+
+# --- Files, language, log -------------------------------------------------------------------------------------------
+STATIC_URL = "static/"
+STATIC_ROOT = DATA_DIR / "static"
+STATICFILES_DIRS = [
+    BASE_DIR / "static",
+    ("htmx", BASE_DIR / "node_modules/htmx.org/dist"),
+    ("chartjs", BASE_DIR / "node_modules/chart.js/dist"),
+    ("tabler/css", BASE_DIR / "node_modules/@tabler/core/dist/css"),
+    ("tabler/js", BASE_DIR / "node_modules/@tabler/core/dist/js"),
+]
+STORAGES = {
+    "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
+    "staticfiles": {"BACKEND": "whitenoise.storage.CompressedManifestStaticFilesStorage"},
+}
+LANGUAGE_CODE = "en"
+TIME_ZONE = "UTC"
+USE_I18N = False
+USE_TZ = True
+MESSAGE_STORAGE = "django.contrib.messages.storage.cookie.CookieStorage"
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"plain": {"format": "{levelname} {name}: {message}", "style": "{"}},
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "plain"}},
+    "root": {"handlers": ["stderr"], "level": env.str("LOG_LEVEL", default="INFO")},
+}
