@@ -1,0 +1,53 @@
+"""What a job would do, predicted from the database before anything is touched."""
+
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a job would not be done: a code, and a sentence that says what to do."""
+
+    code: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Affected:
+    """An image or a guest that the job touches or depends on."""
+
+    id: int
+    name: str
+    how: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a job would do. Sizes are bytes on the host; ``None`` means that it is not known yet.
+
+    ``facts_at`` is the age of what the plan rests on: the last scan of the image's pool.
+    ``undo_bytes`` is what the undo copy would hold, and so keep from being free, until its window closes.
+    """
+
+    method: str = ""
+    reason: str = ""
+    commands: tuple[str, ...] = ()
+    facts_at: datetime | None = None
+    before_bytes: int | None = None
+    predicted_after_bytes: int | None = None
+    predicted_low: int | None = None
+    predicted_high: int | None = None
+    scratch_bytes: int | None = None
+    undo_bytes: int | None = None
+    refusals: tuple[Refusal, ...] = ()
+    warnings: tuple[str, ...] = ()
+    affected_images: tuple[Affected, ...] = ()
+    affected_guests: tuple[Affected, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """The plan as the API and the job's row carry it."""
+        plan = asdict(self)
+        plan["facts_at"] = self.facts_at.isoformat().replace("+00:00", "Z") if self.facts_at else None
+        return plan
