@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import List, Tuple
 
 from storage_admin.agent.protocol import RefusedError
 
@@ -19,7 +18,7 @@ def display(path: bytes) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
-def components(pool_path: bytes, path: bytes) -> List[bytes]:
+def components(pool_path: bytes, path: bytes) -> list[bytes]:
     """The names that lead from a pool to a file in it; lexical, nothing is opened.
 
     Args:
@@ -38,7 +37,7 @@ def components(pool_path: bytes, path: bytes) -> List[bytes]:
     return names[len(above) :]
 
 
-def open_parent(pool_path: bytes, path: bytes) -> Tuple[int, bytes]:
+def open_parent(pool_path: bytes, path: bytes) -> tuple[int, bytes]:
     """A descriptor of the folder that holds a file, and the file's name in it; the caller closes the descriptor.
 
     Args:

@@ -1,0 +1,97 @@
+"""What a file looks like, and what its header says: no process, no other file opened, bounded."""
+
+from __future__ import annotations
+
+import os
+
+from storage_admin.agent.formats import qcow2, raw, vdi, vmdk, vpc
+from storage_admin.agent.formats.facts import Facts, Snapshot, UnreadableError
+from storage_admin.agent.formats.reader import Reader
+
+__all__ = ["Facts", "Reader", "Snapshot", "UnreadableError", "guess", "probe", "probe_reader", "read", "read_as"]
+
+_READERS = {"qcow2": qcow2.read, "vmdk": vmdk.read, "vdi": vdi.read, "vpc": vpc.read, "raw": raw.read, "iso": raw.read}
+
+_MAGICS = (
+    (b"vhdxfile", "vhdx"),
+    (b"QED\0", "qed"),
+    (b"LUKS\xba\xbe", "luks"),
+    (b"WithoutFreeSpace", "parallels"),
+    (b"WithouFreSpacExt", "parallels"),
+    (b"Bochs Virtual HD Image", "bochs"),
+    (b"#!/bin/sh\n#V2.0 Format\n", "cloop"),
+    (vpc.COOKIE, "vpc"),
+    (vmdk.MAGIC, "vmdk"),
+    (vmdk.MAGIC_ESX, "vmdk"),
+)
+_FIRST_BYTES = frozenset(magic[0] for magic, _ in _MAGICS)
+_ISO_OFFSET, _ISO_MAGIC = 32769, b"CD001"
+
+
+def probe(fd: int, file_size: int) -> str:
+    """Which format a file looks like by its magic; never a reason to treat it as that format.
+
+    Args:
+        fd: descriptor of a regular file, open for reading.
+        file_size: in bytes.
+
+    Returns:
+        A name as qemu's, ``iso`` for an ISO 9660 file system without one of the magics, else ``raw``.
+    """
+    return probe_reader(Reader(fd, file_size))
+
+
+def probe_reader(reader: Reader) -> str:
+    """As :func:`probe`, for bytes that are at hand."""
+    head = reader.head
+    if head[:4] == qcow2.MAGIC:
+        return "qcow" if head[4:8] == b"\0\0\0\x01" else "qcow2"
+    if head[:1] and head[0] in _FIRST_BYTES:
+        for magic, name in _MAGICS:
+            if head.startswith(magic):
+                return name
+    if head[vdi.SIGNATURE_OFFSET : vdi.SIGNATURE_OFFSET + 4] == vdi.SIGNATURE:
+        return "vdi"
+    if vmdk.is_descriptor(head):
+        return "vmdk"
+    if reader.file_size > _ISO_OFFSET + 5 and os.pread(reader.fd, 5, _ISO_OFFSET) == _ISO_MAGIC:
+        return "iso"
+    return "raw"
+
+
+def read(fd: int, file_size: int, name: bytes, declared: str | None = None) -> Facts:
+    """What the header of an open file says.
+
+    Args:
+        fd: descriptor of a regular file, open for reading.
+        file_size: in bytes, as ``fstat`` said.
+        name: the file's name; only its extension matters, and only to find the footer of a fixed VHD.
+        declared: the format that the file is known to have; without it, the one that it looks like.
+
+    Raises:
+        UnreadableError: the header is damaged, cut off, beyond the bounds or of a format that is not read.
+        OSError: the file could not be read.
+    """
+    reader = Reader(fd, file_size)
+    return read_as(reader, declared or guess(reader, name))
+
+
+def guess(reader: Reader, name: bytes) -> str:
+    """As :func:`probe`, and a fixed VHD by its name together with its footer."""
+    found = probe_reader(reader)
+    if found == "raw" and name.lower().endswith((b".vhd", b".vpc")) and reader.file_size >= vpc.FOOTER_SIZE:
+        footer = os.pread(reader.fd, vpc.FOOTER_SIZE, reader.file_size - vpc.FOOTER_SIZE)
+        return "vpc" if footer[:8] == vpc.COOKIE else "raw"
+    return found
+
+
+def read_as(reader: Reader, image_format: str) -> Facts:
+    """The facts of a file that is taken for ``image_format``.
+
+    Raises:
+        UnreadableError: as :func:`read`.
+    """
+    reader_of_format = _READERS.get(image_format)
+    if reader_of_format is None:
+        raise UnreadableError(f"looks like {image_format}, which this version does not read")
+    return reader_of_format(reader)
