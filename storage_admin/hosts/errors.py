@@ -1,0 +1,23 @@
+"""What a caller did wrong, as services say it."""
+
+
+class InvalidError(Exception):
+    """Input that cannot be used.
+
+    Args:
+        detail: a sentence that says what to do.
+        fields: the same by field, where it belongs to one.
+    """
+
+    def __init__(self, detail: str, fields: dict[str, str] | None = None) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.fields = fields or {}
+
+
+class NotFoundError(Exception):
+    """There is no such thing, or not for this actor. The argument is a sentence."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail)
+        self.detail = detail

@@ -1,0 +1,12 @@
+"""Names of files: bytes on a hypervisor, text on a screen, and a short key in an index."""
+
+import hashlib
+
+from storage_admin.agent.pools import display
+
+__all__ = ["display", "path_key"]
+
+
+def path_key(raw: bytes) -> str:
+    """A digest of a path, 32 characters: an index takes no path of 4,096 bytes."""
+    return hashlib.blake2b(raw, digest_size=16).hexdigest()

@@ -1,0 +1,175 @@
+"""Writes: hosts and pools."""
+
+import os
+import socket
+import stat
+from datetime import datetime
+from typing import Any
+
+from django.db import transaction
+
+from storage_admin.accounts.roles import Actor, Role
+from storage_admin.accounts.services import audit
+from storage_admin.hosts.errors import InvalidError
+from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.hosts.names import display, path_key
+
+#: Folders that no image belongs in. Those in the first set are refused with all that is below them.
+SYSTEM_TREES = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/sbin", "/sys", "/usr")
+SYSTEM_FOLDERS = frozenset({"/", "/home", "/media", "/mnt", "/opt", "/root", "/run", "/srv", "/tmp", "/var", "/var/lib"})  # noqa: S108
+
+#: libvirt's standard folder for images; it is a pool of its own even where libvirt is not asked.
+STANDARD_FOLDER = "/var/lib/libvirt/images"
+
+
+def ensure_local_host() -> Host:
+    """The row of this machine, made at the first start together with libvirt's standard folder where there is one."""
+    with transaction.atomic():
+        host, made = Host.objects.get_or_create(
+            slug="local", defaults={"name": socket.gethostname() or "this machine", "kind": Host.Kind.LOCAL}
+        )
+        if os.path.isdir(STANDARD_FOLDER):  # noqa: PTH112 (bytes and text paths alike)
+            add_pool(host, os.fsencode(STANDARD_FOLDER), StoragePool.Source.STANDARD)
+    return host
+
+
+def add_pool(host: Host, path: bytes, source: str, *, name: str = "", kind: str = StoragePool.Kind.DIR) -> StoragePool:
+    """The pool at ``path``, made where there is none. A pool that an admin registered stays theirs."""
+    pool, _ = StoragePool.objects.get_or_create(
+        host=host,
+        path_key=path_key(path),
+        defaults={
+            "name": name or display(os.path.basename(path)),
+            "path": display(path),
+            "path_bytes": path,
+            "source": source,
+            "kind": kind,
+        },
+    )
+    return pool
+
+
+def register_folder(actor: Actor, host: Host, path: str, *, name: str = "") -> StoragePool:
+    """Registers a folder of this machine as a pool.
+
+    Raises:
+        ForbiddenError: the actor is no admin.
+        InvalidError: it is no folder, a system's folder, or registered already.
+    """
+    actor.require(Role.ADMIN, host.slug)
+    raw = _folder(host, path)
+    if StoragePool.objects.filter(host=host, path_key=path_key(raw)).exists():
+        raise _bad_path(f"{display(raw)} is a pool already.")
+    with transaction.atomic():
+        pool = add_pool(host, raw, StoragePool.Source.ADMIN, name=name.strip()[:200])
+        audit(actor, "pool registered", pool.path, after={"host": host.slug})
+    return pool
+
+
+def _folder(host: Host, path: str) -> bytes:
+    if host.kind != Host.Kind.LOCAL:
+        raise InvalidError("Folders can be registered on this machine only.", {"host": "Choose the host “local”."})
+    if not path.startswith("/") or "\0" in path:
+        raise _bad_path("Give the folder's absolute path, such as /srv/images.")
+    try:
+        given = path.encode("utf-8", "surrogateescape")
+        raw = os.path.realpath(given)
+        mode = os.stat(raw).st_mode
+    except FileNotFoundError:
+        raise _bad_path(f"{display(given)} does not exist on {host.name}. Make the folder first, or check the spelling.") from None
+    except (OSError, UnicodeEncodeError) as error:
+        raise _bad_path(f"This path cannot be looked at: {getattr(error, 'strerror', None) or 'it is not a valid name'}.") from None
+    if not stat.S_ISDIR(mode):
+        raise _bad_path(f"{display(given)} is a file, not a folder. Register the folder that it lies in.")
+    text = display(raw)
+    if text in SYSTEM_FOLDERS or any(text == tree or text.startswith(tree + "/") for tree in SYSTEM_TREES):
+        raise _bad_path(f"{text} belongs to the operating system. Register the folder that holds the images alone.")
+    return raw
+
+
+def _bad_path(sentence: str) -> InvalidError:
+    return InvalidError(sentence, {"path": sentence})
+
+
+def update_pool(
+    actor: Actor,
+    pool: StoragePool,
+    *,
+    name: str | None = None,
+    warn_percent: int | None = None,
+    all_hosts_registered: bool | None = None,
+) -> StoragePool:
+    """Changes what an admin decides of a pool; ``None`` leaves a setting as it is.
+
+    Raises:
+        ForbiddenError: the actor is no admin.
+        InvalidError: a value is out of range.
+    """
+    actor.require(Role.ADMIN, pool.host.slug)
+    if warn_percent is not None and not 1 <= warn_percent <= 100:
+        raise InvalidError("The threshold is a percentage from 1 to 100.", {"warn_percent": "From 1 to 100."})
+    if name is not None and not name.strip():
+        raise InvalidError("A pool needs a name.", {"name": "Give it a name."})
+    given = {"name": name, "warn_percent": warn_percent, "all_hosts_registered": all_hosts_registered}
+    _change(actor, pool, "pool changed", {key: value for key, value in given.items() if value is not None})
+    return pool
+
+
+def remove_pool(actor: Actor, pool: StoragePool) -> None:
+    """Forgets a pool and the rows of its images. Nothing on the host is touched.
+
+    Raises:
+        ForbiddenError: the actor is no admin.
+        InvalidError: somebody else than an admin named it, so that the next scan would bring it back.
+    """
+    actor.require(Role.ADMIN, pool.host.slug)
+    if pool.source not in {StoragePool.Source.ADMIN, StoragePool.Source.DEMO}:
+        raise InvalidError(
+            f"{pool.name} comes from {pool.get_source_display()}: remove it there, and it goes with the next scan."
+        )
+    if pool.host.jobs.filter(state__in=("queued", "running"), rewrites=True).exists():
+        raise InvalidError(f"A job is at work on {pool.host.name}: wait for its end, or cancel it first.")
+    with transaction.atomic():
+        audit(actor, "pool removed", pool.path, before={"host": pool.host.slug, "images": pool.images_count})
+        pool.delete()
+
+
+def update_host(actor: Actor, host: Host, *, name: str | None = None, max_jobs: int | None = None) -> Host:
+    """Changes what an admin decides of a host; ``None`` leaves a setting as it is.
+
+    Raises:
+        ForbiddenError: the actor is no admin.
+        InvalidError: a value is out of range.
+    """
+    actor.require(Role.ADMIN, host.slug)
+    if max_jobs is not None and not 1 <= max_jobs <= 64:
+        raise InvalidError("From 1 to 64 rewriting jobs may run at once.", {"max_jobs": "From 1 to 64."})
+    if name is not None and not name.strip():
+        raise InvalidError("A host needs a name.", {"name": "Give it a name."})
+    given = {"name": name, "max_jobs": max_jobs}
+    _change(actor, host, "host changed", {key: value for key, value in given.items() if value is not None})
+    return host
+
+
+def _change(actor: Actor, row: Host | StoragePool, what: str, values: dict[str, Any]) -> None:
+    before = {key: getattr(row, key) for key in values}
+    for key, value in values.items():
+        setattr(row, key, value)
+    with transaction.atomic():
+        row.save(update_fields=list(values))
+        audit(actor, what, row, before=before, after=values)
+
+
+def host_answered(host: Host, at: datetime, capabilities: dict[str, Any], owners_unknown: str) -> None:
+    """A scan reached the host: what it found out about it."""
+    missing = [tool for tool in ("qemu_img", "setpriv") if not capabilities.get(tool)]
+    host.status = Host.Status.DEGRADED if missing else Host.Status.OK
+    host.status_detail = f"Not installed: {', '.join(missing)}. Install qemu-utils and util-linux." if missing else ""
+    host.last_seen, host.capabilities, host.owners_unknown = at, capabilities, owners_unknown
+    host.save(update_fields=["status", "status_detail", "last_seen", "capabilities", "owners_unknown"])
+
+
+def host_failed(host: Host, sentence: str, *, degraded: bool = False) -> None:
+    """A host could not be reached, or not with the rights that are needed. What is known of it stays."""
+    status = Host.Status.DEGRADED if degraded else Host.Status.UNREACHABLE
+    Host.objects.filter(pk=host.pk).update(status=status, status_detail=sentence)

@@ -1,0 +1,169 @@
+"""One agent at work: its lifeline, its events, and what the controller says to it."""
+
+import contextlib
+import os
+import selectors
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Self
+
+from storage_admin.agent import protocol
+from storage_admin.agent.protocol import HostError, RefusedError, Request
+
+#: Seconds for the agent's greeting, and for its end after everything was said.
+HELLO_TIMEOUT = 30.0
+END_TIMEOUT = 45.0
+CHUNK = 1 << 18
+
+
+class AgentSession:
+    """An agent that was started by ``command`` and works on one request.
+
+    Use it as a context manager: leaving it closes the lifeline, upon which the agent stops its tool, puts everything
+    back and ends.
+
+    Args:
+        command: argument list that starts the agent.
+        expected_hash: content hash that it must greet with; another one is an agent of another version.
+    """
+
+    def __init__(self, command: list[str], expected_hash: str) -> None:
+        self._expected_hash = expected_hash
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )
+        self._write_lock = threading.Lock()
+        self._ended = threading.Event()
+        self._stderr: deque[bytes] = deque(maxlen=50)
+        self._threads = [
+            threading.Thread(target=self._ping, daemon=True),
+            threading.Thread(target=self._drain_stderr, daemon=True),
+        ]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._ended.set()
+        with self._write_lock, contextlib.suppress(OSError):
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+        try:
+            self._process.wait(END_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for thread in self._threads:
+            thread.join(protocol.PING_INTERVAL + 1)
+        for pipe in (self._process.stdout, self._process.stderr):
+            assert pipe is not None
+            pipe.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, request: Request) -> None:
+        """Gives the agent its work."""
+        self._say(
+            protocol.encode(
+                protocol.REQUEST, verb=request.verb, job=request.job, generation=request.generation, args=request.args
+            )
+        )
+
+    def cancel(self) -> None:
+        """Asks the agent to stop and put everything back; its last event says that it did."""
+        self._say(protocol.encode(protocol.CANCEL))
+
+    def go(self, generation: int) -> None:
+        """Lets an agent that is ready swap."""
+        self._say(protocol.encode(protocol.GO, generation=generation))
+
+    def events(self, tick: float = 0.5) -> Iterator[dict[str, Any] | None]:
+        """What the agent says, as it comes; ``None`` at least every ``tick`` seconds in which it says nothing.
+
+        Ends after a result or an error.
+
+        Raises:
+            RefusedError: ``agent_outdated``.
+            HostError: ``interrupted``: the agent ended, or greeted wrongly, without an answer.
+        """
+        greeted, deadline = False, time.monotonic() + HELLO_TIMEOUT
+        for line in self._lines(tick):
+            if line is None:
+                if not greeted and time.monotonic() > deadline:
+                    raise HostError(f"The agent did not greet within {HELLO_TIMEOUT:.0f} s.", protocol.INTERRUPTED)
+                yield None
+                continue
+            event = self._decode(line)
+            if not greeted:
+                self._check_hello(event)
+                greeted = True
+            yield event
+            if event["event"] in {protocol.RESULT, protocol.ERROR}:
+                return
+        raise HostError(f"The agent ended without an answer{self._why()}.", protocol.INTERRUPTED)
+
+    def _lines(self, tick: float) -> Iterator[bytes | None]:
+        assert self._process.stdout is not None
+        fd, rest = self._process.stdout.fileno(), bytearray()
+        with selectors.DefaultSelector() as selector:
+            selector.register(fd, selectors.EVENT_READ)
+            while True:
+                if not selector.select(tick):
+                    yield None
+                    continue
+                chunk = os.read(fd, CHUNK)
+                if not chunk:
+                    return
+                rest += chunk
+                *lines, tail = rest.split(b"\n")
+                rest = bytearray(tail)
+                if len(rest) > protocol.MAX_LINE:
+                    raise HostError("The agent sent a line beyond the limit.", protocol.INTERRUPTED)
+                yield from map(bytes, lines)
+
+    @staticmethod
+    def _decode(line: bytes) -> dict[str, Any]:
+        try:
+            return protocol.decode(line)
+        except ValueError as error:
+            raise HostError(f"The agent said something that is no event: {error}.", protocol.INTERRUPTED) from error
+
+    def _check_hello(self, event: dict[str, Any]) -> None:
+        if event["event"] != protocol.HELLO or event.get("protocol") != protocol.VERSION:
+            raise RefusedError("agent_outdated", "The agent there speaks another protocol: install the current one.")
+        if event.get("hash") != self._expected_hash:
+            raise RefusedError("agent_outdated", "The agent there is of another version: install the current one.")
+
+    def _say(self, line: bytes) -> None:
+        # A broken pipe means that the agent is gone; reading its events tells why.
+        with self._write_lock, contextlib.suppress(OSError, ValueError):
+            assert self._process.stdin is not None
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+
+    def _ping(self) -> None:
+        while not self._ended.wait(protocol.PING_INTERVAL):
+            self._say(protocol.encode(protocol.PING))
+
+    def _drain_stderr(self) -> None:
+        assert self._process.stderr is not None
+        with contextlib.suppress(ValueError, OSError):
+            for line in self._process.stderr:
+                self._stderr.append(line[:1000])
+
+    def _why(self) -> str:
+        try:
+            code = self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            return ""
+        said = b" ".join(self._stderr).decode("utf-8", "replace").strip()
+        ended = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return f" ({ended}{': ' + said[-500:] if said else ''})"

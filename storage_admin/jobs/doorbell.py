@@ -1,0 +1,27 @@
+"""Rings Celery: there is a job. The message is the job's id and nothing else."""
+
+import logging
+
+from celery import current_app
+from django.db import transaction
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
+
+from storage_admin.jobs.models import Job
+
+logger = logging.getLogger(__name__)
+
+RUN_JOB = "storage_admin.jobs.tasks.run_job"
+
+
+def ring(job: Job) -> None:
+    """Tells a worker that the job is there, once its row is committed. If nobody hears, the sweeper rings again."""
+    transaction.on_commit(lambda: ring_now(job.pk))
+
+
+def ring_now(job_id: int) -> None:
+    """Rings for a job that is committed already."""
+    try:
+        current_app.send_task(RUN_JOB, (job_id,), retry=False, ignore_result=True)
+    except (OperationalError, RedisError, OSError) as error:
+        logger.warning("job %s stays queued until the broker is back: %s", job_id, error)

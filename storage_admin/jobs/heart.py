@@ -1,0 +1,80 @@
+"""A worker's heartbeat: one thread per process that says which jobs it holds, and that it is alive."""
+
+import logging
+import os
+import socket
+import threading
+
+from django.db import DatabaseError, close_old_connections, connection
+from django.utils import timezone
+
+from storage_admin.jobs import claims
+from storage_admin.jobs.models import Job, Worker
+
+logger = logging.getLogger(__name__)
+
+
+class Heart:
+    """Beats every ten seconds for the jobs that it was given."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._pid = 0
+
+    @property
+    def name(self) -> str:
+        """The worker's name: machine and process."""
+        return f"{socket.gethostname()}:{os.getpid()}"
+
+    def start(self) -> None:
+        """Starts to beat, once per process."""
+        with self._lock:
+            if self._thread is not None and self._pid == os.getpid():
+                return
+            self._pid, self._held = os.getpid(), {}
+            self._stopped.clear()
+            self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Stops to beat and takes the worker off the list."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(claims.HEARTBEAT_INTERVAL)
+            self._thread = None
+        Worker.objects.filter(name=self.name).delete()
+
+    def hold(self, job: Job) -> None:
+        """Beats for this job from now on."""
+        with self._lock:
+            self._held[job.pk] = job.generation
+
+    def release(self, job: Job) -> None:
+        """Does not beat for this job any more."""
+        with self._lock:
+            self._held.pop(job.pk, None)
+
+    def beat(self) -> None:
+        """One beat."""
+        with self._lock:
+            held = list(self._held.items())
+        claims.beat(self.name, held)
+        Worker.objects.update_or_create(name=self.name, defaults={"seen": timezone.now()})
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                close_old_connections()
+                self.beat()
+            except DatabaseError as error:
+                # The database may be away for a while; what is at work goes on, and its lease decides.
+                logger.warning("no heartbeat: %s", error)
+                connection.close()
+            self._stopped.wait(claims.HEARTBEAT_INTERVAL)
+        connection.close()
+
+
+heart = Heart()

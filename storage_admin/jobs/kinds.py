@@ -1,0 +1,169 @@
+"""What a kind of job is, and the table of them all."""
+
+from abc import ABC, abstractmethod
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import jsonschema
+from django.conf import settings
+from django.utils.module_loading import import_string
+
+from storage_admin.accounts.roles import Actor, Role
+from storage_admin.hosts.models import Host
+from storage_admin.jobs.errors import InvalidError
+from storage_admin.jobs.models import Job
+from storage_admin.jobs.plans import Plan
+
+
+@dataclass(frozen=True)
+class Lock:
+    """A resource that a job needs: alone, or together with others that only read it."""
+
+    key: str
+    exclusive: bool
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a job works on, resolved from its kind and id."""
+
+    kind: str
+    id: int
+    host: Host
+    label: str
+
+
+class JobKind(ABC):
+    """One kind of job.
+
+    A kind says who may submit it, which options it takes, what it would do (:meth:`plan`), what it needs alone
+    (:meth:`locks`), what the agent is asked (:meth:`request`) and what the answer changes (:meth:`record`).
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    description: ClassVar[str]
+    target: ClassVar[str]
+    role: ClassVar[Role] = Role.OPERATOR
+    #: The agent's verb; most kinds are named like it.
+    verb: ClassVar[str]
+    #: It replaces or changes an image: counted against the host's limit, and never started twice.
+    rewrites: ClassVar[bool] = False
+    #: At most one of its kind at work per host; a queued one is returned instead of queueing another.
+    single: ClassVar[bool] = False
+    #: JSON Schema of each option, with its default.
+    properties: ClassVar[dict[str, dict[str, Any]]] = {}
+
+    @property
+    def options_schema(self) -> dict[str, Any]:
+        """JSON Schema of the options."""
+        return {"type": "object", "properties": deepcopy(self.properties), "additionalProperties": False}
+
+    def clean(self, options: Any) -> dict[str, Any]:
+        """The options with the defaults of those that were not given.
+
+        Raises:
+            InvalidError: an option is unknown or out of range; it names each.
+        """
+        checker = jsonschema.Draft202012Validator(self.options_schema)
+        fields: dict[str, str] = {}
+        for error in checker.iter_errors(options):
+            if error.validator == "additionalProperties":
+                unknown = sorted(set(options) - set(self.properties))
+                known = ", ".join(sorted(self.properties)) or "none"
+                fields |= {name: f"{self.name} has no such option; it knows: {known}." for name in unknown}
+            else:
+                fields[str(error.path[0]) if error.path else "options"] = _sentence(error)
+        if fields:
+            raise InvalidError(" ".join(f"{name}: {text}" for name, text in fields.items()), fields)
+        defaults = {name: schema["default"] for name, schema in self.properties.items() if "default" in schema}
+        return deepcopy(defaults) | dict(options)
+
+    @abstractmethod
+    def resolve(self, target_id: int) -> Target:
+        """The target of that id.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+
+    @abstractmethod
+    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:
+        """What the job would do, from the database alone."""
+
+    def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:  # noqa: ARG002 (for those that need it)
+        """What the job needs for itself or shared, from its submission to its end."""
+        return []
+
+    def prepare(self, job: Job) -> None:  # noqa: B027 (most kinds need nothing)
+        """Looks at what the controller itself can see, right before the agent is asked.
+
+        Raises:
+            RefusedError: the world has moved since the plan.
+        """
+
+    @abstractmethod
+    def request(self, job: Job) -> dict[str, Any]:
+        """The arguments of the agent's verb.
+
+        Raises:
+            RefusedError: the target is not what it was when the job was planned.
+        """
+
+    def on_event(self, job: Job, event: dict[str, Any]) -> None:
+        """An event of the agent that only this kind knows.
+
+        Raises:
+            ValueError: this kind does not know it either.
+        """
+        raise ValueError(f"{self.name} ({job.uid}) does not know the event {event['event']!r}")
+
+    @abstractmethod
+    def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
+        """Writes what the agent's result changes; it runs in the transaction that ends the job.
+
+        Returns:
+            The job's result as the API shows it.
+        """
+
+    def ended(self, job: Job) -> None:  # noqa: B027 (most kinds need nothing)
+        """Called after the job's end was written, whichever it was."""
+
+
+def _sentence(error: jsonschema.ValidationError) -> str:
+    if error.validator == "enum":
+        return f"choose one of {', '.join(map(str, error.validator_value))}."
+    if error.validator == "minimum":
+        return f"at least {error.validator_value}."
+    if error.validator == "maximum":
+        return f"at most {error.validator_value}."
+    if error.validator == "type":
+        wanted = error.validator_value
+        return f"must be of type {wanted if isinstance(wanted, str) else ' or '.join(wanted)}."
+    return error.message
+
+
+@lru_cache(maxsize=1)
+def _table() -> dict[str, JobKind]:
+    kinds: list[JobKind] = [import_string(path)() for path in settings.JOB_KINDS]
+    return {kind.name: kind for kind in kinds}
+
+
+def every() -> list[JobKind]:
+    """All kinds, in the order of the settings."""
+    return list(_table().values())
+
+
+def get(name: str) -> JobKind:
+    """The kind of that name.
+
+    Raises:
+        InvalidError: there is none.
+    """
+    try:
+        return _table()[name]
+    except (KeyError, TypeError):
+        known = ", ".join(_table())
+        raise InvalidError(f"There is no job kind {name!r}; choose one of {known}.", {"kind": f"One of {known}."}) from None

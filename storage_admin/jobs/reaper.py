@@ -1,0 +1,93 @@
+"""Keeps the rows true when processes die: lost jobs are marked, their hosts recovered, unheard jobs rung again."""
+
+import os
+import socket
+from datetime import datetime, timedelta
+
+from django.db import transaction
+from django.db.models import Q
+from django.utils import timezone
+
+from storage_admin.accounts.roles import SYSTEM
+from storage_admin.agent import protocol
+from storage_admin.jobs import claims, services
+from storage_admin.jobs.doorbell import ring_now
+from storage_admin.jobs.models import Job, ResourceLock, Worker
+
+#: A queued job that was rung for so long ago is rung again.
+RING_AGAIN = timedelta(seconds=30)
+
+
+def reap(now: datetime | None = None) -> int:
+    """Marks running jobs without a heartbeat as interrupted, and submits recovery where it is due.
+
+    Returns:
+        How many jobs were marked.
+    """
+    now = now or timezone.now()
+    lost = Job.objects.filter(state=Job.State.RUNNING).filter(Q(heartbeat__lt=now - claims.LEASE) | Q(heartbeat=None))
+    marked = sum(_interrupt(job, "its worker fell silent") for job in lost.select_related("host"))
+    Worker.objects.filter(seen__lt=now - claims.LEASE * 10).delete()
+    recover_hosts()
+    return marked
+
+
+def reap_dead_workers() -> int:
+    """Marks the jobs of this machine's workers whose processes are gone: a restarted worker need not wait for leases."""
+    marked = 0
+    for worker in Worker.objects.filter(name__startswith=f"{socket.gethostname()}:"):
+        if _alive(int(worker.name.rsplit(":", 1)[1])):
+            continue
+        for job in Job.objects.filter(state=Job.State.RUNNING, worker=worker.name).select_related("host"):
+            marked += _interrupt(job, "its worker died")
+        worker.delete()
+    recover_hosts()
+    return marked
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _interrupt(job: Job, why: str) -> int:
+    with transaction.atomic():
+        # The generation moves on: whoever still works for the old one is not let go.
+        marked = claims.ours(job).update(
+            state=Job.State.INTERRUPTED, generation=job.generation + 1, finished=timezone.now(),
+            error_code=protocol.INTERRUPTED, needs_recovery=job.rewrites, eta_seconds=None, bytes_per_sec=None,
+            error_detail=f"Interrupted: {why}. The original image stands unless the log says otherwise; "
+            "what was left behind is cleared by a recovery of the host.",
+        )  # fmt: skip
+        if marked:
+            ResourceLock.objects.filter(job=job).delete()
+            claims.log(job, f"interrupted: {why}", "error")
+    return int(marked)
+
+
+def recover_hosts() -> None:
+    """Submits a recovery for each host that has an interrupted rewrite, unless one is queued already."""
+    due = Job.objects.filter(needs_recovery=True).exclude(state__in=Job.ACTIVE).values_list("host", flat=True)
+    for host_id in set(due):
+        if not Job.objects.filter(kind="recover", host=host_id, state__in=Job.ACTIVE).exists():
+            services.submit(SYSTEM, "recover", host_id, {})
+
+
+def sweep(now: datetime | None = None) -> int:
+    """Rings for queued jobs that nobody claimed. Harmless: whoever comes second finds the row taken.
+
+    Returns:
+        How many were rung for.
+    """
+    now = now or timezone.now()
+    unheard = Job.objects.filter(state=Job.State.QUEUED, rung__lt=now - RING_AGAIN).order_by("id")
+    ids = list(unheard.values_list("pk", flat=True)[:500])
+    Job.objects.filter(pk__in=ids).update(rung=now)
+    for job_id in ids:
+        ring_now(job_id)
+    return len(ids)

@@ -1,0 +1,84 @@
+"""What an agent says while it works, written to the job's row at most twice a second."""
+
+import time
+from typing import Any
+
+from storage_admin.jobs import claims
+from storage_admin.jobs.models import Job, JobLog
+
+INTERVAL = 0.5
+
+
+class Recorder:
+    """Keeps the last progress and the new log lines of a job until the next write."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._progress: dict[str, Any] = {}
+        self._lines: list[JobLog] = []
+        self._commands: list[dict[str, Any]] = list(job.commands)
+        self._commands_changed = False
+        self._written = 0.0
+        self._stage_began: tuple[str, float, int] = ("", 0.0, 0)
+        self.cancel_requested = False
+
+    def progress(self, event: dict[str, Any]) -> None:
+        """Takes a ``progress`` event."""
+        done, total, stage = event.get("done"), event.get("total"), str(event.get("stage", ""))
+        rate, eta = self._rate(stage, done, total)
+        self._progress = {
+            "stage": stage[:40],
+            "message": str(event.get("message", "")),
+            "progress": float(event["percent"]) if event.get("percent") is not None else _percent(done, total),
+            "done_bytes": done,
+            "total_bytes": total,
+            "bytes_per_sec": rate,
+            "eta_seconds": eta,
+        }
+
+    def _rate(self, stage: str, done: int | None, total: int | None) -> tuple[int | None, int | None]:
+        now = time.monotonic()
+        name, began, at_start = self._stage_began
+        if stage != name or done is None:
+            self._stage_began = (stage, now, done or 0)
+            return None, None
+        seconds, moved = now - began, done - at_start
+        if seconds < 1 or moved <= 0:
+            return None, None
+        rate = moved / seconds
+        return int(rate), int((total - done) / rate) if total is not None else None
+
+    def log(self, text: str, level: str = JobLog.Level.INFO) -> None:
+        """Takes a line for the log."""
+        self._lines.append(JobLog(job=self._job, level=level, text=text))
+
+    def command(self, event: dict[str, Any]) -> None:
+        """Takes a ``command`` event: what was run, and how it ended."""
+        self._commands.append({"argv": event.get("argv", []), "exit_code": event.get("exit_code")})
+        self._commands_changed = True
+        ended = event.get("exit_code")
+        suffix = "" if ended is None else f"  (exit code {ended})"
+        self.log(" ".join(map(str, event.get("argv", []))) + suffix, JobLog.Level.COMMAND)
+
+    def tick(self) -> None:
+        """Writes if it is time to, and looks whether somebody wants the job cancelled."""
+        if time.monotonic() - self._written >= INTERVAL:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what has gathered."""
+        self._written = time.monotonic()
+        columns, self._progress = self._progress, {}
+        if self._commands_changed:
+            columns["commands"], self._commands_changed = self._commands, False
+        if columns:
+            claims.ours(self._job).update(**columns)
+        lines, self._lines = self._lines, []
+        JobLog.objects.bulk_create(lines)
+        self.cancel_requested = not claims.ours(self._job).filter(cancel_requested=False).exists()
+
+
+def _percent(done: int | None, total: int | None) -> float:
+    if done is None or not total:
+        return 0.0
+    return round(min(100.0, 100.0 * done / total), 1)

@@ -1,0 +1,187 @@
+"""Runs one job: claim it, have the agent do it, record how it ended."""
+
+import contextlib
+import logging
+import time
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+from django.db import DatabaseError, connection, transaction
+
+from storage_admin.agent import protocol
+from storage_admin.agent.protocol import HostError, RefusedError, Request, StoppedError
+from storage_admin.hosts import services as hosts
+from storage_admin.hosts.session import AgentSession
+from storage_admin.hosts.transport import agent_bundle, agent_command
+from storage_admin.jobs import claims, kinds
+from storage_admin.jobs.doorbell import ring_now
+from storage_admin.jobs.heart import heart
+from storage_admin.jobs.kinds import JobKind
+from storage_admin.jobs.models import Job, JobLog
+from storage_admin.jobs.recorder import Recorder
+
+logger = logging.getLogger(__name__)
+
+#: How long the end of a job is tried to be written when the database is away, in seconds. After that its lease has
+#: run out, and recovery tells from the host's journals how it ended.
+FINISH_PATIENCE = 60.0
+
+CODES = {
+    protocol.CANCELLED: Job.State.CANCELLED,
+    protocol.INTERRUPTED: Job.State.INTERRUPTED,
+    protocol.NO_GO: Job.State.INTERRUPTED,
+}
+
+
+def run(job_id: int) -> None:
+    """Claims the job and does it. Returns at once where somebody else has it, or it has to wait."""
+    heart.start()
+    job = claims.claim(job_id, heart.name)
+    if job is None:
+        return
+    kind = kinds.get(job.kind)
+    with _held(job):
+        recorder = Recorder(job)
+        try:
+            result = _work(job, kind, recorder)
+        except (RefusedError, HostError, StoppedError) as error:
+            _end_badly(job, recorder, error.code, error.detail)
+        except Exception as error:
+            # Whatever else happens is a bug. It must show as one, and the row must not stay "running".
+            logger.exception("job %s", job.pk)
+            recorder.log(traceback.format_exc(), JobLog.Level.ERROR)
+            _end_badly(job, recorder, protocol.BUG, f"This is a bug in Storage Admin: {error!r}. The log has the details.")
+        else:
+            _end_well(job, kind, recorder, result)
+    kind.ended(job)
+    _ring_next(job)
+
+
+@contextlib.contextmanager
+def _held(job: Job) -> Iterator[None]:
+    heart.hold(job)
+    try:
+        yield
+    finally:
+        heart.release(job)
+
+
+def _work(job: Job, kind: JobKind, recorder: Recorder) -> dict[str, Any]:
+    kind.prepare(job)
+    command = agent_command(job.host)
+    request = Request(verb=kind.verb, job=job.uid, generation=job.generation, args=kind.request(job))
+    recorder.flush()
+    if recorder.cancel_requested:
+        raise StoppedError(protocol.CANCELLED, "Cancelled before the agent was asked.")
+    with AgentSession(command, agent_bundle().hash) as session:
+        session.send(request)
+        cancelling = False
+        for event in session.events():
+            recorder.tick()
+            if recorder.cancel_requested and not cancelling:
+                cancelling = True
+                session.cancel()
+            if event is None:
+                continue
+            if event["event"] == protocol.RESULT:
+                return dict(event["data"])
+            if event["event"] == protocol.READY:
+                _let_go(job, session)
+            else:
+                _take(job, kind, recorder, event)
+    raise HostError("The agent ended without an answer.", protocol.INTERRUPTED)
+
+
+def _let_go(job: Job, session: AgentSession) -> None:
+    if claims.may_swap(job):
+        session.go(job.generation)
+    else:
+        session.cancel()
+
+
+def _take(job: Job, kind: JobKind, recorder: Recorder, event: dict[str, Any]) -> None:
+    match event["event"]:
+        case protocol.HELLO:
+            pass
+        case protocol.PROGRESS:
+            recorder.progress(event)
+        case protocol.LOG:
+            recorder.log(str(event.get("text", "")), str(event.get("level", JobLog.Level.INFO)))
+        case protocol.COMMAND:
+            recorder.command(event)
+        case protocol.ERROR:
+            _raise(event)
+        case _:
+            kind.on_event(job, event)
+
+
+def _raise(event: dict[str, Any]) -> None:
+    code, detail = str(event.get("code")), str(event.get("detail"))
+    if code in CODES:
+        raise StoppedError(code, detail)
+    if code in protocol.REFUSALS or code == protocol.INVALID:
+        raise RefusedError(code, detail)
+    raise HostError(detail, code)
+
+
+def _end_well(job: Job, kind: JobKind, recorder: Recorder, result: dict[str, Any]) -> None:
+    def write() -> None:
+        recorder.flush()
+        with transaction.atomic():
+            shown = kind.record(job, result)
+            if not claims.finish(
+                job, Job.State.SUCCEEDED, result=shown, progress=100.0, stage="", message="",
+                needs_recovery=False,
+            ):  # fmt: skip
+                transaction.set_rollback(True)
+                logger.warning("job %s was taken away before its result could be recorded", job.pk)
+
+    try:
+        _persist(write)
+    except Exception as error:
+        if isinstance(error, DatabaseError):
+            raise
+        logger.exception("job %s: recording its result", job.pk)
+        recorder.log(traceback.format_exc(), JobLog.Level.ERROR)
+        _end_badly(job, recorder, protocol.BUG, f"The work is done, but its result could not be recorded: {error!r}.")
+
+
+def _end_badly(job: Job, recorder: Recorder, code: str, detail: str) -> None:
+    state = CODES.get(code, Job.State.FAILED)
+
+    def write() -> None:
+        recorder.flush()
+        with transaction.atomic():
+            recorder.log(f"{code}: {detail}", JobLog.Level.ERROR)
+            recorder.flush()
+            claims.finish(
+                job, state, error_code="" if state == Job.State.CANCELLED else code, error_detail=detail,
+                needs_recovery=job.rewrites and (state == Job.State.INTERRUPTED or code == protocol.BUG),
+            )  # fmt: skip
+
+    _persist(write)
+    if code == "host_unreachable":
+        hosts.host_failed(job.host, detail)
+
+
+def _persist(write: Any) -> None:
+    """Writes the end of a job, again and again while the database is away."""
+    deadline = time.monotonic() + FINISH_PATIENCE
+    while True:
+        try:
+            write()
+        except DatabaseError:
+            if time.monotonic() > deadline:
+                raise
+            logger.warning("the database is away; the end of a job is written when it is back")
+            connection.close()
+            time.sleep(2)
+        else:
+            return
+
+
+def _ring_next(job: Job) -> None:
+    waiting = Job.objects.filter(host=job.host_id, state=Job.State.QUEUED).exclude(waiting_for="").order_by("id")
+    for next_id in waiting.values_list("pk", flat=True)[:5]:
+        ring_now(next_id)

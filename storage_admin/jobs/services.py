@@ -1,0 +1,175 @@
+"""Writes: a job is submitted, cancelled, retried, undone. Roles are checked here, whoever calls."""
+
+import hashlib
+import json
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from storage_admin.accounts.roles import Actor, Role
+from storage_admin.accounts.services import audit
+from storage_admin.agent.protocol import RefusedError
+from storage_admin.hosts.models import Host
+from storage_admin.jobs import claims, kinds
+from storage_admin.jobs.doorbell import ring
+from storage_admin.jobs.errors import InvalidError, NotFoundError
+from storage_admin.jobs.kinds import JobKind, Lock, Target
+from storage_admin.jobs.models import IdempotentAnswer, Job, ResourceLock
+from storage_admin.jobs.plans import Plan
+
+
+def plan(actor: Actor, kind: str, target_id: int, options: dict[str, Any]) -> Plan:
+    """What a job would do. Nothing is written.
+
+    Raises:
+        ForbiddenError, InvalidError, NotFoundError: as for :func:`submit`.
+    """
+    chosen = kinds.get(kind)
+    _target(actor, chosen, target_id, Role.VIEWER)
+    return chosen.plan(actor, target_id, chosen.clean(options))
+
+
+def submit(actor: Actor, kind: str, target_id: int, options: dict[str, Any], *, idempotency_key: str = "") -> Job:
+    """Queues a job with its locks, and rings.
+
+    Args:
+        target_id: id of the image, host, pool, guest or job that the kind works on.
+        options: as the kind's ``options_schema`` says; what is not given has its default.
+        idempotency_key: the same key of the same actor gets the job of the first call again.
+
+    Raises:
+        ForbiddenError: the role, or a token's scope, does not allow it.
+        InvalidError: unknown kind or option, or the key was used for something else.
+        NotFoundError: there is no such target.
+        RefusedError: the plan says no; ``busy`` where another job holds what this one needs.
+    """
+    chosen = kinds.get(kind)
+    target = _target(actor, chosen, target_id, chosen.role)
+    options = chosen.clean(options)
+    request_digest = hashlib.sha256(json.dumps([kind, target_id, options], sort_keys=True).encode()).hexdigest()
+    if idempotency_key and (first := _first_answer(actor, idempotency_key, request_digest)):
+        return first
+    predicted = chosen.plan(actor, target_id, options)
+    if predicted.refusals:
+        refusal = predicted.refusals[0]
+        audit(actor, f"{kind} refused", target.label, after={"code": refusal.code, "options": options})
+        raise RefusedError(refusal.code, refusal.detail)
+    try:
+        with transaction.atomic():
+            Host.objects.select_for_update().get(pk=target.host.pk)
+            if chosen.single and (queued := _queued_already(chosen, target)):
+                return queued
+            job = _create(actor, chosen, target, options, predicted)
+            if idempotency_key:
+                IdempotentAnswer.objects.create(
+                    actor=actor.name, key=idempotency_key, request_digest=request_digest, job=job
+                )
+    except IntegrityError:
+        # Another request with the same key won the race between our look and our write.
+        if idempotency_key and (first := _first_answer(actor, idempotency_key, request_digest)):
+            return first
+        raise
+    return job
+
+
+def _target(actor: Actor, kind: JobKind, target_id: int, role: Role) -> Target:
+    target = kind.resolve(target_id)
+    if not actor.sees(target.host.slug):
+        raise NotFoundError(f"There is no {kind.target} {target_id}.")
+    actor.require(role, target.host.slug)
+    return target
+
+
+def _first_answer(actor: Actor, key: str, request_digest: str) -> Job | None:
+    answer = IdempotentAnswer.objects.select_related("job__host").filter(actor=actor.name, key=key).first()
+    if answer is None:
+        return None
+    if answer.request_digest != request_digest:
+        raise InvalidError("This Idempotency-Key was used for another request: make a new one for each request.")
+    return answer.job
+
+
+def _queued_already(kind: JobKind, target: Target) -> Job | None:
+    same = Job.objects.filter(kind=kind.name, target_kind=target.kind, target_id=target.id, state=Job.State.QUEUED)
+    return same.select_related("host").first()
+
+
+def _create(actor: Actor, kind: JobKind, target: Target, options: dict[str, Any], predicted: Plan) -> Job:
+    job = Job.objects.create(
+        kind=kind.name, rewrites=kind.rewrites, host=target.host, target_kind=target.kind, target_id=target.id,
+        target_label=target.label, options=options, plan=predicted.as_json(), created_by=actor.name,
+    )  # fmt: skip
+    _lock(job, kind.locks(target, options))
+    claims.log(job, f"queued by {actor.name}")
+    audit(actor, f"{kind.name} queued", target.label, after={"job": job.pk, "options": options})
+    ring(job)
+    return job
+
+
+def _lock(job: Job, wanted: list[Lock]) -> None:
+    keys = {lock.key for lock in wanted}
+    exclusive = {lock.key for lock in wanted if lock.exclusive}
+    for held in ResourceLock.objects.select_related("job").filter(key__in=keys):
+        if held.exclusive or held.key in exclusive:
+            other = held.job
+            raise RefusedError(
+                "busy", f"Job {other.pk} ({other}) needs the same image: wait for its end, or cancel it."
+            )
+    ResourceLock.objects.bulk_create(ResourceLock(job=job, key=key, exclusive=key in exclusive) for key in keys)
+
+
+def cancel(actor: Actor, job: Job) -> Job:
+    """Cancels a job: a queued one at once; a running one stops, puts everything back and says so.
+
+    Raises:
+        ForbiddenError: the actor is no operator.
+        InvalidError: it has ended already.
+    """
+    actor.require(Role.OPERATOR, job.host.slug)
+    with transaction.atomic():
+        now = timezone.now()
+        waiting = Job.objects.filter(pk=job.pk, state=Job.State.QUEUED)
+        if waiting.update(state=Job.State.CANCELLED, finished=now, cancel_requested=True, waiting_for="") == 1:
+            ResourceLock.objects.filter(job=job).delete()
+        elif Job.objects.filter(pk=job.pk, state=Job.State.RUNNING).update(cancel_requested=True) != 1:
+            raise InvalidError(f"Job {job.pk} has ended already: there is nothing to cancel.")
+        claims.log(job, f"cancel requested by {actor.name}")
+        audit(actor, "job cancelled", job, after={"job": job.pk})
+    job.refresh_from_db()
+    return job
+
+
+def retry(actor: Actor, job: Job) -> Job:
+    """Submits the same job again, planned anew.
+
+    Raises:
+        InvalidError: it has not failed.
+        ForbiddenError, NotFoundError, RefusedError: as for :func:`submit`.
+    """
+    if job.active or job.state == Job.State.SUCCEEDED:
+        raise InvalidError(f"Job {job.pk} is {job.state}: only a failed, cancelled or interrupted job can be retried.")
+    return submit(actor, job.kind, job.target_id, job.options)
+
+
+def undo(actor: Actor, job: Job, *, force: bool = False) -> Job:
+    """Puts the original of a finished job back, from its undo copy.
+
+    Args:
+        force: also when the new image was written to since, which is then lost (admin).
+
+    Raises:
+        ForbiddenError, NotFoundError, RefusedError: as for :func:`submit`.
+    """
+    if force:
+        actor.require(Role.ADMIN, job.host.slug)
+    return submit(actor, "undo", job.pk, {"force": force})
+
+
+def discard_undo(actor: Actor, job: Job) -> Job:
+    """Removes a finished job's undo copy, which frees what it holds.
+
+    Raises:
+        ForbiddenError, NotFoundError, RefusedError: as for :func:`submit`.
+    """
+    return submit(actor, "discard_undo", job.pk, {})

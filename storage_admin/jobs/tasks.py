@@ -1,0 +1,40 @@
+"""The doorbell: every task carries a job's id at most, and does nothing when the row says that there is nothing to do."""
+
+from typing import Any
+
+from celery import shared_task
+from celery.contrib.django.task import DjangoTask
+from celery.signals import worker_ready, worker_shutdown
+
+from storage_admin.jobs import reaper, runner
+from storage_admin.jobs.heart import heart
+
+
+@shared_task(base=DjangoTask, ignore_result=True)
+def run_job(job_id: int) -> None:
+    """Claims and runs the job; harmless when somebody else did."""
+    runner.run(job_id)
+
+
+@shared_task(base=DjangoTask, ignore_result=True)
+def reap() -> None:
+    """Marks jobs interrupted whose worker is gone, and has their hosts recovered."""
+    reaper.reap()
+
+
+@shared_task(base=DjangoTask, ignore_result=True)
+def sweep() -> None:
+    """Rings queued jobs again that nobody heard of."""
+    reaper.sweep()
+
+
+@worker_ready.connect
+def _worker_ready(**_kwargs: Any) -> None:
+    heart.start()
+    reaper.reap_dead_workers()
+    reaper.sweep()
+
+
+@worker_shutdown.connect
+def _worker_shutdown(**_kwargs: Any) -> None:
+    heart.stop()
