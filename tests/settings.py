@@ -1,0 +1,23 @@
+"""Settings for tests: a data folder of their own, so that nothing of a running Storage Admin is touched."""
+
+import atexit
+import os
+import shutil
+import tempfile
+
+if "STORAGE_ADMIN_DATA_DIR" not in os.environ:
+    os.environ["STORAGE_ADMIN_DATA_DIR"] = _folder = tempfile.mkdtemp(prefix="storage-admin-tests-")
+    atexit.register(shutil.rmtree, _folder, ignore_errors=True)
+
+from storage_admin.settings import *  # noqa: F403 (settings are all of them)
+from storage_admin.settings import DATA_DIR, DATABASES, STORAGES
+
+DATA_DIR.mkdir(parents=True, exist_ok=True, mode=0o700)
+if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
+    # A file, as in real life: threads and processes of a test then see one database.
+    DATABASES["default"]["TEST"] = {"NAME": str(DATA_DIR / "test.sqlite3")}
+
+STORAGES = STORAGES | {"staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"}}
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+ALLOWED_HOSTS = ["*"]
+LOGGING = {"version": 1, "disable_existing_loggers": False}
