@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional, Tuple
 
 
 class UnreadableError(Exception):
@@ -33,22 +32,22 @@ class Facts:
 
     format: str
     virtual_size: int
-    cluster_size: Optional[int] = None
-    compat: Optional[str] = None
-    compression: Optional[str] = None
-    refcount_bits: Optional[int] = None
-    lazy_refcounts: Optional[bool] = None
-    extended_l2: Optional[bool] = None
-    preallocation: Optional[str] = None
-    subformat: Optional[str] = None
+    cluster_size: int | None = None
+    compat: str | None = None
+    compression: str | None = None
+    refcount_bits: int | None = None
+    lazy_refcounts: bool | None = None
+    extended_l2: bool | None = None
+    preallocation: str | None = None
+    subformat: str | None = None
     encrypted: bool = False
-    encryption: Optional[str] = None
+    encryption: str | None = None
     dirty: bool = False
     corrupt: bool = False
-    backing_file: Optional[bytes] = None
-    backing_format: Optional[str] = None
-    data_file: Optional[bytes] = None
-    data_file_raw: Optional[bool] = None
-    extents: Tuple[bytes, ...] = ()
-    snapshots: Tuple[Snapshot, ...] = ()
-    bitmaps: Tuple[str, ...] = ()
+    backing_file: bytes | None = None
+    backing_format: str | None = None
+    data_file: bytes | None = None
+    data_file_raw: bool | None = None
+    extents: tuple[bytes, ...] = ()
+    snapshots: tuple[Snapshot, ...] = ()
+    bitmaps: tuple[str, ...] = ()

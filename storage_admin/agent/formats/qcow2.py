@@ -110,7 +110,7 @@ def read(reader: Reader) -> Facts:
         data_file=found.data_file if has_data_file else None,
         data_file_raw=bool(header.autoclear & AUTOCLEAR_RAW_DATA_FILE) if has_data_file else None,
         snapshots=_snapshots(reader, header) if header.snapshots_count else (),
-        bitmaps=_bitmaps(reader, header, found.bitmaps) if found.bitmaps else (),
+        bitmaps=_bitmaps(reader, found.bitmaps) if found.bitmaps else (),
     )
 
 
@@ -219,7 +219,7 @@ def _backing_name(reader: Reader, header: Header) -> bytes | None:
 
 
 def _walk_extensions(reader: Reader, header: Header) -> list[tuple[int, int, int]]:
-    found = []
+    found: list[tuple[int, int, int]] = []
     offset, end = header.length, header.backing_offset or 1 << header.cluster_bits
     while offset + 8 <= end:
         magic, length = _EXTENSION.unpack(reader.at(offset, 8, "the header extensions"))
@@ -298,7 +298,7 @@ def _snapshots(reader: Reader, header: Header) -> tuple[Snapshot, ...]:
     return tuple(found)
 
 
-def _bitmaps(reader: Reader, header: Header, extension: tuple[int, int, int]) -> tuple[str, ...]:
+def _bitmaps(reader: Reader, extension: tuple[int, int, int]) -> tuple[str, ...]:
     count, size, at = extension
     table = reader.at(at, size, "the bitmap directory")
     found, offset = [], 0

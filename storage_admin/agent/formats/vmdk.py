@@ -44,10 +44,9 @@ class Descriptor:
 def is_descriptor(head: bytes) -> bool:
     """Whether a file starts like a VMDK descriptor: comments and empty lines, then ``version=`` (as qemu probes)."""
     for line in head[:2048].split(b"\n"):
-        line = line.rstrip(b"\r")
-        if line.startswith(b"#") or not line.strip(b" "):
+        if line.startswith(b"#") or not line.strip(b" \r"):
             continue
-        return line in (b"version=1", b"version=2", b"version=3")
+        return line.rstrip(b"\r") in (b"version=1", b"version=2", b"version=3")
     return False
 
 

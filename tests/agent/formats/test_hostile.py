@@ -1,0 +1,243 @@
+"""Headers written by strangers: facts or a refusal, quickly, in little memory, and never a file beside the image."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import struct
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from storage_admin.agent.formats import Facts, UnreadableError, guess, read, read_as
+from storage_admin.agent.formats.reader import Reader
+from tests.agent.formats.test_against_qemu import create, facts_of, qemu_img
+
+pytestmark = pytest.mark.qemu
+
+FORMATS = ("qcow2", "vmdk", "vdi", "vpc", "raw")
+
+
+def outcome(path: Path, declared: str | None = None) -> Facts | UnreadableError:
+    try:
+        return facts_of(path, declared)
+    except UnreadableError as error:
+        refusal = error
+    assert len(refusal.args) == 1
+    assert str(refusal)
+    return refusal
+
+
+def seeds(tmp_path: Path) -> list[Path]:
+    """One image of each kind, small and with as much in its header as it can have."""
+    create(tmp_path / "base.qcow2", "qcow2")
+    create(
+        tmp_path / "v3.qcow2", "qcow2", "compression_type=zstd,extended_l2=on", "8M", "-b", "base.qcow2", "-F", "qcow2"
+    )
+    create(tmp_path / "v2.qcow2", "qcow2", "compat=0.10,cluster_size=512")
+    create(tmp_path / "data.qcow2", "qcow2", f"data_file={tmp_path}/outside,data_file_raw=on")
+    for name in ("v3.qcow2", "v2.qcow2"):
+        qemu_img("snapshot", "-c", "first", tmp_path / name)
+        qemu_img("snapshot", "-c", "second", tmp_path / name)
+    qemu_img("bitmap", "--add", tmp_path / "v3.qcow2", "daily")
+    for number, options in enumerate(("", "subformat=streamOptimized", "subformat=twoGbMaxExtentFlat")):
+        create(tmp_path / f"{number}.vmdk", "vmdk", options)
+    create(tmp_path / "disk.vdi", "vdi")
+    create(tmp_path / "dynamic.vhd", "vpc")
+    create(tmp_path / "fixed.vhd", "vpc", "subformat=fixed", "100k")
+    return sorted(path for path in tmp_path.iterdir() if path.suffix in (".qcow2", ".vmdk", ".vdi", ".vhd"))
+
+
+def mutate(chance: random.Random, image: bytearray) -> None:
+    """Bytes, fields and whole runs of the header, with a love for the values at the edges."""
+    reach = min(len(image), chance.choice((128, 640, 2048, len(image))))
+    for _ in range(chance.choice((1, 1, 2, 8))):
+        width = chance.choice((1, 2, 4, 8))
+        offset = chance.randrange(0, max(reach - width, 1)) // width * width
+        edge = chance.choice((0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1, chance.getrandbits(64)))
+        order: Literal["big", "little"] = chance.choice(("big", "little"))
+        image[offset : offset + width] = (edge % 2 ** (8 * width)).to_bytes(width, order)
+
+
+def test_mutated_headers_give_facts_or_a_refusal_and_nothing_else(tmp_path: Path) -> None:
+    seed = int(os.environ.get("STORAGE_ADMIN_SEED", str(time.time_ns())))
+    print("STORAGE_ADMIN_SEED =", seed)
+    chance = random.Random(seed)
+    refused = believed = 0
+    slowest = 0.0
+    for path in seeds(tmp_path):
+        original, victim = path.read_bytes(), tmp_path / ("victim" + path.suffix)
+        for _ in range(400):
+            image = bytearray(original)
+            mutate(chance, image)
+            victim.write_bytes(image)
+            started = time.thread_time()
+            result = outcome(victim)
+            slowest = max(slowest, time.thread_time() - started)
+            refused += isinstance(result, UnreadableError)
+            believed += isinstance(result, Facts)
+    assert refused > 300
+    assert believed > 300
+    assert slowest < 0.1
+
+
+def test_what_is_believed_of_a_mutated_qcow2_is_what_qemu_believes(tmp_path: Path) -> None:
+    seed = int(os.environ.get("STORAGE_ADMIN_SEED", str(time.time_ns())))
+    print("STORAGE_ADMIN_SEED =", seed)
+    chance = random.Random(seed)
+    seeds(tmp_path)
+    victim = tmp_path / "victim.qcow2"
+    compared = 0
+    for name in ("v2.qcow2", "v3.qcow2"):
+        original = (tmp_path / name).read_bytes()
+        for _ in range(60):
+            image = bytearray(original)
+            offset = chance.randrange(4, 112)
+            image[offset] = chance.choice((0, 1, image[offset] ^ 1 << chance.randrange(8), 255))
+            victim.write_bytes(image)
+            facts = outcome(victim, "qcow2")
+            done = subprocess.run(
+                ["qemu-img", "info", "-f", "qcow2", "--output=json", victim],
+                capture_output=True,
+                text=True,
+                cwd=tmp_path,
+            )
+            if isinstance(facts, Facts) and done.returncode == 0:
+                truth = json.loads(done.stdout)
+                assert facts.virtual_size == truth["virtual-size"], offset
+                assert facts.cluster_size == truth["cluster-size"], offset
+                assert (facts.backing_file or b"").decode("utf-8", "replace") == truth.get("backing-filename", ""), (
+                    offset
+                )
+                assert facts.encrypted == truth.get("encrypted", False), offset
+                compared += 1
+    assert compared > 20
+
+
+def test_a_file_cut_at_any_length_gives_facts_or_a_refusal(tmp_path: Path) -> None:
+    for path in seeds(tmp_path):
+        original, victim = path.read_bytes(), tmp_path / ("cut" + path.suffix)
+        lengths = [*range(0, min(len(original), 700), 7), *range(700, len(original), max(len(original) // 50, 1))]
+        for length in lengths:
+            victim.write_bytes(original[:length])
+            for declared in (None, *FORMATS):
+                outcome(victim, declared)
+
+
+def test_a_qcow2_without_its_l1_table_is_unreadable(tmp_path: Path) -> None:
+    create(tmp_path / "disk.qcow2", "qcow2")
+    os.truncate(tmp_path / "disk.qcow2", 100_000)
+    with pytest.raises(UnreadableError, match="cut off"):
+        facts_of(tmp_path / "disk.qcow2")
+
+
+def test_random_bytes_are_no_image_of_any_declared_format(tmp_path: Path) -> None:
+    (tmp_path / "noise").write_bytes(random.Random(1).randbytes(200_000))
+    for declared in FORMATS[:-1]:
+        assert isinstance(outcome(tmp_path / "noise", declared), UnreadableError), declared
+
+
+def with_field(layout: str, offset: int, value: int) -> Callable[[bytearray], None]:
+    def write(image: bytearray) -> None:
+        struct.pack_into(layout, image, offset, value)
+
+    return write
+
+
+BOMBS: list[tuple[str, Callable[[bytearray], None], str]] = [
+    ("unknown version", with_field(">I", 4, 4), "qcow2 version 4"),
+    ("huge clusters", with_field(">I", 20, 22), "cluster size"),
+    ("tiny clusters", with_field(">I", 20, 8), "cluster size"),
+    ("2 EiB", with_field(">Q", 24, 2 << 60), "too small"),
+    ("2^64 - 1 bytes", with_field(">Q", 24, 2**64 - 1), "too small"),
+    ("unknown encryption", with_field(">I", 32, 3), "encryption method 3"),
+    ("LUKS without its header", with_field(">I", 32, 2), "LUKS"),
+    ("huge L1", with_field(">I", 36, 0xFFFFFFFF), "L1 table takes"),
+    ("L1 not at a cluster", with_field(">Q", 40, 513), "L1 table is said"),
+    ("L1 at the end of the world", with_field(">Q", 40, 0x7FFFFFFFFFFF0000), "L1 table is said|cut off"),
+    ("huge refcount table", with_field(">I", 56, 0xFFFFFFFF), "refcount table takes"),
+    ("no refcount table", with_field(">I", 56, 0), "no refcount table"),
+    ("65,535 snapshots", with_field(">I", 60, 65535), "65535 internal snapshots"),
+    ("2^32 - 1 snapshots", with_field(">I", 60, 0xFFFFFFFF), "internal snapshots"),
+    ("snapshots at the end of the world", with_field(">Q", 64, 0x7FFFFFFFFFFF0000), "snapshot"),
+    ("unknown incompatible bit", with_field(">Q", 72, 1 << 62), "incompatible features bit 62"),
+    ("refcounts of 128 bits", with_field(">I", 96, 7), "refcounts"),
+    ("short header", with_field(">I", 100, 72), "header length"),
+    ("long header", with_field(">I", 100, 0x10000001), "header length"),
+    ("unknown compression", with_field(">B", 104, 9), "compression type 9"),
+    ("zlib with the zstd bit", with_field(">B", 104, 0), "contradicts"),
+    ("backing name far away", with_field(">Q", 8, 1 << 40), "backing file's name"),
+    ("backing name of 4 GiB", with_field(">I", 16, 0xFFFFFFFF), "backing file's name takes"),
+    ("extension of 4 GiB", with_field(">I", 116, 0xFFFFFFFF), "reaches beyond"),
+]
+
+
+@pytest.mark.parametrize(("bomb", "write", "sentence"), BOMBS, ids=[bomb for bomb, _, _ in BOMBS])
+def test_a_field_beyond_its_bounds_is_named(
+    tmp_path: Path, bomb: str, write: Callable[[bytearray], None], sentence: str
+) -> None:
+    seeds(tmp_path)
+    image = bytearray((tmp_path / "v3.qcow2").read_bytes())
+    write(image)
+    (tmp_path / "bomb.qcow2").write_bytes(image)
+    with pytest.raises(UnreadableError, match=sentence):
+        facts_of(tmp_path / "bomb.qcow2")
+
+
+def test_an_unknown_feature_is_called_by_its_name(tmp_path: Path) -> None:
+    create(tmp_path / "disk.qcow2", "qcow2")
+    image = bytearray((tmp_path / "disk.qcow2").read_bytes())
+    image[72:80] = (1 << 44).to_bytes(8, "big")
+    table = image.index(bytes.fromhex("6803f857")) + 8
+    image[table : table + 48] = bytes([0, 44]) + b"quantum clusters".ljust(46, b"\0")
+    (tmp_path / "disk.qcow2").write_bytes(image)
+    with pytest.raises(UnreadableError, match="quantum clusters"):
+        facts_of(tmp_path / "disk.qcow2")
+
+
+def test_a_full_snapshot_table_is_read_in_little_time_and_memory(tmp_path: Path) -> None:
+    create(tmp_path / "disk.qcow2", "qcow2")
+    image = bytearray((tmp_path / "disk.qcow2").read_bytes())
+    entry = struct.pack(">QIHHIIQII", 0, 0, 4, 1000, 0, 0, 0, 0, 1000) + bytes(1000) + b"1234" + b"n" * 1000
+    image += bytes(-len(image) % 65536)
+    struct.pack_into(">IQ", image, 60, 4096, len(image))
+    (tmp_path / "disk.qcow2").write_bytes(image + (entry + bytes(-len(entry) % 8)) * 4096)
+    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.thread_time()
+    with pytest.raises(UnreadableError, match="beyond the bounds"):
+        facts_of(tmp_path / "disk.qcow2")
+    assert time.thread_time() - started < 0.1
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 16 * 1024
+
+
+def test_a_vmdk_descriptor_with_a_host_file_only_names_it(tmp_path: Path) -> None:
+    canary = tmp_path / "shadow"
+    canary.write_text("root:secret")
+    before = canary.stat().st_atime_ns
+    (tmp_path / "evil.vmdk").write_text(
+        f'# Disk DescriptorFile\nversion=1\ncreateType="monolithicFlat"\nRW 20480 FLAT "{canary}" 0\n'
+    )
+    facts = facts_of(tmp_path / "evil.vmdk")
+    assert facts.extents == (os.fsencode(canary),)
+    assert facts.virtual_size == 20480 * 512
+    assert canary.stat().st_atime_ns == before
+
+
+def test_a_reader_does_not_go_beyond_what_it_was_told_is_the_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(10_000))
+    fd = os.open(tmp_path / "file", os.O_RDONLY)
+    try:
+        reader = Reader(fd, 5_000)
+        with pytest.raises(UnreadableError, match="ends at byte 6000, the file at byte 5000"):
+            reader.at(5_000, 1_000, "a table")
+        with pytest.raises(UnreadableError, match="more than"):
+            reader.at(0, 1 << 30, "a table")
+        assert guess(reader, b"file") == "raw"
+        assert read_as(reader, "raw") == read(fd, 5_000, b"file")
+    finally:
+        os.close(fd)
