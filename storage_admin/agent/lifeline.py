@@ -10,7 +10,8 @@ import os
 import select
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any, Callable, Protocol
 
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import Request, StoppedError
@@ -34,13 +35,13 @@ class AgentIO(Protocol):
     def emit_raw(self, line: bytes) -> None:
         """Send one event that is encoded already, with its newline; it may wait a moment with others."""
 
-    def progress(self, stage: str, done: int, total: Optional[int], message: str = "") -> None:
+    def progress(self, stage: str, done: int, total: int | None, message: str = "") -> None:
         """Say how far a stage is; ``done`` and ``total`` in the stage's own unit. Too frequent ones are dropped."""
 
     def log(self, text: str, level: str = "info") -> None:
         """Say something for the job's log."""
 
-    def command(self, argv: Sequence[str], exit_code: Optional[int]) -> None:
+    def command(self, argv: Sequence[str], exit_code: int | None) -> None:
         """Say which tool was run, and how it ended; ``None`` where it was stopped."""
 
     def check(self) -> None:
@@ -72,11 +73,11 @@ class Lifeline:
         self._silence_limit = silence_limit
         self._go_limit = go_limit
         self._news = threading.Condition()
-        self._request: Optional[bytes] = None
-        self._answers: List[Dict[str, Any]] = []
-        self._stop: Optional[Tuple[str, str]] = None
+        self._request: bytes | None = None
+        self._answers: list[dict[str, Any]] = []
+        self._stop: tuple[str, str] | None = None
         self._heard = time.monotonic()
-        self._buffer: List[bytes] = []
+        self._buffer: list[bytes] = []
         self._buffered = 0
         self._flushed = time.monotonic()
         self._stage = ""
@@ -210,7 +211,7 @@ class Lifeline:
         if self._buffered > BUFFER_BYTES or time.monotonic() - self._flushed > BUFFER_SECONDS:
             self._flush()
 
-    def progress(self, stage: str, done: int, total: Optional[int], message: str = "") -> None:
+    def progress(self, stage: str, done: int, total: int | None, message: str = "") -> None:
         """Say how far a stage is, at most five times a second."""
         now = time.monotonic()
         if stage == self._stage and now - self._progressed < PROGRESS_INTERVAL and done != total:
@@ -222,7 +223,7 @@ class Lifeline:
         """Say something for the job's log; ``level`` is ``info``, ``warning`` or ``error``."""
         self.emit(protocol.LOG, text=text, level=level)
 
-    def command(self, argv: Sequence[str], exit_code: Optional[int]) -> None:
+    def command(self, argv: Sequence[str], exit_code: int | None) -> None:
         """Say which tool was run and how it ended."""
         self.emit(protocol.COMMAND, argv=list(argv), exit_code=exit_code)
 

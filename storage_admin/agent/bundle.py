@@ -1,0 +1,78 @@
+"""The agent as one file: a zipapp with the same bytes on every build.
+
+The controller builds it; the agent carries this module along and never uses it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import stat
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+_SHEBANG = b"#!/usr/bin/env python3\n"
+_MAIN = b"import sys\n\nfrom storage_admin.agent.main import main\n\nsys.exit(main())\n"
+#: The earliest time that a zip file can say, so that the bytes depend on the content alone.
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A built agent: where it is, and the hash of its bytes, which it greets with."""
+
+    path: Path
+    hash: str
+
+
+def build(target_dir: Path) -> Bundle:
+    """Write the agent into a folder, as ``agent-<hash>.pyz``, or find it there.
+
+    Args:
+        target_dir: made (mode 0700) where it is missing. Who may write to it becomes root on every host.
+
+    Returns:
+        The file and its hash: the first 32 hex digits of the SHA-256 of its bytes.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    content = _archive()
+    digest = hashlib.sha256(content).hexdigest()[:32]
+    target_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = target_dir / f"agent-{digest}.pyz"
+    if path.is_file() and path.read_bytes() == content:
+        return Bundle(path, digest)
+    descriptor, temporary = tempfile.mkstemp(dir=target_dir, prefix=".agent-")
+    try:
+        with os.fdopen(descriptor, "wb") as out:
+            out.write(content)
+            out.flush()
+            os.fsync(out.fileno())
+        Path(temporary).chmod(0o755)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return Bundle(path, digest)
+
+
+def _archive() -> bytes:
+    """Stored, not deflated: what deflate makes of it differs between versions of zlib."""
+    package = Path(__file__).parent
+    root = package.parent.parent
+    members = {"__main__.py": _MAIN, "storage_admin/__init__.py": b""}
+    for path in package.rglob("*.py"):
+        members[path.relative_to(root).as_posix()] = path.read_bytes()
+    out = io.BytesIO()
+    out.write(_SHEBANG)
+    with zipfile.ZipFile(out, "a", zipfile.ZIP_STORED) as archive:
+        for name in sorted(members):
+            info = zipfile.ZipInfo(name, _EPOCH)
+            info.create_system = 3
+            info.external_attr = (stat.S_IFREG | 0o644) << 16
+            archive.writestr(info, members[name])
+    return out.getvalue()

@@ -1,0 +1,202 @@
+"""The journal of one replacement: what is going on beside an image, in a file that outlives the agent.
+
+``.sa-<job>.journal`` holds one JSON object a line, each synced before the step that it announces (or after the one
+that it records). An exclusive ``flock`` says that an agent is at work on it; the kernel drops it with the agent.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import stat
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from storage_admin.agent.protocol import RefusedError
+
+#: The steps, in order. ``UNDO`` and ``UNDO_REVERTED`` may follow ``DONE``.
+STARTED, READY, DONE, UNDO, UNDO_REVERTED = "started", "ready", "done", "undo", "undo_reverted"
+#: A journal is a few hundred bytes a line; a longer file is none of ours.
+MAX_BYTES = 1 << 20
+
+_NAME = re.compile(rb"\.sa-([0-9a-zA-Z]{1,40})\.(journal|new|orig)")
+
+
+class JournalError(Exception):
+    """A journal that says nothing to go by; its argument says why."""
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """A file as ``stat`` saw it: sizes in bytes, times in nanoseconds."""
+
+    dev: int
+    inode: int
+    file_size: int
+    allocated_size: int
+    mtime_ns: int
+    ctime_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Stamp:
+        """The stamp of a ``stat`` result."""
+        return cls(
+            status.st_dev,
+            status.st_ino,
+            status.st_size,
+            status.st_blocks * 512,
+            status.st_mtime_ns,
+            status.st_ctime_ns,
+        )
+
+    @classmethod
+    def parse(cls, fields: Any) -> Stamp:
+        """The stamp that :func:`dataclasses.asdict` took apart; raises JournalError."""
+        names = ("dev", "inode", "file_size", "allocated_size", "mtime_ns", "ctime_ns")
+        if not isinstance(fields, dict) or not all(type(fields.get(name)) is int for name in names):
+            raise JournalError("a file's stamp is not complete")
+        return cls(*(fields[name] for name in names))
+
+    def same_file(self, other: Stamp | None) -> bool:
+        """Whether it is the same file, by device and inode."""
+        return other is not None and (self.dev, self.inode) == (other.dev, other.inode)
+
+
+def file_name(job: str, kind: str) -> bytes:
+    """The name of a job's file: ``kind`` is ``journal``, ``new`` or ``orig``."""
+    return f".sa-{job}.{kind}".encode("ascii")
+
+
+def parse_name(name: bytes) -> tuple[str, str] | None:
+    """The job and the kind that a file's name says, or ``None`` for a file that is none of ours."""
+    match = _NAME.fullmatch(name)
+    return (match.group(1).decode("ascii"), match.group(2).decode("ascii")) if match else None
+
+
+class Journal:
+    """An open journal under this process's lock. Use :meth:`create` or :meth:`open`; close it in the end."""
+
+    def __init__(self, folder: int, job: str, fd: int) -> None:
+        self.folder = folder
+        self.job = job
+        self._fd = fd
+
+    @classmethod
+    def create(cls, folder: int, job: str, **first: Any) -> Journal:
+        """A new journal with its first record on the disk.
+
+        Args:
+            folder: descriptor of the folder.
+            job: the job's id.
+            first: the fields of the ``started`` record.
+
+        Raises:
+            FileExistsError: the job has one.
+            OSError: it cannot be written; nothing of it is left then.
+        """
+        name = file_name(job, "journal")
+        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600, dir_fd=folder)
+        journal = cls(folder, job, fd)
+        try:
+            journal._take(name)
+        except BaseException:
+            os.close(fd)  # whoever took it first finds it empty and removes it
+            raise
+        try:
+            journal.append(STARTED, job=job, **first)
+            os.fsync(folder)
+        except BaseException:
+            _unlink(folder, name)
+            os.close(fd)
+            raise
+        return journal
+
+    @classmethod
+    def open(cls, folder: int, job: str) -> Journal:
+        """The journal that a job left.
+
+        Raises:
+            FileNotFoundError: there is none.
+            RefusedError: ``busy``, while an agent is at work on it.
+            JournalError: the file of that name is none that this program wrote.
+        """
+        name = file_name(job, "journal")
+        try:
+            fd = os.open(name, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+        except OSError as error:
+            if error.errno in {errno.ELOOP, errno.EISDIR, errno.ENXIO}:
+                raise JournalError("it is no regular file") from error
+            raise
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+                raise JournalError("it is no regular file of the agent's own")
+            journal = cls(folder, job, fd)
+            journal._take(name)
+        except BaseException:
+            os.close(fd)
+            raise
+        return journal
+
+    def _take(self, name: bytes) -> None:
+        """Lock it, and be sure that what is locked still has its name: whoever had it may have removed it."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RefusedError("busy", f"another agent is at work on job {self.job} on this host") from error
+        named = os.stat(name, dir_fd=self.folder, follow_symlinks=False)
+        mine = os.fstat(self._fd)
+        if (named.st_dev, named.st_ino) != (mine.st_dev, mine.st_ino):
+            raise FileNotFoundError(errno.ENOENT, "the journal was removed meanwhile")
+
+    def append(self, step: str, **fields: Any) -> None:
+        """Add a record and have it on the disk before returning."""
+        plain = {key: asdict(value) if isinstance(value, Stamp) else value for key, value in fields.items()}
+        line = json.dumps({"step": step, **plain}, separators=(",", ":")).encode("ascii") + b"\n"
+        # A record that a crash cut off has no newline: the next one must not become part of it.
+        size = os.fstat(self._fd).st_size
+        if size and os.pread(self._fd, 1, size - 1) != b"\n":
+            line = b"\n" + line
+        if os.write(self._fd, line) != len(line):
+            raise OSError(errno.ENOSPC, "the journal could not be written completely")
+        os.fsync(self._fd)
+
+    def records(self) -> list[dict[str, Any]]:
+        """All whole records, the oldest first; what a crash cut off is left out.
+
+        Raises:
+            JournalError: the first record is no ``started`` of this job.
+        """
+        content = os.pread(self._fd, MAX_BYTES + 1, 0)
+        if len(content) > MAX_BYTES:
+            raise JournalError("it is too long")
+        found = []
+        for line in content.split(b"\n")[:-1]:
+            try:
+                fields = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(fields, dict) and isinstance(fields.get("step"), str):
+                found.append(fields)
+        if not found or found[0]["step"] != STARTED or found[0].get("job") != self.job:
+            raise JournalError("its first record is missing")
+        return found
+
+    def remove(self) -> None:
+        """Take the journal away, as the last of a job's files, and be sure that it is."""
+        _unlink(self.folder, file_name(self.job, "journal"))
+        os.fsync(self.folder)
+
+    def close(self) -> None:
+        """Let go of it; its lock ends."""
+        os.close(self._fd)
+
+
+def _unlink(folder: int, name: bytes) -> None:
+    try:
+        os.unlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        return

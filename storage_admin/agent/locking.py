@@ -1,0 +1,196 @@
+"""Whether an image is in use, and how its users are kept away in the moment of the swap.
+
+qemu locks single bytes of an image with open-file-description locks: a byte from 100 on for each thing that it does,
+a byte from 200 on for each thing that it does not let others do (block/file-posix.c, RAW_PERM_* and RAW_LOCK_*).
+A guest that writes holds 100, 101, 103, 201 and 203, a reader 100, 201 and 203. Other programs lock nothing, so
+open descriptors, loop devices and swap are looked at as well.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from storage_admin.agent.protocol import RefusedError
+
+#: What a program does with an image: 100 reads, 101 writes, 103 resizes; and what it forbids others: 201 and 203.
+WRITE, RESIZE, FORBID_WRITE, FORBID_RESIZE = 101, 103, 201, 203
+ANY_USE = (100, 101, 102, 103, 200, 201, 202, 203)
+#: What our own reading tools never hold, as they share everything.
+CHANGES = (WRITE, RESIZE)
+
+# struct flock as the kernel's 64-bit ABI lays it out: l_type, l_whence, l_start, l_len, l_pid.
+_FLOCK = struct.Struct("hhqqi4x")
+# From asm-generic/fcntl.h; Python's fcntl has no names for them before 3.9 on all builds.
+_OFD_GETLK, _OFD_SETLK = 36, 37
+
+# struct loop_info64 of linux/loop.h begins with lo_device and lo_inode; the whole is 232 bytes.
+_LOOP_GET_STATUS64, _LOOP_INFO_BYTES = 0x4C05, 232
+_LOOP_HEAD = struct.Struct("=QQ")
+
+
+@dataclass(frozen=True)
+class FileId:
+    """A file by device and inode, whatever its name."""
+
+    dev: int
+    inode: int
+
+
+def file_id(fd: int) -> FileId:
+    """The identity of an open file."""
+    status = os.fstat(fd)
+    return FileId(status.st_dev, status.st_ino)
+
+
+def locked_bytes(fd: int, among: Iterable[int] = ANY_USE) -> list[int]:
+    """Which of qemu's lock bytes somebody else holds.
+
+    Args:
+        fd: descriptor of the image; locks taken on this very descriptor's description do not count.
+        among: the bytes to ask about.
+    """
+    held = []
+    for byte in among:
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+        if _FLOCK.unpack(fcntl.fcntl(fd, _OFD_GETLK, asked))[0] != fcntl.F_UNLCK:
+            held.append(byte)
+    return held
+
+
+def keep_writers_away(fd: int) -> None:
+    """Hold what makes qemu refuse to start a guest that writes on this image, until the descriptor is closed.
+
+    Writers that run already are not noticed by this: ask :func:`locked_bytes` afterwards, never before.
+
+    Raises:
+        RefusedError: ``image_in_use``, where somebody locked these bytes for himself alone.
+        OSError: the filesystem has no such locks.
+    """
+    for byte in (FORBID_WRITE, FORBID_RESIZE):
+        try:
+            fcntl.fcntl(fd, _OFD_SETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, byte, 1, 0))
+        except OSError as error:
+            if error.errno in {errno.EAGAIN, errno.EACCES}:
+                raise RefusedError("image_in_use", "another program locked the image; stop it and try again") from error
+            raise
+
+
+def holder(wanted: Iterable[FileId]) -> str | None:
+    """Who has one of these files open, by what qemu's locks do not tell; this process and its tools do not count.
+
+    Args:
+        wanted: the files.
+
+    Returns:
+        A phrase such as ``process 4711 (qemu-system-x86)``, or ``None``.
+
+    Raises:
+        RefusedError: ``guests_unknown``, where this process may not look.
+    """
+    files = frozenset(wanted)
+    return _process(files) or _loop_device(files) or _swap(files)
+
+
+def _process(files: frozenset[FileId]) -> str | None:
+    own = os.getpid()
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or int(entry) == own:
+            continue
+        folder = f"/proc/{entry}/fd"
+        try:
+            descriptors = os.listdir(folder)
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended
+        except PermissionError as error:
+            raise RefusedError(
+                "guests_unknown", "the agent may not see what other processes have open; run it as root"
+            ) from error
+        if any(_is_one_of(f"{folder}/{descriptor}", files) for descriptor in descriptors) and not _is_ours(entry):
+            return f"process {entry} ({_process_name(entry)})"
+    return None
+
+
+def _is_one_of(link: str, files: frozenset[FileId]) -> bool:
+    """Whether a descriptor under /proc leads to one of the files; sockets and pipes are not asked for their status."""
+    try:
+        if not os.readlink(link).startswith("/"):
+            return False
+        status = os.stat(link)
+    except OSError as error:
+        if error.errno in {errno.ENOENT, errno.ESRCH}:
+            return False  # closed meanwhile
+        if error.errno in {errno.ESTALE, errno.EIO, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN}:
+            return False  # on a dead network mount, hence none of files that were just read
+        raise
+    return FileId(status.st_dev, status.st_ino) in files
+
+
+def _is_ours(pid: str) -> bool:
+    """Whether a process is a tool that this one started."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as status:
+            # The second field is the name in parentheses, which may hold anything; the parent is the fourth.
+            return int(status.read().rpartition(b")")[2].split()[1]) == os.getpid()
+    except (FileNotFoundError, ProcessLookupError):
+        return True  # it has ended, and holds nothing any more
+
+
+def _process_name(pid: str) -> str:
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="backslashreplace") as comm:
+            return comm.read().strip()
+    except OSError:
+        return "it has just ended"
+
+
+def _loop_device(files: frozenset[FileId]) -> str | None:
+    for entry in os.listdir("/sys/block"):
+        if not entry.startswith("loop") or not os.path.exists(f"/sys/block/{entry}/loop/backing_file"):
+            continue
+        identity = _behind_loop(entry)
+        if identity in files:
+            return f"loop device /dev/{entry}"
+    return None
+
+
+def _behind_loop(name: str) -> FileId | None:
+    try:
+        fd = os.open(f"/dev/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            answer = fcntl.ioctl(fd, _LOOP_GET_STATUS64, bytes(_LOOP_INFO_BYTES))
+        finally:
+            os.close(fd)
+        return FileId(*_LOOP_HEAD.unpack_from(answer))
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return None  # detached meanwhile
+    # No device node to ask (a stripped /dev): the path is second best, it may have been renamed since.
+    try:
+        with open(f"/sys/block/{name}/loop/backing_file", "rb") as link:
+            status = os.stat(link.read().rstrip(b"\n"))
+    except OSError:
+        return None
+    return FileId(status.st_dev, status.st_ino)
+
+
+def _swap(files: frozenset[FileId]) -> str | None:
+    try:
+        with open("/proc/swaps", "rb") as table:
+            paths = [line.split()[0] for line in table.read().splitlines()[1:] if line.strip()]
+    except FileNotFoundError:
+        return None  # a kernel without swap
+    for path in paths:
+        # The kernel writes white space and backslashes as octal escapes.
+        plain = path.decode("unicode_escape").encode("latin-1")
+        try:
+            status = os.stat(plain)
+        except OSError:
+            continue
+        if FileId(status.st_dev, status.st_ino) in files:
+            return "the swap area of this host"
+    return None
