@@ -108,8 +108,13 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
+                "images.context.sidebar",
             ],
-            
+            "builtins": [
+                "template_partials.templatetags.partials",
+                "images.templatetags.storage",
+                "images.templatetags.icons",
+            ],
         },
     }
 ]
@@ -230,6 +235,7 @@ STATICFILES_DIRS = [
     ("chartjs", BASE_DIR / "node_modules/chart.js/dist"),
     ("tabler/css", BASE_DIR / "node_modules/@tabler/core/dist/css"),
     ("tabler/js", BASE_DIR / "node_modules/@tabler/core/dist/js"),
+    ("tabler/img", BASE_DIR / "node_modules/@tabler/core/dist/img"),
 ]
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
@@ -240,6 +246,8 @@ TIME_ZONE = "UTC"
 USE_I18N = False
 USE_TZ = True
 MESSAGE_STORAGE = "django.contrib.messages.storage.cookie.CookieStorage"
+#: The classes that messages wear on a page: debug, info, success, warning, error.
+MESSAGE_TAGS = {10: "info", 20: "info", 25: "good", 30: "warn", 40: "bad"}
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,

@@ -35,6 +35,11 @@ def ensure_first_admin() -> str | None:
     return password
 
 
+def password_changed(actor: Actor) -> None:
+    """Records that somebody changed their own password; the password itself stands nowhere."""
+    audit(actor, "password changed", actor.name)
+
+
 def digest_of(secret: str) -> str:
     """What is kept of a secret. A plain SHA-256 does: secrets are 256 random bits, not something to guess."""
     return hashlib.sha256(secret.encode()).hexdigest()

@@ -1,0 +1,34 @@
+"""What every page's frame needs: who is here, what they may do, and how many jobs are at work."""
+
+from typing import Any
+
+from django.http import HttpRequest
+
+from storage_admin.accounts.models import User
+from storage_admin.accounts.roles import Role
+from storage_admin.jobs.models import Job
+
+#: The sidebar: name of the page's URL, its word, its icon, and the lowest role that sees it.
+ENTRIES = (
+    ("overview", "Overview", "overview", Role.VIEWER),
+    ("images", "Images", "image", Role.VIEWER),
+    ("hosts", "Hosts", "host", Role.VIEWER),
+    ("guests", "Guests", "guest", Role.VIEWER),
+    ("jobs", "Jobs", "job", Role.VIEWER),
+    ("tokens", "Tokens", "token", Role.ADMIN),
+    ("users", "Users", "user", Role.ADMIN),
+    ("audit", "Audit", "audit", Role.ADMIN),
+)
+
+
+def sidebar(request: HttpRequest) -> dict[str, Any]:
+    """The frame's entries and rights; nothing where nobody is signed in or only a fragment is asked for."""
+    user = getattr(request, "user", None)
+    if not isinstance(user, User):
+        return {}
+    role = user.actor.role
+    rights = {"can_operate": role >= Role.OPERATOR, "can_admin": role >= Role.ADMIN}
+    if getattr(request, "htmx", False):
+        return rights
+    entries = [entry for entry in ENTRIES if role >= entry[3]]
+    return rights | {"sidebar_entries": entries, "active_jobs": Job.objects.filter(state__in=Job.ACTIVE).count()}

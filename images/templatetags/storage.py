@@ -1,0 +1,199 @@
+"""How numbers, times and states are shown: the same on every page."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django import template
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+register = template.Library()
+
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+UNKNOWN = "unknown"
+
+
+@register.filter
+def size(value: int | None) -> str:
+    """Bytes in binary units with up to three significant digits; ``unknown`` for ``None``."""
+    if value is None:
+        return UNKNOWN
+    amount, unit = abs(float(value)), 0
+    while unit < len(UNITS) - 1 and float(_digits(amount)) >= 1024:
+        amount, unit = amount / 1024, unit + 1
+    return f"{'−' if value < 0 else ''}{_digits(amount)} {UNITS[unit]}"
+
+
+def _digits(amount: float) -> str:
+    places = 2 if amount < 9.995 else 1 if amount < 99.95 else 0
+    text = f"{amount:.{places}f}"
+    return text.rstrip("0").rstrip(".") if places else text
+
+
+@register.filter
+def exact(value: int | None) -> str:
+    """A count with its thousands apart; ``unknown`` for ``None``."""
+    return UNKNOWN if value is None else f"{value:,}"
+
+
+@register.simple_tag
+def bytes_of(value: int | None, unknown: str = UNKNOWN) -> SafeString:
+    """A size with its exact bytes in the title; ``unknown`` is the word where there is none."""
+    if value is None:
+        return format_html('<span class="quiet">{}</span>', unknown)
+    return format_html('<span title="{} bytes">{}</span>', exact(value), size(value))
+
+
+@register.filter
+def percent(part: float | None, whole: float | None) -> str:
+    """``part`` of ``whole``, rounded down so that nothing reads as full or done before it is; ``unknown`` without both."""
+    if part is None or not whole:
+        return UNKNOWN
+    return f"{int(100 * part / whole)} %"
+
+
+@register.filter
+def seconds(value: float | None) -> str:
+    """A duration: ``45 s``, ``3 min``, ``2 h 10 min``; ``unknown`` for ``None``."""
+    if value is None:
+        return UNKNOWN
+    left = round(value)
+    if left < 60:
+        return f"{left} s"
+    minutes = left // 60
+    if minutes < 60:
+        return f"{minutes} min" if left % 60 == 0 or minutes >= 10 else f"{minutes} min {left % 60} s"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    return f"{hours // 24} days"
+
+
+@register.filter
+def between(started: datetime | None, finished: datetime | None) -> str:
+    """How long something took, in words."""
+    if started is None or finished is None:
+        return UNKNOWN
+    return seconds((finished - started).total_seconds())
+
+
+@register.simple_tag
+def ago(moment: datetime | None, never: str = "never") -> SafeString:
+    """How long ago, or in how long, with the exact time (UTC) in the title."""
+    if moment is None:
+        return format_html('<span class="quiet">{}</span>', never)
+    passed = (timezone.now() - moment).total_seconds()
+    words = "just now" if 0 <= passed < 10 else f"{_coarse(passed)} ago" if passed >= 0 else f"in {_coarse(-passed)}"
+    return format_html(
+        '<time datetime="{}" title="{} UTC">{}</time>', moment.isoformat(), f"{moment:%Y-%m-%d %H:%M:%S}", words
+    )
+
+
+def _coarse(passed: float) -> str:
+    for length, word in ((86400, "day"), (3600, "hour"), (60, "min")):
+        if passed >= length * (2 if word == "day" else 1):
+            count = int(passed // length)
+            return f"{count} {word}" if word == "min" or count == 1 else f"{count} {word}s"
+    return f"{int(passed)} s"
+
+
+@register.simple_tag
+def at(moment: datetime | None) -> SafeString:
+    """A time to the minute, in UTC."""
+    if moment is None:
+        return format_html('<span class="quiet">{}</span>', UNKNOWN)
+    return format_html('<time datetime="{}">{} UTC</time>', moment.isoformat(), f"{moment:%Y-%m-%d %H:%M}")
+
+
+@register.filter
+def clock(moment: datetime) -> str:
+    return f"{moment:%H:%M:%S}"
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A size bar's lengths in percent of the widest bar on the page, and the words for it."""
+
+    track: str
+    fill: str
+    win_x: str
+    win: str
+    title: str
+    long: bool
+
+
+@register.inclusion_tag("fragments/size_bar.html")
+def size_bar(
+    virtual: int | None,
+    physical: int | None,
+    reclaimable: int | None,
+    scale: int | None = None,
+    words: str = "virtual physical reclaimable",
+    long: bool = False,
+) -> dict[str, Any]:
+    """The one bar: virtual as the track, physical as the fill, reclaimable as the hatch at the fill's end.
+
+    Args:
+        virtual: bytes, ``None`` where it is not known: then there is no track.
+        physical: bytes.
+        reclaimable: bytes, ``None`` until it was analyzed.
+        scale: bytes that the bar's whole width stands for; without it the larger of virtual and physical.
+        words: what the three are called, in the bar's title.
+    """
+    whole = max(scale or 0, virtual or 0, physical or 0) or 1
+    fill = 100 * (physical or 0) / whole
+    win = min(100 * max(reclaimable or 0, 0) / whole, fill)
+    names = words.split()
+    known = [f"{name} {size(value)}" for name, value in zip(names, (virtual, physical), strict=False)]
+    known.append(f"{names[2]} {'not analyzed yet' if reclaimable is None else size(reclaimable)}")
+    bar = Bar(
+        track="" if virtual is None else _length(100 * virtual / whole),
+        fill=_length(fill) if physical else "",
+        win_x=_length(fill - win),
+        win=_length(win) if win else "",
+        title=", ".join(known),
+        long=long,
+    )
+    return {"bar": bar}
+
+
+def _length(value: float) -> str:
+    return f"{value:.2f}%"
+
+
+#: Every state's word stands beside its colour.
+GOOD = {"ok", "running", "succeeded", "available", "mounted"}
+WARN = {
+    "degraded", "paused", "modifying", "queued", "interrupted", "outside_pool", "missing", "new", "pmsuspended", "empty",
+}  # fmt: skip
+BAD = {
+    "unreachable", "failed", "chain_broken", "chain_cycle", "format_mismatch", "unreadable", "crashed", "gone", "error",
+}  # fmt: skip
+
+
+@register.simple_tag
+def state(value: str, label: str = "") -> SafeString:
+    """A state as a word on a colour."""
+    colour = "good" if value in GOOD else "warn" if value in WARN else "bad" if value in BAD else "plain"
+    return format_html('<span class="tag {}">{}</span>', colour, label or value.replace("_", " "))
+
+
+@register.filter
+def job_colour(state_of_job: str) -> str:
+    """The kind of message that a finished job's state is."""
+    return {"succeeded": "good", "failed": "bad", "interrupted": "warn", "cancelled": "warn"}.get(state_of_job, "info")
+
+
+@register.filter
+def plural(count: int, words: str) -> str:
+    """``{{ 3|plural:"image,images" }}`` is ``3 images``."""
+    one, many = words.split(",")
+    return f"{count:,} {one if count == 1 else many}"
+
+
+@register.filter
+def item(mapping: dict[Any, Any] | None, key: Any) -> Any:
+    """What a mapping holds under a key, ``None`` where it holds nothing."""
+    return (mapping or {}).get(key)

@@ -1,0 +1,72 @@
+// What pages do beyond htmx: the theme button, copy buttons, a log that stays at its end, and messages for a lost server.
+"use strict";
+
+(() => {
+  const order = ["system", "light", "dark"];
+
+  function label(button) {
+    button.querySelector("[data-theme-name]").textContent = window.storageAdminTheme.chosen();
+  }
+
+  function atEnd(box) {
+    return box.scrollHeight - box.scrollTop - box.clientHeight < 40;
+  }
+
+  async function copy(button) {
+    const text = document.getElementById(button.dataset.copy).textContent;
+    const was = button.textContent;
+    try {
+      await navigator.clipboard.writeText(text);
+      button.textContent = "Copied";
+    } catch {
+      // Without TLS the browser lends no clipboard: select the text instead.
+      window.getSelection().selectAllChildren(document.getElementById(button.dataset.copy));
+      button.textContent = "Selected";
+    }
+    window.setTimeout(() => { button.textContent = was; }, 1500);
+  }
+
+  document.addEventListener("DOMContentLoaded", () => {
+    const theme = document.querySelector("[data-theme-button]");
+    if (theme) {
+      theme.hidden = false;
+      label(theme);
+      theme.addEventListener("click", () => {
+        const next = order[(order.indexOf(window.storageAdminTheme.chosen()) + 1) % order.length];
+        window.storageAdminTheme.choose(next);
+        label(theme);
+      });
+    }
+    for (const box of document.querySelectorAll("[data-follow]")) box.scrollTop = box.scrollHeight;
+  });
+
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("[data-copy]");
+    if (button) copy(button);
+  });
+
+  document.addEventListener("change", (event) => {
+    const all = event.target.closest("[data-select-all]");
+    if (!all) return;
+    for (const box of document.querySelectorAll("input[name='image']")) box.checked = all.checked;
+  });
+
+  let follow = null;
+  document.addEventListener("htmx:beforeSwap", (event) => {
+    const box = event.target.closest("[data-follow]");
+    follow = box && atEnd(box) ? box : null;
+  });
+  document.addEventListener("htmx:afterSwap", () => {
+    if (follow) follow.scrollTop = follow.scrollHeight;
+  });
+
+  function lost(isLost) {
+    const note = document.getElementById("lost");
+    if (note) note.hidden = !isLost;
+  }
+  document.addEventListener("htmx:sendError", () => lost(true));
+  document.addEventListener("htmx:responseError", () => lost(true));
+  document.addEventListener("htmx:afterRequest", (event) => {
+    if (event.detail.successful) lost(false);
+  });
+})();
