@@ -16,6 +16,7 @@ from typing import TextIO
 from storage_admin.supervisor.child import Backoff, Child, ChildSpec, how_it_ended
 from storage_admin.supervisor.errors import SetupError
 
+_WATCH_SECONDS = 1.0
 _CHUNK_BYTES = 65536
 _LONGEST_LINE_BYTES = 65536
 #: Log lines quote names that strangers chose: what would steer a terminal is shown, not obeyed.
@@ -47,8 +48,12 @@ class Supervisor:
         self._signals_seen = 0
         self._stopping = False
 
-    def run(self, on_ready: Callable[[], None]) -> None:
-        """Starts everything, calls ``on_ready`` once all are ready, then watches until a signal asks to stop.
+    def run(self, on_ready: Callable[[], None], watch: Callable[[], bool] | None = None) -> None:
+        """Starts everything, calls ``on_ready`` once all are ready, then keeps all running until a signal asks to stop.
+
+        Args:
+            on_ready: called once, in this thread.
+            watch: called about once a second after that, until it returns False.
 
         Raises:
             SetupError: a child was not ready in its time; the others have been stopped.
@@ -65,9 +70,7 @@ class Supervisor:
                     self._start_and_wait(child)
             if not self._signals_seen:
                 on_ready()
-            while not self._signals_seen:
-                self._restart_due()
-                self._step(self._seconds_to_next_restart())
+            self._look_after(watch)
         finally:
             self._stop_all()
             signal.set_wakeup_fd(old_wakeup)
@@ -88,6 +91,17 @@ class Supervisor:
             self._output.flush()
         except OSError:
             self._output_gone = True
+
+    def _look_after(self, watch: Callable[[], bool] | None) -> None:
+        next_look = time.monotonic() + _WATCH_SECONDS
+        while not self._signals_seen:
+            self._restart_due()
+            if watch is not None and time.monotonic() >= next_look:
+                watch = watch if watch() else None
+                next_look = time.monotonic() + _WATCH_SECONDS
+            waits = [child.restart_at for child in self.children if child.restart_at is not None]
+            waits += [next_look] if watch is not None else []
+            self._step(max(0.0, min(waits) - time.monotonic()) if waits else None)
 
     # --- start and restart ----------------------------------------------------------------------------------------
     def _start(self, child: Child) -> None:
@@ -124,10 +138,6 @@ class Supervisor:
                 self.say(f"{child.spec.name} could not be started ({error.strerror}); the next try is in {wait:g} s.")
             else:
                 self.say(f"{child.spec.name} was started again.")
-
-    def _seconds_to_next_restart(self) -> float | None:
-        times = [child.restart_at for child in self.children if child.restart_at is not None]
-        return max(0.0, min(times) - time.monotonic()) if times else None
 
     # --- stop -----------------------------------------------------------------------------------------------------
     def _stop_all(self) -> None:

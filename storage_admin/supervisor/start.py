@@ -1,0 +1,91 @@
+"""From an empty machine to a running dashboard: checks, preparation, children."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+import redis
+from redis.exceptions import RedisError
+
+from storage_admin.supervisor import checks, private_redis
+from storage_admin.supervisor.child import ChildSpec
+from storage_admin.supervisor.errors import SetupError
+from storage_admin.supervisor.services import Installation, dashboard_specs, redis_spec
+from storage_admin.supervisor.supervisor import Supervisor
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Site:
+    """What the settings say. ``redis_url`` is None where a private Redis is wanted."""
+
+    code_dir: Path
+    data_dir: Path
+    bind: str
+    redis_url: str | None
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What the dashboard does around the start.
+
+    Args:
+        prepare: before any child runs, with the address of the Redis to come: tables, static files, first rows.
+        ready: once the web server answers.
+        watch: called about once a second afterwards, until it returns False.
+    """
+
+    prepare: Callable[[str, Say], None]
+    ready: Callable[[Say], None]
+    watch: Callable[[Say], bool]
+
+
+def run(site: Site, hooks: Hooks, output: TextIO) -> None:
+    """Runs everything until a signal asks to stop.
+
+    Raises:
+        SetupError: something about this machine is in the way; nothing has been started, or all of it was stopped.
+    """
+    checks.require_tools(checks.TOOLS)
+    checks.parse_bind(site.bind)
+    checks.require_writable(site.data_dir)
+    lock = checks.lock_folder(site.data_dir)
+    checks.require_free_port(site.bind)
+
+    def say(text: str) -> None:
+        print(text, file=output, flush=True)
+
+    with _broker(site, lock) as (redis_url, specs):
+        hooks.prepare(redis_url, say)
+        installation = Installation(
+            code_dir=site.code_dir, data_dir=site.data_dir, bind=site.bind, redis_url=redis_url, lock=lock
+        )
+        supervisor = Supervisor([*specs, *dashboard_specs(installation)], output)
+        supervisor.run(lambda: hooks.ready(supervisor.say), lambda: hooks.watch(supervisor.say))
+        supervisor.say("Storage Admin has stopped.")
+
+
+@contextlib.contextmanager
+def _broker(site: Site, lock: int) -> Iterator[tuple[str, list[ChildSpec]]]:
+    """The address of Redis, and the child that serves it where it is ours."""
+    if site.redis_url is not None:
+        _require_redis(site.redis_url)
+        yield site.redis_url, []
+        return
+    checks.require_tools(checks.REDIS_TOOL)
+    own = private_redis.prepare(site.data_dir)
+    try:
+        yield own.url, [redis_spec(own, lock)]
+    finally:
+        own.remove_short_folder()
+
+
+def _require_redis(url: str) -> None:
+    try:
+        with redis.Redis.from_url(url, socket_connect_timeout=5, socket_timeout=5) as client:
+            client.ping()
+    except (RedisError, OSError, ValueError) as error:
+        raise SetupError(f"The Redis of REDIS_URL does not answer ({error}). Start it, or unset REDIS_URL.") from error
