@@ -1,0 +1,52 @@
+"""``manage.py demo``: about twenty small real images, so that every page has something true to show."""
+
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from images import demo, demo_pool
+from images.demo_recipes import DemoError
+from storage_admin.accounts.roles import SYSTEM
+from storage_admin.agent.protocol import RefusedError
+from storage_admin.jobs.errors import InvalidError
+
+
+class Command(BaseCommand):
+    help = "Makes small real disk images in a folder of their own and shows that folder as a storage pool."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--path", type=Path, help="where to make them (default: demo in the data folder)")
+        parser.add_argument("--remove", action="store_true", help="take the images and their pool away again")
+
+    def handle(self, *_args: Any, **options: Any) -> None:
+        folder = Path(options["path"] or settings.DATA_DIR / "demo").absolute()
+        try:
+            if options["remove"]:
+                self._remove(folder)
+            else:
+                self._make(folder)
+        except (DemoError, InvalidError, RefusedError) as error:
+            raise CommandError(getattr(error, "detail", "") or str(error)) from error
+
+    def _make(self, folder: Path) -> None:
+        made = demo.make(folder)
+        print(f"{folder}: {len(made.made)} files made, {len(made.kept)} were there.")
+        if made.foreign:
+            print(f"Left alone, because the demo did not make them: {', '.join(made.foreign)}.")
+        pool = demo_pool.register(SYSTEM, folder)
+        job = demo_pool.scan_if_a_worker_is_up(SYSTEM, pool)
+        if job:
+            print(f"They are being scanned by job {job.pk}: look at the page Images in a moment.")
+        else:
+            print("They are scanned as soon as Storage Admin runs (make run).")
+
+    def _remove(self, folder: Path) -> None:
+        if not demo.is_demo(folder):
+            raise CommandError(f"{folder} is not a folder that the demo made: there is nothing in it to take away.")
+        demo_pool.forget(SYSTEM, folder)
+        removed = demo.remove(folder)
+        print(f"{folder}: {removed.count} files taken away.")
+        if removed.foreign:
+            print(f"Left, because the demo did not make them: {', '.join(removed.foreign)}.")
