@@ -1,0 +1,32 @@
+# make run and make test work on a fresh Debian or Ubuntu machine by themselves: setup/prepare brings what is missing.
+.PHONY: run test bench lint fmt faults screenshots
+PYTHON := .venv/bin/python
+
+run:
+	@setup/prepare run
+	@exec $(PYTHON) manage.py up
+
+test:
+	@setup/prepare test
+	@exec $(PYTHON) setup/test.py
+
+lint:
+	@setup/prepare test
+	@exec $(PYTHON) setup/test.py lint
+
+faults:
+	@setup/prepare test
+	@exec $(PYTHON) setup/test.py faults
+
+bench:
+	@setup/prepare test
+	@exec $(PYTHON) -m tests.performance
+
+screenshots:
+	@setup/prepare test
+	@exec $(PYTHON) -m tests.screenshots
+
+fmt:
+	@setup/prepare test
+	@.venv/bin/ruff check --fix .
+	@.venv/bin/ruff format .
