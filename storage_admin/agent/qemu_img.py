@@ -1,0 +1,280 @@
+"""qemu-img: one function per subcommand.
+
+Names of files are chosen by strangers and qemu gives meaning to some (``nbd:x``, ``a,b``), and a path may lead
+elsewhere a moment later. So images are given as descriptors that were opened and checked before, each with its
+format and its base spelled out: qemu opens exactly these files, and none that a header names.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Callable
+
+from storage_admin.agent import tools
+from storage_admin.agent.lifeline import AgentIO
+from storage_admin.agent.pools import display
+from storage_admin.agent.protocol import HostError
+
+_PROGRESS = re.compile(rb"\(\s*([0-9]+(?:\.[0-9]+)?)/100%\)")
+_VERSION = re.compile(rb"qemu-img version ([0-9]+)\.([0-9]+)")
+#: Of a tool that may be slow on a large image and must not be big.
+_SLOW_QUERY = tools.Limits(cpu_seconds=None, wall_seconds=None)
+
+
+@dataclass(frozen=True)
+class Node:
+    """An image as qemu is to open it: only for reading, and without keeping a guest from starting.
+
+    Args:
+        fd: descriptor of the file.
+        format: qemu's name for its format; never probed.
+        path: what the log shows.
+        backing: its base, also where the header names another one; ``None`` opens it without.
+    """
+
+    fd: int
+    format: str
+    path: bytes
+    backing: Node | None = None
+
+    def options(self) -> dict[str, Any]:
+        """The block device options, as ``blockdev-add`` takes them."""
+        opened: dict[str, Any] = {
+            "driver": self.format,
+            "file": {"driver": "file", "filename": f"/proc/self/fd/{self.fd}"},
+        }
+        if self.format != "raw":
+            opened["backing"] = self.backing.options() if self.backing is not None else None
+        return opened
+
+    def argument(self) -> str:
+        """The options as a file name that qemu takes."""
+        return "json:" + json.dumps(self.options(), separators=(",", ":"))
+
+    def fds(self) -> list[int]:
+        """All descriptors that the tool needs for it."""
+        return [self.fd, *(self.backing.fds() if self.backing is not None else [])]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How a long subcommand runs: at idle priority or not, looked after by ``watch``, telling a share from 0 to 1."""
+
+    idle_io: bool = False
+    watch: Callable[[], None] | None = None
+    progress: Callable[[float], None] | None = None
+
+    def on_output(self) -> Callable[[bytes], None] | None:
+        """What reads the share out of the tool's ``(12.00/100%)\\r``."""
+        if self.progress is None:
+            return None
+        tell = self.progress
+        tail = bytearray()
+
+        def read(chunk: bytes) -> None:
+            tail.extend(chunk)
+            shares = _PROGRESS.findall(tail)
+            del tail[:-32]
+            if shares:
+                tell(float(shares[-1]) / 100)
+
+        return read
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What ``check`` found: numbers of clusters, and of errors that kept it from looking."""
+
+    corruptions: int
+    leaks: int
+    errors: int
+
+    @property
+    def sound(self) -> bool:
+        """Whether every cluster can be trusted; a leak only wastes space."""
+        return not self.corruptions and not self.errors
+
+
+def version(io: AgentIO) -> tuple[int, int]:
+    """Major and minor version of this host's qemu-img.
+
+    Raises:
+        RefusedError: ``tool_missing``.
+        HostError: it does not say.
+    """
+    done = tools.run(["qemu-img", "--version"], io)
+    found = _VERSION.search(done.stdout)
+    if done.exit_code or found is None:
+        raise HostError(f"qemu-img does not say its version: {done.words()}")
+    return int(found.group(1)), int(found.group(2))
+
+
+def supports_zstd(io: AgentIO) -> bool:
+    """Whether this host's qemu-img can compress with zstd: since 5.1, where it was built with it."""
+    if version(io) < (5, 1):
+        return False
+    asked = ["qemu-img", "measure", "-O", "qcow2", "-o", "compression_type=zstd", "--size", "1M"]
+    return tools.run(asked, io).exit_code == 0
+
+
+def info(io: AgentIO, image: Node) -> dict[str, Any]:
+    """What ``qemu-img info`` says about one image, without its chain.
+
+    Raises:
+        HostError: it fails.
+    """
+    answer = _query(io, ["info", "-U"], [image], _SLOW_QUERY)
+    return _object(answer.stdout) if answer.exit_code == 0 else _fail("info", answer)
+
+
+def measure(io: AgentIO, image: Node, options: str) -> int:
+    """Bytes that a new, uncompressed qcow2 image with this image's data would need at most.
+
+    Args:
+        io: the controller.
+        image: without a base, only its own layer is counted.
+        options: creation options, as for ``-o``.
+
+    Raises:
+        HostError: it fails.
+    """
+    answer = _query(io, ["measure", "-U", "-O", "qcow2", "-o", options], [image], _SLOW_QUERY)
+    required = _object(answer.stdout).get("required") if answer.exit_code == 0 else None
+    if not isinstance(required, int):
+        return int(_fail("measure", answer))
+    return required
+
+
+def check(io: AgentIO, image: Node, effort: Effort) -> CheckReport:
+    """Look through an image's metadata, changing nothing.
+
+    Raises:
+        HostError: it could not be looked through at all.
+    """
+    answer = _query(io, ["check", "-U"], [image], _SLOW_QUERY, effort)
+    # 2: corruptions, 3: leaks only; 1 also stands for errors during the check, which the report counts.
+    if answer.exit_code in {0, 1, 2, 3} and answer.stdout.lstrip().startswith(b"{"):
+        report = _object(answer.stdout)
+        counts = [report.get(key, 0) for key in ("corruptions", "leaks", "check-errors")]
+        if all(isinstance(count, int) for count in counts):
+            return CheckReport(*counts)
+    return CheckReport(*_fail("check", answer))
+
+
+def compare(io: AgentIO, first: Node, second: Node, effort: Effort) -> bool:
+    """Whether a guest reads the same bytes from both images.
+
+    Raises:
+        HostError: one of them could not be read.
+    """
+    answer = _run(io, ["compare", "-U", "-p"], [first, second], None, effort)
+    if answer.exit_code not in {0, 1}:
+        _fail("compare", answer)
+    return answer.exit_code == 0
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """How ``convert`` writes its target.
+
+    Args:
+        folder: descriptor of the folder that the target is in; a relative backing file is seen from there.
+        name: of the target, which exists, is empty, and is of this program's own making.
+        shown: the target's path for the log.
+        options: creation options, as for ``-o``.
+        compress: whether clusters are compressed.
+        backing: the backing file exactly as the header is to say it, and its format.
+        bitmaps: whether persistent bitmaps are taken over.
+        direct: whether the host's page cache is bypassed; the target is synced at the end then.
+        bandwidth: bytes a second, at most.
+    """
+
+    folder: int
+    name: bytes
+    shown: bytes
+    options: str
+    compress: bool
+    backing: tuple[bytes, str] | None = None
+    bitmaps: bool = False
+    direct: bool = True
+    bandwidth: int | None = None
+
+
+def convert(io: AgentIO, source: Node, target: Conversion, effort: Effort) -> tools.Finished:
+    """Copy an image's data into a new qcow2 image.
+
+    With a ``backing``, only the source's own layer is copied: what its immediate base holds is not.
+
+    Returns:
+        How it ended. Exit code 0 does not mean that the data is on the disk, nor that it is right: sync and compare.
+    """
+    asked: list[tools.Argument] = [
+        "convert",
+        "-U",
+        "-p",
+        "-m",
+        "8",
+        "-W",
+        "-t",
+        "none" if target.direct else "writeback",
+    ]
+    asked += ["-c"] if target.compress else []
+    asked += ["--bitmaps"] if target.bitmaps else []
+    asked += ["-r", str(target.bandwidth)] if target.bandwidth else []
+    asked += ["-O", "qcow2", "-o", target.options]
+    if target.backing is not None:
+        asked += ["-B", target.backing[0], "-F", target.backing[1]]
+    path = b"/proc/self/fd/%d/%s" % (target.folder, target.name)
+    shown = [*map(_text, asked), display(source.path), display(target.shown)]
+    return tools.run(
+        ["qemu-img", *asked, source.argument(), path],
+        io,
+        limits=None,
+        idle_io=effort.idle_io,
+        pass_fds=[target.folder, *source.fds()],
+        on_output=effort.on_output(),
+        watch=effort.watch,
+        shown=["qemu-img", *shown],
+    )
+
+
+def _query(
+    io: AgentIO, asked: Sequence[str], images: Sequence[Node], limits: tools.Limits, effort: Effort | None = None
+) -> tools.Finished:
+    return _run(io, [*asked, "--output=json"], images, limits, effort or Effort())
+
+
+def _run(
+    io: AgentIO, asked: Sequence[str], images: Sequence[Node], limits: tools.Limits | None, effort: Effort
+) -> tools.Finished:
+    return tools.run(
+        ["qemu-img", *asked, *(image.argument() for image in images)],
+        io,
+        limits=limits,
+        idle_io=effort.idle_io,
+        pass_fds=sorted({fd for image in images for fd in image.fds()}),
+        on_output=effort.on_output(),
+        watch=effort.watch,
+        shown=["qemu-img", *asked, *(display(image.path) for image in images)],
+    )
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(text)
+    except ValueError as error:
+        raise HostError("qemu-img answered something that is no JSON") from error
+    if not isinstance(answer, dict):
+        raise HostError("qemu-img answered something that is no object")
+    return answer
+
+
+def _fail(subcommand: str, answer: tools.Finished) -> Any:
+    raise HostError(f"qemu-img {subcommand} failed, {answer.words()}")
+
+
+def _text(argument: tools.Argument) -> str:
+    return display(argument) if isinstance(argument, bytes) else argument
