@@ -8,15 +8,15 @@ run:
 
 test:
 	@setup/prepare test
-	@exec $(PYTHON) setup/test.py
+	@exec $(PYTHON) -m tests.stages
 
 lint:
 	@setup/prepare test
-	@exec $(PYTHON) setup/test.py lint
+	@exec $(PYTHON) -m tests.stages lint
 
 faults:
 	@setup/prepare test
-	@exec $(PYTHON) setup/test.py faults
+	@exec $(PYTHON) -m tests.stages faults
 
 bench:
 	@setup/prepare test

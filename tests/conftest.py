@@ -1,0 +1,21 @@
+"""For all tests: which of them run a second time on PostgreSQL."""
+
+import os
+
+import pytest
+
+_DATABASE_FIXTURES = {"db", "transactional_db", "live_server", "django_db_reset_sequences"}
+
+
+def _uses_database(item: pytest.Item) -> bool:
+    marked = item.get_closest_marker("django_db") is not None
+    return marked or not _DATABASE_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With ``TEST_DATABASE=postgresql`` only the tests that touch the database run."""
+    if os.environ.get("TEST_DATABASE") != "postgresql":
+        return
+    others = [item for item in items if not _uses_database(item)]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if _uses_database(item)]
