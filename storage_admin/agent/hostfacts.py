@@ -1,0 +1,176 @@
+"""What a scan says about the hypervisor itself: its tools, its storages, and whether guests can exist on it."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from storage_admin.agent.protocol import HostError
+
+_SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_TOOLS = ("qemu-img", "qemu-nbd", "setpriv", "ionice", "virt-sparsify", "virsh", "pvesh", "vzctl", "fio", "bonnie++")
+_VERSION = re.compile(rb"version (\d+)\.(\d+)(\.\d+)*")
+_VERSION_LIMIT = 10.0
+
+#: Storages of Proxmox VE that are folders, and where one is mounted if its section names no path.
+_FOLDERS = frozenset({"btrfs", "cephfs", "cifs", "dir", "glusterfs", "nfs"})
+_MOUNTED = frozenset({"cephfs", "cifs", "glusterfs", "nfs"})
+
+_LIBVIRT_SOCKETS = ("libvirt/libvirt-sock", "libvirt/virtqemud-sock", "libvirt/virtlxcd-sock", "libvirt/virtxend-sock")
+_LIBVIRT_DAEMONS = ("libvirtd", "virtqemud", "virtlxcd", "virtxend")
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A storage of Proxmox VE; ``path`` is ``None`` where it is no folder."""
+
+    name: str
+    type: str
+    path: str | None
+    content: tuple[str, ...]
+    disabled: bool
+    nodes: tuple[str, ...]
+
+
+def host_event(etc_pve: str = "/etc/pve", root: str = "/") -> dict[str, Any]:
+    """The fields of the ``host`` event.
+
+    Args:
+        etc_pve: folder of Proxmox VE's configuration.
+        root: where ``etc`` and ``run`` are looked for.
+
+    Raises:
+        HostError: qemu-img is there and does not tell its version.
+    """
+    tools = {name: find(name) is not None for name in _TOOLS}
+    version = qemu_img_version()
+    proxmox = os.path.isdir(etc_pve)
+    return {
+        "hostname": socket.gethostname(),
+        "machine_id": machine_id(root),
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "kernel": os.uname().release,
+        "qemu_img": version,
+        # qemu writes zstd clusters since 5.1, and distributions build it in.
+        "zstd": None if version is None else tuple(map(int, version.split(".")[:2])) >= (5, 1),
+        "tools": tools,
+        "proxmox": proxmox,
+        "proxmox_storages": [vars(storage) for storage in proxmox_storages(etc_pve)] if proxmox else [],
+        "libvirt": libvirt_state(root),
+    }
+
+
+def find(name: str) -> str | None:
+    """The path of a tool, also where the caller's PATH leaves out the system's folders."""
+    return shutil.which(name, path=os.environ.get("PATH", "") + ":" + _SEARCH_PATH)
+
+
+def machine_id(root: str = "/") -> str | None:
+    """The id of this installation (machine-id(5)); ``None`` where it has none."""
+    for name in ("etc/machine-id", "var/lib/dbus/machine-id"):
+        try:
+            with open(os.path.join(root, name), encoding="ascii") as file:
+                found = file.read().strip()
+        except (OSError, UnicodeDecodeError):
+            continue
+        if found:
+            return found
+    return None
+
+
+def qemu_img_version() -> str | None:
+    """Such as ``7.2.22``; ``None`` where qemu-img is not installed.
+
+    Raises:
+        HostError: it is, and does not answer as expected.
+    """
+    path = find("qemu-img")
+    if path is None:
+        return None
+    try:
+        done = subprocess.run(
+            [path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=_VERSION_LIMIT, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise HostError(f"qemu-img --version does not answer: {error}") from error
+    found = _VERSION.search(done.stdout[:4096])
+    if done.returncode or found is None:
+        said = (done.stderr or done.stdout)[:200].decode("utf-8", "backslashreplace")
+        raise HostError(f"qemu-img --version ended with exit code {done.returncode}: {said}")
+    return found[0].split()[1].decode("ascii")
+
+
+def proxmox_storages(etc_pve: str = "/etc/pve") -> list[Storage]:
+    """The storages of storage.cfg, in their order; none where there is no such file."""
+    try:
+        with open(os.path.join(etc_pve, "storage.cfg"), encoding="utf-8", errors="backslashreplace") as file:
+            lines = file.read().splitlines()
+    except FileNotFoundError:
+        return []
+    storages: list[Storage] = []
+    kind, name = "", ""
+    settings: dict[str, str] = {}
+    for line in [*lines, "end: "]:
+        heading = re.match(r"(\w+):\s*(\S*)\s*$", line)
+        if heading:
+            if name:
+                storages.append(_storage(kind, name, settings))
+            kind, name, settings = heading[1], heading[2], {}
+        elif line[:1].isspace() and line.strip():
+            key, _, value = line.strip().partition(" ")
+            settings[key] = value.strip()
+    return storages
+
+
+def _storage(kind: str, name: str, settings: dict[str, str]) -> Storage:
+    path = settings.get("path") if kind in _FOLDERS else None
+    if path is None and kind in _MOUNTED:
+        path = f"/mnt/pve/{name}"
+    return Storage(
+        name=name,
+        type=kind,
+        path=path,
+        content=tuple(part.strip() for part in settings.get("content", "").split(",") if part.strip()),
+        disabled=settings.get("disable", "0" if "disable" not in settings else "1") != "0",
+        nodes=tuple(part.strip() for part in settings.get("nodes", "").split(",") if part.strip()),
+    )
+
+
+def libvirt_state(root: str = "/") -> str:
+    """Whether libvirt could have guests here.
+
+    Returns:
+        ``present``: a daemon answers or guests are defined; ``idle``: it is installed and neither is so, hence no guest
+        of it can exist; ``absent``: it is not installed.
+    """
+    defined = any(
+        glob.glob(os.path.join(glob.escape(root), place, driver, "*.xml"))
+        for place in ("etc/libvirt", "run/libvirt")
+        for driver in ("qemu", "libxl", "lxc")
+    )
+    if defined or any(_answers(os.path.join(root, "run", name)) for name in _LIBVIRT_SOCKETS):
+        return "present"
+    if root == "/":
+        installed = any(find(name) for name in _LIBVIRT_DAEMONS)
+    else:
+        installed = any(os.path.exists(os.path.join(root, "usr/sbin", name)) for name in _LIBVIRT_DAEMONS)
+    return "idle" if installed else "absent"
+
+
+def _answers(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+        line.settimeout(2.0)
+        try:
+            line.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        except OSError:
+            return True  # somebody is there and slow, or hidden from this user: guests cannot be excluded
+    return True

@@ -1,0 +1,158 @@
+"""Which filesystem a folder is on, and a key that is the same on every host that shows the same folder."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+#: Filesystems that more than one machine can have mounted at once.
+NETWORK = frozenset(
+    {
+        "9p", "afs", "ceph", "cifs", "coda", "fuse.cephfs", "fuse.glusterfs", "fuse.mfs", "fuse.rclone", "fuse.s3fs",
+        "fuse.sshfs", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "pvfs2", "smb3", "smbfs",
+        "virtiofs",
+    }
+)  # fmt: skip
+#: Of these, the ones that lie on a block device: their name is the filesystem's UUID, not the mount's source.
+_CLUSTER = frozenset({"gfs2", "ocfs2"})
+#: Filesystems whose mere path may start a mount, a process or a long wait.
+_WAITING = NETWORK | {"autofs"}
+
+_ESCAPED = re.compile(rb"\\([0-7]{3})")
+
+
+@dataclass(frozen=True)
+class Mount:
+    """One line of mountinfo: ``root`` is the folder of the filesystem that is seen at ``point``."""
+
+    id: int
+    device: int
+    root: bytes
+    point: bytes
+    filesystem: str
+    source: bytes
+
+    @property
+    def is_network(self) -> bool:
+        """Whether other machines may have it mounted."""
+        return self.filesystem in NETWORK
+
+
+def unescape(raw: bytes) -> bytes:
+    """A name as the kernel writes it in /proc, with its octal escapes resolved."""
+    return _ESCAPED.sub(lambda found: bytes([int(found[1], 8) & 0xFF]), raw)
+
+
+def parse(mountinfo: bytes) -> list[Mount]:
+    """The mounts of /proc/self/mountinfo (proc(5)), in their order; lines that do not fit are left out."""
+    mounts = []
+    for line in mountinfo.splitlines():
+        first, separator, last = line.partition(b" - ")
+        fields, more = first.split(b" "), last.split(b" ")
+        if not separator or len(fields) < 6 or len(more) < 2:
+            continue
+        major, _, minor = fields[2].partition(b":")
+        device = os.makedev(int(major), int(minor))
+        filesystem = more[0].decode("ascii", "backslashreplace")
+        mounts.append(
+            Mount(int(fields[0]), device, unescape(fields[3]), unescape(fields[4]), filesystem, unescape(more[1]))
+        )
+    return mounts
+
+
+class Mounts:
+    """What is mounted on this machine, read once.
+
+    Args:
+        mounts: as :func:`parse` gives them.
+    """
+
+    def __init__(self, mounts: list[Mount]) -> None:
+        self._by_id = {mount.id: mount for mount in mounts}
+        self._by_point = {mount.point: mount for mount in mounts}
+        self._waits = any(mount.filesystem in _WAITING for mount in mounts)
+        self._uuids: dict[int, str] | None = None
+
+    @classmethod
+    def of_this_machine(cls) -> Mounts:
+        """The mounts that this process sees."""
+        with open("/proc/self/mountinfo", "rb") as file:
+            return cls(parse(file.read()))
+
+    def of_descriptor(self, fd: int) -> Mount | None:
+        """The mount that an open folder was reached through; ``None`` where it came after the list was read."""
+        with open(f"/proc/self/fdinfo/{fd}", "rb") as file:
+            for line in file:
+                if line.startswith(b"mnt_id:"):
+                    return self._by_id.get(int(line[7:]))
+        return None
+
+    def of_path(self, path: bytes) -> Mount | None:
+        """The mount that an absolute, normalised path leads to, by its words alone; nothing is touched."""
+        while path:
+            if path in self._by_point:
+                return self._by_point[path]
+            path = path.rpartition(b"/")[0]
+        return self._by_point.get(b"/")
+
+    def may_wait(self, path: bytes) -> bool:
+        """Whether merely looking at a path could hang or mount something."""
+        if not self._waits:
+            return False
+        mount = self.of_path(path)
+        return mount is not None and mount.filesystem in _WAITING
+
+    def keys(self, mount: Mount, path: bytes, machine: str) -> tuple[str, str]:
+        """The names of a filesystem and of a folder in it, equal wherever the same one is mounted.
+
+        Args:
+            mount: that the folder is on.
+            path: the folder's absolute real path.
+            machine: this machine's id, for filesystems that nobody else can see.
+
+        Returns:
+            ``fs_key`` and ``shared_key``.
+        """
+        if mount.is_network and mount.filesystem not in _CLUSTER:
+            kind = "nfs" if mount.filesystem == "nfs4" else mount.filesystem
+            key = f"{kind}:{_text(mount.source.rstrip(b'/'))}"
+        elif mount.is_network:
+            key = f"{mount.filesystem}:{self._name(mount)}"
+        else:
+            key = f"fs:{machine}:{self._name(mount)}"
+        below = path if mount.point == b"/" else path[len(mount.point) :]
+        inside = b"/".join(part for part in (mount.root + b"/" + below).split(b"/") if part)
+        return key, f"{key}{'' if mount.is_network else ':'}/{_text(inside)}"
+
+    def _name(self, mount: Mount) -> str:
+        """A UUID, a ZFS data set, or at worst the device's numbers, which hold until the next start only."""
+        if self._uuids is None:
+            self._uuids = _uuids()
+        uuid = self._uuids.get(mount.device)
+        if uuid is None and mount.source.startswith(b"/dev/"):
+            try:
+                uuid = self._uuids.get(os.stat(mount.source).st_rdev)
+            except OSError:
+                uuid = None  # the device's node is not visible here: its numbers name it
+        if uuid is None and mount.filesystem == "zfs":
+            uuid = "zfs " + _text(mount.source)
+        return uuid or f"{os.major(mount.device)}:{os.minor(mount.device)}"
+
+
+def _uuids(folder: str = "/dev/disk/by-uuid") -> dict[int, str]:
+    found = {}
+    try:
+        names = sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return {}
+    for name in names:
+        try:
+            found[os.stat(f"{folder}/{name}").st_rdev] = name
+        except OSError:
+            continue  # a link to a device that has just gone
+    return found
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "backslashreplace")

@@ -1,0 +1,310 @@
+"""One storage pool of a scan: which of its files are images, and which of them are new or changed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import posixpath
+import re
+import stat
+from typing import Any
+
+from storage_admin.agent.formats import UnreadableError, probe_reader, vmdk
+from storage_admin.agent.formats.reader import Reader
+from storage_admin.agent.lifeline import AgentIO
+from storage_admin.agent.mounts import Mount, Mounts
+from storage_admin.agent.pools import open_parent
+from storage_admin.agent.protocol import RefusedError
+from storage_admin.agent.records import OPEN_FLAGS, Recorder, b64, fingerprint
+from storage_admin.agent.walk import Folder, Walk
+
+EXTENSIONS = frozenset({"qcow2", "raw", "img", "vmdk", "vdi", "vhd", "vpc", "vhdx", "qed", "qcow", "luks"})
+#: A volume of libvirt or Proxmox needs no extension; smaller files are notes, keys and the like.
+_MIN_BARE_VOLUME = 1 << 20
+_VMDK_PART = re.compile(r"(.+)-(?:flat|delta|s\d{3}|f\d{3})\.vmdk", re.IGNORECASE)
+_MAX_DESCRIPTOR = 64 * 1024
+#: Files between two looks at the lifeline.
+_CHECK_EVERY = 200
+_MAX_DETAILS = 3
+
+
+class PoolScan:
+    """One pass over a pool.
+
+    Args:
+        pool: the pool's id.
+        path: absolute path of its folder.
+        kind: ``dir``, ``libvirt`` or ``proxmox``.
+        known: fingerprints of the images that the controller has; those that are seen are taken out.
+        named: paths that guests name, which are images whatever they look like.
+        recorder: opens images.
+        io: the controller.
+        before: images found in the pools before this one, for the progress.
+    """
+
+    def __init__(
+        self,
+        pool: int,
+        path: bytes,
+        kind: str,
+        known: set[bytes],
+        named: frozenset[bytes],
+        recorder: Recorder,
+        io: AgentIO,
+        before: int = 0,
+    ) -> None:
+        self._pool = pool
+        self._path = path
+        self._kind = kind
+        self._known = known
+        self._recorder = recorder
+        self._io = io
+        prefix = path.rstrip(b"/") + b"/"
+        self._named = {name for name in named if name.startswith(prefix)}
+        self._before = before
+        self._seen_files = 0
+        self._failures: list[str] = []
+        self._others = self._others_bytes = self._undo_bytes = self._leftovers = 0
+        self.images = before
+        self.changed = 0
+        self.inodes: set[int] = set()
+        self.device: int | None = None
+        self.mount: Mount | None = None
+
+    def run(self, mounts: Mounts, machine: str) -> dict[str, Any]:
+        """Walk the pool and send its images.
+
+        Args:
+            mounts: of this machine.
+            machine: this machine's id, for the keys of its own filesystems.
+
+        Returns:
+            The fields of the ``pool`` event.
+        """
+        try:
+            root = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            gone = error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+            return self._event("missing" if gone else "unreadable", f"{error.strerror}")
+        try:
+            place = self._place(root, mounts, machine)
+            walk = Walk()
+            for folder in walk.folders(root, self._path, self._kind):
+                self._folder(folder)
+            self._named_elsewhere()
+        finally:
+            os.close(root)
+        unread = walk.unread + self._failures
+        notes = [(unread, "could not be read"), (walk.other_filesystems, "on another filesystem, not entered")]
+        if self._kind == "dir":
+            notes.append((walk.too_deep, "has folders that are too deep"))
+        detail = "; ".join(_few(names) + ": " + what for names, what in notes if names)
+        return {**self._event("unreadable" if unread else "ok", detail), **place}
+
+    def _event(self, state: str, detail: str) -> dict[str, Any]:
+        return {
+            "id": self._pool,
+            "state": state,
+            "detail": detail,
+            **dict.fromkeys(("dev", "capacity_bytes", "available_bytes", "filesystem", "mount_source")),
+            **dict.fromkeys(("network", "shared_key", "fs_key")),
+            "images": self.images - self._before,
+            "others": {"count": self._others, "bytes": self._others_bytes},
+            "undo_bytes": self._undo_bytes,
+            "leftovers": self._leftovers,
+            # What was not read has not vanished.
+            "vanished_b64": b64(b"".join(sorted(self._known))) if state == "ok" else "",
+        }
+
+    def _place(self, root: int, mounts: Mounts, machine: str) -> dict[str, Any]:
+        self.device = os.fstat(root).st_dev
+        space = os.fstatvfs(root)
+        self.mount = mounts.of_descriptor(root)
+        place: dict[str, Any] = {
+            "dev": self.device,
+            "capacity_bytes": space.f_blocks * space.f_frsize,
+            "available_bytes": space.f_bavail * space.f_frsize,
+        }
+        if self.mount is not None:
+            real = os.readlink(b"/proc/self/fd/%d" % root)
+            fs_key, shared_key = mounts.keys(self.mount, real, machine)
+            place.update(
+                filesystem=self.mount.filesystem,
+                mount_source=self.mount.source.decode("utf-8", "backslashreplace"),
+                network=self.mount.is_network,
+                shared_key=shared_key,
+                fs_key=fs_key,
+            )
+        return place
+
+    def _folder(self, folder: Folder) -> None:
+        """The hot path: an unchanged image costs one ``stat`` and one hash here."""
+        known, inodes, named = self._known, self.inodes, self._named
+        prefix = folder.path.rstrip(b"/") + b"/"
+        parts = self._vmdk_parts(folder)
+        for name in folder.files:
+            self._seen_files += 1
+            if self._seen_files % _CHECK_EVERY == 0:
+                self._io.check()
+                self._io.progress("scanning", self.images, None)
+            if name.startswith(".sa-"):
+                self._own_file(folder.fd, name)
+                continue
+            path = prefix + os.fsencode(name)
+            stem, _, extension = name.rpartition(".")
+            is_named = path in named
+            if is_named:
+                named.discard(path)
+            has_extension = bool(stem) and extension.lower() in EXTENSIONS
+            try:
+                status = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                self._failures.append(f"{name!a} ({error.strerror})")
+                continue
+            if name in parts and not is_named:
+                inodes.add(status.st_ino)
+                continue
+            plain = fingerprint(path, status)
+            if plain in known:
+                known.discard(plain)
+                inodes.add(status.st_ino)
+                self.images += 1
+            elif stat.S_ISREG(status.st_mode):
+                self._regular(folder.fd, name, path, plain, status, has_extension, is_named)
+            elif stat.S_ISLNK(status.st_mode) and (has_extension or is_named):
+                self._tell(path, plain, status, "is a symbolic link; register the folder it points to")
+
+    def _regular(
+        self, fd: int, name: str, path: bytes, plain: bytes, status: os.stat_result, has_extension: bool, named: bool
+    ) -> None:
+        if not (has_extension or named) and (not status.st_size or name.lower().endswith(".iso")):
+            self._other(status)
+            return
+        try:
+            image = os.open(name, OPEN_FLAGS, dir_fd=fd)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if has_extension or named:
+                self._tell(path, plain, status, f"it could not be opened: {error.strerror}")
+            else:
+                self._other(status)
+            return
+        try:
+            self._opened(image, path, plain, status, has_extension, named)
+        except OSError as error:
+            self._tell(path, plain, status, f"it could not be read: {error.strerror}")
+        finally:
+            os.close(image)
+
+    def _opened(
+        self, fd: int, path: bytes, plain: bytes, status: os.stat_result, has_extension: bool, named: bool
+    ) -> None:
+        now = os.fstat(fd)
+        if not stat.S_ISREG(now.st_mode):
+            return
+        if (now.st_ino, now.st_dev) != (status.st_ino, status.st_dev):
+            status, plain = now, fingerprint(path, now)
+        reader = Reader(fd, now.st_size)
+        if not named and not self._is_image(reader, path, has_extension):
+            self._other(status)
+            return
+        looks_like, facts, detail = self._recorder.facts(reader, path)
+        self.inodes.add(status.st_ino)
+        self.images += 1
+        immutable = self._recorder.immutable(fd, status.st_dev)
+        line = self._recorder.line(self._pool, path, plain, status, looks_like, facts, detail, immutable, self._known)
+        if line is not None:
+            self.changed += 1
+            self._io.emit_raw(line)
+
+    def _is_image(self, reader: Reader, path: bytes, has_extension: bool) -> bool:
+        looks_like = probe_reader(reader)
+        if has_extension or looks_like != "raw":
+            return looks_like != "iso"
+        if self._kind == "dir":
+            return False
+        is_bare = b"." not in posixpath.basename(path)
+        return is_bare and reader.file_size >= _MIN_BARE_VOLUME and reader.file_size % 512 == 0
+
+    def _tell(self, path: bytes, plain: bytes, status: os.stat_result, detail: str) -> None:
+        """An image that could not be looked into."""
+        self.images += 1
+        self.inodes.add(status.st_ino)
+        line = self._recorder.line(self._pool, path, plain, status, None, None, detail, None, self._known)
+        if line is not None:
+            self.changed += 1
+            self._io.emit_raw(line)
+
+    def _other(self, status: os.stat_result) -> None:
+        self._others += 1
+        self._others_bytes += status.st_blocks * 512
+
+    def _own_file(self, fd: int, name: str) -> None:
+        """Files that jobs keep beside an image: undo copies and journals."""
+        try:
+            status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return
+        if name.endswith(".journal"):
+            self._leftovers += 1
+        elif name.endswith(".orig") and status.st_nlink == 1:  # else the image itself still has these bytes
+            self._undo_bytes += status.st_blocks * 512
+
+    def _vmdk_parts(self, folder: Folder) -> set[str]:
+        """The names in a folder that are extents of a VMDK whose descriptor is there as well."""
+        names = {name for name in folder.files if name[-5:].lower() == ".vmdk"}
+        parts = set()
+        for name in names:
+            found = _VMDK_PART.fullmatch(name)
+            if found and found[1] + name[-5:] in names:
+                parts.add(name)
+                continue
+            try:
+                status = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode) and status.st_size <= _MAX_DESCRIPTOR:
+                    parts |= self._extents(folder.fd, name, status.st_size)
+            except OSError:
+                continue  # it is told where its turn comes
+        # An extent is hidden as an image of its own only under a name that claims to be nothing else.
+        return {name for name in parts if name.rpartition(".")[2].lower() not in EXTENSIONS - {"vmdk"}}
+
+    def _extents(self, folder: int, name: str, size: int) -> set[str]:
+        fd = os.open(name, OPEN_FLAGS, dir_fd=folder)
+        try:
+            reader = Reader(fd, size)
+            if not vmdk.is_descriptor(reader.head):
+                return set()
+            return {os.fsdecode(extent) for extent in vmdk.read(reader).extents} - {name}
+        except UnreadableError:
+            return set()
+        finally:
+            os.close(fd)
+
+    def _named_elsewhere(self) -> None:
+        """Files of the pool that guests name and the walk does not come by: deeper, or in another kind of folder."""
+        for path in sorted(self._named):
+            try:
+                folder, name = open_parent(self._path, path)
+            except (OSError, RefusedError):
+                continue  # missing, or reached through a link: the controller asks for its existence by itself
+            try:
+                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                plain = fingerprint(path, status)
+                if plain in self._known:
+                    self._known.discard(plain)
+                    self.inodes.add(status.st_ino)
+                    self.images += 1
+                elif stat.S_ISREG(status.st_mode):
+                    self._regular(folder, os.fsdecode(name), path, plain, status, has_extension=False, named=True)
+            except FileNotFoundError:
+                continue
+            finally:
+                os.close(folder)
+
+
+def _few(names: list[str]) -> str:
+    more = len(names) - _MAX_DETAILS
+    return ", ".join(names[:_MAX_DETAILS]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,119 @@
+"""The verb ``scan``: every disk image of some storage pools, read once, without a process per image."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+from storage_admin.agent import hostfacts, inuse
+from storage_admin.agent.lifeline import AgentIO
+from storage_admin.agent.mounts import Mounts
+from storage_admin.agent.poolscan import PoolScan
+from storage_admin.agent.protocol import HOST, POOL, SEEN, RefusedError, Request, unb64
+from storage_admin.agent.records import FINGERPRINT_SIZE, Recorder
+
+KINDS = ("dir", "libvirt", "proxmox")
+
+
+@dataclass(frozen=True)
+class Pool:
+    """One pool of the request; ``known`` are the fingerprints of the images that the controller has."""
+
+    id: int
+    path: bytes
+    kind: str
+    known: set[bytes] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class ScanArgs:
+    """The request's arguments, checked."""
+
+    pools: list[Pool]
+    named: frozenset[bytes]
+    probe: list[bytes]
+    etc_pve: str
+
+
+def run(request: Request, io: AgentIO) -> dict[str, Any]:
+    """Walk the pools and tell the host, every image that is new or changed, each pool, and what is in use.
+
+    Args:
+        request: ``pools`` (``id``, ``path_b64``, ``kind`` of dir, libvirt or proxmox, ``known_b64``: the 16-byte
+            fingerprints of the known images, joined), ``named_b64`` (paths that guests name: listed with any
+            extension), ``probe_b64`` (paths whose existence is asked), ``etc_pve`` (Proxmox VE's folder).
+        io: the controller.
+
+    Returns:
+        ``images``: how many were found, ``changed``: how many of them were told.
+
+    Raises:
+        RefusedError: ``invalid``.
+        StoppedError: the controller stopped the work.
+        HostError: a tool of the host does not answer as expected.
+    """
+    args = _parse(request.args)
+    host = hostfacts.host_event(args.etc_pve)
+    io.emit(HOST, **host)
+    mounts = Mounts.of_this_machine()
+    recorder = Recorder(mounts)
+    machine = host["machine_id"] or host["hostname"]
+    files: dict[int, set[int]] = {}
+    aliases: dict[int, int] = {}
+    images = changed = 0
+    for pool in args.pools:
+        scan = PoolScan(pool.id, pool.path, pool.kind, pool.known, args.named, recorder, io, images)
+        event = scan.run(mounts, machine)
+        io.emit(POOL, **event)
+        images, changed = scan.images, changed + scan.changed
+        if scan.device is not None:
+            files.setdefault(scan.device, set()).update(scan.inodes)
+            if scan.mount is not None and scan.mount.device != scan.device:
+                aliases[scan.mount.device] = scan.device
+    io.progress("looking who uses them", images, images)
+    held = inuse.holds(files, aliases, io.check)
+    io.emit(
+        SEEN,
+        probe=[_existence(path, mounts) for path in args.probe],
+        busy=[[hold.device, hold.inode, hold.why] for hold in held.holds],
+        busy_complete=held.complete,
+    )
+    return {"images": images, "changed": changed}
+
+
+def _existence(path: bytes, mounts: Mounts) -> list[int] | bool | None:
+    """Device and inode; ``False`` where there is nothing; ``None`` where it cannot be told."""
+    if not path.startswith(b"/") or b"\0" in path or mounts.may_wait(path):
+        return None
+    try:
+        status = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return None
+    return [status.st_dev, status.st_ino]
+
+
+def _parse(args: dict[str, Any]) -> ScanArgs:
+    unknown = set(args) - {"pools", "named_b64", "probe_b64", "etc_pve"}
+    if unknown:
+        raise RefusedError("invalid", f"scan knows no argument {', '.join(sorted(unknown))}")
+    try:
+        pools = [_parse_pool(fields) for fields in args["pools"]]
+        named = frozenset(unb64(path) for path in args.get("named_b64", ()))
+        probe = [unb64(path) for path in args.get("probe_b64", ())]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RefusedError("invalid", f"scan's arguments are not as they should be: {error!r}") from error
+    return ScanArgs(pools, named, probe, str(args.get("etc_pve", "/etc/pve")))
+
+
+def _parse_pool(fields: dict[str, Any]) -> Pool:
+    path, known, kind = unb64(fields["path_b64"]), unb64(fields.get("known_b64", "")), fields["kind"]
+    number = fields["id"]
+    if not path.startswith(b"/") or b"\0" in path or kind not in KINDS or not isinstance(number, int):
+        raise ValueError(f"pool {number!r} of kind {kind!r} at {path!r}")
+    if len(known) % FINGERPRINT_SIZE:
+        raise ValueError(f"fingerprints of pool {number} take {len(known)} bytes")
+    size = FINGERPRINT_SIZE
+    return Pool(number, path, kind, {known[start : start + size] for start in range(0, len(known), size)})

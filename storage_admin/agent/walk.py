@@ -1,0 +1,105 @@
+"""The folders of a storage pool, one after the other, by descriptors: a symbolic link is never followed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from storage_admin.agent.pools import display
+
+#: How many folders deep a pool of kind ``dir`` is walked.
+MAX_DEPTH = 8
+#: Folders that hold copies of images, or bits of a broken filesystem, and no images in use.
+SKIPPED = frozenset({"lost+found", ".snapshot", ".snapshots", ".zfs"})
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder while it is open: ``files`` are the names in it that are no folders, sorted."""
+
+    fd: int
+    path: bytes
+    files: list[str]
+
+
+@dataclass
+class Walk:
+    """What a walk could not enter. Where ``unread`` is not empty, what was not seen has not vanished."""
+
+    unread: list[str] = field(default_factory=list)
+    other_filesystems: list[str] = field(default_factory=list)
+    too_deep: list[str] = field(default_factory=list)
+
+    def folders(self, root: int, path: bytes, kind: str) -> Iterator[Folder]:
+        """Every folder that holds images, each open until the next one is asked for; the order is always the same.
+
+        Args:
+            root: descriptor of the pool's folder; stays open and the caller's.
+            path: the pool's absolute path.
+            kind: ``dir`` goes down, ``libvirt`` looks at the top only, ``proxmox`` at ``images/<vmid>``.
+        """
+        device = os.fstat(root).st_dev
+        if kind == "libvirt":
+            yield Folder(root, path, self._list(root, path)[0])
+        elif kind == "proxmox":
+            images = self._open(root, path, "images", device)
+            if images is not None:
+                try:
+                    below = _join(path, "images")
+                    guests = [name for name in self._list(images, below)[1] if name.isdigit()]
+                    yield from self._each(images, below, guests, device, 1)
+                finally:
+                    os.close(images)
+        else:
+            yield from self._tree(root, path, device, MAX_DEPTH)
+
+    def _tree(self, fd: int, path: bytes, device: int, depth: int) -> Iterator[Folder]:
+        files, folders = self._list(fd, path)
+        yield Folder(fd, path, files)
+        below = [name for name in folders if name not in SKIPPED]
+        if depth > 0:
+            yield from self._each(fd, path, below, device, depth)
+        elif below:
+            self.too_deep.append(display(path))
+
+    def _each(self, fd: int, path: bytes, folders: list[str], device: int, depth: int) -> Iterator[Folder]:
+        for name in folders:
+            folder = self._open(fd, path, name, device)
+            if folder is None:
+                continue
+            try:
+                yield from self._tree(folder, _join(path, name), device, depth - 1)
+            finally:
+                os.close(folder)
+
+    def _list(self, fd: int, path: bytes) -> tuple[list[str], list[str]]:
+        """The names that are no folders, and the folders, each sorted."""
+        try:
+            with os.scandir(fd) as entries:
+                names = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+        except OSError as error:
+            self.unread.append(f"{display(path)}: {error.strerror}")
+            return [], []
+        names.sort()
+        return [name for name, is_folder in names if not is_folder], [name for name, is_folder in names if is_folder]
+
+    def _open(self, fd: int, path: bytes, name: str, device: int) -> int | None:
+        try:
+            folder = os.open(name, _FOLDER, dir_fd=fd)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self.unread.append(f"{display(_join(path, name))}: {error.strerror}")
+            return None
+        if os.fstat(folder).st_dev != device:
+            os.close(folder)
+            self.other_filesystems.append(display(_join(path, name)))
+            return None
+        return folder
+
+
+def _join(path: bytes, name: str) -> bytes:
+    return path.rstrip(b"/") + b"/" + os.fsencode(name)
