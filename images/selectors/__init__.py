@@ -1,0 +1,31 @@
+"""Reads: what pages and endpoints show of images, chains, guests and pools."""
+
+from images.selectors.chains import Chain, Edge, GuestRef, Node, chain_of
+from images.selectors.guests import guests_for
+from images.selectors.lists import history_of, images_for, ordered, page_of
+from images.selectors.overview import overview
+from images.selectors.overview_shapes import Candidate, Concern, ConcernItem, Overview, PoolRow, Totals, Won
+from images.selectors.pools import days_until_full, pool_rows
+
+__all__ = [
+    "Candidate",
+    "Chain",
+    "Concern",
+    "ConcernItem",
+    "Edge",
+    "GuestRef",
+    "Node",
+    "Overview",
+    "PoolRow",
+    "Totals",
+    "Won",
+    "chain_of",
+    "days_until_full",
+    "guests_for",
+    "history_of",
+    "images_for",
+    "ordered",
+    "overview",
+    "page_of",
+    "pool_rows",
+]

@@ -1,0 +1,148 @@
+"""The tree that an image is part of, and what would become free."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from django.db.models import Prefetch, Q
+
+from images.models import Image, ImageUse
+
+#: Ids in one query: databases bound the number of parameters.
+BATCH = 500
+
+
+@dataclass(frozen=True)
+class GuestRef:
+    """A guest that uses an image as one of its disks (``target``, such as ``vda``)."""
+
+    id: int
+    name: str
+    state: str
+    target: str
+
+
+@dataclass(frozen=True)
+class Node:
+    """One image of a tree. Sizes are in bytes, ``None`` where it is not known.
+
+    Args:
+        freed_if_deleted: what deleting this file alone would free: its allocated size where nothing needs it, 0 where
+            something does or where another hard link remains, ``None`` where it is not known who needs it.
+        needed_by: ids of the overlays that stand right on it, then names of the guests whose disk it is.
+    """
+
+    id: int
+    name: str
+    path: str
+    format: str
+    virtual_size: int | None
+    allocated_size: int
+    chain_depth: int
+    state: str
+    in_use: bool | None
+    guests: tuple[GuestRef, ...]
+    needed_by: tuple[int | str, ...]
+    freed_if_deleted: int | None
+
+
+@dataclass(frozen=True)
+class Edge:
+    """``overlay`` has ``base`` as its backing file; both are ids of images."""
+
+    overlay: int
+    base: int
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A whole tree, bases first.
+
+    Args:
+        allocated_size: bytes that its files occupy together, each inode once.
+        virtual_size: bytes promised to guests: the virtual sizes of the leaves together, as the images below show the
+            same disk; ``None`` where one of them is not known.
+    """
+
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+    allocated_size: int
+    virtual_size: int | None
+
+
+def chain_of(image: Image) -> Chain:
+    """The tree around an image: every image of its root, and whatever stands below or above one of them."""
+    members = sorted(_members(image), key=lambda member: (member.chain_depth, member.name, member.pk))
+    overlays: dict[int, list[int]] = {}
+    for member in members:
+        if member.backing_id is not None and member.state != Image.State.MISSING:
+            overlays.setdefault(member.backing_id, []).append(member.pk)
+    nodes = tuple(_node(member, overlays.get(member.pk, [])) for member in members)
+    present = [member for member in members if member.state != Image.State.MISSING]
+    sizes = {(member.host_id, member.dev, member.inode): member.allocated_size for member in present}
+    leaves = {(leaf.host_id, leaf.dev, leaf.inode): leaf.virtual_size for leaf in present if leaf.pk not in overlays}
+    promised = [size for size in leaves.values() if size is not None]
+    return Chain(
+        nodes=nodes,
+        edges=tuple(
+            Edge(overlay=member.pk, base=member.backing_id) for member in members if member.backing_id is not None
+        ),
+        allocated_size=sum(sizes.values()),
+        virtual_size=sum(promised) if len(promised) == len(leaves) else None,
+    )
+
+
+def _members(image: Image) -> Iterable[Image]:
+    found: dict[int, Image] = {}
+    fresh = list(_rows(Q(pk=image.pk) if image.root_id is None else Q(pk=image.pk) | Q(root_id=image.root_id)))
+    while fresh:
+        found |= {member.pk: member for member in fresh}
+        below = {member.backing_id for member in fresh if member.backing_id is not None} - found.keys()
+        fresh = [member for member in _neighbours(below, {member.pk for member in fresh}) if member.pk not in found]
+    return found.values()
+
+
+def _neighbours(bases: set[int], stood_on: set[int]) -> Iterator[Image]:
+    for ids in _batches(bases):
+        yield from _rows(Q(pk__in=ids))
+    for ids in _batches(stood_on):
+        yield from _rows(Q(backing_id__in=ids))
+
+
+def _batches(ids: set[int]) -> Iterator[list[int]]:
+    listed = sorted(ids)
+    return (listed[start : start + BATCH] for start in range(0, len(listed), BATCH))
+
+
+def _rows(which: Q) -> Iterable[Image]:
+    uses = ImageUse.objects.select_related("disk__guest").order_by("disk__guest__name", "id")
+    rows = Image.objects.filter(which).select_related("pool", "host").prefetch_related(Prefetch("uses", uses))
+    return rows.defer("path_bytes", "backing_path_bytes", "header", "estimate", "snapshots", "host__capabilities")
+
+
+def _node(image: Image, overlays: list[int]) -> Node:
+    disks = [use.disk for use in image.uses.all()]
+    guests = tuple(GuestRef(disk.guest_id, disk.guest.name, disk.guest.state, disk.target) for disk in disks)
+    return Node(
+        id=image.pk,
+        name=image.name,
+        path=image.path,
+        format=image.format,
+        virtual_size=image.virtual_size,
+        allocated_size=image.allocated_size,
+        chain_depth=image.chain_depth,
+        state=image.state,
+        in_use=image.in_use,
+        guests=guests,
+        needed_by=(*overlays, *dict.fromkeys(guest.name for guest in guests)),
+        freed_if_deleted=_freed(image, needed=bool(overlays or guests)),
+    )
+
+
+def _freed(image: Image, *, needed: bool) -> int | None:
+    if needed or image.in_use or image.nlink > 1 or image.state == Image.State.MISSING:
+        return 0
+    if image.in_use is None or image.host.owners_unknown or image.pool.owners_unknown:
+        return None
+    if image.pool.network and not image.pool.all_hosts_registered:
+        return None  # a host that is not registered may have overlays or guests of it
+    return image.allocated_size

@@ -1,0 +1,122 @@
+"""What is wrong and wants a look, the worst first."""
+
+from collections.abc import Iterable
+from datetime import timedelta
+
+from django.db.models import Count, Exists, OuterRef, QuerySet
+from django.utils import timezone
+
+from images.models import Image
+from images.selectors.lists import images_for
+from images.selectors.overview_shapes import Concern, ConcernItem, PoolRow
+from storage_admin.accounts.roles import Actor
+from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.hosts.selectors import hosts_for
+from storage_admin.jobs.models import Job
+from storage_admin.jobs.selectors import jobs_for
+
+#: How many of a kind are named; the rest are counted.
+NAMED = 5
+FAILED_WITHIN = timedelta(days=7)
+
+IMAGE_STATES = {
+    Image.State.CHAIN_BROKEN: ("Chains with a missing base", "danger"),
+    Image.State.CHAIN_CYCLE: ("Chains that run in a circle", "danger"),
+    Image.State.FORMAT_MISMATCH: ("Content contradicts the declared format", "danger"),
+    Image.State.OUTSIDE_POOL: ("Bases outside of every pool", "warning"),
+    Image.State.UNREADABLE: ("Images that cannot be read", "warning"),
+    Image.State.MISSING: ("Images that vanished", "warning"),
+}
+
+
+def concerns(actor: Actor, pools: list[StoragePool], rows: Iterable[PoolRow]) -> tuple[Concern, ...]:
+    """Everything that wants a look, as far as it exists for ``actor``.
+
+    Args:
+        pools, rows: the pools that exist for the actor, and what is shown of them.
+    """
+    images = images_for(actor)
+    found = [
+        *_hosts(hosts_for(actor)),
+        *_pools(pools, rows),
+        *_image_states(images),
+        *_jobs(jobs_for(actor)),
+        *_orphans(images),
+    ]
+    return tuple(sorted(found, key=lambda concern: concern.severity != "danger"))
+
+
+def _concern(code: str, title: str, severity: str, items: list[ConcernItem], count: int | None = None) -> list[Concern]:
+    if not items:
+        return []
+    return [Concern(code, title, severity, len(items) if count is None else count, tuple(items[:NAMED]))]
+
+
+def _hosts(hosts: QuerySet[Host]) -> list[Concern]:
+    troubled = list(hosts.exclude(status=Host.Status.OK))
+
+    def items(status: str) -> list[ConcernItem]:
+        return [
+            ConcernItem("host", host.pk, host.name, host.status_detail) for host in troubled if host.status == status
+        ]
+
+    return [
+        *_concern("host_unreachable", "Hosts that do not answer", "danger", items(Host.Status.UNREACHABLE)),
+        *_concern("host_degraded", "Hosts that something is missing on", "warning", items(Host.Status.DEGRADED)),
+    ]
+
+
+def _pools(pools: list[StoragePool], rows: Iterable[PoolRow]) -> list[Concern]:
+    full = [
+        ConcernItem(
+            "pool", row.id, f"{row.host} / {row.name}", f"{row.used_percent} % used, warns at {row.warn_percent} %"
+        )
+        for row in rows
+        if row.over_threshold
+    ]
+    bad = [
+        ConcernItem("pool", pool.pk, str(pool), pool.state_detail) for pool in pools if pool.state not in {"ok", "new"}
+    ]
+    return [
+        *_concern("pool_over_threshold", "Pools over their threshold", "danger", full),
+        *_concern("pool_unreadable", "Pools that cannot be read", "danger", bad),
+    ]
+
+
+def _image_states(images: QuerySet[Image]) -> list[Concern]:
+    counts = images.filter(state__in=IMAGE_STATES).order_by().values_list("state").annotate(Count("id"))
+    found = []
+    for state, count in sorted(counts, key=lambda pair: list(IMAGE_STATES).index(Image.State(pair[0]))):
+        title, severity = IMAGE_STATES[Image.State(state)]
+        first = images.filter(state=state).order_by("-allocated_size", "id")[:NAMED]
+        items = [ConcernItem("image", image.pk, image.name, image.state_detail) for image in first]
+        found += _concern(state, title, severity, items, count)
+    return found
+
+
+def _orphans(images: QuerySet[Image]) -> list[Concern]:
+    orphans = images.filter(orphan=True).exclude(state=Image.State.MISSING)
+    first = orphans.order_by("-allocated_size", "id")[:NAMED]
+    items = [ConcernItem("image", image.pk, image.name, "; ".join(map(str, image.orphan_evidence))) for image in first]
+    return _concern("orphan", "Images that nothing uses", "warning", items, orphans.count() if items else 0)
+
+
+def _jobs(jobs: QuerySet[Job]) -> list[Concern]:
+    """Jobs that went wrong lately, unless the same was done successfully since."""
+    done_since = Job.objects.filter(
+        kind=OuterRef("kind"),
+        target_kind=OuterRef("target_kind"),
+        target_id=OuterRef("target_id"),
+        state=Job.State.SUCCEEDED,
+        id__gt=OuterRef("id"),
+    )
+    recent = jobs.filter(finished__gte=timezone.now() - FAILED_WITHIN).exclude(Exists(done_since))
+    found = []
+    for state, title in (
+        (Job.State.FAILED, "Jobs that failed in the last 7 days"),
+        (Job.State.INTERRUPTED, "Jobs that were interrupted in the last 7 days"),
+    ):
+        bad = recent.filter(state=state)
+        items = [ConcernItem("job", job.pk, str(job), job.error_detail) for job in bad[:NAMED]]
+        found += _concern(f"job_{state}", title, "danger", items, bad.count() if items else 0)
+    return found

@@ -1,0 +1,76 @@
+"""The numbers of the first page, from the database alone."""
+
+from django.db.models import BigIntegerField, Count, F, QuerySet, Sum
+from django.db.models.fields.json import KeyTextTransform
+from django.db.models.functions import Cast
+from django.utils import timezone
+
+from images.models import Image
+from images.selectors.chains import GuestRef
+from images.selectors.concerns import concerns
+from images.selectors.lists import images_for
+from images.selectors.overview_shapes import Candidate, Overview, Won
+from images.selectors.pools import pool_rows
+from images.selectors.totals import totals_of
+from storage_admin.accounts.roles import Actor
+from storage_admin.hosts.selectors import pools_for
+from storage_admin.jobs.models import Job
+from storage_admin.jobs.selectors import jobs_for
+
+CANDIDATES = 10
+
+
+def overview(actor: Actor) -> Overview:
+    """What somebody who opens the dashboard wants to know first, as far as it exists for ``actor``."""
+    pools = list(pools_for(actor))
+    rows = pool_rows(pools)
+    jobs = jobs_for(actor)
+    return Overview(
+        at=timezone.now(),
+        totals=totals_of(actor, pools),
+        pools=rows,
+        win_back_now=candidates(actor),
+        needs_a_look=concerns(actor, pools, rows),
+        at_work=tuple(jobs.filter(state=Job.State.RUNNING).order_by("id")),
+        queued_count=jobs.filter(state=Job.State.QUEUED).count(),
+        won_so_far=won(jobs),
+    )
+
+
+def candidates(actor: Actor, limit: int = CANDIDATES) -> tuple[Candidate, ...]:
+    """The images with the most to win back, largest first; each inode once."""
+    rows = images_for(actor).filter(reclaimable_bytes__gt=0).exclude(state=Image.State.MISSING)
+    found: dict[tuple[int, str, str], Candidate] = {}
+    for image in rows.order_by(F("reclaimable_bytes").desc(nulls_last=True), "-id")[: 2 * limit]:
+        found.setdefault((image.host_id, image.dev, image.inode), _candidate(image))
+    return tuple(found.values())[:limit]
+
+
+def _candidate(image: Image) -> Candidate:
+    disks = [use.disk for use in image.uses.all()]
+    return Candidate(
+        id=image.pk,
+        name=image.name,
+        host_id=image.host_id,
+        host=image.host.name,
+        pool_id=image.pool_id,
+        pool=image.pool.name,
+        format=image.format,
+        virtual_size=image.virtual_size,
+        allocated_size=image.allocated_size,
+        reclaimable_bytes=image.reclaimable_bytes or 0,
+        reclaimable_low=image.reclaimable_low,
+        reclaimable_high=image.reclaimable_high,
+        method=image.reclaimable_method,
+        in_use=image.in_use,
+        guests=tuple(GuestRef(disk.guest_id, disk.guest.name, disk.guest.state, disk.target) for disk in disks),
+    )
+
+
+def won(jobs: QuerySet[Job]) -> Won:
+    """What finished jobs freed; what was undone won nothing, and what an undo copy holds is not won yet."""
+    freed = Cast(KeyTextTransform("freed_bytes", "result"), BigIntegerField())
+    ended = jobs.filter(state=Job.State.SUCCEEDED, rewrites=True).exclude(undo_state=Job.UndoState.UNDONE).order_by()
+    sums = ended.exclude(kind__in=("undo", "discard_undo")).aggregate(freed=Sum(freed), count=Count("id"))
+    held = jobs.filter(undo_state=Job.UndoState.AVAILABLE).order_by().aggregate(held=Sum("undo_bytes"))
+    return Won(freed_bytes=sums["freed"] or 0, held_bytes=held["held"] or 0, jobs_count=sums["count"])

@@ -1,0 +1,130 @@
+"""What the first page shows. Sizes are bytes; ``None`` means that it is not known, which is never shown as 0."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from images.selectors.chains import GuestRef
+from storage_admin.jobs.models import Job
+
+
+@dataclass(frozen=True)
+class PoolRow:
+    """One pool. ``days_until_full`` is ``None`` unless its samples show growth over a day or more."""
+
+    id: int
+    host_id: int
+    host: str
+    name: str
+    kind: str
+    path: str
+    state: str
+    capacity_bytes: int | None
+    available_bytes: int | None
+    used_bytes: int | None
+    used_percent: float | None
+    images_count: int
+    allocated_bytes: int | None
+    virtual_bytes: int | None
+    overcommit_ratio: float | None
+    reclaimable_bytes: int | None
+    undo_bytes: int
+    warn_percent: int
+    over_threshold: bool | None
+    days_until_full: float | None
+    last_scanned: datetime | None
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over all hosts.
+
+    Capacity, used and available count each filesystem once (``pools_counted`` of ``pools_count`` pools have a known
+    size); allocated, virtual and reclaimable count each file once, also where hosts share a pool or hard links exist.
+    ``reclaimable_*`` are sums over the ``analyzed_count`` analyzed images alone.
+    """
+
+    hosts_count: int
+    pools_count: int
+    pools_counted: int
+    images_count: int
+    capacity_bytes: int | None
+    used_bytes: int | None
+    available_bytes: int | None
+    allocated_bytes: int | None
+    virtual_bytes: int | None
+    overcommit_ratio: float | None
+    analyzed_count: int
+    reclaimable_bytes: int | None
+    reclaimable_low: int | None
+    reclaimable_high: int | None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An image that space can be won back from, by which method; ``in_use`` is ``None`` where that is not known."""
+
+    id: int
+    name: str
+    host_id: int
+    host: str
+    pool_id: int
+    pool: str
+    format: str
+    virtual_size: int | None
+    allocated_size: int
+    reclaimable_bytes: int
+    reclaimable_low: int | None
+    reclaimable_high: int | None
+    method: str
+    in_use: bool | None
+    guests: tuple[GuestRef, ...]
+
+
+@dataclass(frozen=True)
+class ConcernItem:
+    """One thing that is wrong: ``kind`` is image, host, pool or job."""
+
+    kind: str
+    id: int
+    name: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Concern:
+    """One way in which things are wrong: how many there are, and the first few of them.
+
+    Args:
+        code: an image's state, ``host_unreachable``, ``host_degraded``, ``job_failed``, ``job_interrupted``,
+            ``pool_over_threshold``, ``pool_unreadable`` or ``orphan``.
+        severity: ``danger`` or ``warning``.
+    """
+
+    code: str
+    title: str
+    severity: str
+    count: int
+    items: tuple[ConcernItem, ...]
+
+
+@dataclass(frozen=True)
+class Won:
+    """Bytes that jobs freed on disk, and bytes that undo copies still hold, which are not won yet."""
+
+    freed_bytes: int
+    held_bytes: int
+    jobs_count: int
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The first page."""
+
+    at: datetime
+    totals: Totals
+    pools: tuple[PoolRow, ...]
+    win_back_now: tuple[Candidate, ...]
+    needs_a_look: tuple[Concern, ...]
+    at_work: tuple[Job, ...]
+    queued_count: int
+    won_so_far: Won

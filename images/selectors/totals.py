@@ -1,0 +1,80 @@
+"""Sums that count everything once: each filesystem, each shared pool, each inode."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from django.db.models import Count, Max, Q, QuerySet, Sum
+
+from images.models import Image
+from images.selectors.lists import images_for
+from images.selectors.overview_shapes import Totals
+from storage_admin.accounts.roles import Actor
+from storage_admin.hosts.models import StoragePool
+from storage_admin.hosts.selectors import hosts_for
+
+SUMS = ("allocated_size", "virtual_size", "reclaimable_bytes", "reclaimable_low", "reclaimable_high")
+
+
+def totals_of(actor: Actor, pools: list[StoragePool]) -> Totals:
+    """The sums over these pools, which are all that exist for ``actor``."""
+    sized = [pool for pool in pools if pool.capacity_bytes is not None and pool.available_bytes is not None]
+    filesystems = {pool.fs_key or f"pool {pool.pk}": pool for pool in sized}.values()
+    capacity = _sum(pool.capacity_bytes for pool in filesystems)
+    used = _sum(pool.used_bytes for pool in filesystems)
+    available = _sum(pool.available_bytes for pool in filesystems)
+    sums = _image_sums(_each_file_once(images_for(actor), pools))
+    scanned = any(pool.last_scanned is not None for pool in pools)
+    virtual = sums["virtual_size"] if scanned else None
+    return Totals(
+        hosts_count=hosts_for(actor).count(),
+        pools_count=len(pools),
+        pools_counted=len(sized),
+        images_count=sums["count"] or 0,
+        capacity_bytes=capacity,
+        used_bytes=used,
+        available_bytes=available,
+        allocated_bytes=(sums["allocated_size"] or 0) if scanned else None,
+        virtual_bytes=(virtual or 0) if scanned else None,
+        overcommit_ratio=round(virtual / capacity, 2) if virtual is not None and capacity else None,
+        analyzed_count=sums["analyzed"] or 0,
+        reclaimable_bytes=sums["reclaimable_bytes"],
+        reclaimable_low=sums["reclaimable_low"],
+        reclaimable_high=sums["reclaimable_high"],
+    )
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _each_file_once(rows: QuerySet[Image], pools: list[StoragePool]) -> QuerySet[Image]:
+    """Images that are there, without those that another host shows too because it mounts the same pool."""
+    seen: set[str] = set()
+    again = []
+    for pool in pools:
+        if pool.shared_key in seen:
+            again.append(pool.pk)
+        elif pool.shared_key:
+            seen.add(pool.shared_key)
+    rows = rows.exclude(state=Image.State.MISSING).select_related(None).prefetch_related(None).order_by()
+    return rows.exclude(pool__in=again) if again else rows
+
+
+def _image_sums(rows: QuerySet[Image]) -> dict[str, int | None]:
+    sums = rows.aggregate(
+        count=Count("id"), analyzed=Count("reclaimable_bytes"), **{column: Sum(column) for column in SUMS}
+    )
+    # Hard links: rows beyond the first of an inode occupy nothing of their own.
+    linked = rows.filter(nlink__gt=1).values("host_id", "dev", "inode").annotate(links=Count("id"), **_largest())
+    for found in linked.filter(links__gt=1):
+        inode: dict[str, Any] = dict(found)
+        for column in SUMS:
+            if (size := inode[f"one_{column}"]) is not None:
+                sums[column] -= size * (inode[f"known_{column}"] - 1)
+    return sums
+
+
+def _largest() -> dict[str, Max | Count]:
+    sizes: dict[str, Max | Count] = {f"one_{column}": Max(column) for column in SUMS}
+    return sizes | {f"known_{column}": Count("id", filter=Q(**{f"{column}__isnull": False})) for column in SUMS}

@@ -1,0 +1,32 @@
+"""Reads: hosts and pools, as far as they exist for the actor."""
+
+from typing import Any, TypeVar
+
+from django.db.models import Model, QuerySet
+
+from storage_admin.accounts.roles import Actor
+from storage_admin.hosts.models import Host, StoragePool
+
+M = TypeVar("M", bound=Model)
+
+
+def hosts_for(actor: Actor) -> QuerySet[Host]:
+    """The hosts that exist for ``actor``: those in a token's scope, else all."""
+    return Host.objects.all() if actor.hosts is None else Host.objects.filter(slug__in=actor.hosts)
+
+
+def pools_for(actor: Actor) -> QuerySet[StoragePool]:
+    """The pools on those hosts, each with its host."""
+    return in_scope(StoragePool.objects.select_related("host").defer("path_bytes"), actor)
+
+
+def in_scope(rows: QuerySet[M], actor: Actor, host: str = "host") -> QuerySet[M]:
+    """Only rows whose host is in the actor's scope.
+
+    Args:
+        host: the lookup from a row to its host.
+    """
+    if actor.hosts is None:
+        return rows
+    lookup: dict[str, Any] = {f"{host}__in": Host.objects.filter(slug__in=actor.hosts).values("pk")}
+    return rows.filter(**lookup)

@@ -1,0 +1,21 @@
+"""Reads: jobs and their logs, as far as they exist for the actor."""
+
+from django.db.models import QuerySet
+
+from storage_admin.accounts.roles import Actor
+from storage_admin.hosts.selectors import in_scope
+from storage_admin.jobs.models import Job, JobLog
+
+
+def jobs_for(actor: Actor) -> QuerySet[Job]:
+    """The jobs on hosts that exist for ``actor``, newest first, each with its host."""
+    return in_scope(Job.objects.select_related("host").defer("host__capabilities"), actor)
+
+
+def log_of(job: Job, after: int = 0) -> QuerySet[JobLog]:
+    """A job's log in order.
+
+    Args:
+        after: only lines whose ``id`` is larger, as when it was read up to there before.
+    """
+    return job.log_lines.filter(pk__gt=after).order_by("pk")

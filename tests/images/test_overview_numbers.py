@@ -1,0 +1,146 @@
+"""The first page's numbers, on rows made for it."""
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from images.selectors import overview
+from storage_admin.accounts.roles import SYSTEM, Actor, Role
+from tests.factories import GIB, HostFactory, ImageFactory, ImageUseFactory, JobFactory, PoolSampleFactory, StoragePoolFactory
+
+pytestmark = pytest.mark.django_db
+
+
+def test_an_empty_dashboard_knows_nothing_and_says_so() -> None:
+    seen = overview(SYSTEM)
+    totals = seen.totals
+    assert (totals.capacity_bytes, totals.allocated_bytes, totals.reclaimable_bytes, totals.overcommit_ratio) == (None,) * 4
+    assert (totals.images_count, seen.pools, seen.win_back_now, seen.needs_a_look) == (0, (), (), ())
+
+
+def test_a_filesystem_with_two_pools_counts_once() -> None:
+    host = HostFactory.create()
+    for _ in range(2):
+        StoragePoolFactory.create(host=host, fs_key="one", capacity_bytes=100 * GIB, available_bytes=40 * GIB)
+    totals = overview(SYSTEM).totals
+    assert (totals.capacity_bytes, totals.used_bytes, totals.available_bytes) == (100 * GIB, 60 * GIB, 40 * GIB)
+    assert (totals.pools_count, totals.pools_counted) == (2, 2)
+
+
+def test_a_pool_of_unknown_size_is_not_counted_as_empty() -> None:
+    StoragePoolFactory.create(capacity_bytes=100 * GIB)
+    StoragePoolFactory.create(capacity_bytes=None, available_bytes=None)
+    totals = overview(SYSTEM).totals
+    assert (totals.capacity_bytes, totals.pools_count, totals.pools_counted) == (100 * GIB, 2, 1)
+
+
+def test_an_inode_with_three_names_counts_once() -> None:
+    pool = StoragePoolFactory.create()
+    for _ in range(3):
+        ImageFactory.create(pool=pool, inode="7", nlink=3, allocated_size=4 * GIB, reclaimable_bytes=GIB, reclaimable_low=5)
+    ImageFactory.create(pool=pool, allocated_size=GIB)
+    totals = overview(SYSTEM).totals
+    assert (totals.allocated_bytes, totals.virtual_bytes) == (5 * GIB, 20 * GIB)
+    assert (totals.reclaimable_bytes, totals.reclaimable_low, totals.reclaimable_high) == (GIB, 5, None)
+
+
+def test_one_export_on_two_hosts_counts_once() -> None:
+    for _ in range(2):
+        pool = StoragePoolFactory.create(shared_key="nfs:server:/export", fs_key="nfs:server:/export")
+        ImageFactory.create(pool=pool, allocated_size=4 * GIB)
+    totals = overview(SYSTEM).totals
+    assert (totals.allocated_bytes, totals.capacity_bytes, totals.images_count) == (4 * GIB, 100 * GIB, 1)
+
+
+def test_vanished_images_occupy_nothing() -> None:
+    ImageFactory.create(state="missing", allocated_size=4 * GIB)
+    assert overview(SYSTEM).totals.allocated_bytes == 0
+
+
+def test_reclaimable_says_over_how_many_images() -> None:
+    pool = StoragePoolFactory.create()
+    ImageFactory.create(pool=pool, reclaimable_bytes=3, reclaimable_low=2, reclaimable_high=4)
+    ImageFactory.create(pool=pool)
+    totals = overview(SYSTEM).totals
+    assert (totals.reclaimable_bytes, totals.reclaimable_low, totals.reclaimable_high) == (3, 2, 4)
+    assert (totals.analyzed_count, totals.images_count) == (1, 2)
+
+
+def grow(pool, per_day: int, hours: int) -> None:  # type: ignore[no-untyped-def]
+    now = timezone.now()
+    for age in range(0, hours + 1, 6):
+        available = pool.available_bytes + per_day * age // 24
+        PoolSampleFactory.create(pool=pool, at=now - timedelta(hours=age), available_bytes=available)
+
+
+def test_days_until_full_follow_the_growth() -> None:
+    pool = StoragePoolFactory.create(available_bytes=40 * GIB)
+    grow(pool, 2 * GIB, hours=96)
+    assert overview(SYSTEM).pools[0].days_until_full == pytest.approx(20, abs=0.1)
+
+
+@pytest.mark.parametrize(("per_day", "hours"), [(2 * GIB, 18), (2 * GIB, 0), (0, 96), (-GIB, 96)])
+def test_days_until_full_are_unknown_without_a_day_of_growth(per_day: int, hours: int) -> None:
+    grow(StoragePoolFactory.create(available_bytes=40 * GIB), per_day, hours)
+    assert overview(SYSTEM).pools[0].days_until_full is None
+
+
+def test_the_largest_wins_come_first_with_their_guests() -> None:
+    small = ImageFactory.create(reclaimable_bytes=GIB, reclaimable_method="compress")
+    large = ImageUseFactory.create(image__reclaimable_bytes=3 * GIB, image__in_use=None, disk__guest__name="web").image
+    ImageFactory.create(reclaimable_bytes=0)
+    ImageFactory.create(reclaimable_bytes=None)
+    found = overview(SYSTEM).win_back_now
+    assert [candidate.id for candidate in found] == [large.pk, small.pk]
+    assert found[0].in_use is None
+    assert [guest.name for guest in found[0].guests] == ["web"]
+
+
+def test_what_is_wrong_is_named_and_counted() -> None:
+    pool = StoragePoolFactory.create(available_bytes=10 * GIB, warn_percent=85)
+    HostFactory.create(status="unreachable", status_detail="No answer.")
+    for _ in range(7):
+        ImageFactory.create(pool=pool, state="chain_broken", state_detail="/srv/gone.qcow2 is missing.")
+    ImageFactory.create(pool=pool, orphan=True, orphan_evidence=["no guest uses it"])
+    JobFactory.create(state="failed", finished=timezone.now(), error_detail="Disk full.")
+    JobFactory.create(state="failed", finished=timezone.now() - timedelta(days=8))
+    found = {concern.code: concern for concern in overview(SYSTEM).needs_a_look}
+    assert {code: concern.count for code, concern in found.items()} == {
+        "host_unreachable": 1, "pool_over_threshold": 1, "chain_broken": 7, "job_failed": 1, "orphan": 1,
+    }  # fmt: skip
+    assert len(found["chain_broken"].items) == 5
+    assert found["job_failed"].items[0].detail == "Disk full."
+
+
+def test_a_failed_job_that_was_repeated_with_success_is_no_concern() -> None:
+    image = ImageFactory.create()
+    JobFactory.create(kind="reclaim", target=image, state="failed", finished=timezone.now())
+    JobFactory.create(kind="reclaim", target=image, state="succeeded", finished=timezone.now())
+    assert overview(SYSTEM).needs_a_look == ()
+
+
+def test_won_is_what_was_freed_and_held_stands_apart() -> None:
+    image = ImageFactory.create()
+
+    def job(undo_state: str, freed: int, held: int, state: str = "succeeded") -> None:
+        JobFactory.create(
+            kind="reclaim", target=image, state=state, undo_state=undo_state, undo_bytes=held,
+            result={"freed_bytes": freed, "held_bytes": held},
+        )  # fmt: skip
+
+    job("expired", 5 * GIB, 0)
+    job("available", 0, 3 * GIB)
+    job("undone", 7 * GIB, 0)
+    job("none", 9 * GIB, 0, state="failed")
+    won = overview(SYSTEM).won_so_far
+    assert (won.freed_bytes, won.held_bytes, won.jobs_count) == (5 * GIB, 3 * GIB, 2)
+
+
+def test_other_hosts_do_not_exist_for_a_token_limited_to_one() -> None:
+    mine, other = ImageFactory.create(reclaimable_bytes=GIB), ImageFactory.create(reclaimable_bytes=GIB, state="unreadable")
+    JobFactory.create(target=other, state="running")
+    seen = overview(Actor("token", Role.VIEWER, hosts=frozenset({mine.host.slug})))
+    assert (seen.totals.hosts_count, seen.totals.images_count, len(seen.pools)) == (1, 1, 1)
+    assert [candidate.id for candidate in seen.win_back_now] == [mine.pk]
+    assert (seen.needs_a_look, seen.at_work) == ((), ())
