@@ -75,6 +75,7 @@ INSTALLED_APPS = [
 JOB_KINDS = [
     "images.kinds.scan.Scan",
     "images.kinds.analyze.Analyze",
+    "images.kinds.analyze.Sample",
     "images.kinds.reclaim.Reclaim",
     "images.kinds.undo.Undo",
     "images.kinds.undo.DiscardUndo",

@@ -16,7 +16,9 @@ from storage_admin.hosts.names import display, path_key
 
 #: Folders that no image belongs in. Those in the first set are refused with all that is below them.
 SYSTEM_TREES = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/sbin", "/sys", "/usr")
-SYSTEM_FOLDERS = frozenset({"/", "/home", "/media", "/mnt", "/opt", "/root", "/run", "/srv", "/tmp", "/var", "/var/lib"})  # noqa: S108
+SYSTEM_FOLDERS = frozenset(
+    {"/", "/home", "/media", "/mnt", "/opt", "/root", "/run", "/srv", "/tmp", "/var", "/var/lib"}
+)  # noqa: S108
 
 #: libvirt's standard folder for images; it is a pool of its own even where libvirt is not asked.
 STANDARD_FOLDER = "/var/lib/libvirt/images"
@@ -76,9 +78,13 @@ def _folder(host: Host, path: str) -> bytes:
         raw = os.path.realpath(given)
         mode = os.stat(raw).st_mode
     except FileNotFoundError:
-        raise _bad_path(f"{display(given)} does not exist on {host.name}. Make the folder first, or check the spelling.") from None
+        raise _bad_path(
+            f"{display(given)} does not exist on {host.name}. Make the folder first, or check the spelling."
+        ) from None
     except (OSError, UnicodeEncodeError) as error:
-        raise _bad_path(f"This path cannot be looked at: {getattr(error, 'strerror', None) or 'it is not a valid name'}.") from None
+        raise _bad_path(
+            f"This path cannot be looked at: {getattr(error, 'strerror', None) or 'it is not a valid name'}."
+        ) from None
     if not stat.S_ISDIR(mode):
         raise _bad_path(f"{display(given)} is a file, not a folder. Register the folder that it lies in.")
     text = display(raw)

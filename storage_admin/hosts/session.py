@@ -49,7 +49,9 @@ class AgentSession:
             thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._ended.set()
         with self._write_lock, contextlib.suppress(OSError):
             assert self._process.stdin is not None

@@ -69,7 +69,9 @@ def beat(worker: str, held: Iterable[tuple[int, int]]) -> None:
     """Says that the worker still holds these jobs (pairs of id and generation)."""
     now = timezone.now()
     for job_id, generation in held:
-        Job.objects.filter(pk=job_id, state=Job.State.RUNNING, generation=generation, worker=worker).update(heartbeat=now)
+        Job.objects.filter(pk=job_id, state=Job.State.RUNNING, generation=generation, worker=worker).update(
+            heartbeat=now
+        )
 
 
 def finish(job: Job, state: str, **columns: Any) -> bool:

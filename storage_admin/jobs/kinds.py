@@ -166,4 +166,6 @@ def get(name: str) -> JobKind:
         return _table()[name]
     except (KeyError, TypeError):
         known = ", ".join(_table())
-        raise InvalidError(f"There is no job kind {name!r}; choose one of {known}.", {"kind": f"One of {known}."}) from None
+        raise InvalidError(
+            f"There is no job kind {name!r}; choose one of {known}.", {"kind": f"One of {known}."}
+        ) from None

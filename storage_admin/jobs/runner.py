@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -27,6 +28,9 @@ logger = logging.getLogger(__name__)
 #: run out, and recovery tells from the host's journals how it ended.
 FINISH_PATIENCE = 60.0
 
+#: Set when this worker is told to end: what is at work is put back and recorded instead of being cut off.
+stopping = threading.Event()
+
 CODES = {
     protocol.CANCELLED: Job.State.CANCELLED,
     protocol.INTERRUPTED: Job.State.INTERRUPTED,
@@ -51,7 +55,9 @@ def run(job_id: int) -> None:
             # Whatever else happens is a bug. It must show as one, and the row must not stay "running".
             logger.exception("job %s", job.pk)
             recorder.log(traceback.format_exc(), JobLog.Level.ERROR)
-            _end_badly(job, recorder, protocol.BUG, f"This is a bug in Storage Admin: {error!r}. The log has the details.")
+            _end_badly(
+                job, recorder, protocol.BUG, f"This is a bug in Storage Admin: {error!r}. The log has the details."
+            )
         else:
             _end_well(job, kind, recorder, result)
     kind.ended(job)
@@ -79,7 +85,7 @@ def _work(job: Job, kind: JobKind, recorder: Recorder) -> dict[str, Any]:
         cancelling = False
         for event in session.events():
             recorder.tick()
-            if recorder.cancel_requested and not cancelling:
+            if (recorder.cancel_requested or stopping.is_set()) and not cancelling:
                 cancelling = True
                 session.cancel()
             if event is None:
@@ -148,6 +154,8 @@ def _end_well(job: Job, kind: JobKind, recorder: Recorder, result: dict[str, Any
 
 
 def _end_badly(job: Job, recorder: Recorder, code: str, detail: str) -> None:
+    if code == protocol.CANCELLED and stopping.is_set() and not recorder.cancel_requested:
+        code, detail = protocol.INTERRUPTED, f"The dashboard was stopped; everything was put back. {detail}"
     state = CODES.get(code, Job.State.FAILED)
 
     def write() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 from celery import shared_task
 from celery.contrib.django.task import DjangoTask
-from celery.signals import worker_ready, worker_shutdown
+from celery.signals import worker_ready, worker_shutdown, worker_shutting_down
 
 from storage_admin.jobs import reaper, runner
 from storage_admin.jobs.heart import heart
@@ -33,6 +33,11 @@ def _worker_ready(**_kwargs: Any) -> None:
     heart.start()
     reaper.reap_dead_workers()
     reaper.sweep()
+
+
+@worker_shutting_down.connect
+def _worker_shutting_down(**_kwargs: Any) -> None:
+    runner.stopping.set()
 
 
 @worker_shutdown.connect

@@ -5,59 +5,73 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
     dependencies = [
-        ('hosts', '0001_initial'),
+        ("hosts", "0001_initial"),
     ]
 
     operations = [
         migrations.CreateModel(
-            name='Guest',
+            name="Guest",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('kind', models.CharField(choices=[('domain', 'Domain'), ('vm', 'Vm'), ('container', 'Container')], max_length=10)),
-                ('uid', models.CharField(max_length=100)),
-                ('name', models.CharField(max_length=255)),
-                ('state', models.CharField(max_length=20)),
-                ('io_priority', models.SmallIntegerField(null=True)),
-                ('io_weight', models.IntegerField(null=True)),
-                ('io_limits', models.JSONField(blank=True, default=dict)),
-                ('last_seen', models.DateTimeField()),
-                ('host', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='guests', to='hosts.host')),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "kind",
+                    models.CharField(
+                        choices=[("domain", "Domain"), ("vm", "Vm"), ("container", "Container")], max_length=10
+                    ),
+                ),
+                ("uid", models.CharField(max_length=100)),
+                ("name", models.CharField(max_length=255)),
+                ("state", models.CharField(max_length=20)),
+                ("io_priority", models.SmallIntegerField(null=True)),
+                ("io_weight", models.IntegerField(null=True)),
+                ("io_limits", models.JSONField(blank=True, default=dict)),
+                ("last_seen", models.DateTimeField()),
+                (
+                    "host",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="guests", to="hosts.host"
+                    ),
+                ),
             ],
             options={
-                'ordering': ['name', 'id'],
+                "ordering": ["name", "id"],
             },
         ),
         migrations.CreateModel(
-            name='GuestDisk',
+            name="GuestDisk",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('target', models.CharField(max_length=40)),
-                ('device', models.CharField(default='disk', max_length=10)),
-                ('path', models.TextField(blank=True)),
-                ('path_bytes', models.BinaryField(default=b'')),
-                ('path_key', models.CharField(blank=True, db_index=True, max_length=32)),
-                ('dev', models.CharField(blank=True, max_length=20)),
-                ('inode', models.CharField(blank=True, max_length=20)),
-                ('format', models.CharField(blank=True, max_length=20)),
-                ('cache', models.CharField(blank=True, max_length=20)),
-                ('discard', models.CharField(blank=True, max_length=20)),
-                ('readonly', models.BooleanField(default=False)),
-                ('guest', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='disks', to='guests.guest')),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("target", models.CharField(max_length=40)),
+                ("device", models.CharField(default="disk", max_length=10)),
+                ("path", models.TextField(blank=True)),
+                ("path_bytes", models.BinaryField(default=b"")),
+                ("path_key", models.CharField(blank=True, db_index=True, max_length=32)),
+                ("dev", models.CharField(blank=True, max_length=20)),
+                ("inode", models.CharField(blank=True, max_length=20)),
+                ("format", models.CharField(blank=True, max_length=20)),
+                ("cache", models.CharField(blank=True, max_length=20)),
+                ("discard", models.CharField(blank=True, max_length=20)),
+                ("readonly", models.BooleanField(default=False)),
+                (
+                    "guest",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="disks", to="guests.guest"
+                    ),
+                ),
             ],
             options={
-                'ordering': ['guest', 'target'],
+                "ordering": ["guest", "target"],
             },
         ),
         migrations.AddConstraint(
-            model_name='guest',
-            constraint=models.UniqueConstraint(fields=('host', 'kind', 'uid'), name='guest_once_per_host'),
+            model_name="guest",
+            constraint=models.UniqueConstraint(fields=("host", "kind", "uid"), name="guest_once_per_host"),
         ),
         migrations.AddConstraint(
-            model_name='guestdisk',
-            constraint=models.UniqueConstraint(fields=('guest', 'target'), name='disk_once_per_guest'),
+            model_name="guestdisk",
+            constraint=models.UniqueConstraint(fields=("guest", "target"), name="disk_once_per_guest"),
         ),
     ]

@@ -5,95 +5,146 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
-    dependencies = [
-    ]
+    dependencies = []
 
     operations = [
         migrations.CreateModel(
-            name='Host',
+            name="Host",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('slug', models.SlugField(unique=True)),
-                ('name', models.CharField(max_length=200)),
-                ('kind', models.CharField(choices=[('local', 'Local'), ('ssh', 'Ssh'), ('libvirt', 'Libvirt'), ('proxmox', 'Proxmox')], max_length=10)),
-                ('address', models.CharField(blank=True, max_length=255)),
-                ('port', models.PositiveIntegerField(blank=True, null=True)),
-                ('user', models.CharField(blank=True, max_length=64)),
-                ('transport', models.CharField(blank=True, max_length=20)),
-                ('cluster', models.CharField(blank=True, max_length=100)),
-                ('status', models.CharField(choices=[('ok', 'Ok'), ('unreachable', 'Unreachable'), ('degraded', 'Degraded')], default='degraded', max_length=12)),
-                ('status_detail', models.TextField(blank=True, default='It has not been scanned yet.')),
-                ('last_seen', models.DateTimeField(blank=True, null=True)),
-                ('capabilities', models.JSONField(blank=True, default=dict)),
-                ('max_jobs', models.PositiveSmallIntegerField(default=1)),
-                ('owners_unknown', models.TextField(blank=True, default='The host has not been scanned yet.')),
-                ('resolved_scan', models.BigIntegerField(default=0)),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("slug", models.SlugField(unique=True)),
+                ("name", models.CharField(max_length=200)),
+                (
+                    "kind",
+                    models.CharField(
+                        choices=[("local", "Local"), ("ssh", "Ssh"), ("libvirt", "Libvirt"), ("proxmox", "Proxmox")],
+                        max_length=10,
+                    ),
+                ),
+                ("address", models.CharField(blank=True, max_length=255)),
+                ("port", models.PositiveIntegerField(blank=True, null=True)),
+                ("user", models.CharField(blank=True, max_length=64)),
+                ("transport", models.CharField(blank=True, max_length=20)),
+                ("cluster", models.CharField(blank=True, max_length=100)),
+                (
+                    "status",
+                    models.CharField(
+                        choices=[("ok", "Ok"), ("unreachable", "Unreachable"), ("degraded", "Degraded")],
+                        default="degraded",
+                        max_length=12,
+                    ),
+                ),
+                ("status_detail", models.TextField(blank=True, default="It has not been scanned yet.")),
+                ("last_seen", models.DateTimeField(blank=True, null=True)),
+                ("capabilities", models.JSONField(blank=True, default=dict)),
+                ("max_jobs", models.PositiveSmallIntegerField(default=1)),
+                ("owners_unknown", models.TextField(blank=True, default="The host has not been scanned yet.")),
+                ("resolved_scan", models.BigIntegerField(default=0)),
             ],
             options={
-                'ordering': ['name'],
+                "ordering": ["name"],
             },
         ),
         migrations.CreateModel(
-            name='StoragePool',
+            name="StoragePool",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(max_length=200)),
-                ('kind', models.CharField(choices=[('dir', 'Dir'), ('nfs', 'Nfs'), ('lvm', 'Lvm'), ('lvmthin', 'Lvmthin'), ('zfs', 'Zfs'), ('other', 'Other')], default='dir', max_length=10)),
-                ('source', models.CharField(choices=[('admin', 'registered by an admin'), ('standard', "libvirt's standard folder"), ('libvirt', 'libvirt'), ('proxmox', 'Proxmox VE'), ('demo', 'the demo')], default='admin', max_length=10)),
-                ('path', models.TextField()),
-                ('path_bytes', models.BinaryField()),
-                ('path_key', models.CharField(max_length=32)),
-                ('shared_key', models.CharField(blank=True, db_index=True, max_length=500)),
-                ('fs_key', models.CharField(blank=True, max_length=500)),
-                ('filesystem', models.CharField(blank=True, max_length=40)),
-                ('network', models.BooleanField(default=False)),
-                ('all_hosts_registered', models.BooleanField(default=False)),
-                ('state', models.CharField(default='new', max_length=12)),
-                ('state_detail', models.TextField(blank=True)),
-                ('owners_unknown', models.TextField(blank=True)),
-                ('capacity_bytes', models.BigIntegerField(null=True)),
-                ('available_bytes', models.BigIntegerField(null=True)),
-                ('images_count', models.PositiveIntegerField(default=0)),
-                ('allocated_bytes', models.BigIntegerField(null=True)),
-                ('virtual_bytes', models.BigIntegerField(null=True)),
-                ('reclaimable_bytes', models.BigIntegerField(null=True)),
-                ('undo_bytes', models.BigIntegerField(default=0)),
-                ('others_count', models.PositiveIntegerField(default=0)),
-                ('others_bytes', models.BigIntegerField(default=0)),
-                ('warn_percent', models.PositiveSmallIntegerField(default=85)),
-                ('last_scanned', models.DateTimeField(blank=True, null=True)),
-                ('host', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='pools', to='hosts.host')),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("name", models.CharField(max_length=200)),
+                (
+                    "kind",
+                    models.CharField(
+                        choices=[
+                            ("dir", "Dir"),
+                            ("nfs", "Nfs"),
+                            ("lvm", "Lvm"),
+                            ("lvmthin", "Lvmthin"),
+                            ("zfs", "Zfs"),
+                            ("other", "Other"),
+                        ],
+                        default="dir",
+                        max_length=10,
+                    ),
+                ),
+                (
+                    "source",
+                    models.CharField(
+                        choices=[
+                            ("admin", "registered by an admin"),
+                            ("standard", "libvirt's standard folder"),
+                            ("libvirt", "libvirt"),
+                            ("proxmox", "Proxmox VE"),
+                            ("demo", "the demo"),
+                        ],
+                        default="admin",
+                        max_length=10,
+                    ),
+                ),
+                ("path", models.TextField()),
+                ("path_bytes", models.BinaryField()),
+                ("path_key", models.CharField(max_length=32)),
+                ("shared_key", models.CharField(blank=True, db_index=True, max_length=500)),
+                ("fs_key", models.CharField(blank=True, max_length=500)),
+                ("filesystem", models.CharField(blank=True, max_length=40)),
+                ("network", models.BooleanField(default=False)),
+                ("all_hosts_registered", models.BooleanField(default=False)),
+                ("state", models.CharField(default="new", max_length=12)),
+                ("state_detail", models.TextField(blank=True)),
+                ("owners_unknown", models.TextField(blank=True)),
+                ("capacity_bytes", models.BigIntegerField(null=True)),
+                ("available_bytes", models.BigIntegerField(null=True)),
+                ("images_count", models.PositiveIntegerField(default=0)),
+                ("allocated_bytes", models.BigIntegerField(null=True)),
+                ("virtual_bytes", models.BigIntegerField(null=True)),
+                ("reclaimable_bytes", models.BigIntegerField(null=True)),
+                ("undo_bytes", models.BigIntegerField(default=0)),
+                ("others_count", models.PositiveIntegerField(default=0)),
+                ("others_bytes", models.BigIntegerField(default=0)),
+                ("warn_percent", models.PositiveSmallIntegerField(default=85)),
+                ("last_scanned", models.DateTimeField(blank=True, null=True)),
+                (
+                    "host",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="pools", to="hosts.host"
+                    ),
+                ),
             ],
             options={
-                'ordering': ['host__name', 'name'],
+                "ordering": ["host__name", "name"],
             },
         ),
         migrations.CreateModel(
-            name='PoolSample',
+            name="PoolSample",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('at', models.DateTimeField()),
-                ('capacity_bytes', models.BigIntegerField()),
-                ('available_bytes', models.BigIntegerField()),
-                ('pool', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='samples', to='hosts.storagepool')),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("at", models.DateTimeField()),
+                ("capacity_bytes", models.BigIntegerField()),
+                ("available_bytes", models.BigIntegerField()),
+                (
+                    "pool",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="samples", to="hosts.storagepool"
+                    ),
+                ),
             ],
             options={
-                'ordering': ['at'],
+                "ordering": ["at"],
             },
         ),
         migrations.AddConstraint(
-            model_name='storagepool',
-            constraint=models.UniqueConstraint(fields=('host', 'path_key'), name='pool_path_once_per_host'),
+            model_name="storagepool",
+            constraint=models.UniqueConstraint(fields=("host", "path_key"), name="pool_path_once_per_host"),
         ),
         migrations.AddIndex(
-            model_name='poolsample',
-            index=models.Index(fields=['pool', 'at'], name='hosts_pools_pool_id_a995f4_idx'),
+            model_name="poolsample",
+            index=models.Index(fields=["pool", "at"], name="hosts_pools_pool_id_a995f4_idx"),
         ),
         migrations.AddConstraint(
-            model_name='poolsample',
-            constraint=models.CheckConstraint(condition=models.Q(('available_bytes__lte', models.F('capacity_bytes'))), name='pool_sample_available_within_capacity'),
+            model_name="poolsample",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("available_bytes__lte", models.F("capacity_bytes"))),
+                name="pool_sample_available_within_capacity",
+            ),
         ),
     ]

@@ -1,0 +1,114 @@
+"""The job kinds ``analyze`` (one image, on request) and ``sample`` (what changed on a host, in the background)."""
+
+from typing import Any
+
+from django.db.models import F, Q, QuerySet
+from django.utils import timezone
+
+from images import estimates, writing
+from images.kinds.scan import HostKind
+from images.kinds.targets import ImageKind, facts, find
+from images.models import Image
+from storage_admin.accounts.roles import SYSTEM, Actor
+from storage_admin.jobs import services
+from storage_admin.jobs.models import Job
+from storage_admin.jobs.plans import Plan, Refusal
+
+#: Images that one background job samples, and for how long each at most, in seconds.
+SAMPLE_IMAGES = 100
+SAMPLE_SECONDS = 0.5
+#: Formats whose clusters can be sampled.
+SAMPLED_FORMATS = ("qcow2", "raw")
+
+
+class Analyze(ImageKind):
+    """Samples one image: what could be won back, with a range."""
+
+    name = "analyze"
+    title = "Analyze"
+    description = "Samples an image's clusters and says what a reclaim would win, with a range. Nothing is changed."
+    verb = "analyze"
+    properties = {
+        "mode": {
+            "enum": ["sample"],
+            "default": "sample",
+            "description": "sample: about a second, with a range.",
+        }
+    }
+
+    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
+        image = find(target_id)
+        return Plan(
+            method="sample",
+            reason="Reads up to 2,000 clusters, spread over the image.",
+            facts_at=image.last_scanned,
+            before_bytes=image.allocated_size,
+            refusals=tuple(self._refusals(image)),
+        )
+
+    @staticmethod
+    def _refusals(image: Image) -> list[Refusal]:
+        if image.state in {Image.State.MISSING, Image.State.UNREADABLE, Image.State.FORMAT_MISMATCH}:
+            code = "format_mismatch" if image.state == Image.State.FORMAT_MISMATCH else "stale_plan"
+            return [Refusal(code, image.state_detail)]
+        if not image.declared_format:
+            return [Refusal("format_undeclared", f"Nothing declares the format of {image.name}: declare it first.")]
+        if image.declared_format not in SAMPLED_FORMATS:
+            return [Refusal("unsupported_subformat", f"{image.declared_format} images are not sampled; qcow2 and raw are.")]
+        return []
+
+    def request(self, job: Job) -> dict[str, Any]:
+        return facts(find(job.target_id)) | {"mode": job.options["mode"], "idle_io": False}
+
+    def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
+        image = find(job.target_id)
+        estimates.record(image, result, timezone.now())
+        writing.write_totals([image.pool])
+        return result
+
+
+class Sample(HostKind):
+    """Samples the images of a host that changed, the largest first, at idle priority."""
+
+    name = "sample"
+    title = "Sample changed images"
+    description = "Samples the images that changed since they were last analyzed, the largest first, at idle priority."
+    verb = "analyze"
+    single = True
+
+    @staticmethod
+    def due(host_id: int) -> QuerySet[Image]:
+        """The images that have no estimate for their present content, the largest first."""
+        readable = Image.objects.filter(host=host_id, declared_format__in=SAMPLED_FORMATS).exclude(
+            state__in=(Image.State.MISSING, Image.State.UNREADABLE, Image.State.FORMAT_MISMATCH)
+        )
+        changed = readable.filter(~Q(analyzed_fingerprint=F("fingerprint")), encrypted=False)
+        return changed.select_related("host", "pool").order_by("-allocated_size", "pk")
+
+    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
+        return Plan(method="sample", reason=f"{self.due(target_id).count()} images changed since they were analyzed.")
+
+    def request(self, job: Job) -> dict[str, Any]:
+        chosen = self.due(job.host_id)[:SAMPLE_IMAGES]
+        return {
+            "images": [facts(image) | {"id": image.pk} for image in chosen],
+            "mode": "sample",
+            "seconds": SAMPLE_SECONDS,
+            "idle_io": True,
+        }
+
+    def on_event(self, job: Job, event: dict[str, Any]) -> None:
+        if event["event"] != "estimate":
+            super().on_event(job, event)
+        image = Image.objects.filter(pk=event["id"], host=job.host_id).first()
+        if image is not None:
+            estimates.record(image, event["data"], timezone.now())
+
+    def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
+        writing.write_totals(job.host.pools.all())
+        return result
+
+    def ended(self, job: Job) -> None:
+        job.refresh_from_db(fields=["state", "result"])
+        if job.state == Job.State.SUCCEEDED and (job.result or {}).get("analyzed") and self.due(job.host_id).exists():
+            services.submit(SYSTEM, self.name, job.host_id, {})

@@ -1,0 +1,105 @@
+"""The job kind ``scan``: a host's pools, guests and images as they are now."""
+
+import os
+from typing import Any
+
+from images import scanning
+from images.scanning import ScanRun
+from storage_admin.accounts.roles import SYSTEM, Actor
+from storage_admin.agent.protocol import HostError, b64
+from storage_admin.guests import services as guests
+from storage_admin.hosts import libvirt_reader
+from storage_admin.hosts.libvirt_reader import LibvirtFacts
+from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.jobs import services
+from storage_admin.jobs.errors import NotFoundError
+from storage_admin.jobs.kinds import JobKind, Target
+from storage_admin.jobs.models import Job
+from storage_admin.jobs.plans import Plan
+
+#: Where a libvirt daemon listens: the one of old, and the modular one.
+LIBVIRT_SOCKETS = ("/run/libvirt/libvirt-sock", "/run/libvirt/virtqemud-sock")
+
+
+class HostKind(JobKind):
+    """A kind whose target is a host."""
+
+    target = "host"
+
+    def resolve(self, target_id: int) -> Target:
+        host = Host.objects.filter(pk=target_id).first()
+        if host is None:
+            raise NotFoundError(f"There is no host {target_id}.")
+        return Target(kind="host", id=host.pk, host=host, label=host.name)
+
+
+class Scan(HostKind):
+    """Walks the pools of a host, reads the headers of what is new or changed, and asks libvirt for guests."""
+
+    name = "scan"
+    title = "Scan"
+    description = "Reads which images and guests the host has now. Nothing on the host is changed."
+    verb = "scan"
+    single = True
+
+    def __init__(self) -> None:
+        self._runs: dict[int, ScanRun] = {}
+
+    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
+        host = self.resolve(target_id).host
+        return Plan(reason=f"Reads {host.pools.count()} pools of {host.name}.", facts_at=host.last_seen)
+
+    def request(self, job: Job) -> dict[str, Any]:
+        libvirt, error = self._ask_libvirt()
+        if libvirt is not None:
+            scanning.sync_libvirt_pools(job.host, libvirt)
+        pools = {pool.pk: pool for pool in StoragePool.objects.filter(host=job.host)}
+        named = guests.disk_paths(libvirt.domains) if libvirt is not None else []
+        asked = list(dict.fromkeys([*named, *scanning.probe_paths(job.host)]))
+        self._runs[job.pk] = ScanRun(job, pools, libvirt, error, asked)
+        return {
+            "pools": [
+                {
+                    "id": pool.pk,
+                    "path_b64": b64(bytes(pool.path_bytes)),
+                    "kind": _layout(pool),
+                    "known_b64": scanning.known_fingerprints(pool),
+                }
+                for pool in pools.values()
+            ],
+            "named_b64": [b64(path) for path in named],
+            "probe_b64": [b64(path) for path in asked],
+        }
+
+    @staticmethod
+    def _ask_libvirt() -> tuple[LibvirtFacts | None, str]:
+        if not any(os.path.exists(path) for path in LIBVIRT_SOCKETS):  # noqa: PTH110 (two fixed paths)
+            return None, ""
+        try:
+            return libvirt_reader.read(), ""
+        except HostError as error:
+            return None, error.detail
+
+    def on_event(self, job: Job, event: dict[str, Any]) -> None:
+        self._runs[job.pk].take(event)
+
+    def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002 (events told everything)
+        return self._runs[job.pk].finish()
+
+    def ended(self, job: Job) -> None:
+        run = self._runs.pop(job.pk, None)
+        job.refresh_from_db(fields=["state"])
+        if run is None or job.state != Job.State.SUCCEEDED:
+            return
+        if run.new_pools:
+            services.submit(SYSTEM, "scan", job.host_id, {})
+
+
+def _layout(pool: StoragePool) -> str:
+    match pool.source:
+        case StoragePool.Source.LIBVIRT | StoragePool.Source.STANDARD:
+            return "libvirt"
+        case StoragePool.Source.PROXMOX:
+            return "proxmox"
+        case _:
+            return "dir"

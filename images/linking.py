@@ -1,0 +1,249 @@
+"""Chains, states and owners, worked out from rows alone: no database, no host.
+
+:func:`resolve` takes every image of a host and every disk of its guests and says what each image is.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from images.models import Image
+
+State = Image.State
+
+#: Formats whose magic in a disk that is declared raw means that somebody wrote a header into it.
+HEADER_FORMATS = frozenset({"qcow2", "qcow", "vmdk", "vdi", "vpc", "vhdx", "qed", "parallels"})
+EXTENSIONS = {
+    "qcow2": "qcow2", "raw": "raw", "vmdk": "vmdk", "vdi": "vdi", "vhd": "vpc", "vpc": "vpc", "vhdx": "vhdx",
+    "qed": "qed", "qcow": "qcow", "luks": "luks",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """An image as it stands in the database. ``inode`` is ``device:inode``."""
+
+    id: int
+    name: str
+    path_key: str
+    inode: str
+    format: str
+    unreadable: str
+    missing: bool
+    admin_format: str
+    backing_file: str
+    backing_format: str
+    backing_key: str
+    backing_found: str
+    backing_unsafe: str
+    held: str
+    owners_unknown: str
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A guest's disk."""
+
+    id: int
+    guest: str
+    guest_off: bool
+    path_key: str
+    inode: str
+    format: str
+
+
+@dataclass
+class Resolved:
+    """What an image is, among the others."""
+
+    id: int
+    backing_id: int | None = None
+    root_id: int = 0
+    chain_depth: int = 1
+    overlays: list[int] = field(default_factory=list)
+    disks: list[Disk] = field(default_factory=list)
+    declared_format: str = ""
+    declared_by: str = ""
+    state: str = State.OK
+    state_detail: str = ""
+    in_use: bool | None = None
+    in_use_detail: str = ""
+    orphan: bool | None = None
+    orphan_evidence: list[str] = field(default_factory=list)
+
+
+class Resolver:
+    """Works on all images of a host at once."""
+
+    def __init__(self, rows: Iterable[Row], disks: Iterable[Disk], hypervisor: str) -> None:
+        """Args: ``hypervisor`` is a sentence about who was asked for guests; it stands as evidence for orphans."""
+        self.rows = {row.id: row for row in rows}
+        self.answers = {row_id: Resolved(row_id) for row_id in self.rows}
+        self.hypervisor = hypervisor
+        present = [row for row in self.rows.values() if not row.missing]
+        self._by_path = {row.path_key: row.id for row in present}
+        self._by_inode = {row.inode: row.id for row in reversed(present)}
+        self._same_inode: dict[str, list[int]] = defaultdict(list)
+        for row in present:
+            self._same_inode[row.inode].append(row.id)
+        self._attach(disks)
+
+    def resolve(self) -> dict[int, Resolved]:
+        """Every image's answer by its id."""
+        for row in self.rows.values():
+            self._link(row)
+        for row in self.rows.values():
+            self._declare(row)
+        for row in self.rows.values():
+            self._own_state(row)
+        order = self._base_first()
+        for row_id in order:
+            self._from_base(row_id)
+        used = self._used(order)
+        for row in self.rows.values():
+            self._use(row, used[row.id])
+        return self.answers
+
+    def _attach(self, disks: Iterable[Disk]) -> None:
+        for disk in disks:
+            image = self._by_path.get(disk.path_key) if disk.path_key else None
+            if image is None and disk.inode != ":":
+                image = self._by_inode.get(disk.inode)
+            if image is not None:
+                self.answers[image].disks.append(disk)
+
+    def _link(self, row: Row) -> None:
+        if row.missing or row.unreadable or not row.backing_file or row.backing_unsafe:
+            return
+        base = self._by_path.get(row.backing_key) or self._by_inode.get(row.backing_found)
+        if base is not None:
+            self.answers[row.id].backing_id = base
+            self.answers[base].overlays.append(row.id)
+
+    def _declare(self, row: Row) -> None:
+        """In this order: the guest's definition, an overlay's backing format, an admin, the extension."""
+        answer = self.answers[row.id]
+        for disk in answer.disks:
+            if disk.format:
+                answer.declared_format, answer.declared_by = disk.format, f"guest {disk.guest}"
+                return
+        for overlay in answer.overlays:
+            if declared := self.rows[overlay].backing_format:
+                answer.declared_format, answer.declared_by = declared, f"overlay {self.rows[overlay].name}"
+                return
+        if row.admin_format:
+            answer.declared_format, answer.declared_by = row.admin_format, "an admin"
+            return
+        extension = row.name.rsplit(".", 1)[-1].lower() if "." in row.name else ""
+        if extension in EXTENSIONS:
+            answer.declared_format, answer.declared_by = EXTENSIONS[extension], f"its name (.{extension})"
+
+    def _own_state(self, row: Row) -> None:
+        answer = self.answers[row.id]
+        if row.missing:
+            answer.state, answer.state_detail = (
+                State.MISSING,
+                "It is not where it was; its facts are from when it was last seen.",
+            )
+        elif wrong := self._mismatch(row, answer):
+            answer.state, answer.state_detail = State.FORMAT_MISMATCH, wrong
+        elif row.unreadable:
+            answer.state, answer.state_detail = State.UNREADABLE, row.unreadable
+        elif row.backing_unsafe:
+            answer.state, answer.state_detail = State.OUTSIDE_POOL, row.backing_unsafe
+        elif row.backing_file and answer.backing_id is None:
+            if row.backing_found:
+                answer.state = State.OUTSIDE_POOL
+                answer.state_detail = (
+                    f"Its base {row.backing_file} lies outside every registered pool: register its folder."
+                )
+            else:
+                answer.state, answer.state_detail = State.CHAIN_BROKEN, f"Its base {row.backing_file} is missing."
+
+    @staticmethod
+    def _mismatch(row: Row, answer: Resolved) -> str:
+        declared = answer.declared_format
+        if not declared or declared == row.format:
+            return ""
+        if declared in {"raw", "luks"} and row.format not in HEADER_FORMATS:
+            return ""
+        return (
+            f"{answer.declared_by} says that it is {declared}, but its content looks like {row.format}. "
+            "A guest may have written that header, or the declaration is wrong."
+        )
+
+    def _base_first(self) -> list[int]:
+        """Every image after its base; those on a cycle, or above one, are marked and come last."""
+        order: list[int] = [row_id for row_id, answer in self.answers.items() if answer.backing_id is None]
+        for row_id in order:  # it grows while we walk it
+            order.extend(self.answers[row_id].overlays)
+        if len(order) < len(self.rows):
+            cyclic = self.rows.keys() - set(order)
+            for row_id in sorted(cyclic):
+                answer = self.answers[row_id]
+                answer.root_id = min(self._around(row_id))
+                if answer.state not in {State.FORMAT_MISMATCH, State.MISSING}:
+                    answer.state = State.CHAIN_CYCLE
+                    answer.state_detail = "Its chain of bases comes back to itself, so that no program can open it."
+                answer.chain_depth = len(self._around(row_id))
+        return order
+
+    def _around(self, row_id: int) -> set[int]:
+        seen: set[int] = set()
+        step: int | None = row_id
+        while step is not None and step not in seen:
+            seen.add(step)
+            step = self.answers[step].backing_id
+        return seen
+
+    def _from_base(self, row_id: int) -> None:
+        answer = self.answers[row_id]
+        if answer.backing_id is None:
+            answer.root_id = row_id
+            if answer.state == State.OUTSIDE_POOL and not self.rows[row_id].backing_unsafe:
+                answer.chain_depth = 2  # itself and the base that lies elsewhere
+            return
+        base, base_row = self.answers[answer.backing_id], self.rows[answer.backing_id]
+        answer.root_id, answer.chain_depth = base.root_id, base.chain_depth + 1
+        if answer.state != State.OK or base.state == State.OK:
+            return
+        if base.state in {State.UNREADABLE, State.FORMAT_MISMATCH}:
+            answer.state, answer.state_detail = State.CHAIN_BROKEN, f"Its base {base_row.name}: {base.state_detail}"
+        elif base.state in {State.CHAIN_BROKEN, State.CHAIN_CYCLE, State.OUTSIDE_POOL}:
+            answer.state, answer.state_detail = base.state, f"Further down, at {base_row.name}: {base.state_detail}"
+
+    def _used(self, order: list[int]) -> dict[int, list[Disk]]:
+        """The disks that need each image: its own and those of all its overlays."""
+        used = {row_id: list(answer.disks) for row_id, answer in self.answers.items()}
+        for inode_rows in self._same_inode.values():
+            if len(inode_rows) > 1:
+                together = [disk for row_id in inode_rows for disk in self.answers[row_id].disks]
+                for row_id in inode_rows:
+                    used[row_id] = list(together)
+        for row_id in reversed(order):
+            base = self.answers[row_id].backing_id
+            if base is not None and used[row_id]:
+                used[base].extend(used[row_id])
+        return used
+
+    def _use(self, row: Row, disks: list[Disk]) -> None:
+        answer = self.answers[row.id]
+        if row.missing:
+            return
+        running = [disk.guest for disk in disks if not disk.guest_off]
+        if running or row.held:
+            answer.in_use = True
+            answer.in_use_detail = f"guest {running[0]} is running" if running else row.held
+        elif not row.owners_unknown:
+            answer.in_use = False
+        else:
+            answer.in_use_detail = row.owners_unknown
+        if disks or answer.overlays:
+            answer.orphan = False
+        elif not row.owners_unknown:
+            answer.orphan = not row.held
+            answer.orphan_evidence = (
+                [self.hypervisor, "No overlay needs it.", "No process has it open."] if not row.held else []
+            )
+        elif row.owners_unknown:
+            answer.orphan_evidence = [row.owners_unknown]

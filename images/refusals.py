@@ -1,0 +1,122 @@
+"""Why an image may not be rewritten, as far as the database knows. The agent looks again, on the spot."""
+
+from django.utils import timezone
+
+from images.models import Image
+from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.jobs.plans import Refusal
+
+#: Chains deeper than that are refused: walking them costs more than they are worth, and they hint at a mistake.
+DEEPEST_CHAIN = 64
+#: Formats whose headers are read; what is unreadable in them is damaged rather than unknown.
+READ_FORMATS = frozenset({"qcow2", "vmdk", "vdi", "vpc", "raw"})
+#: What must stay free on a filesystem while a job works: the larger of a share of it and a number of bytes.
+RESERVE_PERCENT = 5
+RESERVE_BYTES = 2 * 1024**3
+
+
+def for_rewrite(image: Image) -> list[Refusal]:
+    """What stands against replacing this image, the most fundamental first."""
+    return [*_host(image), *_state(image), *_use(image), *_content(image)]
+
+
+def _host(image: Image) -> list[Refusal]:
+    host = image.host
+    refusals = []
+    if host.status == Host.Status.UNREACHABLE:
+        refusals.append(Refusal("host_unreachable", f"{host.name} does not answer: {host.status_detail} Scan it again first."))
+    if host.capabilities and not host.capabilities.get("qemu_img"):
+        refusals.append(Refusal("tool_missing", f"qemu-img is not installed on {host.name}: install qemu-utils there."))
+    if image.pool.kind not in {StoragePool.Kind.DIR, StoragePool.Kind.NFS}:
+        refusals.append(Refusal("unsupported_pool", f"Images in a {image.pool.kind} pool are not files: they cannot be rewritten."))
+    if image.pool.network and not image.pool.all_hosts_registered:
+        refusals.append(
+            Refusal(
+                "shared_pool",
+                f"{image.pool.name} is on a network filesystem. An admin has to declare that every host that uses it is "
+                "registered here.",
+            )
+        )
+    return refusals
+
+
+def _state(image: Image) -> list[Refusal]:
+    state, detail = image.state, image.state_detail
+    match state:
+        case Image.State.OK:
+            pass
+        case Image.State.MISSING:
+            return [Refusal("stale_plan", "The image is not where it was any more: scan the host again.")]
+        case Image.State.UNREADABLE:
+            code = "dirty_or_corrupt" if image.format in READ_FORMATS else "unsupported_subformat"
+            return [Refusal(code, f"Its header cannot be read: {detail}")]
+        case Image.State.MODIFYING:
+            return [Refusal("busy", detail or "A job is rewriting it.")]
+        case _:
+            return [Refusal(str(state), detail)]
+    refusals = []
+    if not image.declared_format:
+        looks = f"it looks like {image.format}, but anybody who can write into it could make it look so"
+        refusals.append(Refusal("format_undeclared", f"Nothing declares the format of {image.name}: {looks}. Declare it first."))
+    if image.chain_depth > DEEPEST_CHAIN:
+        refusals.append(Refusal("chain_too_deep", f"Its chain has {image.chain_depth} images; more than {DEEPEST_CHAIN} are refused."))
+    return refusals
+
+
+def _use(image: Image) -> list[Refusal]:
+    if image.in_use is None:
+        why = image.pool.owners_unknown or image.host.owners_unknown or "It was not scanned yet."
+        return [Refusal("guests_unknown", f"{why} Until it is known who uses the image, it is not touched.")]
+    if not image.in_use:
+        return []
+    running = [use.disk.guest for use in image.uses.all() if not use.disk.guest.off]
+    if running:
+        return [Refusal("guest_running", f"Guest {running[0].name} is {running[0].state} and uses it: shut it down first.")]
+    return [Refusal("image_in_use", f"It is in use ({image.in_use_detail}): shut down or stop what uses it, then scan again.")]
+
+
+def _content(image: Image) -> list[Refusal]:
+    refusals = []
+    if image.encrypted:
+        refusals.append(Refusal("encrypted", "It is encrypted: nothing in it can be told from noise without its key."))
+    if image.snapshots:
+        refusals.append(
+            Refusal(
+                "has_internal_snapshots",
+                f"It holds {len(image.snapshots)} internal snapshots, which a rewrite would drop. Delete them first "
+                "(qemu-img snapshot -d), if nobody needs them.",
+            )
+        )
+    if image.from_header("data_file"):
+        refusals.append(Refusal("external_data_file", "Its data lies in a file of its own, which a rewrite would not carry."))
+    if image.from_header("dirty") or image.from_header("corrupt"):
+        refusals.append(Refusal("dirty_or_corrupt", "It was not closed cleanly, or is marked corrupt. Check it first (qemu-img check)."))
+    if image.nlink > 1:
+        refusals.append(
+            Refusal("hard_linked", f"The file has {image.nlink} names (hard links); a rewrite would part them and free nothing.")
+        )
+    return refusals
+
+
+def for_space(image: Image, scratch_bytes: int | None) -> list[Refusal]:
+    """Whether the pool has room for that much scratch space and the reserve."""
+    capacity, available = image.pool.capacity_bytes, image.pool.available_bytes
+    if scratch_bytes is None or capacity is None or available is None:
+        return []
+    reserve = max(capacity * RESERVE_PERCENT // 100, RESERVE_BYTES)
+    if available - reserve >= scratch_bytes:
+        return []
+    return [
+        Refusal(
+            "not_enough_space",
+            f"It needs up to {scratch_bytes:,} bytes beside the original, and {reserve:,} must stay free; "
+            f"{image.pool.name} has {available:,} free. Free some space, or reclaim smaller images first.",
+        )
+    ]
+
+
+def age_warning(image: Image) -> list[str]:
+    """A warning when the facts are old."""
+    if image.last_scanned is None or (timezone.now() - image.last_scanned).total_seconds() < 3600:
+        return []
+    return [f"The facts are from {image.last_scanned:%Y-%m-%d %H:%M} UTC; the agent checks them again before it starts."]

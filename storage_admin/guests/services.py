@@ -1,0 +1,72 @@
+"""Writes: guests and their disks, as a hypervisor told them."""
+
+import os
+from collections.abc import Mapping
+from datetime import datetime
+
+from django.db import transaction
+
+from storage_admin.guests.models import Guest, GuestDisk
+from storage_admin.hosts.libvirt_reader import Domain, DomainDisk
+from storage_admin.hosts.models import Host
+from storage_admin.hosts.names import display, path_key
+
+#: Device and inode of a file.
+Inode = tuple[str, str]
+
+
+def disk_paths(domains: tuple[Domain, ...]) -> list[bytes]:
+    """The paths that these domains name as disks."""
+    return sorted({os.fsencode(disk.path) for domain in domains for disk in domain.disks if disk.path.startswith("/")})
+
+
+def record_domains(host: Host, domains: tuple[Domain, ...], inodes: Mapping[bytes, Inode], at: datetime) -> bool:
+    """Makes the host's domains what libvirt told. Those that it did not tell are gone.
+
+    Args:
+        inodes: device and inode by path, of the disks whose files exist.
+
+    Returns:
+        Whether anything is otherwise than before: a guest, its state, a disk.
+    """
+    known = {guest.uid: guest for guest in Guest.objects.filter(host=host, kind=Guest.Kind.DOMAIN)}
+    told = {domain.uid for domain in domains}
+    gone = [guest.pk for uid, guest in known.items() if uid not in told]
+    changed = bool(gone)
+    with transaction.atomic():
+        Guest.objects.filter(pk__in=gone).delete()
+        for domain in domains:
+            guest = known.get(domain.uid)
+            if guest is None or (guest.name, guest.state) != (domain.name, domain.state):
+                changed = True
+            values = {"name": domain.name, "state": domain.state, "last_seen": at}
+            guest, _ = Guest.objects.update_or_create(
+                host=host, kind=Guest.Kind.DOMAIN, uid=domain.uid, defaults=values
+            )
+            changed |= _record_disks(guest, domain.disks, inodes)
+    return changed
+
+
+def _record_disks(guest: Guest, disks: tuple[DomainDisk, ...], inodes: Mapping[bytes, Inode]) -> bool:
+    known = {disk.target: disk for disk in guest.disks.all()}
+    changed = False
+    for told in disks:
+        disk = known.pop(told.target, None) or GuestDisk(guest=guest, target=told.target)
+        raw = os.fsencode(told.path)
+        dev, inode = inodes.get(raw, ("", ""))
+        values = {
+            "device": told.device, "path": display(raw), "path_bytes": raw, "path_key": path_key(raw) if raw else "",
+            "dev": dev, "inode": inode, "format": told.format, "cache": told.cache, "discard": told.discard,
+            "readonly": told.readonly,
+        }  # fmt: skip
+        if disk.pk is None or {key: _plain(getattr(disk, key)) for key in values} != values:
+            changed = True
+            for key, value in values.items():
+                setattr(disk, key, value)
+            disk.save()
+    GuestDisk.objects.filter(pk__in=[disk.pk for disk in known.values()]).delete()
+    return changed or bool(known)
+
+
+def _plain(value: object) -> object:
+    return bytes(value) if isinstance(value, memoryview) else value
