@@ -4,7 +4,9 @@ import os
 
 import pytest
 
-_DATABASE_FIXTURES = {"db", "transactional_db", "live_server", "django_db_reset_sequences"}
+pytest_plugins = ["tests.harness.fixtures"]
+
+_DATABASE_FIXTURES = {"db", "transactional_db", "live_server", "django_db_reset_sequences", "live_worker"}
 
 
 def _uses_database(item: pytest.Item) -> bool:

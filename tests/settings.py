@@ -9,6 +9,7 @@ if "STORAGE_ADMIN_DATA_DIR" not in os.environ:
     os.environ["STORAGE_ADMIN_DATA_DIR"] = _folder = tempfile.mkdtemp(prefix="storage-admin-tests-")
     atexit.register(shutil.rmtree, _folder, ignore_errors=True)
 
+from storage_admin.brokers import BrokerUrls
 from storage_admin.settings import *  # noqa: F403 (settings are all of them)
 from storage_admin.settings import DATA_DIR, DATABASES, STORAGES
 
@@ -16,6 +17,11 @@ DATA_DIR.mkdir(parents=True, exist_ok=True, mode=0o700)
 if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
     # A file, as in real life: threads and processes of a test then see one database.
     DATABASES["default"]["TEST"] = {"NAME": str(DATA_DIR / "test.sqlite3")}
+
+if "REDIS_URL" not in os.environ:
+    # Test processes that run side by side share the data folder, and have a Redis each.
+    _broker = BrokerUrls.parse(f"unix://{DATA_DIR}/redis-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}.sock")
+    REDIS_URL, CELERY_BROKER_URL = _broker.redis, _broker.kombu
 
 STORAGES = STORAGES | {"staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"}}
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]

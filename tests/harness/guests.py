@@ -1,0 +1,295 @@
+"""Real guests without KVM: Debian's cloud kernel, busybox, and a shell on the serial line that tests talk to.
+
+A guest is up about three seconds after its start. It has its disks as /dev/vda, /dev/vdb, ...
+"""
+
+import contextlib
+import gzip
+import secrets
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from xml.sax.saxutils import quoteattr
+
+import libvirt
+
+from tests.harness.processes import Daemon
+
+MIB = 1024**2
+MODULES = (
+    "virtio/virtio_ring", "virtio/virtio", "virtio/virtio_pci_legacy_dev", "virtio/virtio_pci_modern_dev",
+    "virtio/virtio_pci", "block/virtio_blk",
+)  # fmt: skip
+
+INIT = """#!/bin/busybox sh
+export PATH=/bin
+/bin/busybox --install -s /bin
+mount -t proc proc /proc
+mount -t devtmpfs dev /dev
+for module in {modules}; do insmod /modules/$module.ko; done
+stty -F /dev/ttyS0 raw -echo
+exec < /dev/ttyS0 > /dev/ttyS0 2>&1
+echo "=up"
+while read -r line; do
+    eval "$line"
+    echo "=done $?"
+done
+poweroff -f
+"""
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A disk of a guest: its image, and the format that the guest's definition declares."""
+
+    path: Path
+    format: str = "qcow2"
+    cache: str = "none"
+    discard: str = "unmap"
+    readonly: bool = False
+
+
+class Console:
+    """The shell on a guest's serial line."""
+
+    def __init__(self, path: Path, seconds: float = 60.0) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(seconds)
+        self._rest = b""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                self._socket.connect(str(path))
+                break
+            except OSError:
+                assert time.monotonic() < deadline, f"the guest's console {path} is not there"
+                time.sleep(0.05)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def wait_until_up(self) -> None:
+        """Waits for the shell."""
+        self._until(b"=up")
+
+    def run(self, line: str) -> str:
+        """What a line of shell printed in the guest.
+
+        Raises:
+            AssertionError: it failed.
+        """
+        self._socket.sendall(line.encode() + b"\n")
+        said, code = self._until(b"=done ")
+        assert code == b"0", f"in the guest: {line}: exit code {code.decode()}: {said}"
+        return said
+
+    def _until(self, mark: bytes) -> tuple[str, bytes]:
+        said: list[str] = []
+        while True:
+            line, newline, rest = self._rest.partition(b"\n")
+            if newline:
+                self._rest = rest
+                line = line.rstrip(b"\r")
+                if line.startswith(mark):
+                    return "\n".join(said), line.removeprefix(mark)
+                said.append(line.decode("utf-8", "replace"))
+                continue
+            chunk = self._socket.recv(65536)
+            assert chunk, f"the guest went away; it said: {said[-20:]} {self._rest!r}"
+            self._rest += chunk
+
+
+class Guest:
+    """A running guest."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+
+    def write(self, offset_mib: int, length_mib: int, byte: int, disk: str = "vda") -> None:
+        """Fills a part of a disk with one byte and waits until it is on the disk."""
+        self.console.run(
+            f"tr '\\0' '\\{byte:03o}' < /dev/zero | dd of=/dev/{disk} bs=1M iflag=fullblock "
+            f"seek={offset_mib} count={length_mib} conv=notrunc,fsync 2>/dev/null"
+        )
+
+    def digest(self, offset_mib: int, length_mib: int, disk: str = "vda") -> str:
+        """SHA-256 of a part of a disk, as the guest reads it."""
+        self.console.run("echo 3 > /proc/sys/vm/drop_caches")
+        said = self.console.run(f"dd if=/dev/{disk} bs=1M skip={offset_mib} count={length_mib} 2>/dev/null | sha256sum")
+        return said.split()[0]
+
+
+class LibvirtGuest(Guest):
+    """A running domain of libvirt, of type qemu."""
+
+    def __init__(self, console: Console, domain: "libvirt.virDomain") -> None:
+        super().__init__(console)
+        self.domain = domain
+
+    @property
+    def name(self) -> str:
+        return str(self.domain.name())
+
+    def stop(self) -> None:
+        """Pulls its plug; its definition stays."""
+        if self.domain.isActive():
+            self.domain.destroy()
+
+    def start(self) -> None:
+        """Starts it again. The console of before is gone."""
+        self.domain.create()
+
+
+def initramfs(folder: Path) -> Path:
+    """The guests' initial file system, built once per folder from this machine's busybox and kernel modules."""
+    path = folder / "initramfs.gz"
+    if path.exists():
+        return path
+    entries: list[tuple[str, int, bytes]] = [(name, 0o040755, b"") for name in ("bin", "dev", "proc", "modules")]
+    entries.append(("bin/busybox", 0o100755, _busybox().read_bytes()))
+    drivers = Path("/lib/modules") / _kernel().name.removeprefix("vmlinuz-") / "kernel/drivers"
+    entries += [
+        (f"modules/{Path(module).name}.ko", 0o100644, (drivers / f"{module}.ko").read_bytes()) for module in MODULES
+    ]
+    names = " ".join(Path(module).name for module in MODULES)
+    entries.append(("init", 0o100755, INIT.format(modules=names).encode()))
+    new = folder / f".initramfs.{secrets.token_hex(4)}"
+    new.write_bytes(gzip.compress(b"".join(_cpio(*entry) for entry in entries) + _cpio("TRAILER!!!", 0, b""), 1))
+    new.chmod(0o644)
+    new.rename(path)
+    return path
+
+
+@contextlib.contextmanager
+def qemu_guest(folder: Path, disks: Sequence[Disk]) -> Iterator[Guest]:
+    """A guest that qemu runs without any libvirt, as Proxmox VE does.
+
+    Args:
+        folder: for its console; its path must be short, as socket paths end at 107 bytes.
+    """
+    console_path = folder / f"console-{secrets.token_hex(3)}"
+    argv = [
+        "qemu-system-x86_64",
+        *_machine(folder),
+        "-chardev",
+        f"socket,id=line,path={console_path},server=on,wait=off",
+    ]
+    for disk in disks:
+        name = str(disk.path).replace(",", ",,")
+        readonly = ",readonly=on" if disk.readonly else ""
+        argv += ["-drive", f"file={name},format={disk.format},if=virtio,cache={_drive_cache(disk)}{readonly}"]
+    with Daemon([*argv, "-serial", "chardev:line"], folder / "qemu.log", grace=5) as daemon:
+        daemon.wait_for(console_path.exists, 30, "the guest's console")
+        with contextlib.closing(Console(console_path)) as console:
+            console.wait_until_up()
+            yield Guest(console)
+
+
+class Domains:
+    """Domains that a test defines in libvirt; leaving the context takes them all away.
+
+    Args:
+        folder: reachable for libvirt's user: neither it nor a folder above may be closed to others.
+    """
+
+    def __init__(self, uri: str, folder: Path) -> None:
+        self._connection = libvirt.open(uri)
+        self._folder = folder
+        self._domains: list[libvirt.virDomain] = []
+        self._consoles: list[Console] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for console in self._consoles:
+            console.close()
+        for domain in self._domains:
+            if domain.isActive():
+                domain.destroy()
+            if domain.isPersistent():
+                domain.undefine()
+        self._connection.close()
+
+    def define(self, disks: Sequence[Disk], name: str = "") -> "libvirt.virDomain":
+        """A domain that does not run."""
+        name = name or f"sa-test-{secrets.token_hex(4)}"
+        xml = _domain_xml(name, initramfs(self._folder), self._folder / f"{name}.console", disks)
+        domain = self._connection.defineXML(xml)
+        self._domains.append(domain)
+        return domain
+
+    def run(self, disks: Sequence[Disk], name: str = "") -> LibvirtGuest:
+        """A domain whose guest is up."""
+        domain = self.define(disks, name)
+        domain.create()
+        console = Console(self._folder / f"{domain.name()}.console")
+        self._consoles.append(console)
+        console.wait_until_up()
+        return LibvirtGuest(console, domain)
+
+
+def write_pattern(path: Path, form: str, *parts: tuple[int, int, int]) -> None:
+    """Writes parts (offset in MiB, length in MiB, byte) into an image without a guest."""
+    commands = [word for offset, length, byte in parts for word in ("-c", f"write -q -P {byte} {offset}M {length}M")]
+    subprocess.run(["qemu-io", "-f", form, *commands, str(path)], check=True, capture_output=True)
+
+
+def _machine(folder: Path) -> list[str]:
+    return [
+        "-machine", "q35,accel=tcg", "-m", "256", "-nodefaults", "-display", "none", "-no-reboot",
+        "-kernel", str(_kernel()), "-initrd", str(initramfs(folder)), "-append", _command_line(),
+    ]  # fmt: skip
+
+
+def _command_line() -> str:
+    return "console=ttyS0 quiet panic=-1"
+
+
+def _drive_cache(disk: Disk) -> str:
+    return f"{disk.cache},discard={disk.discard}"
+
+
+def _domain_xml(name: str, initrd: Path, console: Path, disks: Sequence[Disk]) -> str:
+    drives = "".join(
+        f"<disk type='file' device='disk'><driver name='qemu' type='{disk.format}' cache='{disk.cache}'"
+        f" discard='{disk.discard}'/><source file={quoteattr(str(disk.path))}/>"
+        f"<target dev='vd{chr(ord('a') + number)}' bus='virtio'/>{'<readonly/>' if disk.readonly else ''}</disk>"
+        for number, disk in enumerate(disks)
+    )
+    return (
+        f"<domain type='qemu'><name>{name}</name><memory unit='MiB'>256</memory><vcpu>1</vcpu>"
+        f"<os><type arch='x86_64' machine='q35'>hvm</type><kernel>{_kernel()}</kernel><initrd>{initrd}</initrd>"
+        f"<cmdline>{_command_line()}</cmdline></os><on_reboot>destroy</on_reboot>"
+        f"<devices><emulator>/usr/bin/qemu-system-x86_64</emulator>{drives}"
+        f"<serial type='unix'><source mode='bind' path='{console}'/></serial>"
+        "<controller type='usb' model='none'/><memballoon model='none'/></devices></domain>"
+    )
+
+
+def _kernel() -> Path:
+    kernels = sorted(Path("/boot").glob("vmlinuz-*-cloud-amd64"))
+    assert kernels, "no kernel for guests: apt install linux-image-cloud-amd64"
+    return kernels[-1]
+
+
+def _busybox() -> Path:
+    for path in (Path("/bin/busybox"), Path("/usr/bin/busybox")):
+        if path.exists():
+            return path
+    raise AssertionError("no busybox for guests: apt install busybox-static")
+
+
+def _cpio(name: str, mode: int, content: bytes) -> bytes:
+    """One entry of an archive in the kernel's ``newc`` form (its early-userspace/buffer-format document)."""
+    encoded = name.encode() + b"\0"
+    fields = (0, mode, 0, 0, 1, 0, len(content), 0, 0, 0, 0, len(encoded), 0)
+    head = b"070701" + b"".join(b"%08x" % field for field in fields) + encoded
+    return head + b"\0" * (-len(head) % 4) + content + b"\0" * (-len(content) % 4)

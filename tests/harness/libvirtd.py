@@ -1,0 +1,95 @@
+"""virtlogd and libvirtd, started by hand where nothing answers at ``qemu:///system``.
+
+Several test processes may want them at once: each holds a shared lock as long as it does, and the one that leaves last
+ends the daemons, by the numbers that stand in their pid files.
+"""
+
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import libvirt
+
+from tests.harness.processes import wait_until
+
+URI = "qemu:///system"
+_FOLDER = Path("/run/storage-admin-tests")
+_SOCKET = Path("/run/libvirt/libvirt-sock")
+_LOG_SOCKET = Path("/run/libvirt/virtlogd-sock")
+
+
+@contextlib.contextmanager
+def libvirtd() -> Iterator[str]:
+    """Yields the URI of a libvirtd that answers. Needs root."""
+    libvirt.registerErrorHandler(lambda *_: None, None)  # its default prints every refused call
+    _FOLDER.mkdir(mode=0o755, exist_ok=True)
+    with (_FOLDER / "lock").open("w") as lock:
+        _start_under(lock.fileno())
+        try:
+            yield URI
+        finally:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pass  # another test process still needs them
+            else:
+                _stop("libvirtd")
+                _stop("virtlogd")
+
+
+def _start_under(lock: int) -> None:
+    """Sees to it that the daemons run, and leaves with the lock held shared."""
+    with (_FOLDER / "starting").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        if not _answers(_LOG_SOCKET):
+            _start("virtlogd", _LOG_SOCKET)
+        if not _answers(_SOCKET):
+            _start("libvirtd", _SOCKET)
+        wait_until(_speaks, 30, "libvirtd answers")
+
+
+def _start(name: str, path: Path) -> None:
+    config = _FOLDER / f"{name}.conf"
+    config.write_text('auth_unix_rw = "none"\nauth_unix_ro = "none"\n' if name == "libvirtd" else "")
+    command = [f"/usr/sbin/{name}", "--daemon", "--pid-file", str(_pid_file(name)), "--config", str(config)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, f"{name} did not start: {done.stderr}"
+    wait_until(lambda: _answers(path), 30, f"{name} listens")
+
+
+def _stop(name: str) -> None:
+    try:
+        pid = int(_pid_file(name).read_text())
+        ours = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (FileNotFoundError, ValueError):
+        return  # it was running before the tests, so it keeps running
+    if os.fsencode(_pid_file(name)) in ours:
+        os.kill(pid, signal.SIGTERM)
+        wait_until(lambda: not Path(f"/proc/{pid}").exists(), 30, f"{name} ends")
+
+
+def _pid_file(name: str) -> Path:
+    return _FOLDER / f"{name}.pid"
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+def _speaks() -> bool:
+    try:
+        libvirt.open(URI).close()
+    except libvirt.libvirtError:
+        return False
+    return True

@@ -1,0 +1,138 @@
+"""Real services for tests: a private Redis, a Celery worker, and the whole dashboard as ``manage.py up`` starts it."""
+
+import contextlib
+import os
+import re
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import redis
+import requests
+
+from tests.harness.processes import Daemon, free_port
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class RedisServer(Daemon):
+    """A Redis on a unix socket, with nothing on disk that outlives it."""
+
+    def __init__(self, folder: Path, path: Path | None = None) -> None:
+        self.path = path or folder / "redis.sock"
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        argv = ["redis-server", "--port", "0", "--unixsocket", str(self.path), "--dir", str(folder), "--save", ""]
+        super().__init__(
+            [*argv, "--appendonly", "no", "--maxmemory-policy", "noeviction"], folder / "redis.log", grace=5
+        )
+        self.wait_for(self.answers, 20, "Redis answers")
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.path}"
+
+    def answers(self) -> bool:
+        with contextlib.closing(redis.Redis.from_url(self.url)) as client:
+            try:
+                return bool(client.ping())
+            except redis.RedisError:
+                return False
+
+
+def database_url(database: Mapping[str, Any]) -> str:
+    """``DATABASE_URL`` for a process that is to use the same database as this connection's settings."""
+    if database["ENGINE"].endswith("sqlite3"):
+        return f"sqlite:///{database['NAME']}"
+    user, password = database.get("USER") or "", database.get("PASSWORD") or ""
+    host, port = str(database.get("HOST") or "").replace("/", "%2F"), database.get("PORT") or ""
+    login = f"{user}{':' + password if password else ''}@" if user else ""
+    return f"postgresql://{login}{host}{f':{port}' if port else ''}/{database['NAME']}"
+
+
+class LiveWorker(Daemon):
+    """A Celery worker, as ``manage.py up`` starts one, on a database and a Redis of the test."""
+
+    def __init__(self, folder: Path, data_dir: Path, database: str, broker: str) -> None:
+        argv = [sys.executable, "-m", "celery", "-A", "storage_admin.celery", "worker", "--pool", "threads"]
+        argv += ["--concurrency", "8", "--without-gossip", "--without-mingle", "--loglevel", "INFO"]
+        env = os.environ | {
+            "DJANGO_SETTINGS_MODULE": "tests.settings",
+            "STORAGE_ADMIN_DATA_DIR": str(data_dir),
+            "DATABASE_URL": database,
+            "REDIS_URL": broker,
+            "PYTHONUNBUFFERED": "1",
+        }
+        super().__init__(argv, folder / "worker.log", env=env, cwd=ROOT, grace=30)
+        self.wait_for(lambda: " ready." in self.said(), 60, "the worker is ready")
+
+
+@dataclass(frozen=True)
+class Dashboard:
+    """A dashboard that runs: where it answers, and the first admin's password."""
+
+    url: str
+    password: str
+    data_dir: Path
+    daemon: Daemon
+
+    @property
+    def pid(self) -> int:
+        return self.daemon.pid
+
+    def manage(self, *arguments: str) -> str:
+        """What ``manage.py`` printed, run beside the dashboard on its data folder."""
+        return manage(self.data_dir, *arguments)
+
+
+def manage(data_dir: Path, *arguments: str) -> str:
+    """What ``manage.py`` printed, run on a data folder of its own.
+
+    Raises:
+        AssertionError: it failed; with what it said.
+    """
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "manage.py"), *arguments],
+        env=_own(data_dir),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, f"manage.py {' '.join(arguments)}: {done.stdout[-1000:]}{done.stderr[-2000:]}"
+    return done.stdout
+
+
+@contextlib.contextmanager
+def running_dashboard(data_dir: Path, **environment: str) -> Iterator[Dashboard]:
+    """``manage.py up`` on a free port and a data folder of its own, until it is healthy; then stopped as by Ctrl-C."""
+    bind = f"127.0.0.1:{free_port()}"
+    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    env = _own(data_dir) | {"STORAGE_ADMIN_BIND": bind} | environment
+    argv = [sys.executable, str(ROOT / "manage.py"), "up"]
+    log = data_dir.parent / f"up-{secrets.token_hex(3)}.log"
+    with Daemon(argv, log, env=env, cwd=ROOT, grace=60) as daemon:
+        url = f"http://{bind}"
+        daemon.wait_for(lambda: _healthy(url), 120, "the dashboard is healthy")
+        daemon.wait_for(lambda: _password(daemon.said()), 10, "the first admin's password")
+        yield Dashboard(url, _password(daemon.said()), data_dir, daemon)
+
+
+def _own(data_dir: Path) -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if key not in {"DATABASE_URL", "REDIS_URL", "SECRET_KEY"}}
+    kept.pop("DJANGO_SETTINGS_MODULE", None)
+    return kept | {"STORAGE_ADMIN_DATA_DIR": str(data_dir), "PYTHONUNBUFFERED": "1"}
+
+
+def _healthy(url: str) -> bool:
+    try:
+        return requests.get(f"{url}/healthz", timeout=2).status_code == 200
+    except requests.RequestException:
+        return False
+
+
+def _password(said: str) -> str:
+    found = re.search(r"with the password (\S+)", said)
+    return found.group(1) if found else ""
