@@ -9,7 +9,7 @@ import re
 import stat
 from typing import Any
 
-from storage_admin.agent.formats import UnreadableError, probe_reader, vmdk
+from storage_admin.agent.formats import UnreadableError, guess, vmdk
 from storage_admin.agent.formats.reader import Reader
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.mounts import Mount, Mounts
@@ -208,10 +208,13 @@ class PoolScan:
         if (now.st_ino, now.st_dev) != (status.st_ino, status.st_dev):
             status, plain = now, fingerprint(path, now)
         reader = Reader(fd, now.st_size)
-        if not named and not self._is_image(reader, path, has_extension):
+        looks_like = guess(reader, path)
+        if not named and not self._is_image(looks_like, reader.file_size, path, has_extension):
             self._other(status)
             return
-        looks_like, facts, detail = self._recorder.facts(reader, path)
+        if looks_like == "iso":
+            looks_like = "raw"
+        facts, detail = self._recorder.facts(reader, looks_like)
         self.inodes.add(status.st_ino)
         self.images += 1
         immutable = self._recorder.immutable(fd, status.st_dev)
@@ -220,14 +223,13 @@ class PoolScan:
             self.changed += 1
             self._io.emit_raw(line)
 
-    def _is_image(self, reader: Reader, path: bytes, has_extension: bool) -> bool:
-        looks_like = probe_reader(reader)
+    def _is_image(self, looks_like: str, size: int, path: bytes, has_extension: bool) -> bool:
         if has_extension or looks_like != "raw":
             return looks_like != "iso"
         if self._kind == "dir":
             return False
         is_bare = b"." not in posixpath.basename(path)
-        return is_bare and reader.file_size >= _MIN_BARE_VOLUME and reader.file_size % 512 == 0
+        return is_bare and size >= _MIN_BARE_VOLUME and size % 512 == 0
 
     def _tell(self, path: bytes, plain: bytes, status: os.stat_result, detail: str) -> None:
         """An image that could not be looked into."""

@@ -14,7 +14,7 @@ from binascii import b2a_base64
 from hashlib import blake2b
 from typing import Any
 
-from storage_admin.agent.formats import Facts, UnreadableError, guess, read_as
+from storage_admin.agent.formats import Facts, UnreadableError, read_as
 from storage_admin.agent.formats.reader import Reader
 from storage_admin.agent.mounts import Mounts
 
@@ -27,23 +27,16 @@ _FS_IOC_GETFLAGS = 0x80086601
 _FS_IMMUTABLE_FL = 0x10
 #: Facts that are told under the same name and need no change.
 _PLAIN = (
-    "virtual_size", "cluster_size", "compat", "compression", "refcount_bits", "lazy_refcounts", "extended_l2",
+    "format", "virtual_size", "cluster_size", "compat", "compression", "refcount_bits", "lazy_refcounts", "extended_l2",
     "preallocation", "subformat", "encrypted", "encryption", "dirty", "corrupt", "backing_format", "data_file_raw",
     "bitmaps",
 )  # fmt: skip
-_NO_FACTS: dict[str, Any] = {
-    **dict.fromkeys(_PLAIN),
-    "bitmaps": (),
-    "backing_b64": None,
-    "backing_path_b64": None,
-    "backing_unsafe": None,
-    "backing_dev": None,
-    "backing_inode": None,
-    "data_file_b64": None,
-    "extents_b64": (),
-    "snapshots": (),
-}
+_BACKING = dict.fromkeys(("backing_b64", "backing_path_b64", "backing_unsafe", "backing_dev", "backing_inode"))
+_WORDS = {True: "true", False: "false", None: "null"}
+#: Headers that are kept as they were written out.
+_MAX_HEADERS = 256
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+_NO_BACKING = _encode(_BACKING)[1:-1]
 
 
 def b64(raw: bytes) -> str:
@@ -98,6 +91,7 @@ class Recorder:
     def __init__(self, mounts: Mounts) -> None:
         self._mounts = mounts
         self._has_flags: dict[int, bool] = {}
+        self._headers: dict[tuple[Any, ...], str] = {}
 
     def look(self, path: bytes) -> os.stat_result | None:
         """The status of the file that a header names; ``None`` where there is none or looking could hang."""
@@ -120,15 +114,12 @@ class Recorder:
             return None
         return bool(flags[0] & _FS_IMMUTABLE_FL)
 
-    def facts(self, reader: Reader, name: bytes) -> tuple[str, Facts | None, str]:
-        """What a file looks like, its facts, and why there are none."""
-        looks_like = guess(reader, name)
-        if looks_like == "iso":
-            looks_like = "raw"
+    def facts(self, reader: Reader, looks_like: str) -> tuple[Facts | None, str]:
+        """A file's facts, or why there are none."""
         try:
-            return looks_like, read_as(reader, looks_like), ""
+            return read_as(reader, looks_like), ""
         except UnreadableError as error:
-            return looks_like, None, str(error)
+            return None, str(error)
 
     def line(
         self,
@@ -161,50 +152,63 @@ class Recorder:
             known.discard(print_)
             return None
         blocks = status.st_blocks + sum(part.st_blocks for part in parts or () if part is not None)
-        record = {
-            "event": "image",
-            "pool": pool,
-            "path_b64": b64(path),
-            "fp": print_.hex(),
-            "dev": status.st_dev,
-            "inode": status.st_ino,
-            "nlink": status.st_nlink,
-            "file_size": status.st_size,
-            "allocated_size": blocks * 512,
-            "mtime_ns": status.st_mtime_ns,
-            "ctime_ns": status.st_ctime_ns,
-            "mode": stat.S_IMODE(status.st_mode),
-            "uid": status.st_uid,
-            "gid": status.st_gid,
-            "immutable": immutable,
-            "format": looks_like,
-            "state": "unreadable" if facts is None else "ok",
-            "detail": detail,
-        }
-        record.update(_NO_FACTS if facts is None else self._told(path, facts))
-        return _encode(record).encode("ascii") + b"\n"
+        # Numbers, hexadecimal and base64 need no escaping: a format string takes a third of an encoder's time.
+        return (
+            f'{{"event":"image","pool":{pool},"path_b64":"{b64(path)}","fp":"{print_.hex()}","dev":{status.st_dev},'
+            f'"inode":{status.st_ino},"nlink":{status.st_nlink},"file_size":{status.st_size},'
+            f'"allocated_size":{blocks * 512},"mtime_ns":{status.st_mtime_ns},"ctime_ns":{status.st_ctime_ns},'
+            f'"mode":{stat.S_IMODE(status.st_mode)},"uid":{status.st_uid},"gid":{status.st_gid},'
+            f'"immutable":{_WORDS[immutable]},{self._header(looks_like, facts, detail)},'
+            f"{self._backing(path, facts)}}}\n"
+        ).encode("ascii")
 
     def _parts(self, path: bytes, facts: Facts) -> list[os.stat_result | None]:
         folder = posixpath.dirname(path)
         names = [*facts.extents, *([facts.data_file] if facts.data_file else [])]
         return [None if backing_unsafe(name) else self.look(absolute(folder, name)) for name in names]
 
-    def _told(self, path: bytes, facts: Facts) -> dict[str, Any]:
+    def _header(self, looks_like: str | None, facts: Facts | None, detail: str) -> str:
+        """What the header says but the base's place. Most images of a pool say the same: it is written out once."""
+        if facts is None or facts.snapshots or facts.bitmaps or facts.extents or facts.data_file:
+            return _encode(_header_fields(looks_like, facts, detail))[1:-1]
         values = facts.__dict__
-        told = {name: values[name] for name in _PLAIN}
-        told["data_file_b64"] = None if facts.data_file is None else b64(facts.data_file)
-        told["extents_b64"] = [b64(extent) for extent in facts.extents]
-        told["snapshots"] = [snapshot.__dict__ for snapshot in facts.snapshots]
-        name = facts.backing_file
-        told["backing_b64"] = told["backing_path_b64"] = told["backing_unsafe"] = None
-        told["backing_dev"] = told["backing_inode"] = None
-        if name is not None:
-            told["backing_b64"] = b64(name)
-            told["backing_unsafe"] = backing_unsafe(name)
-            if told["backing_unsafe"] is None:
-                base = absolute(path[: path.rindex(b"/")] or b"/", name)
-                told["backing_path_b64"] = b64(base)
-                status = self.look(base)
-                if status is not None:
-                    told["backing_dev"], told["backing_inode"] = status.st_dev, status.st_ino
-        return told
+        key = tuple([values[name] for name in _PLAIN])
+        found = self._headers.get(key)
+        if found is None:
+            if len(self._headers) >= _MAX_HEADERS:
+                self._headers.clear()
+            found = self._headers[key] = _encode(_header_fields(looks_like, facts, ""))[1:-1]
+        return found
+
+    def _backing(self, path: bytes, facts: Facts | None) -> str:
+        name = None if facts is None else facts.backing_file
+        if name is None:
+            return _NO_BACKING
+        reason = backing_unsafe(name)
+        if reason is not None:
+            return _encode({**_BACKING, "backing_b64": b64(name), "backing_unsafe": reason})[1:-1]
+        base = absolute(path[: path.rindex(b"/")] or b"/", name)
+        status = self.look(base)
+        place = 'null,"backing_inode":null' if status is None else f'{status.st_dev},"backing_inode":{status.st_ino}'
+        return (
+            f'"backing_b64":"{b64(name)}","backing_path_b64":"{b64(base)}","backing_unsafe":null,"backing_dev":{place}'
+        )
+
+
+def _header_fields(looks_like: str | None, facts: Facts | None, detail: str) -> dict[str, Any]:
+    told: dict[str, Any] = {"format": looks_like, "state": "unreadable" if facts is None else "ok", "detail": detail}
+    if facts is None:
+        return {
+            **told,
+            **dict.fromkeys(_PLAIN),
+            "bitmaps": (),
+            "data_file_b64": None,
+            "extents_b64": (),
+            "snapshots": (),
+        }
+    for name in _PLAIN:
+        told[name] = getattr(facts, name)
+    told["data_file_b64"] = None if facts.data_file is None else b64(facts.data_file)
+    told["extents_b64"] = [b64(extent) for extent in facts.extents]
+    told["snapshots"] = [vars(snapshot) for snapshot in facts.snapshots]
+    return told
