@@ -146,7 +146,7 @@ class Recorder:
             immutable: as :meth:`immutable`.
             known: the controller's fingerprints; the image's own is taken out.
         """
-        parts = self._parts(path, facts) if facts is not None and (facts.extents or facts.data_file) else None
+        parts = self._parts(path, facts) if facts is not None and facts.extents else None
         print_ = plain if parts is None else with_parts(plain, parts)
         if print_ in known:
             known.discard(print_)
@@ -164,8 +164,8 @@ class Recorder:
 
     def _parts(self, path: bytes, facts: Facts) -> list[os.stat_result | None]:
         folder = posixpath.dirname(path)
-        names = [*facts.extents, *([facts.data_file] if facts.data_file else [])]
-        return [None if backing_unsafe(name) else self.look(absolute(folder, name)) for name in names]
+        # An external data file of a qcow2 does not count: qemu-img info leaves it out, and it may be an image itself.
+        return [None if backing_unsafe(name) else self.look(absolute(folder, name)) for name in facts.extents]
 
     def _header(self, looks_like: str | None, facts: Facts | None, detail: str) -> str:
         """What the header says but the base's place. Most images of a pool say the same: it is written out once."""
