@@ -80,7 +80,7 @@ class Lifeline:
         self._buffer: list[bytes] = []
         self._buffered = 0
         self._flushed = time.monotonic()
-        self._stage = ""
+        self._said: tuple[str, int, int | None, str] = ("", 0, None, "")
         self._progressed = 0.0
         # A full pipe must not hold the main thread: it looks after its tool and its lifeline while it waits.
         os.set_blocking(outgoing, False)
@@ -214,9 +214,11 @@ class Lifeline:
     def progress(self, stage: str, done: int, total: int | None, message: str = "") -> None:
         """Say how far a stage is, at most five times a second."""
         now = time.monotonic()
-        if stage == self._stage and now - self._progressed < PROGRESS_INTERVAL and done != total:
+        said = (stage, done, total, message)
+        soon = stage == self._said[0] and now - self._progressed < PROGRESS_INTERVAL and done != total
+        if soon or said == self._said:
             return
-        self._stage, self._progressed = stage, now
+        self._said, self._progressed = said, now
         self.emit(protocol.PROGRESS, stage=stage, done=done, total=total, message=message)
 
     def log(self, text: str, level: str = "info") -> None:

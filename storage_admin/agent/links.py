@@ -115,20 +115,21 @@ class Chain:
         """What lies below it."""
         return self.links[1:]
 
-    def node(self, *, top: int | None = None, alone: bool = False) -> Node:
+    def node(self, *, top: int | None = None, top_path: bytes = b"", alone: bool = False) -> Node:
         """The chain as qemu is to open it.
 
         Args:
             top: descriptor of another file to stand in for the image, on the same base.
+            top_path: its path.
             alone: leave the base out, so that only the image's own layer is seen.
         """
         below: Node | None = None
         for link in reversed(self.ancestors):
             below = Node(link.fd, link.planned.format, link.planned.path, below)
-        image = self.image
-        return Node(
-            image.fd if top is None else top, image.planned.format, image.planned.path, None if alone else below
-        )
+        image, base = self.image.planned, None if alone else below
+        if top is not None:
+            return Node(top, image.format, top_path, base)
+        return Node(self.image.fd, image.format, image.path, base)
 
     def _check_connected(self) -> None:
         """What each header names must be the next link, and the last must name none."""
@@ -155,7 +156,7 @@ class Chain:
         """
         self._refuse_locked(locking.ANY_USE)
         deadline = time.monotonic() + PASSING_READER
-        while (who := locking.holder([self.image.id])) is not None:
+        while (who := locking.user(self.image.fd)) is not None:
             if time.monotonic() > deadline:
                 raise _in_use(self.image, who)
             time.sleep(0.2)
@@ -168,7 +169,7 @@ class Chain:
         self.refuse_stale(names=False)
 
     def _look_at_processes(self) -> None:
-        who, now = locking.holder([self.image.id]), time.monotonic()
+        who, now = locking.user(self.image.fd), time.monotonic()
         if who is None:
             self._seen_since, self._look_again = None, now + PROCESS_INTERVAL
             return

@@ -28,6 +28,9 @@ _FLOCK = struct.Struct("hhqqi4x")
 # From asm-generic/fcntl.h; Python's fcntl has no names for them before 3.9 on all builds.
 _OFD_GETLK, _OFD_SETLK = 36, 37
 
+# linux/fcntl.h
+_SETLEASE = 1024
+
 # struct loop_info64 of linux/loop.h begins with lo_device and lo_inode; the whole is 232 bytes.
 _LOOP_GET_STATUS64, _LOOP_INFO_BYTES = 0x4C05, 232
 _LOOP_HEAD = struct.Struct("=QQ")
@@ -80,11 +83,11 @@ def keep_writers_away(fd: int) -> None:
             raise
 
 
-def holder(wanted: Iterable[FileId]) -> str | None:
-    """Who has one of these files open, by what qemu's locks do not tell; this process and its tools do not count.
+def user(fd: int) -> str | None:
+    """Who has a file open beside this process and its tools, by what qemu's locks do not tell.
 
     Args:
-        wanted: the files.
+        fd: descriptor of the file, open for reading only.
 
     Returns:
         A phrase such as ``process 4711 (qemu-system-x86)``, or ``None``.
@@ -92,26 +95,63 @@ def holder(wanted: Iterable[FileId]) -> str | None:
     Raises:
         RefusedError: ``guests_unknown``, where this process may not look.
     """
-    files = frozenset(wanted)
-    return _process(files) or _loop_device(files) or _swap(files)
+    files = frozenset([file_id(fd)])
+    unseen: list[str] = []
+    if (who := _process(files, unseen) or _loop_device(files) or _swap(files)) is not None:
+        return who
+    written = open_for_writing(fd)
+    if written:
+        return "a program that has it open for writing"
+    # Root may look into every process but a few that the kernel protects. The lease answers for those.
+    if unseen and (written is None or os.geteuid() != 0):
+        raise RefusedError(
+            "guests_unknown", f"the agent may not see what process {unseen[0]} has open; run the agent as root"
+        )
+    return None
 
 
-def _process(files: frozenset[FileId]) -> str | None:
-    own = os.getpid()
+def opener(files: Iterable[FileId]) -> str | None:
+    """Which process, beside this one and its tools, has one of these files open, as far as it can be seen."""
+    return _process(frozenset(files), [])
+
+
+def open_for_writing(fd: int) -> bool | None:
+    """Whether anybody has a file open for writing: other processes, in whatever container, and the kernel itself.
+
+    The kernel gives a read lease only on a file without writers; it is given back at once.
+
+    Args:
+        fd: descriptor of the file, open for reading only.
+
+    Returns:
+        ``None`` where the filesystem has no leases.
+    """
+    try:
+        fcntl.fcntl(fd, _SETLEASE, fcntl.F_RDLCK)
+    except OSError as error:
+        if error.errno == errno.EAGAIN:
+            return True
+        if error.errno in {errno.EINVAL, errno.ENOTSUP, errno.ENOLCK, errno.EACCES}:
+            return None
+        raise
+    fcntl.fcntl(fd, _SETLEASE, fcntl.F_UNLCK)
+    return False
+
+
+def _process(files: frozenset[FileId], unseen: list[str]) -> str | None:
+    """The first process with one of the files open; ``unseen`` gets those that may not be looked into."""
+    own = str(os.getpid())
     for entry in os.listdir("/proc"):
-        if not entry.isdigit() or int(entry) == own:
+        if not entry.isdigit() or entry == own:
             continue
         folder = f"/proc/{entry}/fd"
         try:
-            descriptors = os.listdir(folder)
+            if any(_is_one_of(f"{folder}/{name}", files) for name in os.listdir(folder)) and not _is_ours(entry):
+                return f"process {entry} ({_process_name(entry)})"
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has ended
-        except PermissionError as error:
-            raise RefusedError(
-                "guests_unknown", "the agent may not see what other processes have open; run it as root"
-            ) from error
-        if any(_is_one_of(f"{folder}/{descriptor}", files) for descriptor in descriptors) and not _is_ours(entry):
-            return f"process {entry} ({_process_name(entry)})"
+        except PermissionError:
+            unseen.append(entry)
     return None
 
 

@@ -157,7 +157,7 @@ class Replacement:
         named, mine = os.stat(self.new_name, dir_fd=self.folder, follow_symlinks=False), os.fstat(self.new)
         if (named.st_dev, named.st_ino, mine.st_nlink) != (mine.st_dev, mine.st_ino, 1):
             raise HostError("the temporary file was exchanged by somebody else")
-        if locking.locked_bytes(self.new) or locking.holder([locking.file_id(self.new)]):
+        if locking.locked_bytes(self.new) or locking.opener([locking.file_id(self.new)]):
             raise HostError("the temporary file is used by somebody else")
 
 
@@ -192,9 +192,9 @@ def _outlast_late_openers(io: AgentIO, old: locking.FileId) -> None:
     """Who opened the old file by its name before the rename asks for its lock moments later, and must not get it."""
     time.sleep(GRACE)
     deadline = time.monotonic() + 10
-    while (who := locking.holder([old])) is not None:
+    while (who := locking.opener([old])) is not None:
         if time.monotonic() > deadline:
-            io.log(f"{who} still has the replaced file open; it works on the undo copy", "warning")
+            io.log(f"{who} still has the replaced file open; what it does there is not in the image", "warning")
             return
         time.sleep(GRACE)
 
@@ -216,24 +216,36 @@ def settle(one: Journal) -> Settled:
     """
     try:
         records = one.records()
-        return _settle(one, _Story.of(records))
+        return _settle(one, Story.of(records))
     except JournalError as error:
         return _settle_unreadable(one, str(error))
 
 
 @dataclass(frozen=True)
-class _Story:
-    """A journal's records, read into one."""
+class Story:
+    """A journal's records, read into one.
+
+    Args:
+        name: of the image, in the journal's folder.
+        original: the image before the swap.
+        keep_undo: whether the original is kept after it.
+        ready: the new file, finished and synced; ``None`` before that.
+        done: the new file under the image's name; ``None`` before that.
+        copy: the original as undo copy, where the agent that swapped could still write it down.
+        undo_job: the undo that has begun, if any.
+    """
 
     name: bytes
     original: Stamp
     keep_undo: bool
     ready: Stamp | None = None
     done: Stamp | None = None
+    copy: Stamp | None = None
     undo_job: str | None = None
 
     @classmethod
-    def of(cls, records: list[dict[str, Any]]) -> _Story:
+    def of(cls, records: list[dict[str, Any]]) -> Story:
+        """The story that a journal's records tell; raises JournalError."""
         first = records[0]
         try:
             name = unb64(first["name_b64"])
@@ -247,7 +259,8 @@ class _Story:
             if record["step"] == journal.READY:
                 story = replace(story, ready=Stamp.parse(record.get("new")))
             elif record["step"] == journal.DONE:
-                story = replace(story, done=Stamp.parse(record.get("new")))
+                copy = Stamp.parse(record["undo"]) if "undo" in record else None
+                story = replace(story, done=Stamp.parse(record.get("new")), copy=copy)
             elif record["step"] == journal.UNDO:
                 story = replace(story, undo_job=str(record.get("job")))
             elif record["step"] == journal.UNDO_REVERTED:
@@ -255,7 +268,7 @@ class _Story:
         return story
 
 
-def _settle(one: Journal, story: _Story) -> Settled:
+def _settle(one: Journal, story: Story) -> Settled:
     named = stat_in(one.folder, story.name)
     if story.undo_job is not None:
         return _settle_undo(one, story, named)
@@ -270,7 +283,7 @@ def _settle(one: Journal, story: _Story) -> Settled:
     return _revert(one, story, named)
 
 
-def _settle_done(one: Journal, story: _Story) -> Settled:
+def _settle_done(one: Journal, story: Story) -> Settled:
     undo_name = journal.file_name(one.job, "orig")
     copy = stat_in(one.folder, undo_name)
     settled = Settled(one.job, KEPT, story.name, story.original)
@@ -284,7 +297,7 @@ def _settle_done(one: Journal, story: _Story) -> Settled:
     return replace(settled, outcome=FINISHED)
 
 
-def _revert(one: Journal, story: _Story, named: Stamp | None) -> Settled:
+def _revert(one: Journal, story: Story, named: Stamp | None) -> Settled:
     unlink(one.folder, journal.file_name(one.job, "new"))
     undo_name = journal.file_name(one.job, "orig")
     copy = stat_in(one.folder, undo_name)
@@ -303,7 +316,7 @@ def _revert(one: Journal, story: _Story, named: Stamp | None) -> Settled:
     return settled
 
 
-def _settle_undo(one: Journal, story: _Story, named: Stamp | None) -> Settled:
+def _settle_undo(one: Journal, story: Story, named: Stamp | None) -> Settled:
     undo_job = str(story.undo_job)
     if named is not None and named.inode == story.original.inode:
         os.fsync(one.folder)
@@ -328,34 +341,38 @@ def _settle_unreadable(one: Journal, why: str) -> Settled:
 # Backwards
 
 
-def swap_back(one: Journal, request: Request, name: bytes, new: int, io: AgentIO, recheck: Callable[[], None]) -> None:
+@dataclass(frozen=True)
+class Ends:
+    """What an undo exchanges: descriptors of the image that is there now and of the undo copy, and the image's name."""
+
+    name: bytes
+    new: int
+    old: int
+
+
+def swap_back(one: Journal, request: Request, ends: Ends, io: AgentIO, recheck: Callable[[], None]) -> None:
     """Put an undo copy back into its image's place; what was there is gone afterwards.
 
     Args:
         one: the journal of the replacement that is undone; removed in the end.
         request: the undo.
-        name: the image's name in the journal's folder.
-        new: descriptor of the image that is there now.
+        ends: the two files.
         io: the controller, which has to say ``go``.
         recheck: raises where something has changed; called under the image locks.
 
     Raises:
         StoppedError, RefusedError: nothing was changed.
     """
-    undo_name = journal.file_name(one.job, "orig")
     one.append(journal.UNDO, job=request.job, generation=request.generation)
+    undo_name = journal.file_name(one.job, "orig")
     try:
         io.wait_for_go(request.generation)
-        old = os.open(undo_name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=one.folder)
-        try:
-            locking.keep_writers_away(new)
-            locking.keep_writers_away(old)
-            recheck()
-            os.rename(undo_name, name, src_dir_fd=one.folder, dst_dir_fd=one.folder)
-            os.fsync(one.folder)
-            _outlast_late_openers(io, locking.file_id(new))
-        finally:
-            os.close(old)
+        locking.keep_writers_away(ends.new)
+        locking.keep_writers_away(ends.old)
+        recheck()
+        os.rename(undo_name, ends.name, src_dir_fd=one.folder, dst_dir_fd=one.folder)
+        os.fsync(one.folder)
+        _outlast_late_openers(io, locking.file_id(ends.new))
     except PermissionError as error:
         raise RefusedError("immutable", "the image is protected (chattr +i), so it cannot be replaced") from error
     finally:

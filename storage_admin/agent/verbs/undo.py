@@ -1,0 +1,197 @@
+"""Take a replacement back while its undo copy is there, or give the copy up."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from storage_admin.agent import attributes, locking, swap
+from storage_admin.agent.arguments import Arguments
+from storage_admin.agent.journal import Journal, JournalError, Stamp, file_name, parse_name
+from storage_admin.agent.lifeline import AgentIO
+from storage_admin.agent.pools import display, open_parent
+from storage_admin.agent.protocol import INVALID, HostError, RefusedError, Request
+
+_KNOWN = frozenset({"path_b64", "pool_path_b64", "undo_job"})
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a job's files are: the image's path and name, a descriptor of its folder, the job's journal."""
+
+    path: bytes
+    name: bytes
+    folder: int
+    journal: Journal
+
+
+def run(request: Request, io: AgentIO) -> dict[str, Any]:
+    """Put the original back in its place.
+
+    Args:
+        request: ``args``: ``path_b64``, ``pool_path_b64``, ``undo_job`` (the job that made the copy), ``force`` (also
+            where the image was written to since, which is lost then).
+        io: the controller.
+
+    Returns:
+        Allocated sizes before (of the image that goes) and after, ``freed_bytes``: what the filesystem got back.
+
+    Raises:
+        RefusedError: ``undo_missing``, ``undo_written_to``, ``image_in_use``, ``immutable``, ``stale_plan``, ``busy``.
+        HostError, StoppedError: nothing was changed.
+    """
+    started = time.monotonic()
+    args = Arguments(request.args, _KNOWN | {"force"})
+    force = args.get("force", bool, False)
+    with _place(args) as place, contextlib.ExitStack() as open_files:
+        io.progress("checking", 0, None, "looking at the image and its undo copy")
+        story = _story(place)
+        new = _open(place.folder, place.name)
+        open_files.callback(os.close, new)
+        old = _open(place.folder, file_name(place.journal.job, "orig"))
+        open_files.callback(os.close, old)
+
+        def recheck() -> None:
+            _refuse(place, story, new, old, force=force)
+
+        recheck()
+        before, after = os.fstat(new).st_blocks * 512, os.fstat(old).st_blocks * 512
+        io.progress("swapping", 0, None, "waiting for the last word")
+        swap.swap_back(place.journal, request, swap.Ends(place.name, new, old), io, recheck)
+        status = os.fstat(old)
+        return {
+            "before_bytes": before,
+            "after_bytes": after,
+            "held_bytes": 0,
+            "freed_bytes": before,
+            "dev": status.st_dev,
+            "inode": status.st_ino,
+            "undo_of": place.journal.job,
+            "seconds": round(time.monotonic() - started, 3),
+        }
+
+
+def discard(request: Request, io: AgentIO) -> dict[str, Any]:
+    """Remove an undo copy and its journal.
+
+    Args:
+        request: ``args``: ``path_b64``, ``pool_path_b64``, ``undo_job``.
+        io: the controller.
+
+    Returns:
+        ``freed_bytes``: what the filesystem got back; 0 where the copy was gone already.
+
+    Raises:
+        RefusedError: ``image_in_use``, where somebody uses the copy; ``stale_plan``, where it is the only one left.
+    """
+    with _place(Arguments(request.args, _KNOWN)) as place:
+        story = _story(place)
+        undo_name = file_name(place.journal.job, "orig")
+        freed = 0
+        try:
+            old = os.open(undo_name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place.folder)
+        except FileNotFoundError:
+            io.log("the undo copy was removed by somebody else already", "warning")
+        else:
+            try:
+                status = os.fstat(old)
+                if status.st_ino != story.original.inode:
+                    raise RefusedError("undo_missing", "the undo copy is another file by now; look at it yourself")
+                _refuse_used(old, "the undo copy")
+                freed = status.st_blocks * 512 if status.st_nlink == 1 else 0
+                swap.unlink(place.folder, undo_name)
+            finally:
+                os.close(old)
+        place.journal.remove()
+        return {"freed_bytes": freed}
+
+
+@contextlib.contextmanager
+def _place(args: Arguments) -> Iterator[_Place]:
+    path, job = args.path("path_b64"), args.take("undo_job", str)
+    if parse_name(f".sa-{job}.journal".encode("utf-8", "replace")) is None:
+        raise RefusedError(INVALID, "undo_job is no job's id")
+    try:
+        folder, name = open_parent(args.path("pool_path_b64"), path)
+        try:
+            one = _open_journal(folder, job)
+            try:
+                yield _Place(path, name, folder, one)
+            finally:
+                one.close()
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise HostError(f"the host failed: {error.strerror or error}") from error
+
+
+def _open_journal(folder: int, job: str) -> Journal:
+    try:
+        return Journal.open(folder, job)
+    except FileNotFoundError as error:
+        raise RefusedError("undo_missing", "there is no undo copy of this job any more") from error
+    except JournalError as error:
+        raise RefusedError("undo_missing", f"the journal of this job cannot be read: {error}") from error
+
+
+def _story(place: _Place) -> swap.Story:
+    """What the journal tells, after an interrupted run of whatever job was settled; refuses what was not swapped."""
+    settled = swap.settle(place.journal)
+    if settled.outcome == swap.REVERTED and settled.undo_of is None:
+        raise RefusedError("undo_missing", "the job had not replaced the image; there is nothing to undo")
+    if settled.outcome == swap.FINISHED and settled.undo_of is not None:
+        raise RefusedError("undo_missing", "the original is back in its place already")
+    try:
+        story = swap.Story.of(place.journal.records())
+    except JournalError as error:
+        raise RefusedError("undo_missing", f"the journal of this job cannot be read: {error}") from error
+    if story.done is None:
+        raise RefusedError("stale_plan", f"{settled.detail}; look at it yourself")
+    if story.name != place.name:
+        raise RefusedError("stale_plan", f"the job replaced {display(story.name)}, not this image")
+    return story
+
+
+def _open(folder: int, name: bytes) -> int:
+    try:
+        return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    except FileNotFoundError as error:
+        raise RefusedError("undo_missing", f"{display(name)} was removed by somebody else") from error
+
+
+def _refuse(place: _Place, story: swap.Story, new: int, old: int, *, force: bool) -> None:
+    """All that has to be true before and in the moment of the undo."""
+    here, copy = Stamp.of(os.fstat(new)), Stamp.of(os.fstat(old))
+    done = story.done
+    named = swap.stat_in(place.folder, place.name)
+    if done is None or here.inode != done.inode or named is None or named.inode != done.inode:
+        raise RefusedError("stale_plan", "the image was replaced again since; undo the later job first")
+    if not force and _content(here) != _content(done):
+        raise RefusedError(
+            "undo_written_to",
+            "the image was used since the job; what was written to it would be lost. Forcing the undo accepts that",
+        )
+    undo_named = swap.stat_in(place.folder, file_name(place.journal.job, "orig"))
+    if undo_named is None or undo_named.inode != copy.inode or copy.inode != story.original.inode:
+        raise RefusedError("undo_missing", "the undo copy is another file by now; look at it yourself")
+    if (copy.file_size, copy.mtime_ns) != (story.original.file_size, story.original.mtime_ns):
+        raise RefusedError("undo_missing", "the undo copy was written to; it is not the original any more")
+    for fd in (new, old):
+        if attributes.flags(fd) & (attributes.IMMUTABLE | attributes.APPEND_ONLY):
+            raise RefusedError("immutable", "the image or its undo copy is protected (chattr +i or +a)")
+        _refuse_used(fd, "the image or its undo copy")
+
+
+def _content(stamp: Stamp) -> tuple[int, int, int]:
+    return stamp.file_size, stamp.mtime_ns, stamp.ctime_ns
+
+
+def _refuse_used(fd: int, what: str) -> None:
+    if locking.locked_bytes(fd):
+        raise RefusedError("image_in_use", f"{what} is in use by a guest or a tool of qemu; shut it down and try again")
+    if (who := locking.user(fd)) is not None:
+        raise RefusedError("image_in_use", f"{what} is in use by {who}; shut it down and try again")

@@ -1,0 +1,237 @@
+"""The real agent as a subprocess, and real images for it to work on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from storage_admin.agent import protocol
+from storage_admin.agent.protocol import b64
+
+ROOT = Path(__file__).resolve().parents[2]
+AGENT = [sys.executable, "-m", "storage_admin.agent"]
+NO_RESERVE = {"percent": 0, "bytes": 0}
+
+
+class Agent:
+    """An agent at work on one request; a controller that says go, unless told otherwise."""
+
+    def __init__(self, command: Sequence[str] = AGENT, env: dict[str, str] | None = None) -> None:
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
+        )
+        self.events: list[dict[str, Any]] = []
+
+    def say(self, kind: str, **fields: Any) -> None:
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(protocol.encode(kind, **fields))
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            return  # it has ended; its events tell why
+
+    def request(self, verb: str, args: dict[str, Any], job: str = "j1", generation: int = 1) -> None:
+        self.generation = generation
+        self.say(protocol.REQUEST, verb=verb, job=job, generation=generation, args=args)
+
+    def next(self) -> dict[str, Any] | None:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            return None
+        self.events.append(protocol.decode(line))
+        return self.events[-1]
+
+    def until(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """Reads on to an event; fails where the agent ends before it."""
+        while (event := self.next()) is not None:
+            if event["event"] == kind and all(event.get(name) == value for name, value in fields.items()):
+                return event
+        raise AssertionError(f"no {kind} {fields}; got {self.events[-5:]}; {self.stderr()}")
+
+    def answer(self, go: bool = True) -> dict[str, Any]:
+        """Reads to the end: the ``result``'s data, or the ``error`` event."""
+        while (event := self.next()) is not None:
+            if event["event"] == protocol.READY and go:
+                self.say(protocol.GO, generation=self.generation)
+            if event["event"] == protocol.RESULT:
+                return dict(event["data"])
+            if event["event"] == protocol.ERROR:
+                return event
+        raise AssertionError(f"no answer; got {self.events[-5:]}; {self.stderr()}")
+
+    def stderr(self) -> str:
+        assert self.process.stderr is not None
+        return self.process.stderr.read().decode("utf-8", "replace")
+
+    def close(self) -> int:
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            assert pipe is not None
+            try:
+                pipe.close()
+            except BrokenPipeError:
+                continue
+        return self.process.wait(60)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def ask(verb: str, args: dict[str, Any], job: str = "j1", generation: int = 1, **how: Any) -> dict[str, Any]:
+    """One request to an agent of its own, answered with go: the result's data, or the error event."""
+    with Agent(**how) as agent:
+        agent.request(verb, args, job, generation)
+        return agent.answer()
+
+
+def qemu_img(*argv: str | bytes | Path) -> bytes:
+    """Runs the real qemu-img."""
+    return subprocess.run(["qemu-img", *argv], check=True, capture_output=True).stdout
+
+
+def image_info(path: Path | bytes, form: str = "qcow2") -> dict[str, Any]:
+    """What qemu-img says about an image, in use or not."""
+    answer: dict[str, Any] = json.loads(qemu_img("info", "-U", "-f", form, "--output=json", path))
+    return answer
+
+
+def same_content(first: Path | bytes, second: Path | bytes, form: str = "qcow2") -> bool:
+    """Whether qemu-img finds two images equal."""
+    done = subprocess.run(["qemu-img", "compare", "-f", form, "-F", form, first, second], capture_output=True)
+    assert done.returncode in {0, 1}, done.stderr
+    return done.returncode == 0
+
+
+def write(path: Path | bytes, pattern: int, offset: str, length: str, form: str = "qcow2") -> None:
+    """Writes a byte over and over into an image, as a guest would."""
+    command = f"write -P {pattern} {offset} {length}"
+    subprocess.run(["qemu-io", "-f", form, "-c", command, path], check=True, capture_output=True)
+
+
+def make_image(
+    path: Path | bytes, size: str = "8M", options: str = "", base: str | bytes | None = None
+) -> Path | bytes:
+    """A qcow2 image with something to win: text that compresses, bytes that do not, allocated zeros."""
+    backing = ["-b", base, "-F", "qcow2"] if base is not None else []
+    qemu_img("create", "-q", "-f", "qcow2", *(["-o", options] if options else []), *backing, path, size)
+    write(path, 0x61, "0", "2M")
+    write(path, 0, "3M", "2M")
+    write(path, 0x17, "6M", "128k")
+    return path
+
+
+def _folder_of(path: bytes) -> bytes:
+    return path.rpartition(b"/")[0]
+
+
+def link(path: Path | bytes, pool: Path | bytes | None = None, form: str = "qcow2") -> dict[str, Any]:
+    """A link as the plan knows it."""
+    raw = os.fsencode(path)
+    status = Path(os.fsdecode(raw)).stat()
+    return {
+        "path_b64": b64(raw),
+        "pool_path_b64": b64(os.fsencode(pool) if pool is not None else _folder_of(raw)),
+        "format": form,
+        "dev": status.st_dev,
+        "inode": status.st_ino,
+        "file_size": status.st_size,
+        "mtime_ns": status.st_mtime_ns,
+        "ctime_ns": status.st_ctime_ns,
+    }
+
+
+def reclaim_args(
+    path: Path | bytes, *ancestors: Path | bytes, pool: Path | None = None, **changes: Any
+) -> dict[str, Any]:
+    """The arguments of a reclaim of an image as it is now."""
+    form = changes.get("format", "qcow2")
+    return {
+        **link(path, pool, form),
+        "virtual_size": image_info(path, form)["virtual-size"],
+        "chain": [link(ancestor, pool) for ancestor in ancestors],
+        "children_known": True,
+        "method": "compress",
+        "reserve": NO_RESERVE,
+        **changes,
+    }
+
+
+def undo_args(path: Path | bytes, job: str = "j1", **changes: Any) -> dict[str, Any]:
+    """The arguments of an undo."""
+    raw = os.fsencode(path)
+    return {"path_b64": b64(raw), "pool_path_b64": b64(_folder_of(raw)), "undo_job": job, **changes}
+
+
+def recover_args(pool: Path) -> dict[str, Any]:
+    """The arguments of a recovery of one pool."""
+    return {"pools": [{"id": 1, "path_b64": b64(os.fsencode(pool)), "kind": "dir"}], "jobs_active": []}
+
+
+def leftovers(folder: Path) -> set[str]:
+    """The names of jobs' files in a folder."""
+    return {path.name for path in folder.iterdir() if path.name.startswith(".sa-")}
+
+
+class Writer:
+    """A guest's stand-in: qemu-io that holds an image open for writing until it is left."""
+
+    def __init__(self, path: Path | bytes, form: str = "qcow2", *, read_only: bool = False) -> None:
+        argv = ["qemu-io", *(["-r"] if read_only else []), "-f", form, path]
+        self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        assert self.process.stdout is not None
+        assert self.process.stdin is not None
+        # Its prompt comes once the image is open and locked.
+        self.said = b""
+        done = threading.Event()
+
+        def listen() -> None:
+            assert self.process.stdout is not None
+            while chunk := os.read(self.process.stdout.fileno(), 4096):
+                self.said += chunk
+                if b"qemu-io>" in self.said:
+                    done.set()
+            done.set()
+
+        self._listener = threading.Thread(target=listen)
+        self._listener.start()
+        assert done.wait(20), "qemu-io does not come up"
+        self.refused = self.process.poll() is not None or b"qemu-io>" not in self.said
+
+    def write(self, pattern: int, offset: str, length: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"write -P {pattern} {offset} {length}\nflush\n".encode())
+        self.process.stdin.flush()
+        deadline = time.monotonic() + 20
+        while b"wrote" not in self.said:
+            assert time.monotonic() < deadline, self.said
+            time.sleep(0.01)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(b"quit\n")
+            self.process.stdin.close()
+        except BrokenPipeError:
+            pass  # it was refused and has ended
+        self.process.wait(20)
+        self._listener.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
