@@ -3,7 +3,21 @@
 from datetime import datetime
 from typing import Any
 
+from django.db.models import F, Q, QuerySet
+
 from images.models import Image
+
+#: Formats whose clusters can be sampled.
+SAMPLED_FORMATS = ("qcow2", "raw")
+
+
+def due(host_id: int) -> QuerySet[Image]:
+    """The images of a host that have no estimate for their present content, the largest first."""
+    readable = Image.objects.filter(host=host_id, declared_format__in=SAMPLED_FORMATS).exclude(
+        state__in=(Image.State.MISSING, Image.State.UNREADABLE, Image.State.FORMAT_MISMATCH)
+    )
+    changed = readable.filter(~Q(analyzed_fingerprint=F("fingerprint")), encrypted=False)
+    return changed.select_related("host", "pool").order_by("-allocated_size", "pk")
 
 
 def record(image: Image, estimate: dict[str, Any], at: datetime) -> None:

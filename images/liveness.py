@@ -27,7 +27,9 @@ def check_guests_off(image: Image) -> None:
         ) from error
     needed = [image, *descendants(image)]
     paths = {bytes(one.path_bytes) for one in needed}
-    names = set(Image.objects.filter(pk__in=[one.pk for one in needed]).values_list("uses__disk__guest__uid", flat=True))
+    names = set(
+        Image.objects.filter(pk__in=[one.pk for one in needed]).values_list("uses__disk__guest__uid", flat=True)
+    )
     for domain in domains:
         if domain.state not in OFF and (domain.uid in names or _paths(domain) & paths):
             raise RefusedError(

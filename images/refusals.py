@@ -24,11 +24,15 @@ def _host(image: Image) -> list[Refusal]:
     host = image.host
     refusals = []
     if host.status == Host.Status.UNREACHABLE:
-        refusals.append(Refusal("host_unreachable", f"{host.name} does not answer: {host.status_detail} Scan it again first."))
+        refusals.append(
+            Refusal("host_unreachable", f"{host.name} does not answer: {host.status_detail} Scan it again first.")
+        )
     if host.capabilities and not host.capabilities.get("qemu_img"):
         refusals.append(Refusal("tool_missing", f"qemu-img is not installed on {host.name}: install qemu-utils there."))
     if image.pool.kind not in {StoragePool.Kind.DIR, StoragePool.Kind.NFS}:
-        refusals.append(Refusal("unsupported_pool", f"Images in a {image.pool.kind} pool are not files: they cannot be rewritten."))
+        refusals.append(
+            Refusal("unsupported_pool", f"Images in a {image.pool.kind} pool are not files: they cannot be rewritten.")
+        )
     if image.pool.network and not image.pool.all_hosts_registered:
         refusals.append(
             Refusal(
@@ -57,9 +61,15 @@ def _state(image: Image) -> list[Refusal]:
     refusals = []
     if not image.declared_format:
         looks = f"it looks like {image.format}, but anybody who can write into it could make it look so"
-        refusals.append(Refusal("format_undeclared", f"Nothing declares the format of {image.name}: {looks}. Declare it first."))
+        refusals.append(
+            Refusal("format_undeclared", f"Nothing declares the format of {image.name}: {looks}. Declare it first.")
+        )
     if image.chain_depth > DEEPEST_CHAIN:
-        refusals.append(Refusal("chain_too_deep", f"Its chain has {image.chain_depth} images; more than {DEEPEST_CHAIN} are refused."))
+        refusals.append(
+            Refusal(
+                "chain_too_deep", f"Its chain has {image.chain_depth} images; more than {DEEPEST_CHAIN} are refused."
+            )
+        )
     return refusals
 
 
@@ -71,8 +81,14 @@ def _use(image: Image) -> list[Refusal]:
         return []
     running = [use.disk.guest for use in image.uses.all() if not use.disk.guest.off]
     if running:
-        return [Refusal("guest_running", f"Guest {running[0].name} is {running[0].state} and uses it: shut it down first.")]
-    return [Refusal("image_in_use", f"It is in use ({image.in_use_detail}): shut down or stop what uses it, then scan again.")]
+        return [
+            Refusal("guest_running", f"Guest {running[0].name} is {running[0].state} and uses it: shut it down first.")
+        ]
+    return [
+        Refusal(
+            "image_in_use", f"It is in use ({image.in_use_detail}): shut down or stop what uses it, then scan again."
+        )
+    ]
 
 
 def _content(image: Image) -> list[Refusal]:
@@ -88,12 +104,21 @@ def _content(image: Image) -> list[Refusal]:
             )
         )
     if image.from_header("data_file"):
-        refusals.append(Refusal("external_data_file", "Its data lies in a file of its own, which a rewrite would not carry."))
+        refusals.append(
+            Refusal("external_data_file", "Its data lies in a file of its own, which a rewrite would not carry.")
+        )
     if image.from_header("dirty") or image.from_header("corrupt"):
-        refusals.append(Refusal("dirty_or_corrupt", "It was not closed cleanly, or is marked corrupt. Check it first (qemu-img check)."))
+        refusals.append(
+            Refusal(
+                "dirty_or_corrupt", "It was not closed cleanly, or is marked corrupt. Check it first (qemu-img check)."
+            )
+        )
     if image.nlink > 1:
         refusals.append(
-            Refusal("hard_linked", f"The file has {image.nlink} names (hard links); a rewrite would part them and free nothing.")
+            Refusal(
+                "hard_linked",
+                f"The file has {image.nlink} names (hard links); a rewrite would part them and free nothing.",
+            )
         )
     return refusals
 
@@ -119,4 +144,6 @@ def age_warning(image: Image) -> list[str]:
     """A warning when the facts are old."""
     if image.last_scanned is None or (timezone.now() - image.last_scanned).total_seconds() < 3600:
         return []
-    return [f"The facts are from {image.last_scanned:%Y-%m-%d %H:%M} UTC; the agent checks them again before it starts."]
+    return [
+        f"The facts are from {image.last_scanned:%Y-%m-%d %H:%M} UTC; the agent checks them again before it starts."
+    ]

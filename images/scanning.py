@@ -57,6 +57,11 @@ class ScanRun:
     new_pools: bool = False
     _batch: list[Image] = field(default_factory=list)
 
+    @property
+    def leftovers(self) -> int:
+        """Journals of jobs in the pools, whether they are at work, keep an undo copy or were interrupted."""
+        return sum(facts.get("leftovers", 0) for facts in self.pool_facts)
+
     def take(self, event: dict[str, Any]) -> None:
         """Takes one event of the scan.
 

@@ -20,7 +20,7 @@ BIND = env.str("STORAGE_ADMIN_BIND", default="127.0.0.1:8000")
 def _secret_key() -> str:
     """The key from ``SECRET_KEY``, else from the data folder, made there once and readable by its owner alone."""
     if given := env.str("SECRET_KEY", default=""):
-        return given
+        return str(given)
     path = DATA_DIR / "secret_key"
     try:
         if not path.exists():

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from django.db.models import F, Q, QuerySet
 from django.utils import timezone
 
 from images import estimates, writing
@@ -17,8 +16,6 @@ from storage_admin.jobs.plans import Plan, Refusal
 #: Images that one background job samples, and for how long each at most, in seconds.
 SAMPLE_IMAGES = 100
 SAMPLE_SECONDS = 0.5
-#: Formats whose clusters can be sampled.
-SAMPLED_FORMATS = ("qcow2", "raw")
 
 
 class Analyze(ImageKind):
@@ -53,8 +50,10 @@ class Analyze(ImageKind):
             return [Refusal(code, image.state_detail)]
         if not image.declared_format:
             return [Refusal("format_undeclared", f"Nothing declares the format of {image.name}: declare it first.")]
-        if image.declared_format not in SAMPLED_FORMATS:
-            return [Refusal("unsupported_subformat", f"{image.declared_format} images are not sampled; qcow2 and raw are.")]
+        if image.declared_format not in estimates.SAMPLED_FORMATS:
+            return [
+                Refusal("unsupported_subformat", f"{image.declared_format} images are not sampled; qcow2 and raw are.")
+            ]
         return []
 
     def request(self, job: Job) -> dict[str, Any]:
@@ -76,20 +75,11 @@ class Sample(HostKind):
     verb = "analyze"
     single = True
 
-    @staticmethod
-    def due(host_id: int) -> QuerySet[Image]:
-        """The images that have no estimate for their present content, the largest first."""
-        readable = Image.objects.filter(host=host_id, declared_format__in=SAMPLED_FORMATS).exclude(
-            state__in=(Image.State.MISSING, Image.State.UNREADABLE, Image.State.FORMAT_MISMATCH)
-        )
-        changed = readable.filter(~Q(analyzed_fingerprint=F("fingerprint")), encrypted=False)
-        return changed.select_related("host", "pool").order_by("-allocated_size", "pk")
-
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
-        return Plan(method="sample", reason=f"{self.due(target_id).count()} images changed since they were analyzed.")
+        return Plan(method="sample", reason=f"{estimates.due(target_id).count()} images changed since they were analyzed.")
 
     def request(self, job: Job) -> dict[str, Any]:
-        chosen = self.due(job.host_id)[:SAMPLE_IMAGES]
+        chosen = estimates.due(job.host_id)[:SAMPLE_IMAGES]
         return {
             "images": [facts(image) | {"id": image.pk} for image in chosen],
             "mode": "sample",
@@ -110,5 +100,5 @@ class Sample(HostKind):
 
     def ended(self, job: Job) -> None:
         job.refresh_from_db(fields=["state", "result"])
-        if job.state == Job.State.SUCCEEDED and (job.result or {}).get("analyzed") and self.due(job.host_id).exists():
+        if job.state == Job.State.SUCCEEDED and (job.result or {}).get("analyzed") and estimates.due(job.host_id).exists():
             services.submit(SYSTEM, self.name, job.host_id, {})

@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from images import scanning
+from images import estimates, scanning
 from images.scanning import ScanRun
 from storage_admin.accounts.roles import SYSTEM, Actor
 from storage_admin.agent.protocol import HostError, b64
@@ -93,6 +93,17 @@ class Scan(HostKind):
             return
         if run.new_pools:
             services.submit(SYSTEM, "scan", job.host_id, {})
+        if run.leftovers > self._waiting_copies(job):
+            services.submit(SYSTEM, "recover", job.host_id, {})
+        if estimates.due(job.host_id).exists():
+            services.submit(SYSTEM, "sample", job.host_id, {})
+
+    @staticmethod
+    def _waiting_copies(job: Job) -> int:
+        """How many journals are as they should be: of undo copies that wait, and of jobs at work."""
+        jobs = Job.objects.filter(host=job.host_id)
+        at_work = jobs.filter(state=Job.State.RUNNING, rewrites=True).count()
+        return jobs.filter(undo_state=Job.UndoState.AVAILABLE).count() + at_work
 
 
 def _layout(pool: StoragePool) -> str:

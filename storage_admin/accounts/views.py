@@ -32,5 +32,7 @@ class PasswordView(views.PasswordChangeView):
     def form_valid(self, form: Any) -> HttpResponse:
         answer = super().form_valid(form)
         password_changed(self.request.user.actor)  # type: ignore[union-attr] # (signed in: the view requires it)
-        messages.success(self.request, "Your password is changed. Other browsers where you were signed in are signed out.")
+        messages.success(
+            self.request, "Your password is changed. Other browsers where you were signed in are signed out."
+        )
         return answer

@@ -32,9 +32,9 @@ def main() -> None:
     libvirt.registerErrorHandler(lambda *_: None, None)  # its default prints to standard error
     try:
         connection = libvirt.openReadOnly(URI)
-        answer = {"pools": _pools(connection), "domains": _domains(connection)}
+        answer: dict[str, Any] = {"pools": _pools(connection), "domains": _domains(connection)}
     except libvirt.libvirtError as error:
-        answer = {"error": str(error)}
+        answer: dict[str, Any] = {"error": str(error)}
     json.dump(answer, sys.stdout)
 
 

@@ -16,9 +16,7 @@ from storage_admin.hosts.names import display, path_key
 
 #: Folders that no image belongs in. Those in the first set are refused with all that is below them.
 SYSTEM_TREES = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/sbin", "/sys", "/usr")
-SYSTEM_FOLDERS = frozenset(
-    {"/", "/home", "/media", "/mnt", "/opt", "/root", "/run", "/srv", "/tmp", "/var", "/var/lib"}
-)  # noqa: S108
+SYSTEM_FOLDERS = frozenset("/ /home /media /mnt /opt /root /run /srv /tmp /var /var/lib".split())
 
 #: libvirt's standard folder for images; it is a pool of its own even where libvirt is not asked.
 STANDARD_FOLDER = "/var/lib/libvirt/images"
@@ -27,7 +25,7 @@ STANDARD_FOLDER = "/var/lib/libvirt/images"
 def ensure_local_host() -> Host:
     """The row of this machine, made at the first start together with libvirt's standard folder where there is one."""
     with transaction.atomic():
-        host, made = Host.objects.get_or_create(
+        host, _ = Host.objects.get_or_create(
             slug="local", defaults={"name": socket.gethostname() or "this machine", "kind": Host.Kind.LOCAL}
         )
         if os.path.isdir(STANDARD_FOLDER):  # noqa: PTH112 (bytes and text paths alike)
@@ -41,7 +39,7 @@ def add_pool(host: Host, path: bytes, source: str, *, name: str = "", kind: str 
         host=host,
         path_key=path_key(path),
         defaults={
-            "name": name or display(os.path.basename(path)),
+            "name": name or display(path.rpartition(b"/")[2]),
             "path": display(path),
             "path_bytes": path,
             "source": source,

@@ -36,6 +36,9 @@ class AgentSession:
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
         )
+        if self._process.stdin is None or self._process.stdout is None or self._process.stderr is None:
+            raise TypeError("the agent's pipes are missing")
+        self._stdin, self._stdout, self._stderr_pipe = self._process.stdin, self._process.stdout, self._process.stderr
         self._write_lock = threading.Lock()
         self._ended = threading.Event()
         self._stderr: deque[bytes] = deque(maxlen=50)
@@ -54,8 +57,7 @@ class AgentSession:
     ) -> None:
         self._ended.set()
         with self._write_lock, contextlib.suppress(OSError):
-            assert self._process.stdin is not None
-            self._process.stdin.close()
+            self._stdin.close()
         try:
             self._process.wait(END_TIMEOUT)
         except subprocess.TimeoutExpired:
@@ -63,8 +65,7 @@ class AgentSession:
             self._process.wait()
         for thread in self._threads:
             thread.join(protocol.PING_INTERVAL + 1)
-        for pipe in (self._process.stdout, self._process.stderr):
-            assert pipe is not None
+        for pipe in (self._stdout, self._stderr_pipe):
             pipe.close()
 
     @property
@@ -113,8 +114,7 @@ class AgentSession:
         raise HostError(f"The agent ended without an answer{self._why()}.", protocol.INTERRUPTED)
 
     def _lines(self, tick: float) -> Iterator[bytes | None]:
-        assert self._process.stdout is not None
-        fd, rest = self._process.stdout.fileno(), bytearray()
+        fd, rest = self._stdout.fileno(), bytearray()
         with selectors.DefaultSelector() as selector:
             selector.register(fd, selectors.EVENT_READ)
             while True:
@@ -147,18 +147,16 @@ class AgentSession:
     def _say(self, line: bytes) -> None:
         # A broken pipe means that the agent is gone; reading its events tells why.
         with self._write_lock, contextlib.suppress(OSError, ValueError):
-            assert self._process.stdin is not None
-            self._process.stdin.write(line)
-            self._process.stdin.flush()
+            self._stdin.write(line)
+            self._stdin.flush()
 
     def _ping(self) -> None:
         while not self._ended.wait(protocol.PING_INTERVAL):
             self._say(protocol.encode(protocol.PING))
 
     def _drain_stderr(self) -> None:
-        assert self._process.stderr is not None
         with contextlib.suppress(ValueError, OSError):
-            for line in self._process.stderr:
+            for line in self._stderr_pipe:
                 self._stderr.append(line[:1000])
 
     def _why(self) -> str:

@@ -53,6 +53,8 @@ class JobKind(ABC):
     rewrites: ClassVar[bool] = False
     #: At most one of its kind at work per host; a queued one is returned instead of queueing another.
     single: ClassVar[bool] = False
+    #: From where to where each of the agent's stages brings the whole job, in percent; unknown stages do not move it.
+    stages: ClassVar[dict[str, tuple[float, float]]] = {}
     #: JSON Schema of each option, with its default.
     properties: ClassVar[dict[str, dict[str, Any]]] = {}
 
@@ -73,7 +75,7 @@ class JobKind(ABC):
             if error.validator == "additionalProperties":
                 unknown = sorted(set(options) - set(self.properties))
                 known = ", ".join(sorted(self.properties)) or "none"
-                fields |= {name: f"{self.name} has no such option; it knows: {known}." for name in unknown}
+                fields |= dict.fromkeys(unknown, f"{self.name} has no such option; it knows: {known}.")
             else:
                 fields[str(error.path[0]) if error.path else "options"] = _sentence(error)
         if fields:
@@ -133,14 +135,14 @@ class JobKind(ABC):
 
 
 def _sentence(error: jsonschema.ValidationError) -> str:
+    wanted: Any = error.validator_value
     if error.validator == "enum":
-        return f"choose one of {', '.join(map(str, error.validator_value))}."
+        return f"choose one of {', '.join(map(str, wanted))}."
     if error.validator == "minimum":
-        return f"at least {error.validator_value}."
+        return f"at least {wanted}."
     if error.validator == "maximum":
-        return f"at most {error.validator_value}."
+        return f"at most {wanted}."
     if error.validator == "type":
-        wanted = error.validator_value
         return f"must be of type {wanted if isinstance(wanted, str) else ' or '.join(wanted)}."
     return error.message
 

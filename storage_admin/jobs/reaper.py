@@ -33,7 +33,7 @@ def reap(now: datetime | None = None) -> int:
 
 
 def reap_dead_workers() -> int:
-    """Marks the jobs of this machine's workers whose processes are gone: a restarted worker need not wait for leases."""
+    """Marks the jobs of this machine's workers whose processes are gone: a restarted worker waits for no lease."""
     marked = 0
     for worker in Worker.objects.filter(name__startswith=f"{socket.gethostname()}:"):
         if _alive(int(worker.name.rsplit(":", 1)[1])):

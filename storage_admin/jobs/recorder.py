@@ -1,6 +1,7 @@
 """What an agent says while it works, written to the job's row at most twice a second."""
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from storage_admin.jobs import claims
@@ -12,8 +13,10 @@ INTERVAL = 0.5
 class Recorder:
     """Keeps the last progress and the new log lines of a job until the next write."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, stages: Mapping[str, tuple[float, float]]) -> None:
+        """Args: ``stages`` says from where to where each stage brings the whole job, in percent."""
         self._job = job
+        self._stages = stages
         self._progress: dict[str, Any] = {}
         self._lines: list[JobLog] = []
         self._commands: list[dict[str, Any]] = list(job.commands)
@@ -29,7 +32,7 @@ class Recorder:
         self._progress = {
             "stage": stage[:40],
             "message": str(event.get("message", "")),
-            "progress": float(event["percent"]) if event.get("percent") is not None else _percent(done, total),
+            "progress": self._percent(stage, done, total),
             "done_bytes": done,
             "total_bytes": total,
             "bytes_per_sec": rate,
@@ -47,6 +50,11 @@ class Recorder:
             return None, None
         rate = moved / seconds
         return int(rate), int((total - done) / rate) if total is not None else None
+
+    def _percent(self, stage: str, done: int | None, total: int | None) -> float:
+        begin, end = self._stages.get(stage, (0.0, 0.0) if self._stages else (0.0, 100.0))
+        share = min(1.0, done / total) if done is not None and total else 0.0
+        return round(begin + (end - begin) * share, 1)
 
     def log(self, text: str, level: str = JobLog.Level.INFO) -> None:
         """Takes a line for the log."""
@@ -76,9 +84,3 @@ class Recorder:
         lines, self._lines = self._lines, []
         JobLog.objects.bulk_create(lines)
         self.cancel_requested = not claims.ours(self._job).filter(cancel_requested=False).exists()
-
-
-def _percent(done: int | None, total: int | None) -> float:
-    if done is None or not total:
-        return 0.0
-    return round(min(100.0, 100.0 * done / total), 1)

@@ -46,7 +46,7 @@ def run(job_id: int) -> None:
         return
     kind = kinds.get(job.kind)
     with _held(job):
-        recorder = Recorder(job)
+        recorder = Recorder(job, kind.stages)
         try:
             result = _work(job, kind, recorder)
         except (RefusedError, HostError, StoppedError) as error:
@@ -93,13 +93,14 @@ def _work(job: Job, kind: JobKind, recorder: Recorder) -> dict[str, Any]:
             if event["event"] == protocol.RESULT:
                 return dict(event["data"])
             if event["event"] == protocol.READY:
-                _let_go(job, session)
+                _let_go(job, kind, session)
             else:
                 _take(job, kind, recorder, event)
     raise HostError("The agent ended without an answer.", protocol.INTERRUPTED)
 
 
-def _let_go(job: Job, session: AgentSession) -> None:
+def _let_go(job: Job, kind: JobKind, session: AgentSession) -> None:
+    kind.prepare(job)  # the guest's state, after the work as before it
     if claims.may_swap(job):
         session.go(job.generation)
     else:

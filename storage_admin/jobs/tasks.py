@@ -1,4 +1,4 @@
-"""The doorbell: every task carries a job's id at most, and does nothing when the row says that there is nothing to do."""
+"""Celery's tasks: each carries a job's id at most, and does nothing where the row says that there is nothing to do."""
 
 from typing import Any
 

@@ -1,0 +1,31 @@
+"""The words on buttons: each method's verb, and what it does in a sentence."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A method's words. ``button`` ends in an ellipsis: a plan comes before anything happens."""
+
+    method: str
+    button: str
+    title: str
+    sentence: str
+
+
+VERBS = {
+    verb.method: verb
+    for verb in (
+        Verb("compress", "Compress…", "Compress", "Rewrites the image without its zeros and compresses what is left."),
+        Verb("copy", "Copy…", "Copy", "Rewrites the image without its zeros and unused clusters, uncompressed."),
+        Verb("in_place", "Dig holes…", "Dig holes in place", "Gives back the blocks of zeros; needs no scratch space."),
+        Verb("trim", "Trim in guest…", "Trim in the guest", "The running guest says which blocks it no longer needs."),
+        Verb("sparsify", "Sparsify…", "Sparsify", "Finds deleted files inside the guest's filesystems."),
+    )
+}
+OTHER = Verb("", "Reclaim…", "Reclaim", "Gets physical space back by the method that wins most.")
+
+
+def verb_of(method: str) -> Verb:
+    """The words of a method; those of reclaiming at large where it is not known which one is best."""
+    return VERBS.get(method, OTHER)
