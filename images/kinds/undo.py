@@ -1,0 +1,169 @@
+"""The job kinds ``undo`` (the original comes back) and ``discard_undo`` (the undo copy goes, and frees space)."""
+
+from typing import Any
+
+from images import liveness, rewriting
+from images.kinds.targets import ancestors, facts, find, resource_key
+from images.models import Image
+from storage_admin.accounts.roles import Actor, Role
+from storage_admin.agent.protocol import RefusedError
+from storage_admin.jobs.errors import NotFoundError
+from storage_admin.jobs.kinds import JobKind, Lock, Target
+from storage_admin.jobs.models import Job
+from storage_admin.jobs.plans import Affected, Plan, Refusal
+
+
+class OfJob(JobKind):
+    """A kind that works on what an earlier job left."""
+
+    target = "job"
+    rewrites = True
+
+    def resolve(self, target_id: int) -> Target:
+        job = self._job(target_id)
+        return Target(kind="job", id=job.pk, host=job.host, label=job.target_label)
+
+    @staticmethod
+    def _job(job_id: int) -> Job:
+        job = Job.objects.select_related("host").filter(pk=job_id).first()
+        if job is None:
+            raise NotFoundError(f"There is no job {job_id}.")
+        return job
+
+    @staticmethod
+    def _image(job: Job) -> Image:
+        if job.target_kind != "image":
+            raise RefusedError("undo_missing", f"Job {job.pk} ({job.kind}) did not rewrite an image.")
+        return find(job.target_id)
+
+    def _missing(self, job: Job) -> list[Refusal]:
+        if job.undo_available:
+            return []
+        words = {
+            Job.UndoState.UNDONE: "was undone already",
+            Job.UndoState.DISCARDED: "has had its undo copy discarded",
+            Job.UndoState.EXPIRED: "has no undo copy any more: its window has closed",
+            Job.UndoState.MISSING: "has lost its undo copy: somebody else deleted it",
+        }
+        return [
+            Refusal("undo_missing", f"Job {job.pk} {words.get(Job.UndoState(job.undo_state), 'keeps no undo copy')}.")
+        ]
+
+    def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:  # noqa: ARG002 (the same for all)
+        image = self._image(self._job(target.id))
+        return [
+            Lock(resource_key(image), exclusive=True),
+            *(Lock(resource_key(base), exclusive=False) for base in ancestors(image)),
+        ]
+
+    def request(self, job: Job) -> dict[str, Any]:
+        undone = self._job(job.target_id)
+        image = facts(self._image(undone))
+        return {"path_b64": image["path_b64"], "pool_path_b64": image["pool_path_b64"], "undo_job": undone.uid}
+
+    def ended(self, job: Job) -> None:
+        job.refresh_from_db(fields=["state", "error_code"])
+        if job.error_code == "undo_missing":
+            undone = self._job(job.target_id)
+            if undone.undo_available:
+                rewriting.close_undo(undone, Job.UndoState.MISSING, _won(undone))
+        rewriting.rescan(job)
+
+
+class Undo(OfJob):
+    """Puts the original back where a job's new image stands now."""
+
+    name = "undo"
+    title = "Undo"
+    description = "Puts the original back from its undo copy. Refused once the new image was written to, unless forced."
+    verb = "undo"
+    stages = {"checking": (0, 40), "swapping": (40, 100)}
+    properties = {
+        "force": {
+            "type": "boolean",
+            "default": False,
+            "description": "Also when the new image was written to since: what was written is lost (admin).",
+        }
+    }
+
+    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:
+        if options["force"]:
+            actor.require(Role.ADMIN)
+        job = self._job(target_id)
+        image = self._image(job)
+        against = self._missing(job)
+        if image.in_use:
+            against.append(
+                Refusal("image_in_use", f"It is in use ({image.in_use_detail}): shut down what uses it first.")
+            )
+        return Plan(
+            method="undo",
+            reason=f"The original of {image.name} comes back from its undo copy; the new image goes.",
+            facts_at=image.last_scanned,
+            before_bytes=image.allocated_size,
+            predicted_after_bytes=job.undo_bytes or None,
+            scratch_bytes=0,
+            undo_bytes=0,
+            refusals=tuple(against),
+            warnings=("What was written to the new image since is lost.",) if options["force"] else (),
+            affected_images=(Affected(image.pk, image.name, "replaced by its original"),),
+            options=options,
+        )
+
+    def prepare(self, job: Job) -> None:
+        liveness.check_guests_off(self._image(self._job(job.target_id)))
+
+    def request(self, job: Job) -> dict[str, Any]:
+        return super().request(job) | {"force": job.options["force"]}
+
+    def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
+        undone = self._job(job.target_id)
+        rewriting.image_replaced(self._image(undone), result)
+        rewriting.close_undo(undone, Job.UndoState.UNDONE, 0)
+        return {
+            "before_bytes": result["before_bytes"],
+            "after_bytes": result["after_bytes"],
+            "held_bytes": 0,
+            "freed_bytes": 0,
+            "freed_at": None,
+            "undone_job": undone.pk,
+            "seconds": result["seconds"],
+        }
+
+
+class DiscardUndo(OfJob):
+    """Removes an undo copy before its window closes."""
+
+    name = "discard_undo"
+    title = "Discard the undo copy"
+    description = "Removes a job's undo copy, which frees the space that it holds. The job cannot be undone any more."
+    verb = "discard_undo"
+    role = Role.ADMIN
+
+    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
+        job = self._job(target_id)
+        image = self._image(job)
+        return Plan(
+            method="discard_undo",
+            reason=f"The undo copy of {image.name} goes, and with it the way back.",
+            facts_at=image.last_scanned,
+            before_bytes=image.allocated_size,
+            predicted_after_bytes=image.allocated_size,
+            scratch_bytes=0,
+            undo_bytes=0,
+            refusals=tuple(self._missing(job)),
+            affected_images=(Affected(image.pk, image.name, "not changed; its undo copy is removed"),),
+            options=options,
+        )
+
+    def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
+        undone = self._job(job.target_id)
+        expired = undone.undo_expires is not None and undone.undo_expires <= job.created
+        rewriting.close_undo(undone, Job.UndoState.EXPIRED if expired else Job.UndoState.DISCARDED, _won(undone))
+        return {"copy_bytes": result["freed_bytes"], "of_job": undone.pk}
+
+
+def _won(job: Job) -> int:
+    """What a job has won once its undo copy is gone: by how much the image is smaller than before."""
+    result = job.result or {}
+    return int(result.get("before_bytes", 0)) - int(result.get("after_bytes", 0))
