@@ -1,0 +1,46 @@
+"""``make bench``: everything that is promised about speed, measured in one run and printed as a table."""
+
+import argparse
+import importlib
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.performance import report, site
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/performance.md"
+PARTS = ("inventory", "pages", "compress", "latency")
+
+
+def main() -> int:
+    """Measures, prints, writes the page; answers 1 where something was missed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.performance", description=__doc__)
+    parser.add_argument("--folder", type=Path, default=Path("/var/tmp"), help="where images are made (needs 12 GiB)")
+    parser.add_argument(
+        "--part", choices=PARTS, action="append", help="measure only this; the page is not written then"
+    )
+    given = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="sa-bench-", dir=given.folder))
+    folder.chmod(0o755)
+    try:
+        site.prepare(folder)
+        rows: list[report.Row] = []
+        notes: list[str] = []
+        for name in given.part or PARTS:
+            print(f"measuring: {name} …", file=sys.stderr, flush=True)
+            # Models can be imported only now that Django is set up.
+            part = importlib.import_module(f"tests.performance.{name}")
+            rows += part.measure(folder)
+            notes += part.NOTES
+        where = report.machine(folder)
+        print(report.table(rows), "", where, sep="\n")
+        if not given.part:
+            report.write(PAGE, rows, where, notes)
+        return 0 if all(row.reached for row in rows) else 1
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
