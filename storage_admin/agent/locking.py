@@ -15,6 +15,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from storage_admin.agent import tools
 from storage_admin.agent.protocol import RefusedError
 
 #: What a program does with an image: 100 reads, 101 writes, 103 resizes; and what it forbids others: 201 and 203.
@@ -140,13 +141,13 @@ def open_for_writing(fd: int) -> bool | None:
 
 def _process(files: frozenset[FileId], unseen: list[str]) -> str | None:
     """The first process with one of the files open; ``unseen`` gets those that may not be looked into."""
-    own = str(os.getpid())
+    ours = {str(pid) for pid in (os.getpid(), *tools.running)}
     for entry in os.listdir("/proc"):
-        if not entry.isdigit() or entry == own:
+        if not entry.isdigit() or entry in ours:
             continue
         folder = f"/proc/{entry}/fd"
         try:
-            if any(_is_one_of(f"{folder}/{name}", files) for name in os.listdir(folder)) and not _is_ours(entry):
+            if any(_is_one_of(f"{folder}/{name}", files) for name in os.listdir(folder)):
                 return f"process {entry} ({_process_name(entry)})"
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has ended
@@ -168,16 +169,6 @@ def _is_one_of(link: str, files: frozenset[FileId]) -> bool:
             return False  # on a dead network mount, hence none of files that were just read
         raise
     return FileId(status.st_dev, status.st_ino) in files
-
-
-def _is_ours(pid: str) -> bool:
-    """Whether a process is a tool that this one started."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as status:
-            # The second field is the name in parentheses, which may hold anything; the parent is the fourth.
-            return int(status.read().rpartition(b")")[2].split()[1]) == os.getpid()
-    except (FileNotFoundError, ProcessLookupError):
-        return True  # it has ended, and holds nothing any more
 
 
 def _process_name(pid: str) -> str:

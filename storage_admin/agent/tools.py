@@ -26,6 +26,8 @@ Argument = Union[str, bytes]
 POLL_INTERVAL = 0.2
 #: What is kept of a long tool's output, in bytes, from its end.
 TAIL_BYTES = 64 * 1024
+#: Process ids of the tools that this process runs now; what they have open is in nobody else's use.
+running: set[int] = set()
 _SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -103,13 +105,16 @@ def run(
     display_argv = list(shown) if shown is not None else [_text(argument) for argument in argv]
     process = _start(argv, limits, idle_io, pass_fds)
     exit_code: int | None = None
+    running.add(process.pid)
     try:
         stdout, stderr = _follow(process, io, limits, on_output, watch)
         exit_code = process.wait()
     finally:
         if exit_code is None:
             _kill(process)
-            _report_stopped(io, display_argv)
+        running.discard(process.pid)
+        if exit_code is None:
+            io.command(display_argv, None)
     io.command(display_argv, exit_code)
     return Finished(exit_code, stdout, stderr)
 
@@ -192,10 +197,6 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     except ProcessLookupError:
         process.kill()  # it is gone already, and waits to be asked how it ended
     process.wait()
-
-
-def _report_stopped(io: AgentIO, argv: Sequence[str]) -> None:
-    io.command(argv, None)
 
 
 def _text(argument: Argument) -> str:

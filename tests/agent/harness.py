@@ -34,6 +34,11 @@ class Agent:
         )
         self.events: list[dict[str, Any]] = []
 
+    @staticmethod
+    def python() -> list[str]:
+        """The interpreter that the agent runs on."""
+        return [sys.executable]
+
     def say(self, kind: str, **fields: Any) -> None:
         assert self.process.stdin is not None
         try:

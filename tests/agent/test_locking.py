@@ -1,0 +1,114 @@
+"""Whether an image is in use, asked of real programs that use it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from storage_admin.agent import locking
+from tests.agent.harness import Writer, make_image, qemu_img
+
+pytestmark = pytest.mark.qemu
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    path = tmp_path / "image.qcow2"
+    make_image(path)
+    return path
+
+
+@pytest.fixture
+def fd(image: Path) -> Iterator[int]:
+    descriptor = os.open(image, os.O_RDONLY)
+    yield descriptor
+    os.close(descriptor)
+
+
+def test_nobody_uses_an_image_that_nobody_opened(fd: int) -> None:
+    assert locking.locked_bytes(fd) == []
+    assert locking.user(fd) is None
+    assert locking.open_for_writing(fd) is False
+
+
+def test_sees_a_writer_by_its_locks_and_by_name(image: Path, fd: int) -> None:
+    with Writer(image) as writer:
+        assert set(locking.CHANGES) <= set(locking.locked_bytes(fd))
+        assert locking.user(fd) == f"process {writer.process.pid} (qemu-io)"
+        assert locking.open_for_writing(fd) is True
+    assert locking.locked_bytes(fd) == []
+
+
+def test_a_reader_is_no_writer(image: Path, fd: int) -> None:
+    with Writer(image, read_only=True):
+        held = locking.locked_bytes(fd)
+        assert held
+        assert not set(held) & set(locking.CHANGES)
+        assert locking.open_for_writing(fd) is False
+
+
+def test_sees_the_base_of_an_overlay_in_use(image: Path, fd: int) -> None:
+    overlay = image.parent / "overlay.qcow2"
+    qemu_img("create", "-q", "-f", "qcow2", "-b", image, "-F", "qcow2", overlay)
+    with Writer(overlay):
+        assert locking.locked_bytes(fd)
+        assert "qemu-io" in str(locking.user(fd))
+
+
+def test_no_guest_starts_while_writers_are_kept_away(image: Path, fd: int) -> None:
+    locking.keep_writers_away(fd)
+    with Writer(image) as refused:
+        assert refused.refused
+        assert b'Failed to get "write" lock' in refused.said
+    with Writer(image, read_only=True) as reader:
+        assert not reader.refused
+    assert locking.locked_bytes(fd) == []
+
+
+def test_a_writer_that_was_there_before_is_seen_after_the_locks_are_taken(image: Path, fd: int) -> None:
+    with Writer(image):
+        locking.keep_writers_away(fd)
+        assert set(locking.locked_bytes(fd, locking.CHANGES)) == set(locking.CHANGES)
+
+
+def test_sees_a_program_that_locks_nothing(image: Path, fd: int) -> None:
+    program = "import sys; f = open(sys.argv[1]); print(flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, image], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as reader:
+        assert reader.stdout is not None
+        reader.stdout.readline()
+        assert str(locking.user(fd)).startswith(f"process {reader.pid} ")
+        reader.communicate()
+    assert locking.user(fd) is None
+
+
+def test_sees_a_loop_device(tmp_path: Path) -> None:
+    raw = tmp_path / "disk.raw"
+    raw.write_bytes(bytes(1 << 20))
+    fd = os.open(raw, os.O_RDONLY)
+    loop = subprocess.run(["losetup", "-f", "--show", raw], capture_output=True, text=True, check=True).stdout.strip()
+    try:
+        assert locking.locked_bytes(fd) == []
+        assert locking.user(fd) == f"loop device {loop}"
+        assert locking.open_for_writing(fd) is True
+    finally:
+        subprocess.run(["losetup", "-d", loop], check=True)
+    os.close(fd)
+
+
+def test_sees_swap(tmp_path: Path) -> None:
+    area = tmp_path / "swap area"
+    area.write_bytes(bytes(8 << 20))
+    area.chmod(0o600)
+    fd = os.open(area, os.O_RDONLY)
+    subprocess.run(["mkswap", "-q", area], check=True)
+    subprocess.run(["swapon", area], check=True)
+    try:
+        assert locking.user(fd) == "the swap area of this host"
+    finally:
+        subprocess.run(["swapoff", area], check=True)
+    os.close(fd)
