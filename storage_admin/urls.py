@@ -1,3 +1,8 @@
-from django.urls import URLPattern, URLResolver
+"""Every address of the dashboard, composed."""
 
-urlpatterns: list[URLPattern | URLResolver] = []
+from django.urls import URLPattern, URLResolver, include, path
+
+urlpatterns: list[URLPattern | URLResolver] = [
+    path("", include("storage_admin.accounts.urls")),
+    path("", include("images.urls")),
+]

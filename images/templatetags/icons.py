@@ -9,7 +9,8 @@ SHAPES = {
     "logo": '<path d="M12 3 21 8l-9 5-9-5z"/><path d="m3 12.5 9 5 9-5"/><path d="m3 17 9 5 9-5"/>',
     "overview": '<rect x="3" y="3" width="8" height="10" rx="1"/><rect x="3" y="17" width="8" height="4" rx="1"/>'
     '<rect x="15" y="3" width="6" height="4" rx="1"/><rect x="15" y="11" width="6" height="10" rx="1"/>',
-    "image": '<circle cx="12" cy="12" r="9"/><circle cx="12" cy="12" r="2.5"/><path d="M12 6.5A5.5 5.5 0 0 1 17.5 12"/>',
+    "image": '<circle cx="12" cy="12" r="9"/><circle cx="12" cy="12" r="2.5"/>'
+    '<path d="M12 6.5A5.5 5.5 0 0 1 17.5 12"/>',
     "host": '<rect x="3" y="3.5" width="18" height="7" rx="1.5"/><rect x="3" y="13.5" width="18" height="7" rx="1.5"/>'
     '<path d="M7 7h.01M7 17h.01M11 7h6M11 17h6"/>',
     "pool": '<ellipse cx="12" cy="5.5" rx="8" ry="3"/><path d="M4 5.5v13c0 1.7 3.6 3 8 3s8-1.3 8-3v-13"/>'

@@ -13,6 +13,7 @@ register = template.Library()
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 UNKNOWN = "unknown"
+MINUS = "\N{MINUS SIGN}"
 
 
 @register.filter
@@ -23,7 +24,7 @@ def size(value: int | None) -> str:
     amount, unit = abs(float(value)), 0
     while unit < len(UNITS) - 1 and float(_digits(amount)) >= 1024:
         amount, unit = amount / 1024, unit + 1
-    return f"{'−' if value < 0 else ''}{_digits(amount)} {UNITS[unit]}"
+    return f"{MINUS if value < 0 else ''}{_digits(amount)} {UNITS[unit]}"
 
 
 def _digits(amount: float) -> str:
@@ -48,7 +49,7 @@ def bytes_of(value: int | None, unknown: str = UNKNOWN) -> SafeString:
 
 @register.filter
 def percent(part: float | None, whole: float | None) -> str:
-    """``part`` of ``whole``, rounded down so that nothing reads as full or done before it is; ``unknown`` without both."""
+    """``part`` of ``whole``, rounded down: nothing reads as full before it is; ``unknown`` without both."""
     if part is None or not whole:
         return UNKNOWN
     return f"{int(100 * part / whole)} %"
@@ -69,6 +70,12 @@ def seconds(value: float | None) -> str:
     if hours < 48:
         return f"{hours} h {minutes} min" if minutes else f"{hours} h"
     return f"{hours // 24} days"
+
+
+@register.filter
+def days(value: float) -> str:
+    """A number of days, rounded down."""
+    return "under a day" if value < 1 else plural(int(value), "day,days")
 
 
 @register.filter
@@ -166,7 +173,7 @@ def _length(value: float) -> str:
 #: Every state's word stands beside its colour.
 GOOD = {"ok", "running", "succeeded", "available", "mounted"}
 WARN = {
-    "degraded", "paused", "modifying", "queued", "interrupted", "outside_pool", "missing", "new", "pmsuspended", "empty",
+    "degraded", "paused", "modifying", "queued", "interrupted", "outside_pool", "missing", "new", "pmsuspended",
 }  # fmt: skip
 BAD = {
     "unreachable", "failed", "chain_broken", "chain_cycle", "format_mismatch", "unreadable", "crashed", "gone", "error",

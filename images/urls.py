@@ -1,0 +1,36 @@
+"""The pages' addresses."""
+
+from django.urls import path
+
+from images.views import admin, guests, hosts, image, images, jobs, overview, reclaim
+
+urlpatterns = [
+    path("", overview.overview, name="overview"),
+    path("images/", images.images, name="images"),
+    path("images/export.csv", images.images_csv, name="images_csv"),
+    path("images/analyze/", images.images_analyze, name="images_analyze"),
+    path("images/<int:image_id>/", image.image, name="image"),
+    path("images/<int:image_id>/analyze/", image.image_analyze, name="image_analyze"),
+    path("images/<int:image_id>/format/", image.image_format, name="image_format"),
+    path("images/<int:image_id>/reclaim/", reclaim.reclaim, name="reclaim"),
+    path("jobs/", jobs.jobs, name="jobs"),
+    path("jobs/<int:job_id>/", jobs.job, name="job"),
+    path("jobs/<int:job_id>/status/", jobs.job_status, name="job_status"),
+    path("jobs/<int:job_id>/log/", jobs.job_log, name="job_log"),
+    path("jobs/<int:job_id>/cancel/", jobs.job_cancel, name="job_cancel"),
+    path("jobs/<int:job_id>/retry/", jobs.job_retry, name="job_retry"),
+    path("jobs/<int:job_id>/undo/", jobs.job_undo, name="job_undo"),
+    path("jobs/<int:job_id>/discard-undo/", jobs.job_discard_undo, name="job_discard_undo"),
+    path("hosts/", hosts.hosts, name="hosts"),
+    path("hosts/<int:host_id>/", hosts.host_change, name="host_change"),
+    path("hosts/<int:host_id>/scan/", hosts.host_scan, name="host_scan"),
+    path("hosts/<int:host_id>/folders/", hosts.folder_add, name="folder_add"),
+    path("pools/<int:pool_id>/", hosts.pool, name="pool"),
+    path("pools/<int:pool_id>/change/", hosts.pool_change, name="pool_change"),
+    path("pools/<int:pool_id>/remove/", hosts.pool_remove, name="pool_remove"),
+    path("guests/", guests.guests, name="guests"),
+    path("tokens/", admin.tokens, name="tokens"),
+    path("tokens/<int:token_id>/delete/", admin.token_delete, name="token_delete"),
+    path("users/", admin.users, name="users"),
+    path("audit/", admin.audit, name="audit"),
+]

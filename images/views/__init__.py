@@ -1,0 +1,1 @@
+"""The pages. Function views: they read through selectors and write through services."""

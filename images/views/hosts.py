@@ -1,0 +1,195 @@
+"""Hosts: whether they answer, what is installed there and for what, their pools."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from django.contrib import messages
+from django.db.models import Prefetch
+from django.http.response import HttpResponseBase
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.views.decorators.http import require_POST, require_safe
+
+from images import selectors
+from images.views.access import PageRequest, attempt, live, live_body, live_context, number, page, wants_fragment
+from storage_admin.accounts.roles import Role
+from storage_admin.hosts import services
+from storage_admin.hosts.errors import InvalidError, NotFoundError
+from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.jobs.models import Job
+from storage_admin.jobs.services import submit
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A program on the host, and what cannot be done without it."""
+
+    name: str
+    purpose: str
+    package: str
+    #: ``True`` or a version: there; ``False``: missing; ``None``: nobody has looked yet.
+    found: str | bool | None
+
+
+#: Name in the capabilities, what it is called, what it is for, the Debian package that brings it.
+TOOLS = (
+    ("qemu_img", "qemu-img", "analyze and reclaim", "qemu-utils"),
+    ("zstd", "zstd in qemu-img", "compress faster and smaller than zlib", "qemu-utils 5.1 or newer"),
+    ("setpriv", "setpriv", "every rewriting job: tools die with the agent", "util-linux"),
+    ("ionice", "ionice", "jobs that give way to guests", "util-linux"),
+    ("virt-sparsify", "virt-sparsify", "finding deleted files inside an image", "guestfs-tools"),
+)
+
+
+def tools_of(host: Host) -> list[Tool]:
+    """What the last scan found of each tool."""
+    known: dict[str, Any] = (host.capabilities.get("tools") or {}) | host.capabilities
+    return [
+        Tool(name, purpose, package, known[key] or False if key in known else None)
+        for key, name, purpose, package in TOOLS
+    ]
+
+
+def _shown(request: PageRequest) -> list[Host]:
+    pools = Prefetch("pools", StoragePool.objects.order_by("name"))
+    return [host for host in Host.objects.prefetch_related(pools) if request.actor.sees(host.slug)]
+
+
+def _context(request: PageRequest) -> dict[str, Any]:
+    shown = _shown(request)
+    scans = {job.host_id: job for job in Job.objects.filter(kind="scan", state__in=Job.ACTIVE).order_by("-id")}
+    rows = [{"host": host, "scan": scans.get(host.pk), "tools": tools_of(host)} for host in shown]
+    return {"rows": rows, "scanning": bool(scans)}
+
+
+@require_safe
+@page()
+def hosts(request: PageRequest) -> HttpResponseBase:
+    """Every host; its state and pools refresh while a scan is at work there."""
+    context = _context(request)
+    url, every = reverse("hosts"), "2s" if context["scanning"] else "20s"
+    if wants_fragment(request):
+        return live(request, "hosts/hosts.html#hosts", context, url=url, every=every)
+    body, version = live_body(request, "hosts/hosts.html#hosts", context)
+    context |= {"section": "hosts"} | live_context(body, version, url=url, every=every)
+    return render(request, "hosts/hosts.html", context)
+
+
+def _host(request: PageRequest, host_id: int) -> Host:
+    host = Host.objects.filter(pk=host_id).first()
+    if host is None or not request.actor.sees(host.slug):
+        raise NotFoundError(f"There is no host {host_id}.")
+    return host
+
+
+def _pool(request: PageRequest, pool_id: int) -> StoragePool:
+    pool = StoragePool.objects.select_related("host").filter(pk=pool_id).first()
+    if pool is None or not request.actor.sees(pool.host.slug):
+        raise NotFoundError(f"There is no pool {pool_id}.")
+    return pool
+
+
+@require_POST
+@page(Role.OPERATOR)
+def host_scan(request: PageRequest, host_id: int) -> HttpResponseBase:
+    """Scans now."""
+    host = _host(request, host_id)
+    attempt(request, partial(submit, request.actor, "scan", host.pk, {}), f"A scan of {host.name} is queued.")
+    return redirect("hosts")
+
+
+@require_POST
+@page(Role.ADMIN)
+def folder_add(request: PageRequest, host_id: int) -> HttpResponseBase:
+    """Registers a folder and scans it; what is wrong with the path stands beside it."""
+    host = _host(request, host_id)
+    path = request.POST.get("path", "")
+    try:
+        pool = services.register_folder(request.actor, host, path)
+    except InvalidError as error:
+        context = _context(request) | {"section": "hosts", "path": path, "path_error": error.detail}
+        body, version = live_body(request, "hosts/hosts.html#hosts", context)
+        context |= live_context(body, version, url=reverse("hosts"), every="20s") | {"at_host": host.pk}
+        return render(request, "hosts/hosts.html", context, status=400)
+    messages.success(request, f"{pool.path} is registered; a scan of it is queued.")
+    attempt(request, partial(submit, request.actor, "scan", host.pk, {}))
+    return redirect("hosts")
+
+
+@require_safe
+@page()
+def pool(request: PageRequest, pool_id: int) -> HttpResponseBase:
+    """One pool: how full it is and was, its largest images, and what an admin decides of it."""
+    row = _pool(request, pool_id)
+    largest = selectors.images_for(request.actor).filter(pool=row).order_by("-allocated_size", "-id")[:15]
+    context = {"section": "hosts", "pool": row, "largest": largest, "chart": _chart(row)}
+    return render(request, "hosts/pool.html", context)
+
+
+def _chart(row: StoragePool) -> dict[str, Any] | None:
+    samples = list(row.samples.order_by("-at")[:500])[::-1]
+    if len(samples) < 2:
+        return None
+    used = [{"x": round(at.at.timestamp()), "y": at.capacity_bytes - at.available_bytes} for at in samples]
+    whole = [{"x": round(at.at.timestamp()), "y": at.capacity_bytes} for at in samples]
+    return {
+        "type": "line",
+        "data": {
+            "datasets": [
+                {"label": "used", "data": used, "colour": "--sa-fill", "fill": True, "pointRadius": 0},
+                {"label": "capacity", "data": whole, "colour": "--sa-muted", "borderDash": [4, 4], "pointRadius": 0},
+            ]
+        },
+        "options": {"scales": {"x": {"type": "linear"}, "y": {"beginAtZero": True}}},
+    }
+
+
+@require_POST
+@page(Role.ADMIN)
+def pool_change(request: PageRequest, pool_id: int) -> HttpResponseBase:
+    """What an admin decides of a pool: its name, its threshold, whether all hosts that use it are registered."""
+    row = _pool(request, pool_id)
+
+    def change() -> StoragePool:
+        return services.update_pool(
+            request.actor,
+            row,
+            name=request.POST.get("name", ""),
+            warn_percent=number(request.POST.get("warn_percent")),
+            all_hosts_registered="all_hosts_registered" in request.POST if row.network else None,
+        )
+
+    attempt(request, change, f"{row.name} is changed.")
+    return redirect("pool", row.pk)
+
+
+@require_POST
+@page(Role.ADMIN)
+def pool_remove(request: PageRequest, pool_id: int) -> HttpResponseBase:
+    """Forgets a folder, when its name is confirmed. Nothing on the host is touched."""
+    row = _pool(request, pool_id)
+    if request.POST.get("confirm", "").strip() != row.name.strip():
+        messages.error(request, f"Not confirmed: type the pool's name, {row.name}. Nothing was changed.")
+        return redirect("pool", row.pk)
+    try:
+        services.remove_pool(request.actor, row)
+    except InvalidError as error:
+        messages.error(request, f"{error.detail} Nothing was changed.")
+        return redirect("pool", row.pk)
+    messages.success(request, f"{row.path} is forgotten. Its files are untouched.")
+    return redirect("hosts")
+
+
+@require_POST
+@page(Role.ADMIN)
+def host_change(request: PageRequest, host_id: int) -> HttpResponseBase:
+    """What an admin decides of a host: its name, and how many rewriting jobs may run there at once."""
+    host = _host(request, host_id)
+
+    def change() -> Host:
+        max_jobs = number(request.POST.get("max_jobs"))
+        return services.update_host(request.actor, host, name=request.POST.get("name", ""), max_jobs=max_jobs)
+
+    attempt(request, change, f"{host.name} is changed.")
+    return redirect("hosts")

@@ -1,0 +1,177 @@
+"""The images page: one dense table, all of its state in the address bar."""
+
+import csv
+from collections.abc import Iterator
+from typing import Any
+
+from django.contrib import messages
+from django.http import StreamingHttpResponse
+from django.http.response import HttpResponseBase
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils.http import url_has_allowed_host_and_scheme
+from django.views.decorators.http import require_POST, require_safe
+
+from images import selectors
+from images.models import Image
+from images.verbs import Verb, verb_of
+from images.views.access import PageRequest, page, paginated, wants_fragment
+from images.views.listing import FORMATS, Listing, as_choices, listing_of
+from storage_admin.accounts.roles import Role
+from storage_admin.agent.protocol import RefusedError
+from storage_admin.guests.models import Guest
+from storage_admin.hosts.errors import InvalidError, NotFoundError
+from storage_admin.hosts.selectors import hosts_for, pools_for
+from storage_admin.jobs.services import submit
+
+PER_PAGE = 50
+#: At most so many are analyzed by one click.
+AT_ONCE = 500
+
+#: What the page offers to filter by; the address bar takes any number of bytes.
+RECLAIMABLE = (("1", "any known"), (str(1 << 30), "1 GiB or more"), (str(10 << 30), "10 GiB or more"))
+
+#: Columns: what they are ordered by, their word, the order that a first click gives.
+COLUMNS = (
+    ("name", "Image", ""),
+    (None, "Guest", ""),
+    ("format", "Format", ""),
+    (None, "Size", ""),
+    ("allocated_size", "Physical", "-"),
+    ("virtual_size", "Virtual", "-"),
+    ("reclaimable_bytes", "Reclaimable", "-"),
+    ("chain_depth", "Depth", "-"),
+    ("last_scanned", "Scanned", "-"),
+)
+
+
+def _columns(ordering: str) -> list[dict[str, Any]]:
+    columns = []
+    for key, word, first in COLUMNS:
+        down = ordering.startswith("-")
+        sorted_by = key is not None and ordering.removeprefix("-") == key
+        following = "" if key is None else (key if down else f"-{key}") if sorted_by else f"{first}{key}"
+        sort = ("descending" if down else "ascending") if sorted_by else ""
+        numeric = key in {"allocated_size", "virtual_size", "reclaimable_bytes", "chain_depth"}
+        columns.append({"word": word, "ordering": following, "sort": sort, "numeric": numeric})
+    return columns
+
+
+def _table(request: PageRequest, listing: Listing) -> dict[str, Any]:
+    rows = paginated(request, listing.rows, PER_PAGE)
+    start = (rows.number - 1) * PER_PAGE
+    shown: list[tuple[Image, Verb | None]] = [
+        (image, verb_of(image.reclaimable_method) if image.reclaimable_bytes else None)
+        for image in selectors.page_of(listing.rows, start, start + PER_PAGE)
+    ]
+    return {
+        "rows": rows,
+        "shown": shown,
+        "columns": _columns(listing.ordering),
+        "ordering": listing.ordering,
+        "ignored": listing.ignored,
+        "filtered": bool(listing.values),
+        "scale": max((max(image.virtual_size or 0, image.allocated_size) for image, _ in shown), default=0),
+    }
+
+
+@require_safe
+@page()
+def images(request: PageRequest) -> HttpResponseBase:
+    """The table alone for htmx, the page with its filters otherwise."""
+    listing = listing_of(request)
+    context = _table(request, listing)
+    if wants_fragment(request):
+        return render(request, "images/images.html#table", context)
+    values = listing.values
+    guest = Guest.objects.filter(pk=int(values["guest"])).first() if "guest" in values and not listing.ignored else None
+    context |= {
+        "section": "images",
+        "values": values,
+        "guest": guest,
+        "hosts": as_choices(((host.pk, host.name) for host in hosts_for(request.actor)), values.get("host", "")),
+        "pools": as_choices(((pool.pk, str(pool)) for pool in pools_for(request.actor)), values.get("pool", "")),
+        "formats": as_choices(((name, name) for name in FORMATS), values.get("format", "")),
+        "states": as_choices(Image.State.choices, values.get("state", "")),
+        "in_use_words": (("yes", "true"), ("no", "false"), ("unknown", "unknown")),
+        "reclaimable_words": RECLAIMABLE,
+        "other_reclaimable": values.get("min_reclaimable", "") not in {"", *(value for value, _ in RECLAIMABLE)},
+    }
+    return render(request, "images/images.html", context)
+
+
+class _Echo:
+    """A file that hands back what is written, so that a response can stream it."""
+
+    def write(self, text: str) -> str:
+        return text
+
+
+CSV_COLUMNS = (
+    "id", "host", "pool", "path", "format", "declared_format", "state", "virtual_size", "allocated_size", "file_size",
+    "reclaimable_bytes", "chain_depth", "overlays_count", "in_use", "orphan", "guests", "last_scanned",
+)  # fmt: skip
+
+
+def safe_cell(value: object) -> str:
+    """A cell that no spreadsheet takes for a formula; what is not known is empty."""
+    text = "" if value is None else str(value)
+    return f"'{text}" if text[:1] in {"=", "+", "-", "@", "\t", "\r", "\n"} else text
+
+
+def _csv_row(image: Image) -> list[str]:
+    return [
+        safe_cell(value)
+        for value in (
+            image.pk, image.host.name, image.pool.name, image.path, image.format, image.declared_format, image.state,
+            image.virtual_size, image.allocated_size, image.file_size, image.reclaimable_bytes, image.chain_depth,
+            image.overlays_count, _word(image.in_use), _word(image.orphan),
+            ", ".join(use.disk.guest.name for use in image.uses.all()),
+            image.last_scanned.isoformat() if image.last_scanned else None,
+        )
+    ]  # fmt: skip
+
+
+def _word(known: bool | None) -> str:
+    return "unknown" if known is None else "yes" if known else "no"
+
+
+@require_safe
+@page()
+def images_csv(request: PageRequest) -> HttpResponseBase:
+    """The whole list as it is filtered and ordered, sizes in bytes, sent as it is read."""
+    rows = listing_of(request).rows
+    writer = csv.writer(_Echo())
+
+    def lines() -> Iterator[str]:
+        yield writer.writerow(CSV_COLUMNS)
+        for image in rows.iterator(chunk_size=1000):
+            yield writer.writerow(_csv_row(image))
+
+    disposition = {"Content-Disposition": 'attachment; filename="images.csv"'}
+    return StreamingHttpResponse(lines(), content_type="text/csv; charset=utf-8", headers=disposition)
+
+
+@require_POST
+@page(Role.OPERATOR)
+def images_analyze(request: PageRequest) -> HttpResponseBase:
+    """Analyzes the images that were selected, and says how many were refused and why the first one was."""
+    back = request.POST.get("next", "")
+    if not url_has_allowed_host_and_scheme(back, allowed_hosts={request.get_host()}):
+        back = reverse("images")
+    given = request.POST.getlist("image")[:AT_ONCE]
+    chosen = [int(text) for text in given if text.isascii() and text.isdecimal() and len(text) < 20]
+    queued, refused = 0, []
+    for image_id in chosen:
+        try:
+            submit(request.actor, "analyze", image_id, {})
+            queued += 1
+        except (RefusedError, InvalidError, NotFoundError) as error:
+            refused.append(error.detail)
+    if not chosen:
+        messages.warning(request, "No image was selected.")
+    if queued:
+        messages.success(request, f"{queued} queued to be analyzed. Their numbers appear here as they come.")
+    if refused:
+        messages.warning(request, f"{len(refused)} refused. The first one: {refused[0]}")
+    return redirect(back)

@@ -1,0 +1,155 @@
+"""Jobs: the list, and one job as it works."""
+
+from typing import Any
+
+from django.contrib import messages
+from django.http import HttpResponse
+from django.http.response import HttpResponseBase
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.views.decorators.http import require_POST, require_safe
+
+from images.models import Image
+from images.views.access import PageRequest, attempt, live, live_body, live_context, page, paginated, wants_fragment
+from storage_admin.accounts.roles import Role
+from storage_admin.hosts.errors import NotFoundError
+from storage_admin.jobs import kinds, services
+from storage_admin.jobs.models import Job
+
+PER_PAGE = 50
+LOG_LINES = 500
+STATES = (("", "all"), ("active", "active"), *((state.value, str(state.label)) for state in Job.State))
+
+
+def _titles() -> dict[str, str]:
+    return {kind.name: kind.title for kind in kinds.every()}
+
+
+def _jobs(request: PageRequest) -> Any:
+    rows = Job.objects.select_related("host").defer("plan", "commands", "options")
+    wanted = request.GET.get("state", "")
+    if wanted == "active":
+        return rows.filter(state__in=Job.ACTIVE)
+    return rows.filter(state=wanted) if wanted in Job.State.values else rows
+
+
+@require_safe
+@page()
+def jobs(request: PageRequest) -> HttpResponseBase:
+    """All jobs, the newest first. The rows refresh while a job of them is active, and look for new ones otherwise."""
+    rows = paginated(request, _jobs(request), PER_PAGE)
+    context = {"rows": rows, "titles": _titles(), "state": request.GET.get("state", "")}
+    url = f"{reverse('jobs')}?{_without(request, 'v')}"
+    every = "2s" if any(job.active for job in rows) else "10s"
+    if wants_fragment(request):
+        return live(request, "jobs/list.html#rows", context, url=url, every=every)
+    body, version = live_body(request, "jobs/list.html#rows", context)
+    context |= {"section": "jobs", "states": STATES} | live_context(body, version, url=url, every=every)
+    return render(request, "jobs/list.html", context)
+
+
+def _without(request: PageRequest, name: str) -> str:
+    query = request.GET.copy()
+    query.pop(name, None)
+    return query.urlencode()
+
+
+def _job(request: PageRequest, job_id: int) -> Job:
+    job = Job.objects.select_related("host").filter(pk=job_id).first()
+    if job is None or not request.actor.sees(job.host.slug):
+        raise NotFoundError(f"There is no job {job_id}.")
+    return job
+
+
+def _status(job: Job) -> dict[str, Any]:
+    image = Image.objects.filter(pk=job.target_id).first() if job.target_kind == "image" else None
+    title = _titles().get(job.kind, job.kind)
+    return {"job": job, "title": title, "image": image, "result": job.result or {}, "plan": job.plan or {}}
+
+
+@require_safe
+@page()
+def job(request: PageRequest, job_id: int) -> HttpResponseBase:
+    """One job: what it does now, its log as it comes, what it ran, what came of it."""
+    row = _job(request, job_id)
+    context = _status(row)
+    url, every = reverse("job_status", args=[row.pk]), "1s" if row.active else ""
+    body, version = live_body(request, "jobs/status.html", context)
+    lines = row.log_lines.order_by("-id")
+    shown = list(lines if "all" in request.GET else lines[:LOG_LINES])[::-1]
+    context |= {"section": "jobs", "lines": shown, "earlier": lines.count() - len(shown)}
+    context |= {"last": shown[-1].pk if shown else 0}
+    context |= live_context(body, version, url=url, every=every)
+    return render(request, "jobs/job.html", context)
+
+
+@require_safe
+@page()
+def job_status(request: PageRequest, job_id: int) -> HttpResponseBase:
+    """The part of a job's page that changes while it works. When the job has ended, it is sent a last time."""
+    row = _job(request, job_id)
+    url = reverse("job_status", args=[row.pk])
+    return live(request, "jobs/status.html", _status(row), url=url, every="1s" if row.active else "")
+
+
+@require_safe
+@page()
+def job_log(request: PageRequest, job_id: int) -> HttpResponseBase:
+    """The lines after ``?after=``, and what asks for those that follow."""
+    row = _job(request, job_id)
+    after = request.GET.get("after", "")
+    after = after if after.isascii() and after.isdecimal() and len(after) < 20 else "0"
+    lines = list(row.log_lines.filter(pk__gt=int(after))[:LOG_LINES])
+    if not lines and row.active:
+        return HttpResponse(status=204)
+    context = {"job": row, "lines": lines, "last": lines[-1].pk if lines else after}
+    # One more look after the end: the last lines are written together with it.
+    context |= {"more": row.active or bool(lines)}
+    return render(request, "jobs/job.html#log", context)
+
+
+@require_POST
+@page(Role.OPERATOR)
+def job_cancel(request: PageRequest, job_id: int) -> HttpResponseBase:
+    row = _job(request, job_id)
+    attempt(request, lambda: services.cancel(request.actor, row))
+    return redirect("job", row.pk)
+
+
+@require_POST
+@page(Role.OPERATOR)
+def job_retry(request: PageRequest, job_id: int) -> HttpResponseBase:
+    row = _job(request, job_id)
+    again = attempt(request, lambda: services.retry(request.actor, row))
+    return redirect("job", again.pk if again else row.pk)
+
+
+@require_POST
+@page(Role.OPERATOR)
+def job_undo(request: PageRequest, job_id: int) -> HttpResponseBase:
+    """Puts the original back. With ``force`` (admin) also over what was written since, when the job is named."""
+    row = _job(request, job_id)
+    force = "force" in request.POST
+    if force and not _named(request, row):
+        return redirect("job", row.pk)
+    undo = attempt(request, lambda: services.undo(request.actor, row, force=force))
+    return redirect("job", undo.pk if undo else row.pk)
+
+
+@require_POST
+@page(Role.ADMIN)
+def job_discard_undo(request: PageRequest, job_id: int) -> HttpResponseBase:
+    """Removes the undo copy for good, when the job is named."""
+    row = _job(request, job_id)
+    if not _named(request, row):
+        return redirect("job", row.pk)
+    discard = attempt(request, lambda: services.discard_undo(request.actor, row))
+    return redirect("job", discard.pk if discard else row.pk)
+
+
+def _named(request: PageRequest, row: Job) -> bool:
+    """Whether the job was named to confirm; where it was not, the next page says so."""
+    if request.POST.get("confirm", "").strip() == f"job {row.pk}":
+        return True
+    messages.error(request, f"Not confirmed: type “job {row.pk}” to confirm. Nothing was changed.")
+    return False

@@ -1,0 +1,44 @@
+"""The first page: what is full, what can be won back now, what is wrong, what is at work."""
+
+from typing import Any
+
+from django.http.response import HttpResponseBase
+from django.shortcuts import render
+from django.urls import reverse
+from django.views.decorators.http import require_safe
+
+from images import selectors
+from images.verbs import verb_of
+from images.views.access import PageRequest, live, live_body, live_context, page, wants_fragment
+from storage_admin.jobs import kinds
+
+
+def _context(request: PageRequest) -> dict[str, Any]:
+    found = selectors.overview(request.actor)
+    candidates = [(candidate, verb_of(candidate.method)) for candidate in found.win_back_now]
+    fills = [row for row in found.pools if row.days_until_full is not None]
+    promised = [row for row in found.pools if row.overcommit_ratio is not None]
+    return {
+        "found": found,
+        "totals": found.totals,
+        "candidates": candidates,
+        "scale": max((candidate.virtual_size or 0 for candidate in found.win_back_now), default=0),
+        "pool_scale": max((row.capacity_bytes or 0 for row in found.pools), default=0),
+        "full_first": min(fills, key=lambda row: row.days_until_full or 0.0, default=None),
+        "most_promised": max(promised, key=lambda row: row.overcommit_ratio or 0.0, default=None),
+        "titles": {kind.name: kind.title for kind in kinds.every()},
+    }
+
+
+@require_safe
+@page()
+def overview(request: PageRequest) -> HttpResponseBase:
+    """The first page; its numbers follow what jobs and scans change."""
+    context = _context(request)
+    url = reverse("overview")
+    every = "2s" if context["found"].at_work else "15s"
+    if wants_fragment(request):
+        return live(request, "images/overview.html#numbers", context, url=url, every=every)
+    body, version = live_body(request, "images/overview.html#numbers", context)
+    context |= {"section": "overview"} | live_context(body, version, url=url, every=every)
+    return render(request, "images/overview.html", context)
