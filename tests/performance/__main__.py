@@ -17,9 +17,7 @@ def main() -> int:
     """Measures, prints, writes the page; answers 1 where something was missed."""
     parser = argparse.ArgumentParser(prog="python -m tests.performance", description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path("/var/tmp"), help="where images are made (needs 12 GiB)")
-    parser.add_argument(
-        "--part", choices=PARTS, action="append", help="measure only this; the page is not written then"
-    )
+    parser.add_argument("--part", choices=PARTS, action="append", help="only this; no page is written then")
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="sa-bench-", dir=given.folder))
     folder.chmod(0o755)

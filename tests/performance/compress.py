@@ -99,6 +99,7 @@ def _reclaim(source: Path, folder: Path, compression: str, sizes: dict[str, int]
     options = {"method": "compress", "compression": compression, "idle_io": False}
     job, took = run_job("reclaim", image.pk, options)
     sizes[compression] = _physical(path)
+    assert job.result is not None
     won = job.result["before_bytes"] - job.result["after_bytes"]
     assert job.result["after_bytes"] == sizes[compression]
     run_job("discard_undo", job.pk)

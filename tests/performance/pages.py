@@ -129,7 +129,7 @@ def _image(number: int, pool: StoragePool) -> Image:
         mtime_ns=0, ctime_ns=0, file_size=allocated, allocated_size=allocated, virtual_size=80 * GIB,
         format="raw" if number % 7 == 0 else "qcow2", declared_format="raw" if number % 7 == 0 else "qcow2",
         cluster_size=65536, header={"compat": "1.1", "refcount_bits": 16}, chain_depth=1 + number % 4,
-        in_use=number % 10 == 0,        orphan=number % 50 == 3, state="chain_broken" if number % 997 == 5 else "ok", root_id=None,
+        in_use=number % 10 == 0, orphan=number % 50 == 3, state="chain_broken" if number % 997 == 5 else "ok",
         reclaimable_bytes=None if number % 3 else allocated // 3, reclaimable_method="" if number % 3 else "compress",
         first_seen=timezone.now(), seen=timezone.now(), listed=True,
     )  # fmt: skip

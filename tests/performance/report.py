@@ -30,6 +30,13 @@ class Row:
     wanted: str
     reached: bool
 
+    @property
+    def verdict(self) -> str:
+        """Whether it reached what was wanted, in a word; empty where nothing was."""
+        if not self.wanted:
+            return ""
+        return "reached" if self.reached else "**missed**"
+
 
 def ratio(work: str, took: float, against: str, other: float, at_least: float) -> Row:
     """A row that says how many times faster ``took`` seconds are than ``other`` seconds."""
