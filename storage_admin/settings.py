@@ -184,7 +184,7 @@ REST_FRAMEWORK = {
     ],
     "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
-    "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
+    "DEFAULT_PARSER_CLASSES": ["storage_admin.api.parsers.JsonParser"],
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
     "DEFAULT_PAGINATION_CLASS": "storage_admin.api.pagination.LimitPagination",
     "DEFAULT_FILTER_BACKENDS": ["django_filters.rest_framework.DjangoFilterBackend"],
@@ -199,6 +199,20 @@ SPECTACULAR_SETTINGS: dict[str, Any] = {
     "SWAGGER_UI_DIST": "SIDECAR",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
     "COMPONENT_SPLIT_REQUEST": True,
+    "POSTPROCESSING_HOOKS": [
+        "drf_spectacular.hooks.postprocess_schema_enums",
+        "storage_admin.api.schema.finish",
+    ],
+    "ENUM_NAME_OVERRIDES": {
+        "HostKind": "storage_admin.hosts.models.Host.Kind",
+        "HostStatus": "storage_admin.hosts.models.Host.Status",
+        "PoolKind": "storage_admin.hosts.models.StoragePool.Kind",
+        "GuestKind": "storage_admin.guests.models.Guest.Kind",
+        "ImageState": "images.models.Image.State",
+        "JobState": "storage_admin.jobs.models.Job.State",
+        "UndoState": "storage_admin.jobs.models.Job.UndoState",
+        "RoleName": "storage_admin.accounts.roles.ROLE_CHOICES",
+    },
 }
 
 # --- Celery and Redis -----------------------------------------------------------------------------------------------

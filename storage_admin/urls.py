@@ -2,7 +2,12 @@
 
 from django.urls import URLPattern, URLResolver, include, path
 
+from storage_admin.api.health import healthz, metrics
+
 urlpatterns: list[URLPattern | URLResolver] = [
     path("", include("storage_admin.accounts.urls")),
     path("", include("images.urls")),
+    path("api/v1/", include("storage_admin.api.urls")),
+    path("healthz", healthz, name="healthz"),
+    path("metrics", metrics, name="metrics"),
 ]

@@ -2,12 +2,13 @@
 
 from images.selectors.chains import Chain, Edge, GuestRef, Node, chain_of
 from images.selectors.guests import guests_for
-from images.selectors.lists import history_of, images_for, ordered, page_of
+from images.selectors.lists import ORDERINGS, history_of, images_for, ordered, page_of
 from images.selectors.overview import overview
 from images.selectors.overview_shapes import Candidate, Concern, ConcernItem, Overview, PoolRow, Totals, Won
 from images.selectors.pools import days_until_full, pool_rows
 
 __all__ = [
+    "ORDERINGS",
     "Candidate",
     "Chain",
     "Concern",

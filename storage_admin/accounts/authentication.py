@@ -48,7 +48,7 @@ class TokenAuthentication(authentication.BaseAuthentication):
             Token.objects.filter(pk=token.pk).update(last_used=now)
         return TokenUser(token), token
 
-    def authenticate_header(self, request: Request) -> str:
+    def authenticate_header(self, _request: Request) -> str:
         return "Bearer"
 
 

@@ -62,7 +62,17 @@ class Actor:
         if self.role < role:
             raise ForbiddenError(f"This needs the role {role.label}; {self.name} has the role {self.role.label}.")
         if host is not None and not self.sees(host):
-            raise ForbiddenError(f"The token {self.name} is limited to other hosts than {host}.")
+            raise ForbiddenError(f"The {self.name} is limited to other hosts than {host}.")
+
+    def require_everywhere(self, role: Role) -> None:
+        """Lets the call go on if it concerns no single host: tokens, users, the audit trail.
+
+        Raises:
+            ForbiddenError: the role is too low, or a token is limited to some hosts.
+        """
+        self.require(role)
+        if self.hosts is not None:
+            raise ForbiddenError(f"The {self.name} is limited to some hosts; this concerns all of them.")
 
     def sees(self, host: str) -> bool:
         """Whether things on the host of that slug exist for this actor."""

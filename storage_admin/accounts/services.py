@@ -54,10 +54,10 @@ def create_token(
         The token and its secret, which is not kept and cannot be shown again.
 
     Raises:
-        ForbiddenError: the actor is no admin.
+        ForbiddenError: the actor is no admin, or limited to some hosts.
         ValueError: the name is empty or taken, or the time has passed.
     """
-    actor.require(Role.ADMIN)
+    actor.require_everywhere(Role.ADMIN)
     name = name.strip()
     if not name:
         raise ValueError("A token needs a name, by which it stands in the audit trail.")
@@ -79,9 +79,9 @@ def delete_token(actor: Actor, token: Token) -> None:
     """Takes a token away; what uses it is refused from now on.
 
     Raises:
-        ForbiddenError: the actor is no admin.
+        ForbiddenError: the actor is no admin, or limited to some hosts.
     """
-    actor.require(Role.ADMIN)
+    actor.require_everywhere(Role.ADMIN)
     with transaction.atomic():
         audit(actor, "token deleted", token.name, before={"role": token.role, "hosts": token.hosts})
         token.delete()

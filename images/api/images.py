@@ -1,0 +1,67 @@
+"""Endpoints of images."""
+
+from dataclasses import asdict
+from typing import Any, ClassVar
+
+from django.db.models import QuerySet
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema, extend_schema_view
+from rest_framework import mixins
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from images.api.shapes import ChainSerializer
+from images.filters import ImageFilters
+from images.models import Image
+from images.selectors import chain_of, history_of, images_for, page_of
+from images.serializers import ImageBody, ImageSerializer, SampleSerializer
+from images.services import declare_format
+from storage_admin.accounts.roles import Role
+from storage_admin.api.pagination import envelope
+from storage_admin.api.views import EndpointSet
+
+_SAMPLES = {"type": "array", "items": {"$ref": "#/components/schemas/Sample"}}
+
+
+@extend_schema_view(
+    list=extend_schema(summary="Images, also those that vanished (`state` says so)"),
+    retrieve=extend_schema(summary="One image"),
+)
+class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet):
+    queryset = Image.objects.none()
+    serializer_class = ImageSerializer
+    filterset_class = ImageFilters
+    roles: ClassVar[dict[str, Role]] = {"partial_update": Role.ADMIN}
+    parameters: ClassVar[dict[str, frozenset[str]]] = {"history": frozenset({"limit", "offset"})}
+
+    def get_queryset(self) -> QuerySet[Any]:
+        return images_for(self.actor)
+
+    def page(self, rows: QuerySet[Any], start: int, stop: int) -> list[Any]:
+        """One page; samples of a history are few enough to be read directly."""
+        return page_of(rows, start, stop) if rows.model is Image else list(rows[start:stop])
+
+    @extend_schema(summary="Declare an image's format (admin)", request=ImageBody, responses=ImageSerializer)
+    def partial_update(self, request: Request, **_where: Any) -> Response:
+        image = self.get_object()
+        body = ImageBody(data=request.data)
+        body.is_valid(raise_exception=True)
+        declare_format(self.actor, image, body.validated_data["declared_format"] or "")
+        return Response(ImageSerializer(self.get_object()).data)
+
+    @extend_schema(summary="The whole tree that it is part of", responses=ChainSerializer)
+    @action(detail=True, methods=["get"], filter_backends=[], pagination_class=None)
+    def chain(self, _request: Request, **_where: Any) -> Response:
+        chain = chain_of(self.get_object())
+        edges = [{"from": edge.overlay, "to": edge.base} for edge in chain.edges]
+        return Response({**asdict(chain), "edges": edges})
+
+    @extend_schema(
+        summary="How large it was, oldest first",
+        parameters=[OpenApiParameter("limit", int), OpenApiParameter("offset", int)],
+        responses=OpenApiResponse(envelope(_SAMPLES, count={"type": "integer"})),
+    )
+    @action(detail=True, methods=["get"], filter_backends=[])
+    def history(self, _request: Request, **_where: Any) -> Response:
+        page: Any = self.paginate_queryset(history_of(self.get_object()))
+        return self.get_paginated_response(SampleSerializer(page, many=True).data)

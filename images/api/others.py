@@ -1,0 +1,56 @@
+"""Endpoints that read several things at once: guests with their images, a host's scan, the first page."""
+
+from dataclasses import fields
+from typing import Any, ClassVar
+
+from django.db.models import QuerySet
+from django.shortcuts import get_object_or_404
+from drf_spectacular.utils import extend_schema, extend_schema_view
+from rest_framework import mixins, status
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from images.api.shapes import OverviewSerializer
+from images.filters import GuestFilters
+from images.selectors import guests_for, overview
+from images.serializers import GuestSerializer
+from storage_admin.accounts.roles import Role
+from storage_admin.api.views import Endpoint, EndpointSet
+from storage_admin.guests.models import Guest
+from storage_admin.hosts.selectors import hosts_for
+from storage_admin.jobs import services
+from storage_admin.jobs.serializers import EmptyBody, JobSerializer
+
+
+@extend_schema_view(list=extend_schema(summary="Guests and their disks"), retrieve=extend_schema(summary="One guest"))
+class GuestEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet):
+    queryset = Guest.objects.none()
+    serializer_class = GuestSerializer
+    filterset_class = GuestFilters
+
+    def get_queryset(self) -> QuerySet[Any]:
+        return guests_for(self.actor)
+
+
+class HostScanEndpoint(Endpoint):
+    """``hosts/{id}/scan/``."""
+
+    roles: ClassVar[dict[str, Role]] = {"post": Role.OPERATOR}
+
+    @extend_schema(summary="Scan a host now", request=EmptyBody, responses={202: JobSerializer}, tags=["hosts"])
+    def post(self, request: Request, pk: int) -> Response:
+        EmptyBody(data=request.data).is_valid(raise_exception=True)
+        host = get_object_or_404(hosts_for(self.actor), pk=pk)
+        job = services.submit(self.actor, "scan", host.pk, {})
+        return Response(JobSerializer(job).data, status=status.HTTP_202_ACCEPTED)
+
+
+class OverviewEndpoint(Endpoint):
+    """``overview/``."""
+
+    @extend_schema(summary="The numbers of the first page", responses=OverviewSerializer, tags=["overview"])
+    def get(self, _request: Request) -> Response:
+        seen = overview(self.actor)
+        # The jobs in it are rows, which are not to be copied.
+        parts = {field.name: getattr(seen, field.name) for field in fields(seen)}
+        return Response(OverviewSerializer(parts).data)

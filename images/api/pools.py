@@ -1,0 +1,73 @@
+"""Endpoints of pools."""
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+from django.db.models import QuerySet
+from drf_spectacular.utils import extend_schema, extend_schema_view
+from rest_framework import mixins, status
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from images.filters import PoolFilters
+from images.selectors import days_until_full
+from images.serializers import NewPoolBody, PoolBody, PoolSerializer
+from storage_admin.accounts.roles import Role
+from storage_admin.api.views import EndpointSet
+from storage_admin.hosts.models import StoragePool
+from storage_admin.hosts.selectors import hosts_for, pools_for
+from storage_admin.hosts.services import register_folder, remove_pool, update_pool
+
+
+def shown(pools: Iterable[StoragePool], *, many: bool) -> Any:
+    """Pools as the API shows them."""
+    rows = list(pools)
+    context = {"days_until_full": days_until_full(rows)}
+    return PoolSerializer(rows if many else rows[0], many=many, context=context).data
+
+
+@extend_schema_view(list=extend_schema(summary="Storage pools"), retrieve=extend_schema(summary="One pool"))
+class PoolEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet):
+    queryset = StoragePool.objects.none()
+    serializer_class = PoolSerializer
+    filterset_class = PoolFilters
+    roles: ClassVar[dict[str, Role]] = {
+        "create": Role.ADMIN,
+        "partial_update": Role.ADMIN,
+        "destroy": Role.ADMIN,
+    }
+
+    def get_queryset(self) -> QuerySet[Any]:
+        return pools_for(self.actor)
+
+    def list(self, _request: Request) -> Response:
+        page: Any = self.paginate_queryset(self.filter_queryset(self.get_queryset()))
+        return self.get_paginated_response(shown(page, many=True))
+
+    def retrieve(self, request: Request, *args: Any, **kwargs: Any) -> Response:  # noqa: ARG002 (as the base has it)
+        return Response(shown([self.get_object()], many=False))
+
+    @extend_schema(
+        summary="Register a folder (admin)",
+        description="It must exist, and be no folder of the operating system. A scan then lists its images.",
+        request=NewPoolBody,
+        responses={201: PoolSerializer},
+    )
+    def create(self, request: Request) -> Response:
+        body = NewPoolBody(data=request.data, context={"hosts": hosts_for(self.actor)})
+        body.is_valid(raise_exception=True)
+        given = body.validated_data
+        pool = register_folder(self.actor, given["host"], given["path"], name=given.get("name", ""))
+        return Response(shown([pool], many=False), status=status.HTTP_201_CREATED)
+
+    @extend_schema(summary="Change what an admin decides of a pool (admin)", request=PoolBody, responses=PoolSerializer)
+    def partial_update(self, request: Request, **_where: Any) -> Response:
+        pool = self.get_object()
+        body = PoolBody(data=request.data)
+        body.is_valid(raise_exception=True)
+        return Response(shown([update_pool(self.actor, pool, **body.validated_data)], many=False))
+
+    @extend_schema(summary="Forget a pool and its images' rows; no file is touched (admin)", responses={204: None})
+    def destroy(self, _request: Request, **_where: Any) -> Response:
+        remove_pool(self.actor, self.get_object())
+        return Response(status=status.HTTP_204_NO_CONTENT)

@@ -1,0 +1,159 @@
+"""The shape of ``images/{id}/chain/`` and ``overview/``, as the schema says it."""
+
+from typing import Any
+
+from rest_framework import serializers
+
+from images.serializers import GuestRefSerializer
+from storage_admin.jobs.serializers import JobSerializer
+
+
+class NodeSerializer(serializers.Serializer[Any]):
+    """One image of the tree."""
+
+    id = serializers.IntegerField()
+    name = serializers.CharField()
+    path = serializers.CharField()
+    format = serializers.CharField()
+    virtual_size = serializers.IntegerField(allow_null=True)
+    allocated_size = serializers.IntegerField()
+    chain_depth = serializers.IntegerField()
+    state = serializers.CharField()
+    in_use = serializers.BooleanField(allow_null=True)
+    guests = GuestRefSerializer(many=True)
+    needed_by = serializers.ListField(
+        child=serializers.JSONField(),
+        help_text="Ids of the overlays right on it, then names of the guests that use it.",
+    )
+    freed_if_deleted = serializers.IntegerField(
+        allow_null=True,
+        help_text="Bytes: its allocated size where nothing needs it; 0 where something does or another hard link "
+        "remains; null where it is not known who needs it.",
+    )
+
+
+class EdgeSerializer(serializers.Serializer[Any]):
+    """``from`` is the id of the overlay, ``to`` that of its base."""
+
+    to = serializers.IntegerField()
+
+    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
+        # "from" is a word of Python and cannot be an attribute.
+        return {"from": serializers.IntegerField(), **super().get_fields()}
+
+
+class ChainSerializer(serializers.Serializer[Any]):
+    """A whole tree, bases first."""
+
+    nodes = NodeSerializer(many=True)
+    edges = EdgeSerializer(many=True)
+    allocated_size = serializers.IntegerField(help_text="Bytes that its files occupy together, each inode once.")
+    virtual_size = serializers.IntegerField(
+        allow_null=True,
+        help_text="Bytes promised to guests: the virtual sizes of the leaves together. Null where one is not known.",
+    )
+
+
+class TotalsSerializer(serializers.Serializer[Any]):
+    """Sums over all hosts: each filesystem once, each inode once. Null means not known."""
+
+    hosts_count = serializers.IntegerField()
+    pools_count = serializers.IntegerField()
+    pools_counted = serializers.IntegerField(help_text="Pools whose capacity is known, and so counted.")
+    images_count = serializers.IntegerField()
+    capacity_bytes = serializers.IntegerField(allow_null=True)
+    used_bytes = serializers.IntegerField(allow_null=True)
+    available_bytes = serializers.IntegerField(allow_null=True)
+    allocated_bytes = serializers.IntegerField(allow_null=True)
+    virtual_bytes = serializers.IntegerField(allow_null=True)
+    overcommit_ratio = serializers.FloatField(allow_null=True)
+    analyzed_count = serializers.IntegerField(help_text="Images that reclaimable_* are sums over.")
+    reclaimable_bytes = serializers.IntegerField(allow_null=True)
+    reclaimable_low = serializers.IntegerField(allow_null=True)
+    reclaimable_high = serializers.IntegerField(allow_null=True)
+
+
+class PoolRowSerializer(serializers.Serializer[Any]):
+    """One pool."""
+
+    id = serializers.IntegerField()
+    host_id = serializers.IntegerField()
+    host = serializers.CharField()
+    name = serializers.CharField()
+    kind = serializers.CharField()
+    path = serializers.CharField()
+    state = serializers.CharField()
+    capacity_bytes = serializers.IntegerField(allow_null=True)
+    available_bytes = serializers.IntegerField(allow_null=True)
+    used_bytes = serializers.IntegerField(allow_null=True)
+    used_percent = serializers.FloatField(allow_null=True)
+    images_count = serializers.IntegerField()
+    allocated_bytes = serializers.IntegerField(allow_null=True)
+    virtual_bytes = serializers.IntegerField(allow_null=True)
+    overcommit_ratio = serializers.FloatField(allow_null=True)
+    reclaimable_bytes = serializers.IntegerField(allow_null=True)
+    undo_bytes = serializers.IntegerField()
+    warn_percent = serializers.IntegerField()
+    over_threshold = serializers.BooleanField(allow_null=True)
+    days_until_full = serializers.FloatField(allow_null=True)
+    last_scanned = serializers.DateTimeField(allow_null=True)
+
+
+class CandidateSerializer(serializers.Serializer[Any]):
+    """An image that space can be won back from."""
+
+    id = serializers.IntegerField()
+    name = serializers.CharField()
+    host_id = serializers.IntegerField()
+    host = serializers.CharField()
+    pool_id = serializers.IntegerField()
+    pool = serializers.CharField()
+    format = serializers.CharField()
+    virtual_size = serializers.IntegerField(allow_null=True)
+    allocated_size = serializers.IntegerField()
+    reclaimable_bytes = serializers.IntegerField()
+    reclaimable_low = serializers.IntegerField(allow_null=True)
+    reclaimable_high = serializers.IntegerField(allow_null=True)
+    method = serializers.CharField(allow_blank=True)
+    in_use = serializers.BooleanField(allow_null=True)
+    guests = GuestRefSerializer(many=True)
+
+
+class ConcernItemSerializer(serializers.Serializer[Any]):
+    """One thing that is wrong."""
+
+    kind = serializers.ChoiceField(choices=("image", "host", "pool", "job"))
+    id = serializers.IntegerField()
+    name = serializers.CharField()
+    detail = serializers.CharField(allow_blank=True)
+
+
+class ConcernSerializer(serializers.Serializer[Any]):
+    """One way in which things are wrong: how many, and the first few."""
+
+    code = serializers.CharField()
+    title = serializers.CharField()
+    severity = serializers.ChoiceField(choices=("danger", "warning"))
+    count = serializers.IntegerField()
+    items = ConcernItemSerializer(many=True)
+
+
+class WonSerializer(serializers.Serializer[Any]):
+    """Bytes that jobs freed; those that undo copies still hold are not won yet."""
+
+    freed_bytes = serializers.IntegerField()
+    held_bytes = serializers.IntegerField()
+    jobs_count = serializers.IntegerField()
+
+
+class OverviewSerializer(serializers.Serializer[Any]):
+    """The first page."""
+
+    at = serializers.DateTimeField()
+    totals = TotalsSerializer()
+    pools = PoolRowSerializer(many=True)
+    win_back_now = CandidateSerializer(many=True)
+    needs_a_look = ConcernSerializer(many=True)
+    at_work = JobSerializer(many=True)
+    queued_count = serializers.IntegerField()
+    won_so_far = WonSerializer()

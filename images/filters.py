@@ -1,0 +1,104 @@
+"""Filters of lists of images and guests, for the API and the pages alike."""
+
+from typing import Any
+
+import django_filters
+from django import forms
+from django.db.models import Q, QuerySet
+from django.http import HttpRequest
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import extend_schema_field
+
+from images.models import Image
+from images.selectors import ORDERINGS, ordered
+from storage_admin.accounts.authentication import actor_of
+from storage_admin.guests.models import Guest
+from storage_admin.hosts.filters import HostFilter, PoolFilter, RowFilter
+from storage_admin.hosts.selectors import in_scope
+
+#: What a scan may find an image to be.
+FORMATS = ("qcow2", "raw", "vmdk", "vdi", "vpc", "vhdx", "qed", "luks", "parallels", "unknown")
+
+#: What a guest may be doing: libvirt's words, then Proxmox VE's.
+GUEST_STATES = (
+    "no state", "running", "idle", "paused", "in shutdown", "shut off", "crashed", "pmsuspended",
+    "stopped", "suspended", "mounted", "unknown",
+)  # fmt: skip
+
+#: Yes, no, or not known. ``null`` and ``unknown`` mean the same.
+ANSWERS = {"true": True, "false": False, "null": None, "unknown": None}
+
+LARGEST = (1 << 63) - 1
+
+
+class WholeNumberFilter(django_filters.Filter):  # type: ignore[misc]  # an untyped library
+    """By a whole number that the database can compare."""
+
+    field_class = forms.IntegerField
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**({"min_value": 0, "max_value": LARGEST} | options))
+
+
+def _guests(request: HttpRequest | None) -> QuerySet[Guest]:
+    return Guest.objects.none() if request is None else in_scope(Guest.objects.all(), actor_of(request))
+
+
+class ImageFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untyped library
+    """Filters, search and order of the list of images."""
+
+    host = HostFilter()
+    pool = PoolFilter()
+    guest = RowFilter(queryset=_guests, method="by_guest", label="Id of a guest.")
+    format = django_filters.ChoiceFilter(choices=[(name, name) for name in FORMATS])
+    state = django_filters.ChoiceFilter(choices=Image.State.choices)
+    min_chain_depth = WholeNumberFilter(field_name="chain_depth", lookup_expr="gte")
+    max_chain_depth = WholeNumberFilter(field_name="chain_depth", lookup_expr="lte")
+    min_reclaimable = WholeNumberFilter(
+        field_name="reclaimable_bytes", lookup_expr="gte", label="Bytes; images that are not analyzed are left out."
+    )
+    in_use = django_filters.ChoiceFilter(choices=[(name, name) for name in ANSWERS], method="by_answer")
+    orphan = django_filters.ChoiceFilter(choices=[(name, name) for name in ANSWERS], method="by_answer")
+    search = django_filters.CharFilter(method="by_text", max_length=200, label="Part of the name or path.")
+    ordering = django_filters.ChoiceFilter(
+        choices=[(sign + name, sign + name) for name in ORDERINGS for sign in ("", "-")],
+        method="by_order",
+        label="What is unknown comes last.",
+    )
+
+    @extend_schema_field(OpenApiTypes.INT64)
+    def by_guest(self, rows: QuerySet[Image], _name: str, guest: Guest) -> QuerySet[Image]:
+        return rows.filter(pk__in=guest.disks.filter(use__isnull=False).values("use__image_id"))
+
+    def by_answer(self, rows: QuerySet[Image], name: str, value: str) -> QuerySet[Image]:
+        answer = ANSWERS[value]
+        return rows.filter(**({f"{name}__isnull": True} if answer is None else {name: answer}))
+
+    def by_text(self, rows: QuerySet[Image], _name: str, value: str) -> QuerySet[Image]:
+        return rows.filter(Q(name__icontains=value) | Q(path__icontains=value))
+
+    def by_order(self, rows: QuerySet[Image], _name: str, value: str) -> QuerySet[Image]:
+        return ordered(rows, value)
+
+
+class GuestFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untyped library
+    """Filters and search of the list of guests."""
+
+    host = HostFilter()
+    kind = django_filters.ChoiceFilter(choices=Guest.Kind.choices)
+    state = django_filters.ChoiceFilter(choices=[(state, state) for state in GUEST_STATES])
+    search = django_filters.CharFilter(field_name="name", lookup_expr="icontains", max_length=200)
+    ordering = django_filters.OrderingFilter(fields=("name", "state", "kind", "id"))
+
+
+class PoolFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untyped library
+    """Filters and search of the list of pools."""
+
+    host = HostFilter()
+    search = django_filters.CharFilter(method="by_text", max_length=200, label="Part of the name or path.")
+    ordering = django_filters.OrderingFilter(
+        fields=("name", "path", "capacity_bytes", "available_bytes", "allocated_bytes", "virtual_bytes", "id")
+    )
+
+    def by_text(self, rows: QuerySet[Any], _name: str, value: str) -> QuerySet[Any]:
+        return rows.filter(Q(name__icontains=value) | Q(path__icontains=value))

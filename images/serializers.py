@@ -1,0 +1,201 @@
+"""Images, chains, guests and pools as the API shows them."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from drf_spectacular.utils import extend_schema_field
+from rest_framework import serializers
+
+from images.models import Image, ImageSample
+from images.services import DECLARABLE
+from storage_admin.api.fields import Body, StrictBoolean, StrictInteger, StrictText, TextOrNull
+from storage_admin.guests.models import Guest, GuestDisk
+from storage_admin.hosts.models import Host, StoragePool
+
+
+class GuestRefSerializer(serializers.Serializer[Any]):
+    """A guest that has an image as one of its disks."""
+
+    id = serializers.IntegerField()
+    name = serializers.CharField()
+    state = serializers.CharField()
+    target = serializers.CharField(help_text="The disk's name in the guest, such as vda.")
+
+
+class SnapshotSerializer(serializers.Serializer[Any]):
+    """An internal snapshot; ``size`` is that of the saved machine state in bytes."""
+
+    name = serializers.CharField()
+    size = serializers.IntegerField(allow_null=True)
+    created = serializers.DateTimeField(allow_null=True)
+
+
+class ImageSerializer(serializers.ModelSerializer[Image]):
+    """A disk image. ``allocated_size`` is what it occupies on its host; null means not known (or not there)."""
+
+    host = serializers.PrimaryKeyRelatedField[Any](read_only=True)
+    host_name = serializers.CharField(source="host.name", read_only=True)
+    pool = serializers.PrimaryKeyRelatedField[Any](read_only=True)
+    pool_name = serializers.CharField(source="pool.name", read_only=True)
+    backing = serializers.IntegerField(source="backing_id", read_only=True, allow_null=True)
+    declared_format = TextOrNull()
+    declared_by = TextOrNull()
+    compression = TextOrNull()
+    preallocation = TextOrNull()
+    backing_file = TextOrNull()
+    backing_format = TextOrNull()
+    reclaimable_method = TextOrNull()
+    snapshots = serializers.SerializerMethodField()
+    guests = serializers.SerializerMethodField()
+    orphan_evidence = serializers.ListField(child=serializers.CharField(), read_only=True)
+    last_scanned = serializers.DateTimeField(read_only=True, allow_null=True)
+
+    class Meta:
+        model = Image
+        fields = (
+            "id", "host", "host_name", "pool", "pool_name", "path", "name", "format", "declared_format", "declared_by",
+            "virtual_size", "allocated_size", "file_size", "cluster_size", "compression", "preallocation",
+            "backing_file", "backing_format", "backing", "chain_depth", "overlays_count", "snapshots", "encrypted", "in_use",
+            "in_use_detail", "guests", "state", "state_detail", "orphan", "orphan_evidence", "reclaimable_bytes",
+            "reclaimable_low", "reclaimable_high", "reclaimable_method", "analyzed_at", "first_seen", "last_scanned",
+            "missing_since",
+        )  # fmt: skip
+        read_only_fields = fields
+        extra_kwargs = {
+            "in_use": {"help_text": "Whether a running guest or a process has it open; null where that is not known."},
+            "reclaimable_bytes": {"help_text": "Null until analyzed."},
+        }
+
+    @extend_schema_field(SnapshotSerializer(many=True))
+    def get_snapshots(self, image: Image) -> list[dict[str, Any]]:
+        return [
+            {"name": snapshot.get("name", ""), "size": snapshot.get("size"), "created": _time(snapshot.get("created"))}
+            for snapshot in image.snapshots
+        ]
+
+    @extend_schema_field(GuestRefSerializer(many=True))
+    def get_guests(self, image: Image) -> list[dict[str, Any]]:
+        disks = [use.disk for use in image.uses.all()]
+        return [
+            {"id": disk.guest_id, "name": disk.guest.name, "state": disk.guest.state, "target": disk.target}
+            for disk in disks
+        ]
+
+
+def _time(seconds: Any) -> str | None:
+    """A header's time, which may be anything, as ISO 8601."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+    except (TypeError, ValueError, OverflowError, OSError):
+        return None
+
+
+class ImageBody(Body):
+    """Which format an image has, where nothing else says so; null or empty takes that back."""
+
+    declared_format = serializers.ChoiceField(choices=DECLARABLE, allow_null=True, allow_blank=True)
+
+
+class SampleSerializer(serializers.ModelSerializer[ImageSample]):
+    """How large an image was, in bytes."""
+
+    class Meta:
+        model = ImageSample
+        fields = ("at", "virtual_size", "allocated_size", "file_size")
+        read_only_fields = fields
+
+
+class GuestDiskSerializer(serializers.ModelSerializer[GuestDisk]):
+    """One disk of a guest, as its definition says; ``image`` is null where no scanned image is that file."""
+
+    image = serializers.SerializerMethodField()
+    format = TextOrNull()
+    cache = TextOrNull()
+    discard = TextOrNull()
+
+    class Meta:
+        model = GuestDisk
+        fields = ("image", "path", "target", "device", "format", "cache", "discard", "readonly")
+        read_only_fields = fields
+
+    @extend_schema_field({"type": ["integer", "null"]})
+    def get_image(self, disk: GuestDisk) -> int | None:
+        use = getattr(disk, "use", None)
+        return use.image_id if use else None
+
+
+class GuestSerializer(serializers.ModelSerializer[Guest]):
+    """A guest and its disks. Null priorities and weights are not set, or not known."""
+
+    host = serializers.PrimaryKeyRelatedField[Any](read_only=True)
+    host_name = serializers.CharField(source="host.name", read_only=True)
+    disks = GuestDiskSerializer(many=True, read_only=True)
+    io_limits = serializers.DictField(read_only=True)
+
+    class Meta:
+        model = Guest
+        fields = (
+            "id", "host", "host_name", "kind", "uid", "name", "state", "disks", "io_priority", "io_weight", "io_limits",
+            "last_seen",
+        )  # fmt: skip
+        read_only_fields = fields
+
+
+class PoolSerializer(serializers.ModelSerializer[StoragePool]):
+    """A place that holds images. ``allocated_bytes`` and the like are sums over its images, each inode once."""
+
+    host = serializers.PrimaryKeyRelatedField[Any](read_only=True)
+    host_name = serializers.CharField(source="host.name", read_only=True)
+    overcommit_ratio = serializers.FloatField(read_only=True, allow_null=True, help_text="Virtual sizes per capacity.")
+    used_bytes = serializers.IntegerField(read_only=True, allow_null=True)
+    shared_key = TextOrNull()
+    filesystem = TextOrNull()
+    days_until_full = serializers.SerializerMethodField(help_text="Null unless a day or more of samples shows growth.")
+
+    class Meta:
+        model = StoragePool
+        fields = (
+            "id", "host", "host_name", "name", "kind", "source", "path", "shared_key", "filesystem", "network",
+            "all_hosts_registered", "state", "state_detail", "owners_unknown", "capacity_bytes", "available_bytes",
+            "used_bytes", "images_count", "allocated_bytes", "virtual_bytes", "overcommit_ratio", "reclaimable_bytes",
+            "undo_bytes", "warn_percent", "days_until_full", "last_scanned",
+        )  # fmt: skip
+        read_only_fields = fields
+
+    @extend_schema_field({"type": ["number", "null"]})
+    def get_days_until_full(self, pool: StoragePool) -> float | None:
+        days: dict[int, float] = self.context["days_until_full"]
+        return days.get(pool.pk)
+
+
+@extend_schema_field({"oneOf": [{"type": "integer"}, {"type": "string"}]})
+class HostRef(serializers.Field[Any, Any, Any, Any]):
+    """A host in a body: its id, or its slug."""
+
+    def to_internal_value(self, data: Any) -> Host:
+        hosts = self.context["hosts"]
+        found: Host | None = None
+        if isinstance(data, int) and not isinstance(data, bool):
+            found = hosts.filter(pk=data).first()
+        elif isinstance(data, str):
+            found = hosts.filter(slug=data).first()
+        if found is None:
+            raise serializers.ValidationError("There is no such host: give its id or slug.")
+        return found
+
+
+class NewPoolBody(Body):
+    """A folder that becomes a pool."""
+
+    host = HostRef()
+    kind = serializers.ChoiceField(choices=[(StoragePool.Kind.DIR, "a folder")], required=False)
+    path = StrictText(max_length=4096, trim_whitespace=False)
+    name = StrictText(max_length=200, required=False)
+
+
+class PoolBody(Body):
+    """What an admin decides of a pool."""
+
+    name = StrictText(max_length=200, required=False)
+    warn_percent = StrictInteger(required=False, help_text="From 1 to 100.")
+    all_hosts_registered = StrictBoolean(required=False, help_text="Every host that uses this storage is managed here.")

@@ -1,0 +1,33 @@
+"""``manage.py create_token NAME --role viewer|operator|admin``: prints the token, and nothing else."""
+
+from argparse import ArgumentParser
+from datetime import timedelta
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from django.utils import timezone
+
+from storage_admin.accounts.roles import SYSTEM, Role
+from storage_admin.accounts.services import create_token
+
+
+class Command(BaseCommand):
+    help = "Makes an API token and prints it. It is not kept and cannot be shown again."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("name", help="by which it stands in the audit trail")
+        parser.add_argument("--role", choices=[role.label for role in Role], default=Role.VIEWER.label)
+        parser.add_argument("--hosts", nargs="+", default=[], metavar="SLUG", help="limit it to these hosts")
+        parser.add_argument("--expires-days", type=int, metavar="DAYS", help="after which it stops to work")
+
+    def handle(self, *_args: Any, **options: Any) -> None:
+        days = options["expires_days"]
+        try:
+            expires = None if days is None else timezone.now() + timedelta(days=days)
+            role = Role.named(options["role"])
+            _, secret = create_token(SYSTEM, options["name"], role, hosts=options["hosts"], expires=expires)
+        except OverflowError:
+            raise CommandError(f"{days} days from now is no date: choose a smaller number.") from None
+        except ValueError as error:
+            raise CommandError(str(error)) from None
+        self.stdout.write(secret)

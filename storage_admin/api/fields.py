@@ -1,0 +1,58 @@
+"""Bodies that take what they say and nothing else."""
+
+from typing import Any
+
+from drf_spectacular.utils import extend_schema_field
+from rest_framework import serializers
+from rest_framework.fields import empty
+
+
+class Body(serializers.Serializer[Any]):
+    """A request's body. Keys that it does not know are an error: a typo must not pass as a default."""
+
+    def to_internal_value(self, data: Any) -> Any:
+        if isinstance(data, dict) and (unknown := sorted(str(key) for key in data if key not in self.fields)):
+            known = ", ".join(self.fields) or "nothing"
+            raise serializers.ValidationError(dict.fromkeys(unknown, f"There is no such field; known here: {known}."))
+        return super().to_internal_value(data)
+
+
+class StrictBoolean(serializers.BooleanField):
+    """``true`` or ``false``, not a text or number that looks like one."""
+
+    def run_validation(self, data: Any = empty) -> Any:
+        if data is not empty and not isinstance(data, bool):
+            raise serializers.ValidationError("Must be true or false.")
+        return super().run_validation(data)
+
+
+class StrictInteger(serializers.IntegerField):
+    """A whole number that the database can keep."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**({"min_value": -(1 << 63), "max_value": (1 << 63) - 1} | options))
+
+    def to_internal_value(self, data: Any) -> int:
+        if isinstance(data, bool) or not isinstance(data, int):
+            raise serializers.ValidationError("Must be a whole number.")
+        return data
+
+
+class StrictText(serializers.CharField):
+    """A text, not a number that is written like one."""
+
+    def to_internal_value(self, data: Any) -> str:
+        if not isinstance(data, str):
+            raise serializers.ValidationError("Must be a text.")
+        return super().to_internal_value(data)
+
+
+@extend_schema_field({"type": ["string", "null"]})
+class TextOrNull(serializers.Field[Any, Any, "str | None", Any]):
+    """Read only: an empty text stands for something that is not there or not known, and is ``null``."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**({"read_only": True, "allow_null": True} | options))
+
+    def to_representation(self, value: Any) -> str | None:
+        return str(value) if value else None

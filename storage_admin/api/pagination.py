@@ -1,0 +1,122 @@
+"""Pages of lists. A value that makes no sense is an error, not the first page."""
+
+from typing import Any
+
+from django.db.models import Model, QuerySet
+from rest_framework.exceptions import NotFound, ValidationError
+from rest_framework.pagination import CursorPagination, LimitOffsetPagination
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.utils.urls import replace_query_param
+
+DEFAULT_LIMIT = 50
+MAX_LIMIT = 1000
+#: The largest number that databases take.
+LARGEST = (1 << 63) - 1
+
+
+def whole_number(request: Request, name: str, default: int, least: int, most: int) -> int:
+    """A number from the query string.
+
+    Raises:
+        ValidationError: it is none, or out of bounds.
+    """
+    given = request.query_params.get(name)
+    if given is None:
+        return default
+    if not (given.isascii() and given.isdigit() and len(given) < 20 and least <= int(given) <= most):
+        raise ValidationError({name: f"A whole number from {least} to {most}."})
+    return int(given)
+
+
+class LimitPagination(LimitOffsetPagination):
+    """``?limit=`` (50 unless told, at most 1000) and ``?offset=``.
+
+    A view with a method ``page(rows, start, stop)`` fetches its rows by that.
+    """
+
+    default_limit = DEFAULT_LIMIT
+    max_limit = MAX_LIMIT
+    limit_query_description = f"How many to return, at most {MAX_LIMIT}."
+
+    def get_limit(self, request: Request) -> int:
+        return whole_number(request, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT)
+
+    def get_offset(self, request: Request) -> int:
+        return whole_number(request, "offset", 0, 0, LARGEST - MAX_LIMIT)
+
+    def paginate_queryset(self, queryset: Any, request: Request, view: Any = None) -> list[Any]:
+        self.request = request
+        self.limit = self.get_limit(request)
+        self.offset = self.get_offset(request)
+        self.count = self.get_count(queryset)
+        if self.offset >= self.count:
+            return []
+        stop = self.offset + self.limit
+        page = getattr(view, "page", None)
+        return list(page(queryset, self.offset, stop) if page else queryset[self.offset : stop])
+
+    def get_paginated_response_schema(self, schema: dict[str, Any]) -> dict[str, Any]:
+        return envelope(schema, count={"type": "integer"})
+
+
+class JobPagination(CursorPagination):
+    """``?cursor=`` and ``?limit=``: new jobs at the top do not shift the pages below them."""
+
+    page_size = DEFAULT_LIMIT
+    page_size_query_param = "limit"
+    ordering = "-id"
+
+    def get_page_size(self, request: Request) -> int:
+        return whole_number(request, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT)
+
+    def paginate_queryset(self, queryset: Any, request: Request, view: Any = None) -> list[Any] | None:
+        self.count = queryset.count()
+        return super().paginate_queryset(queryset, request, view)
+
+    def get_ordering(self, request: Request, *_about: Any) -> tuple[str, ...]:
+        given = request.query_params.get("ordering", "-id")
+        if given not in {"id", "-id"}:
+            raise ValidationError({"ordering": "Jobs are ordered by id or -id."})
+        return (given,)
+
+    def decode_cursor(self, request: Request) -> Any:
+        try:
+            cursor = super().decode_cursor(request)
+        except NotFound:
+            raise ValidationError({"cursor": "Not a cursor: take it from “next” or “previous” of an answer."}) from None
+        position = str(cursor.position or 0) if cursor else "0"
+        if not (position.isascii() and position.isdigit() and int(position) <= LARGEST):
+            raise ValidationError({"cursor": "Not a cursor: take it from “next” or “previous” of an answer."})
+        return cursor
+
+    def get_paginated_response(self, data: Any) -> Response:
+        links = {"next": self.get_next_link(), "previous": self.get_previous_link()}
+        return Response({"count": self.count, **links, "results": data})
+
+    def get_paginated_response_schema(self, schema: dict[str, Any]) -> dict[str, Any]:
+        return envelope(schema, count={"type": "integer"})
+
+
+def after_page(request: Request, rows: QuerySet[Model], serialize: Any) -> Response:
+    """Rows in the order of their ids, as far as ``?limit=``; ``next`` continues behind the last of them.
+
+    Args:
+        rows: what is to be shown at all, from ``?after=`` on.
+        serialize: makes a list of the shown rows ready for the answer.
+    """
+    limit = whole_number(request, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT)
+    page = list(rows[: limit + 1])
+    more, page = len(page) > limit, page[:limit]
+    following = replace_query_param(request.build_absolute_uri(), "after", page[-1].pk) if more else None
+    return Response({"count": rows.count(), "next": following, "previous": None, "results": serialize(page)})
+
+
+def envelope(schema: dict[str, Any], **fields: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a list's answer."""
+    link = {"type": ["string", "null"], "format": "uri"}
+    return {
+        "type": "object",
+        "required": [*fields, "next", "previous", "results"],
+        "properties": {**fields, "next": link, "previous": link, "results": schema},
+    }

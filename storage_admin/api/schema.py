@@ -1,0 +1,57 @@
+"""What the OpenAPI schema says beside the endpoints' own words: how to sign in, errors, strict bodies."""
+
+from typing import Any
+
+from drf_spectacular.extensions import OpenApiAuthenticationExtension
+
+ERROR = {
+    "type": "object",
+    "description": "What went wrong. `code` is for programs, `detail` a sentence that says what to do, `fields` the "
+    "same by field of the body or parameter.",
+    "required": ["code", "detail", "fields"],
+    "properties": {
+        "code": {"type": "string", "examples": ["image_in_use", "invalid", "not_found"]},
+        "detail": {"type": "string"},
+        "fields": {"type": "object", "additionalProperties": {"type": "string"}},
+    },
+}
+_ALWAYS = {
+    "400": "Invalid input.",
+    "401": "Not authenticated.",
+    "403": "The role or the token's hosts do not allow it.",
+}
+_CHANGES = {"409": "Refused: `code` says why, `detail` what to do."}
+_ONE = {"404": "There is no such thing, or not for you."}
+
+
+class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]  # an untyped registry
+    """``Authorization: Bearer TOKEN``."""
+
+    target_class = "storage_admin.accounts.authentication.TokenAuthentication"
+    name = "token"
+
+    def get_security_definition(self, _auto_schema: Any) -> dict[str, Any]:
+        return {"type": "http", "scheme": "bearer", "description": "An API token (tokens/, or manage.py create_token)."}
+
+
+def finish(result: dict[str, Any], **_about: Any) -> dict[str, Any]:
+    """A hook of drf-spectacular: adds the errors that any endpoint may answer, and closes the bodies."""
+    schemas = result.setdefault("components", {}).setdefault("schemas", {})
+    schemas["Error"] = ERROR
+    for name, schema in schemas.items():
+        if name.endswith("Request") and schema.get("type") == "object":
+            schema["additionalProperties"] = False
+    for path, operations in result["paths"].items():
+        for method, operation in operations.items():
+            if operation.get("security"):
+                _add_errors(
+                    operation, changes=method in {"post", "patch", "delete"}, one="{" in path or method == "post"
+                )
+    return result
+
+
+def _add_errors(operation: dict[str, Any], *, changes: bool, one: bool) -> None:
+    errors = _ALWAYS | (_ONE if one else {}) | (_CHANGES if changes else {})
+    for status, description in errors.items():
+        content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+        operation["responses"].setdefault(status, {"description": description, "content": content})

@@ -1,0 +1,188 @@
+"""Endpoints of jobs: submit, watch, cancel, retry, undo."""
+
+from typing import Any, ClassVar
+
+import django_filters
+from django.db.models import QuerySet
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema, extend_schema_view
+from rest_framework import mixins, status
+from rest_framework.decorators import action
+from rest_framework.exceptions import ValidationError
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from storage_admin.accounts.roles import Role
+from storage_admin.api.fields import Body
+from storage_admin.api.pagination import LARGEST, JobPagination, LimitPagination, after_page, envelope, whole_number
+from storage_admin.api.views import EndpointSet
+from storage_admin.hosts.filters import HostFilter
+from storage_admin.jobs import kinds, services
+from storage_admin.jobs.models import Job
+from storage_admin.jobs.selectors import jobs_for, log_of
+from storage_admin.jobs.serializers import (
+    TARGETS,
+    EmptyBody,
+    JobBody,
+    JobKindSerializer,
+    JobLogSerializer,
+    JobSerializer,
+    PlanSerializer,
+    UndoBody,
+)
+
+LONGEST_KEY = 255
+
+
+class JobKindEndpoints(EndpointSet):
+    """What can be submitted."""
+
+    queryset = Job.objects.none()
+    serializer_class = JobKindSerializer
+    pagination_class = LimitPagination
+
+    @extend_schema(summary="Kinds of jobs, with their options", operation_id="job_kinds_list")
+    def list(self, _request: Request) -> Response:
+        page: Any = self.paginate_queryset(_Counted(kinds.every()))
+        return self.get_paginated_response(JobKindSerializer(page, many=True).data)
+
+
+class _Counted(list[kinds.JobKind]):
+    """A list that counts like a queryset."""
+
+    def count(self, *_value: Any) -> int:
+        return len(self)
+
+
+class JobFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untyped library
+    state = django_filters.ChoiceFilter(choices=Job.State.choices)
+    kind = django_filters.CharFilter(method="by_kind", max_length=30)
+    active = django_filters.BooleanFilter(method="by_activity", label="Queued or running.")
+    host = HostFilter()
+    image = django_filters.NumberFilter(method="by_target", min_value=0, max_value=LARGEST, decimal_places=0)
+    pool = django_filters.NumberFilter(method="by_target", min_value=0, max_value=LARGEST, decimal_places=0)
+    guest = django_filters.NumberFilter(method="by_target", min_value=0, max_value=LARGEST, decimal_places=0)
+
+    def by_kind(self, rows: QuerySet[Job], _name: str, value: str) -> QuerySet[Job]:
+        return rows.filter(kind=kinds.get(value).name)
+
+    def by_activity(self, rows: QuerySet[Job], _name: str, value: bool) -> QuerySet[Job]:
+        return rows.filter(state__in=Job.ACTIVE) if value else rows.exclude(state__in=Job.ACTIVE)
+
+    def by_target(self, rows: QuerySet[Job], name: str, value: Any) -> QuerySet[Job]:
+        return rows.filter(target_kind=name, target_id=int(value))
+
+
+@extend_schema_view(list=extend_schema(summary="Jobs, newest first"), retrieve=extend_schema(summary="One job"))
+class JobEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet):
+    queryset = Job.objects.none()
+    serializer_class = JobSerializer
+    filterset_class = JobFilters
+    pagination_class = JobPagination
+    page_parameters: ClassVar[frozenset[str]] = frozenset({"limit", "cursor", "ordering"})
+    parameters: ClassVar[dict[str, frozenset[str]]] = {"log": frozenset({"after", "limit"})}
+    roles: ClassVar[dict[str, Role]] = {
+        "cancel": Role.OPERATOR,
+        "retry": Role.OPERATOR,
+        "undo": Role.OPERATOR,
+        "discard_undo": Role.ADMIN,
+    }
+
+    def get_queryset(self) -> QuerySet[Any]:
+        return jobs_for(self.actor)
+
+    @extend_schema(
+        summary="Submit a job, or ask for its plan",
+        description="`dry_run` answers 200 with the plan, also when the job would be refused. Otherwise 202 with the "
+        "job, or 409 with the code of the first refusal.",
+        request=JobBody,
+        parameters=[
+            OpenApiParameter(
+                "Idempotency-Key", OpenApiTypes.STR, OpenApiParameter.HEADER,
+                description="The same key gets the first answer's job again.",
+            )
+        ],
+        responses={200: PlanSerializer, 202: JobSerializer},
+    )  # fmt: skip
+    def create(self, request: Request) -> Response:
+        given = self._body(JobBody)
+        kind = kinds.get(given["kind"])
+        target_id = _target(kind, given)
+        options = given.get("options", {})
+        if given["dry_run"]:
+            plan = services.plan(self.actor, kind.name, target_id, options)
+            return Response(PlanSerializer(plan).data)
+        job = services.submit(self.actor, kind.name, target_id, options, idempotency_key=_idempotency_key(request))
+        return self._accepted(job)
+
+    @extend_schema(
+        summary="Cancel: a running job puts everything back first", request=EmptyBody, responses={202: JobSerializer}
+    )
+    @action(detail=True, methods=["post"])
+    def cancel(self, _request: Request, **_where: Any) -> Response:
+        self._body(EmptyBody)
+        return self._accepted(services.cancel(self.actor, self.get_object()))
+
+    @extend_schema(summary="Submit the same again", request=EmptyBody, responses={202: JobSerializer})
+    @action(detail=True, methods=["post"])
+    def retry(self, _request: Request, **_where: Any) -> Response:
+        self._body(EmptyBody)
+        return self._accepted(services.retry(self.actor, self.get_object()))
+
+    @extend_schema(summary="Put the original back", request=UndoBody, responses={202: JobSerializer})
+    @action(detail=True, methods=["post"])
+    def undo(self, _request: Request, **_where: Any) -> Response:
+        force = self._body(UndoBody)["force"]
+        return self._accepted(services.undo(self.actor, self.get_object(), force=force))
+
+    @extend_schema(
+        summary="Remove the undo copy, which frees what it holds (admin)",
+        request=EmptyBody,
+        responses={202: JobSerializer},
+    )
+    @action(detail=True, methods=["post"], url_path="discard-undo")
+    def discard_undo(self, _request: Request, **_where: Any) -> Response:
+        self._body(EmptyBody)
+        return self._accepted(services.discard_undo(self.actor, self.get_object()))
+
+    @extend_schema(
+        summary="The log",
+        parameters=[
+            OpenApiParameter("after", OpenApiTypes.INT64, description="Only lines with a larger `seq`."),
+            OpenApiParameter(
+                "limit", OpenApiTypes.INT32, description="At most this many, 50 unless told, 1000 at most."
+            ),
+        ],
+        responses=OpenApiResponse(
+            envelope({"type": "array", "items": {"$ref": "#/components/schemas/JobLog"}}, count={"type": "integer"})
+        ),
+    )
+    @action(detail=True, methods=["get"], pagination_class=None, filter_backends=[])
+    def log(self, request: Request, **_where: Any) -> Response:
+        after = whole_number(request, "after", 0, 0, LARGEST)
+        lines = log_of(self.get_object(), after)
+        return after_page(request, lines, lambda page: JobLogSerializer(page, many=True).data)
+
+    def _body(self, shape: type[Body]) -> dict[str, Any]:
+        body = shape(data=self.request.data)
+        body.is_valid(raise_exception=True)
+        return dict(body.validated_data)
+
+    def _accepted(self, job: Job) -> Response:
+        return Response(JobSerializer(job).data, status=status.HTTP_202_ACCEPTED)
+
+
+def _target(kind: kinds.JobKind, given: dict[str, Any]) -> int:
+    wrong = [name for name in TARGETS if name in given and name != kind.target]
+    if wrong:
+        raise ValidationError(dict.fromkeys(wrong, f"{kind.name} works on a {kind.target}: give “{kind.target}”."))
+    if kind.target not in given:
+        raise ValidationError({kind.target: f"{kind.name} works on a {kind.target}: give its id."})
+    return int(given[kind.target])
+
+
+def _idempotency_key(request: Request) -> str:
+    key = request.headers.get("Idempotency-Key", "")
+    if len(key) > LONGEST_KEY:
+        raise ValidationError({"Idempotency-Key": f"At most {LONGEST_KEY} characters."})
+    return str(key)

@@ -1,0 +1,164 @@
+"""Jobs, their logs, kinds and plans as the API shows them."""
+
+from typing import Any
+
+from drf_spectacular.utils import extend_schema_field
+from rest_framework import serializers
+
+from storage_admin.accounts.roles import Role
+from storage_admin.api.fields import Body, StrictBoolean, StrictInteger, StrictText
+from storage_admin.jobs.kinds import JobKind
+from storage_admin.jobs.models import Job, JobLog
+
+#: What a job can work on, by the name of the body's key.
+TARGETS = ("image", "host", "pool", "guest", "job")
+
+
+class RefusalSerializer(serializers.Serializer[Any]):
+    """Why something is not done: a code, and a sentence that says what to do."""
+
+    code = serializers.CharField()
+    detail = serializers.CharField()
+
+
+class AffectedSerializer(serializers.Serializer[Any]):
+    """An image or a guest that a job touches or depends on."""
+
+    id = serializers.IntegerField()
+    name = serializers.CharField()
+    how = serializers.CharField(allow_blank=True)
+
+
+class PlanSerializer(serializers.Serializer[Any]):
+    """What a job would do, from the database alone; sizes in bytes, null where it is not known yet."""
+
+    method = serializers.CharField(allow_blank=True)
+    reason = serializers.CharField(allow_blank=True)
+    commands = serializers.ListField(child=serializers.CharField())
+    facts_at = serializers.DateTimeField(allow_null=True, help_text="When what the plan rests on was scanned.")
+    before_bytes = serializers.IntegerField(allow_null=True)
+    predicted_after_bytes = serializers.IntegerField(allow_null=True)
+    predicted_low = serializers.IntegerField(allow_null=True)
+    predicted_high = serializers.IntegerField(allow_null=True)
+    scratch_bytes = serializers.IntegerField(allow_null=True)
+    undo_bytes = serializers.IntegerField(allow_null=True, help_text="What the undo copy would hold until its end.")
+    refusals = RefusalSerializer(many=True)
+    warnings = serializers.ListField(child=serializers.CharField())
+    affected_images = AffectedSerializer(many=True)
+    affected_guests = AffectedSerializer(many=True)
+    options = serializers.DictField(help_text="The options with the defaults of those that were not given.")
+
+
+class UndoSerializer(serializers.Serializer[Any]):
+    """A finished job's undo copy."""
+
+    available = serializers.BooleanField()
+    expires = serializers.DateTimeField(allow_null=True)
+    bytes = serializers.IntegerField(help_text="What the copy holds, and so keeps from being free.")
+    state = serializers.ChoiceField(choices=Job.UndoState.choices)
+
+
+class JobSerializer(serializers.ModelSerializer[Job]):
+    """One piece of work on a host."""
+
+    host = serializers.PrimaryKeyRelatedField[Any](read_only=True)
+    host_name = serializers.CharField(source="host.name", read_only=True)
+    image = serializers.SerializerMethodField()
+    guest = serializers.SerializerMethodField()
+    pool = serializers.SerializerMethodField()
+    job = serializers.SerializerMethodField(help_text="The job that this one undoes, or whose undo copy it removes.")
+    options = serializers.DictField(read_only=True)
+    plan = serializers.DictField(read_only=True, help_text="The plan at its submission; see the answer of a dry run.")
+    result = serializers.DictField(read_only=True, allow_null=True)
+    commands = serializers.ListField(child=serializers.CharField(), read_only=True)
+    error = serializers.SerializerMethodField()
+    undo = serializers.SerializerMethodField()
+
+    class Meta:
+        model = Job
+        fields = (
+            "id", "kind", "state", "waiting_for", "progress", "stage", "message", "done_bytes", "total_bytes",
+            "bytes_per_sec", "eta_seconds", "commands", "host", "host_name", "image", "guest", "pool", "job",
+            "target_kind", "target_id", "target_label", "options", "plan", "result", "error", "created_by", "created",
+            "started", "finished", "cancel_requested", "rewrites", "undo",
+        )  # fmt: skip
+        read_only_fields = fields
+
+    @extend_schema_field({"type": ["integer", "null"]})
+    def get_image(self, job: Job) -> int | None:
+        return job.target_id if job.target_kind == "image" else None
+
+    @extend_schema_field({"type": ["integer", "null"]})
+    def get_guest(self, job: Job) -> int | None:
+        return job.target_id if job.target_kind == "guest" else None
+
+    @extend_schema_field({"type": ["integer", "null"]})
+    def get_pool(self, job: Job) -> int | None:
+        return job.target_id if job.target_kind == "pool" else None
+
+    @extend_schema_field({"type": ["integer", "null"]})
+    def get_job(self, job: Job) -> int | None:
+        return job.target_id if job.target_kind == "job" else None
+
+    @extend_schema_field(RefusalSerializer(allow_null=True))
+    def get_error(self, job: Job) -> dict[str, str] | None:
+        return {"code": job.error_code, "detail": job.error_detail} if job.error_code else None
+
+    @extend_schema_field(UndoSerializer)
+    def get_undo(self, job: Job) -> dict[str, Any]:
+        undo = {
+            "available": job.undo_available,
+            "expires": job.undo_expires,
+            "bytes": job.undo_bytes,
+            "state": job.undo_state,
+        }
+        return dict(UndoSerializer(undo).data)
+
+
+class JobLogSerializer(serializers.ModelSerializer[JobLog]):
+    """One line of a job's log. ``seq`` only grows: ``?after=`` continues behind it."""
+
+    seq = serializers.IntegerField(source="id", read_only=True)
+
+    class Meta:
+        model = JobLog
+        fields = ("seq", "at", "level", "text")
+        read_only_fields = fields
+
+
+class JobKindSerializer(serializers.Serializer[JobKind]):
+    """A kind of job and the options that it takes."""
+
+    name = serializers.CharField()
+    title = serializers.CharField()
+    description = serializers.CharField()
+    target = serializers.ChoiceField(choices=TARGETS, help_text="The key of a submission that names what it works on.")
+    rewrites = serializers.BooleanField()
+    options_schema = serializers.DictField(help_text="JSON Schema, with the defaults.")
+    roles = serializers.SerializerMethodField(help_text="Who may submit it.")
+
+    def get_roles(self, kind: JobKind) -> list[str]:
+        return [role.label for role in Role if role >= kind.role]
+
+
+class JobBody(Body):
+    """A submission: the kind, the one target that it works on, and its options."""
+
+    kind = StrictText(max_length=30)
+    image = StrictInteger(required=False, min_value=1)
+    host = StrictInteger(required=False, min_value=1)
+    pool = StrictInteger(required=False, min_value=1)
+    guest = StrictInteger(required=False, min_value=1)
+    job = StrictInteger(required=False, min_value=1)
+    options = serializers.DictField(required=False)
+    dry_run = StrictBoolean(required=False, default=False, help_text="Answer with the plan and do nothing.")
+
+
+class UndoBody(Body):
+    """``force``: also if the new image was written to since; those writes are lost (admin)."""
+
+    force = StrictBoolean(required=False, default=False)
+
+
+class EmptyBody(Body):
+    """Nothing: the address says it all."""
