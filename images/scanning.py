@@ -4,40 +4,26 @@ Rows are written in batches as they come; a new image is not listed, and nothing
 transaction (:meth:`ScanRun.finish`). A scan that dies on the way leaves what the last whole one found.
 """
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from django.db import transaction
+from django.db import connection, transaction
 from django.utils import timezone
 
-from images import writing
+from images import scan_rows, writing
 from images.models import Image
+from images.scan_rows import inode, key
 from storage_admin.agent.protocol import b64, unb64
 from storage_admin.guests import services as guests
 from storage_admin.hosts import services as hosts
 from storage_admin.hosts.libvirt_reader import LibvirtFacts
 from storage_admin.hosts.models import Host, StoragePool
-from storage_admin.hosts.names import display
 from storage_admin.jobs.models import Job
 
 BATCH = 1000
 FINGERPRINT = 16
-
-#: Columns that a scan writes anew when it meets a path that it knows.
-SCANNED = (
-    "pool", "path", "name", "path_bytes", "fingerprint", "dev", "inode", "nlink", "mtime_ns", "ctime_ns", "file_size",
-    "allocated_size", "virtual_size", "format", "cluster_size", "compression", "preallocation", "encrypted", "header",
-    "snapshots", "backing_file", "backing_format", "backing_key", "backing_path", "backing_path_bytes", "backing_found",
-    "backing_unsafe", "unreadable", "seen", "missing_since", "changed_scan", "state",
-)  # fmt: skip
-#: Header facts that have no column of their own.
-HEADER = (
-    "compat", "refcount_bits", "lazy_refcounts", "extended_l2", "subformat", "encryption", "dirty", "corrupt",
-    "data_file_raw", "bitmaps", "mode", "uid", "gid",
-)  # fmt: skip
 
 
 @dataclass
@@ -55,7 +41,11 @@ class ScanRun:
     seen: dict[str, Any] = field(default_factory=dict)
     images_read: int = 0
     new_pools: bool = False
-    _batch: list[Image] = field(default_factory=list)
+    _batch: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        #: The scan's time as the database takes it.
+        self.stamp: Any = connection.ops.adapt_datetimefield_value(self.at)
 
     @property
     def leftovers(self) -> int:
@@ -70,7 +60,7 @@ class ScanRun:
         """
         match event["event"]:
             case "image":
-                self._batch.append(self._image(event))
+                self._batch.append(scan_rows.row_of(event, self.job.pk, self.stamp))
                 if len(self._batch) >= BATCH:
                     self.write_batch()
             case "host":
@@ -86,64 +76,8 @@ class ScanRun:
         """Writes what has gathered; known paths are updated, new ones inserted unlisted."""
         batch, self._batch = self._batch, []
         self.images_read += len(batch)
-        unique = {image.path_key: image for image in batch}
         with transaction.atomic():
-            Image.every.bulk_create(
-                unique.values(), update_conflicts=True, unique_fields=["host", "path_key"], update_fields=SCANNED
-            )
-
-    def _image(self, event: dict[str, Any]) -> Image:
-        path = unb64(event["path_b64"])
-        text = display(path)
-        base_b64 = event.get("backing_path_b64")
-        base_path = unb64(base_b64) if base_b64 else b""
-        written_b64 = event.get("backing_b64")
-        unreadable = "" if event["state"] == "ok" else event.get("detail") or "Its header cannot be read."
-        return Image(
-            host_id=self.job.host_id,
-            pool=self.pools[event["pool"]],
-            path=text,
-            name=text.rpartition("/")[2],
-            path_bytes=path,
-            path_key=_key(path),
-            fingerprint=bytes.fromhex(event["fp"]),
-            dev=str(event["dev"]),
-            inode=str(event["inode"]),
-            nlink=event["nlink"],
-            mtime_ns=event["mtime_ns"],
-            ctime_ns=event["ctime_ns"],
-            file_size=event["file_size"],
-            allocated_size=event["allocated_size"],
-            virtual_size=event.get("virtual_size"),
-            format=event["format"],
-            cluster_size=event.get("cluster_size"),
-            compression=event.get("compression") or "",
-            preallocation=event.get("preallocation") or "",
-            encrypted=None if unreadable else event.get("encrypted"),
-            header=self._header(event),
-            snapshots=event.get("snapshots") or [],
-            backing_file=display(unb64(written_b64)) if written_b64 else "",
-            backing_format=event.get("backing_format") or "",
-            backing_key=_key(base_path) if base_path else "",
-            backing_path=display(base_path),
-            backing_path_bytes=base_path,
-            backing_found=_inode(event.get("backing_dev"), event.get("backing_inode")),
-            backing_unsafe=event.get("backing_unsafe") or "",
-            unreadable=unreadable,
-            first_seen=self.at,
-            seen=self.at,
-            missing_since=None,
-            changed_scan=self.job.pk,
-        )
-
-    @staticmethod
-    def _header(event: dict[str, Any]) -> dict[str, Any]:
-        facts = {name: event[name] for name in HEADER if event.get(name) is not None}
-        if event.get("data_file_b64"):
-            facts["data_file"] = display(unb64(event["data_file_b64"]))
-        if event.get("extents_b64"):
-            facts["extents"] = [display(unb64(extent)) for extent in event["extents_b64"]]
-        return facts
+            scan_rows.upsert(self.job.host_id, self.stamp, batch)
 
     def finish(self) -> dict[str, Any]:
         """Makes the scan the truth: links, what vanished, guests, totals. Call it in the job's last transaction."""
@@ -189,8 +123,8 @@ class ScanRun:
         """Bases outside of every pool that came or went since their overlay was read."""
         changed = 0
         for path, answer in zip(self.asked, self.seen.get("probe", []), strict=False):
-            found = _inode(*answer) if isinstance(answer, list) else ""
-            rows = Image.every.filter(host=self.job.host_id, backing_key=_key(path)).exclude(backing_found=found)
+            found = inode(*answer) if isinstance(answer, list) else ""
+            rows = Image.every.filter(host=self.job.host_id, backing_key=key(path)).exclude(backing_found=found)
             changed += rows.update(backing_found=found)
         return changed > 0
 
@@ -240,14 +174,6 @@ class ScanRun:
             pool.save()
 
 
-def _key(path: bytes) -> str:
-    return hashlib.blake2b(path, digest_size=16).hexdigest()
-
-
-def _inode(dev: Any, inode: Any) -> str:
-    return "" if dev is None or inode is None else f"{dev}:{inode}"
-
-
 def _add_proxmox_storage(host: Host, storage: dict[str, Any]) -> bool:
     path = str(storage.get("path") or "")
     if not path.startswith("/") or StoragePool.objects.filter(host=host, path=path).exists():
@@ -262,7 +188,7 @@ def sync_libvirt_pools(host: Host, facts: LibvirtFacts) -> None:
     for path, pool in told.items():
         hosts.add_pool(host, path, StoragePool.Source.LIBVIRT, name=pool.name)
     gone = StoragePool.objects.filter(host=host, source=StoragePool.Source.LIBVIRT)
-    gone.exclude(path_key__in=[_key(path) for path in told]).delete()
+    gone.exclude(path_key__in=[key(path) for path in told]).delete()
 
 
 def known_fingerprints(pool: StoragePool) -> str:

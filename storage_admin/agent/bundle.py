@@ -6,9 +6,12 @@ The controller builds it; the agent carries this module along and never uses it.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import io
+import marshal
 import os
 import stat
+import struct
 import tempfile
 import zipfile
 from dataclasses import dataclass
@@ -61,12 +64,18 @@ def build(target_dir: Path) -> Bundle:
 
 
 def _archive() -> bytes:
-    """Stored, not deflated: what deflate makes of it differs between versions of zlib."""
+    """Stored, not deflated: what deflate makes of it differs between versions of zlib.
+
+    Each module stands twice: as source, and compiled by the Python that builds. A host with the same Python starts the
+    agent in half the time; any other one passes the compiled modules over, by their magic number.
+    """
     package = Path(__file__).parent
     root = package.parent.parent
     members = {"__main__.py": _MAIN, "storage_admin/__init__.py": b""}
     for path in package.rglob("*.py"):
-        members[path.relative_to(root).as_posix()] = path.read_bytes()
+        name, source = path.relative_to(root).as_posix(), path.read_bytes()
+        members[name] = source
+        members[name + "c"] = _compiled(name, source)
     out = io.BytesIO()
     out.write(_SHEBANG)
     with zipfile.ZipFile(out, "a", zipfile.ZIP_STORED) as archive:
@@ -76,3 +85,11 @@ def _archive() -> bytes:
             info.external_attr = (stat.S_IFREG | 0o644) << 16
             archive.writestr(info, members[name])
     return out.getvalue()
+
+
+def _compiled(name: str, source: bytes) -> bytes:
+    """A module as a ``.pyc`` that is not checked against its source: flags 1, then the source's hash (PEP 552)."""
+    code = compile(source, name, "exec", dont_inherit=True)
+    # Version 2 knows no references, whose marks would depend on what else the building process holds.
+    content = marshal.dumps(code, 2)
+    return importlib.util.MAGIC_NUMBER + struct.pack("<I", 1) + importlib.util.source_hash(source) + content

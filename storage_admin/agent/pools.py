@@ -15,6 +15,8 @@ from storage_admin.agent.protocol import RefusedError
 def display(path: bytes) -> str:
     """A path for a sentence: what is not UTF-8 or is a control character stands as ``\\x..``."""
     text = path.decode("utf-8", "backslashreplace")
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 

@@ -58,6 +58,7 @@ class AgentSession:
         self._ended.set()
         with self._write_lock, contextlib.suppress(OSError):
             self._stdin.close()
+        self._await_silence()
         try:
             self._process.wait(END_TIMEOUT)
         except subprocess.TimeoutExpired:
@@ -67,6 +68,15 @@ class AgentSession:
             thread.join(protocol.PING_INTERVAL + 1)
         for pipe in (self._stdout, self._stderr_pipe):
             pipe.close()
+
+    def _await_silence(self) -> None:
+        """Waits for the end of its output: waiting for the process by time would look at it only now and then."""
+        deadline = time.monotonic() + END_TIMEOUT
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._stdout, selectors.EVENT_READ)
+            while selector.select(max(0.0, deadline - time.monotonic())):
+                if not os.read(self._stdout.fileno(), CHUNK):
+                    return
 
     @property
     def pid(self) -> int:

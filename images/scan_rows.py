@@ -1,0 +1,97 @@
+"""One record of a scan as one row, written without making objects of it.
+
+Ten thousand model instances cost more than all the rest of a first scan, so rows go to the database as tuples; what a
+column means is said in :class:`images.models.Image`.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from django.db import connection
+
+from images.models import Image
+from storage_admin.agent.protocol import unb64
+from storage_admin.hosts.names import display
+
+#: Columns that a scan writes, also anew when it meets a path that it knows.
+SCANNED = (
+    "pool_id", "path", "name", "path_bytes", "fingerprint", "dev", "inode", "nlink", "mtime_ns", "ctime_ns", "file_size",
+    "allocated_size", "virtual_size", "format", "cluster_size", "compression", "preallocation", "encrypted", "header",
+    "snapshots", "backing_file", "backing_format", "backing_key", "backing_path", "backing_path_bytes", "backing_found",
+    "backing_unsafe", "unreadable", "state", "seen", "missing_since", "changed_scan",
+)  # fmt: skip
+#: Columns of a new row that a scan does not fill: they start as here, until links are resolved.
+STARTING: dict[str, Any] = {
+    "declared_format": "", "declared_by": "", "admin_format": "", "chain_depth": 1, "overlays_count": 0,
+    "in_use_detail": "", "held": "", "orphan_evidence": "[]", "state_detail": "", "reclaimable_method": "",
+    "analyzed_fingerprint": b"", "listed": False,
+}  # fmt: skip
+#: Header facts that have no column of their own.
+HEADER = (
+    "compat", "refcount_bits", "lazy_refcounts", "extended_l2", "subformat", "encryption", "dirty", "corrupt",
+    "data_file_raw", "bitmaps", "mode", "uid", "gid",
+)  # fmt: skip
+
+
+def key(path: bytes) -> str:
+    """A path's key in an index."""
+    return hashlib.blake2b(path, digest_size=16).hexdigest()
+
+
+def inode(dev: Any, number: Any) -> str:
+    """Device and inode as one word; empty where there is no file."""
+    return "" if dev is None or number is None else f"{dev}:{number}"
+
+
+def row_of(event: dict[str, Any], scan: int, at: str | datetime) -> tuple[Any, ...]:
+    """The values of :data:`SCANNED`, and the path's key as the last one.
+
+    Args:
+        event: an ``image`` event of the agent.
+        scan: id of the job.
+        at: when it was seen, as the database takes it.
+    """
+    path = unb64(event["path_b64"])
+    text = display(path)
+    base_b64, written_b64 = event.get("backing_path_b64"), event.get("backing_b64")
+    base_path = unb64(base_b64) if base_b64 else b""
+    unreadable = "" if event["state"] == "ok" else event.get("detail") or "Its header cannot be read."
+    return (
+        event["pool"], text, text.rpartition("/")[2], path, bytes.fromhex(event["fp"]), str(event["dev"]),
+        str(event["inode"]), event["nlink"], event["mtime_ns"], event["ctime_ns"], event["file_size"],
+        event["allocated_size"], event.get("virtual_size"), event["format"], event.get("cluster_size"),
+        event.get("compression") or "", event.get("preallocation") or "",
+        None if unreadable else event.get("encrypted"), json.dumps(_header(event)),
+        json.dumps(event.get("snapshots") or []), display(unb64(written_b64)) if written_b64 else "",
+        event.get("backing_format") or "", key(base_path) if base_path else "", display(base_path), base_path,
+        inode(event.get("backing_dev"), event.get("backing_inode")), event.get("backing_unsafe") or "", unreadable,
+        str(Image.State.OK), at, None, scan, key(path),
+    )  # fmt: skip
+
+
+def _header(event: dict[str, Any]) -> dict[str, Any]:
+    facts = {name: event[name] for name in HEADER if event.get(name) is not None}
+    if event.get("data_file_b64"):
+        facts["data_file"] = display(unb64(event["data_file_b64"]))
+    if event.get("extents_b64"):
+        facts["extents"] = [display(unb64(extent)) for extent in event["extents_b64"]]
+    return facts
+
+
+def upsert(host_id: int, at: str | datetime, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Writes rows of :func:`row_of`: a path that is known keeps its row, a new one starts unlisted."""
+    quote = connection.ops.quote_name
+    columns = [*SCANNED, "path_key", "host_id", "first_seen", *STARTING]
+    fixed = (host_id, at, *STARTING.values())
+    names = ", ".join(map(quote, columns))
+    marks = ", ".join(["%s"] * len(columns))
+    updates = ", ".join(f"{quote(column)} = excluded.{quote(column)}" for column in SCANNED)
+    statement = (
+        f"INSERT INTO {quote(Image._meta.db_table)} ({names}) VALUES ({marks}) "  # noqa: S608 (names of our own)
+        f"ON CONFLICT (host_id, path_key) DO UPDATE SET {updates}"
+    )
+    with connection.cursor() as cursor:
+        cursor.executemany(statement, [row + fixed for row in rows])
