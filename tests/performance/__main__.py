@@ -7,6 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.harness.services import RedisServer
 from tests.performance import report, site
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/performance.md"
@@ -25,12 +26,13 @@ def main() -> int:
         site.prepare(folder)
         rows: list[report.Row] = []
         notes: list[str] = []
-        for name in given.part or PARTS:
-            print(f"measuring: {name} …", file=sys.stderr, flush=True)
-            # Models can be imported only now that Django is set up.
-            part = importlib.import_module(f"tests.performance.{name}")
-            rows += part.measure(folder)
-            notes += part.NOTES
+        with RedisServer(folder, site.broker_socket(folder)):
+            for name in given.part or PARTS:
+                print(f"measuring: {name} …", file=sys.stderr, flush=True)
+                # Models can be imported only now that Django is set up.
+                part = importlib.import_module(f"tests.performance.{name}")
+                rows += part.measure(folder)
+                notes += part.NOTES
         where = report.machine(folder)
         print(report.table(rows), "", where, sep="\n")
         if not given.part:

@@ -15,14 +15,20 @@ import storage_admin.celery  # noqa: F401 (the app that jobs are sent by)
 from storage_admin.supervisor.static_files import collect_if_changed
 
 
+def broker_socket(folder: Path) -> Path:
+    """Where the benchmark's own Redis listens."""
+    return folder / "redis.sock"
+
+
 def prepare(folder: Path) -> None:
     """Sets up Django on a data folder of its own; call it before any model is imported."""
-    for name in ("DATABASE_URL", "REDIS_URL", "SECRET_KEY"):
+    for name in ("DATABASE_URL", "SECRET_KEY"):
         os.environ.pop(name, None)
     data = folder / "data"
     os.environ |= {
         "DJANGO_SETTINGS_MODULE": "storage_admin.settings",
         "STORAGE_ADMIN_DATA_DIR": str(data),
+        "REDIS_URL": f"unix://{broker_socket(folder)}",
         "LOG_LEVEL": "ERROR",
         "ALLOWED_HOSTS": "testserver,127.0.0.1",
     }
