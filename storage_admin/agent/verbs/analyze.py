@@ -1,0 +1,138 @@
+"""The verb ``analyze``: what an image would take after a reclaim, from a sample of its data."""
+
+from __future__ import annotations
+
+import os
+import random
+import stat
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from storage_admin.agent.estimate import analyze_qcow2, analyze_raw, unknown
+from storage_admin.agent.formats import UnreadableError, probe_reader, read_as
+from storage_admin.agent.formats.reader import Reader
+from storage_admin.agent.lifeline import AgentIO
+from storage_admin.agent.pools import display, open_beneath
+from storage_admin.agent.protocol import HostError, RefusedError, Request, unb64
+
+_WORDS = frozenset({"path_b64", "pool_path_b64", "format", "dev", "inode", "mode", "samples", "seconds", "seed"})
+_REASONS = {
+    "encrypted": "encrypted data does not compress",
+    "data_file": "the data is in an external data file, which is not rewritten",
+    "snapshots": "it has internal snapshots, which a rewrite would drop",
+    "dirty": "it is marked dirty or corrupt; check it first",
+}
+
+
+@dataclass(frozen=True)
+class AnalyzeArgs:
+    """The request's arguments, checked; ``seconds`` of wall clock for the sample."""
+
+    path: bytes
+    pool_path: bytes
+    format: str
+    dev: int
+    inode: int
+    samples: int
+    seconds: float
+    seed: int
+
+
+def run(request: Request, io: AgentIO) -> dict[str, Any]:
+    """Estimate what can be won back.
+
+    Args:
+        request: ``path_b64``, ``pool_path_b64``, ``format`` (declared), ``dev``, ``inode`` (as scanned), ``mode``
+            (``sample``), ``samples`` (2000), ``seconds`` (1.0), ``seed`` (by chance).
+        io: the controller.
+
+    Returns:
+        ``mode``, ``method``, ``allocated_size``, ``predicted_after_bytes`` with ``predicted_low`` and ``_high``,
+        ``reclaimable_bytes`` with ``_low`` and ``_high`` (all in bytes, ``None`` where it cannot be told, with a
+        ``reason``), ``basis`` (how it was found), ``seconds``.
+
+    Raises:
+        RefusedError: ``invalid``, ``outside_pool``, ``stale_plan``, ``format_mismatch``, ``dirty_or_corrupt``.
+        StoppedError: the controller stopped the work.
+        HostError: the image could not be read.
+    """
+    started = time.monotonic()
+    args = _parse(request.args)
+    fd = _open(args)
+    try:
+        io.check()
+        result = _analyze(fd, args, io)
+    except OSError as error:
+        raise HostError(f"{display(args.path)} could not be read: {error.strerror}") from error
+    finally:
+        os.close(fd)
+    return {"mode": "sample", **result, "seconds": round(time.monotonic() - started, 3)}
+
+
+def _open(args: AnalyzeArgs) -> int:
+    try:
+        fd = open_beneath(args.pool_path, args.path, os.O_RDONLY)
+    except FileNotFoundError as error:
+        raise RefusedError("stale_plan", f"{display(args.path)} is not there any more; scan again") from error
+    except OSError as error:
+        raise HostError(f"{display(args.path)} could not be opened: {error.strerror}") from error
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) != (args.dev, args.inode):
+        os.close(fd)
+        raise RefusedError("stale_plan", f"{display(args.path)} is another file than the one scanned; scan again")
+    return fd
+
+
+def _analyze(fd: int, args: AnalyzeArgs, io: AgentIO) -> dict[str, Any]:
+    status = os.fstat(fd)
+    allocated = status.st_blocks * 512
+    reader = Reader(fd, status.st_size)
+    chance = random.Random(args.seed)  # noqa: S311
+    if args.format == "raw":
+        # Whatever a guest wrote into it: where zeros stand in a raw file does not depend on what it looks like.
+        return analyze_raw(fd, status.st_size, allocated, args.samples, args.seconds, chance, io)
+    looks_like = probe_reader(reader)
+    if looks_like != args.format and not (args.format == "vpc" and looks_like == "raw"):
+        raise RefusedError("format_mismatch", f"it is declared as {args.format} and looks like {looks_like}")
+    try:
+        facts = read_as(reader, args.format)
+    except UnreadableError as error:
+        raise RefusedError("dirty_or_corrupt", f"its header cannot be read: {error}") from error
+    if args.format != "qcow2":
+        return unknown(allocated, f"{args.format} images cannot be reclaimed in their own format yet; convert to qcow2")
+    for name, reason in _REASONS.items():
+        if getattr(facts, name) or (name == "dirty" and facts.corrupt):
+            return unknown(allocated, reason)
+    return analyze_qcow2(reader, facts, allocated, args.samples, args.seconds, chance, io)
+
+
+def _parse(args: dict[str, Any]) -> AnalyzeArgs:
+    if set(args) - _WORDS:
+        raise RefusedError("invalid", f"analyze knows no argument {', '.join(sorted(set(args) - _WORDS))}")
+    seed = args.get("seed")
+    try:
+        parsed = AnalyzeArgs(
+            path=unb64(args["path_b64"]),
+            pool_path=unb64(args["pool_path_b64"]),
+            format=args["format"],
+            dev=args["dev"],
+            inode=args["inode"],
+            samples=args.get("samples", 2000),
+            seconds=args.get("seconds", 1.0),
+            seed=time.time_ns() if seed is None else seed,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RefusedError("invalid", f"analyze's arguments are not as they should be: {error!r}") from error
+    whole = (parsed.dev, parsed.inode, parsed.samples, parsed.seed)
+    if any(isinstance(number, bool) or not isinstance(number, int) for number in whole):
+        raise RefusedError("invalid", "dev, inode, samples and seed are whole numbers")
+    if not isinstance(parsed.format, str) or args.get("mode", "sample") != "sample":
+        raise RefusedError("invalid", "analyze's mode is sample, its format a name such as qcow2")
+    if not 1 <= parsed.samples <= 1_000_000 or not _is_time(parsed.seconds):
+        raise RefusedError("invalid", "samples are 1 to 1,000,000, seconds above 0 and up to 3,600")
+    return parsed
+
+
+def _is_time(seconds: object) -> bool:
+    return isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and 0 < seconds <= 3600
