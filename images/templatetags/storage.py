@@ -184,7 +184,7 @@ BAD = {
 def state(value: str, label: str = "") -> SafeString:
     """A state as a word on a colour."""
     colour = "good" if value in GOOD else "warn" if value in WARN else "bad" if value in BAD else "plain"
-    return format_html('<span class="tag {}">{}</span>', colour, label or value.replace("_", " "))
+    return format_html('<span class="chip {}">{}</span>', colour, label or value.replace("_", " "))
 
 
 @register.filter

@@ -114,11 +114,14 @@ def image(request: PageRequest, image_id: int) -> HttpResponseBase:
     row = image_of(request, image_id)
     chain = selectors.chain_of(row)
     jobs = jobs_for(request.actor).filter(target_kind="image", target_id=row.pk)
+    tree = tree_of(chain, row.pk)
+    shown = Image.objects.filter(pk__in=[line.node.id for line in tree.lines])
     context = {
         "section": "images",
         "image": row,
         "chain": chain,
-        "tree": tree_of(chain, row.pk),
+        "tree": tree,
+        "reclaimable": dict(shown.values_list("pk", "reclaimable_bytes")),
         "actions": _actions(request, row),
         "jobs": jobs[:JOBS_SHOWN],
         "undoable": jobs.filter(undo_state=Job.UndoState.AVAILABLE).first(),

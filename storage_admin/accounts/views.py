@@ -4,12 +4,15 @@ from typing import Any
 
 from django.contrib import messages
 from django.contrib.auth import views
+from django.contrib.auth.decorators import login_not_required
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.urls import reverse_lazy
+from django.utils.decorators import method_decorator
 
 from storage_admin.accounts.services import password_changed
 
 
+@method_decorator(login_not_required, name="dispatch")
 class LoginView(views.LoginView):
     """The login page. A fragment that asks for it, because the session has ended, reloads its whole page instead."""
 
