@@ -41,7 +41,6 @@ class Supervisor:
     def __init__(self, specs: Sequence[ChildSpec], output: TextIO, backoff: Backoff | None = None) -> None:
         self.children = [Child(spec, backoff or Backoff()) for spec in specs]
         self._output = output
-        self._output_gone = False
         self._width = max((len(spec.name) for spec in specs), default=0)
         self._selector = selectors.DefaultSelector()
         self._partial: dict[int, bytes] = {}
@@ -82,15 +81,15 @@ class Supervisor:
 
     def say(self, text: str, name: str = "") -> None:
         """Writes log lines; a reader of the log that has gone away ends nothing."""
-        if self._output_gone:
-            return
         prefix = f"{name:<{self._width}} | " if name else ""
         lines = "".join(f"{prefix}{line.rstrip().translate(_VISIBLE)}\n" for line in text.split("\n"))
         try:
             self._output.write(lines)
             self._output.flush()
         except OSError:
-            self._output_gone = True
+            # Also what the interpreter still has buffered goes nowhere, instead of failing at its end.
+            with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 (a device)
+                os.dup2(nowhere.fileno(), self._output.fileno())
 
     def _look_after(self, watch: Callable[[], bool] | None) -> None:
         next_look = time.monotonic() + _WATCH_SECONDS
@@ -111,7 +110,7 @@ class Supervisor:
         pipe = process.stdout.fileno()
         os.set_blocking(pipe, False)
         ended = os.pidfd_open(process.pid)
-        self._selector.register(process.stdout, selectors.EVENT_READ, lambda: self._read(child, pipe))
+        self._selector.register(pipe, selectors.EVENT_READ, lambda: self._read(child, pipe))
         self._selector.register(ended, selectors.EVENT_READ, lambda: self._reap(child, pipe, ended))
 
     def _start_and_wait(self, child: Child) -> None:
@@ -165,7 +164,9 @@ class Supervisor:
 
     def _step(self, timeout: float | None) -> None:
         for key, _events in self._selector.select(timeout):
-            key.data()
+            # The end of a child, told in the same breath, may have closed its pipe already.
+            if self._selector.get_map().get(key.fileobj) is key:
+                key.data()
 
     @staticmethod
     def _drain(wake: socket.socket) -> None:
