@@ -20,7 +20,6 @@ Verb = Callable[[Request, AgentIO], dict[str, Any]]
 
 VERBS: dict[str, Verb] = {
     "scan": scan.run,
-    "scan": scan.run,
     "reclaim": reclaim.run,
     "undo": undo.run,
     "discard_undo": undo.discard,

@@ -70,8 +70,7 @@ class Replacement:
         undo_hours: how long the original is kept; 0 removes it right after the swap.
 
     Raises:
-        RefusedError: ``stale_plan``, where the job has swapped already or was claimed again since; ``busy``.
-        OSError: the files cannot be made.
+        OSError: the files cannot be made; FileExistsError, where the job has some (see :func:`clear_earlier`).
     """
 
     def __init__(self, folder: int, name: bytes, original: int, request: Request, undo_hours: float) -> None:
@@ -79,7 +78,6 @@ class Replacement:
         self.job, self.generation = request.job, request.generation
         self.new_name = journal.file_name(self.job, "new")
         self._keep_undo = undo_hours > 0
-        _clear_earlier(folder, request)
         self._journal = Journal.create(
             folder,
             self.job,
@@ -161,8 +159,17 @@ class Replacement:
             raise HostError("the temporary file is used by somebody else")
 
 
-def _clear_earlier(folder: int, request: Request) -> None:
-    """What an earlier run of the same job left is put back first, unless it is newer, at work or finished."""
+def clear_earlier(folder: int, request: Request) -> None:
+    """Put back what an earlier run of the same job left.
+
+    Args:
+        folder: descriptor of the image's folder.
+        request: the run that is to begin.
+
+    Raises:
+        RefusedError: ``busy``, where the earlier run is still at work; ``stale_plan``, where it is the later one or
+            has swapped.
+    """
     try:
         earlier = Journal.open(folder, request.job)
     except FileNotFoundError:

@@ -19,8 +19,8 @@ def pair(tmp_path: Path) -> tuple[int, int]:
 
 def test_copies_owner_mode_acl_and_extended_attributes(pair: tuple[int, int], tmp_path: Path) -> None:
     old, new = pair
-    os.chown(old, 12345, 23456)
-    os.chmod(old, 0o4640)
+    os.fchown(old, 12345, 23456)
+    os.fchmod(old, 0o4640)
     subprocess.run(["setfacl", "-m", "u:1234:rw,g:4321:r", tmp_path / "old"], check=True)
     os.setxattr(old, "user.comment", b"\x00\xff")
     os.setxattr(new, "user.stale", b"x")

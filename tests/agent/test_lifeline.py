@@ -153,8 +153,7 @@ def test_a_cancel_instead_of_go_is_a_cancel() -> None:
 def test_a_controller_that_does_not_listen_does_not_hold_the_agent_for_ever() -> None:
     line = Line(silence_limit=0.5)
     with pytest.raises(StoppedError) as error:
-        for _ in range(100):
-            line.lifeline.emit("log", text="x" * 10_000)
+        line.lifeline.emit("log", text="x" * 1_000_000)
     assert error.value.code == "interrupted"
 
 

@@ -16,7 +16,7 @@ from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.links import Chain, Planned
 from storage_admin.agent.pools import display, open_parent
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError, Request
-from storage_admin.agent.swap import Replacement, Swapped
+from storage_admin.agent.swap import Replacement, Swapped, clear_earlier
 
 #: Seconds between two looks at the image and at the free space while a tool works.
 WATCH_INTERVAL = 0.5
@@ -123,6 +123,7 @@ class _Work:
     def run(self) -> dict[str, Any]:
         """All steps of protocol P."""
         self.io.progress("checking", 0, None, "looking at the image and who uses it")
+        clear_earlier(self.folder, self.request)
         self._refuse()
         compression = self._compression()
         options = creation_options(self.chain.image.facts, compression)

@@ -1,0 +1,269 @@
+"""What an image is after a reclaim: smaller, and otherwise as it was."""
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage_admin.agent import formats
+from storage_admin.agent.formats.facts import Facts
+from tests.agent.harness import (
+    Agent,
+    ask,
+    image_info,
+    leftovers,
+    make_image,
+    qemu_img,
+    reclaim_args,
+    same_content,
+    write,
+)
+
+pytestmark = pytest.mark.qemu
+
+
+def facts(path: Path) -> Facts:
+    with path.open("rb") as image:
+        return formats.read(image.fileno(), path.stat().st_size, os.fsencode(path.name), "qcow2")
+
+
+def keep_copy(path: Path) -> Path:
+    """The image as it was, under another folder so that nothing of it is in the way."""
+    copy = path.parent.parent / (path.name + ".before")
+    subprocess.run(["cp", "--sparse=always", path, copy], check=True)
+    return copy
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Path:
+    (tmp_path / "pool").mkdir()
+    return tmp_path / "pool"
+
+
+@pytest.fixture
+def image(pool: Path) -> Path:
+    make_image(pool / "vm.qcow2")
+    return pool / "vm.qcow2"
+
+
+def test_the_image_shrinks_and_a_guest_reads_the_same(image: Path) -> None:
+    before, copy = image.stat(), keep_copy(image)
+    result = ask("reclaim", reclaim_args(image))
+    after = image.stat()
+    assert result["before_bytes"] == before.st_blocks * 512
+    assert result["after_bytes"] == after.st_blocks * 512 < before.st_blocks * 512 / 4
+    assert (result["dev"], result["inode"]) == (after.st_dev, after.st_ino) != (before.st_dev, before.st_ino)
+    assert same_content(image, copy)
+    assert image_info(image)["format-specific"]["data"]["compression-type"] == result["compression"] == "zstd"
+    assert b"No errors were found" in qemu_img("check", image)
+
+
+def test_the_original_waits_as_undo_copy_and_is_not_counted_as_freed(image: Path) -> None:
+    before = image.stat()
+    result = ask("reclaim", reclaim_args(image))
+    undo = image.parent / result["undo"]["path"]
+    assert undo.stat().st_ino == before.st_ino
+    assert result["held_bytes"] == result["undo"]["bytes"] == before.st_blocks * 512
+    assert result["freed_bytes"] == 0
+    assert leftovers(image.parent) == {".sa-j1.orig", ".sa-j1.journal"}
+
+
+def test_without_an_undo_window_nothing_is_left_and_the_space_is_freed(image: Path) -> None:
+    result = ask("reclaim", reclaim_args(image, undo_hours=0))
+    assert leftovers(image.parent) == set()
+    assert result["held_bytes"] == 0
+    assert result["undo"] is None
+    assert result["freed_bytes"] == result["before_bytes"] - result["after_bytes"] > 0
+
+
+def test_an_image_that_cannot_shrink_is_left_as_it_is(image: Path) -> None:
+    ask("reclaim", reclaim_args(image, undo_hours=0))
+    before = image.stat()
+    result = ask("reclaim", reclaim_args(image), job="j2")
+    after = image.stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert (result["swapped"], result["freed_bytes"], result["undo"]) == (False, 0, None)
+    assert leftovers(image.parent) == set()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "cluster_size=2M",
+        "cluster_size=512",
+        "cluster_size=4k,refcount_bits=1",
+        "refcount_bits=64",
+        "lazy_refcounts=on",
+        "extended_l2=on,cluster_size=128k",
+        "compat=0.10",
+        "compat=0.10,cluster_size=2M",
+        "compression_type=zstd",
+        "preallocation=metadata",
+    ],
+)
+def test_creation_options_stay(pool: Path, options: str) -> None:
+    image = pool / "vm.qcow2"
+    make_image(image, options=options)
+    before, copy = facts(image), keep_copy(image)
+    result = ask("reclaim", reclaim_args(image))
+    after = facts(image)
+    for name in ("virtual_size", "cluster_size", "compat", "refcount_bits", "extended_l2", "backing_file"):
+        assert getattr(after, name) == getattr(before, name), name
+    assert bool(after.lazy_refcounts) == bool(before.lazy_refcounts)
+    assert result["compression"] == ("zlib" if before.compat == "0.10" else "zstd")
+    assert same_content(image, copy)
+
+
+@pytest.mark.parametrize("compression", ["zlib", "zstd"])
+def test_the_compression_that_is_asked_for_is_used(image: Path, compression: str) -> None:
+    assert ask("reclaim", reclaim_args(image, compression=compression))["compression"] == compression
+    assert facts(image).compression == compression
+
+
+def test_an_overlay_keeps_its_own_layer_on_the_same_relative_base(pool: Path) -> None:
+    (pool / "bases").mkdir()
+    (pool / "vms").mkdir()
+    lowest, base, overlay = pool / "bases/lowest.qcow2", pool / "bases/base.qcow2", pool / "vms/vm.qcow2"
+    make_image(lowest)
+    qemu_img("create", "-q", "-f", "qcow2", "-b", "lowest.qcow2", "-F", "qcow2", base)
+    write(base, 0x33, "1M", "1M")
+    qemu_img("create", "-q", "-f", "qcow2", "-b", "../bases/base.qcow2", "-F", "qcow2", overlay)
+    write(overlay, 0x44, "2M", "3M")
+    write(overlay, 0, "0", "256k")
+    flat = pool.parent / "flat.qcow2"
+    qemu_img("convert", "-O", "qcow2", overlay, flat)
+    bases = [path.stat() for path in (lowest, base)]
+
+    result = ask("reclaim", reclaim_args(overlay, base, lowest, pool=pool))
+
+    assert result["swapped"]
+    assert facts(overlay).backing_file == b"../bases/base.qcow2"
+    assert facts(overlay).backing_format == "qcow2"
+    assert same_content(overlay, flat)
+    # Only its own layer: the zeros hide the base, the rest of the base is not pulled in.
+    mapped = qemu_img("map", "-f", "qcow2", "--output=json", overlay)
+    assert b'"depth": 2' in mapped
+    assert [(path.stat().st_mtime_ns, path.stat().st_ino) for path in (lowest, base)] == [
+        (status.st_mtime_ns, status.st_ino) for status in bases
+    ]
+
+
+def test_an_overlay_on_a_raw_base(pool: Path) -> None:
+    base, overlay = pool / "base.raw", pool / "vm.qcow2"
+    base.write_bytes(os.urandom(1 << 20) + bytes(7 << 20))
+    qemu_img("create", "-q", "-f", "qcow2", "-b", "base.raw", "-F", "raw", overlay)
+    write(overlay, 0x44, "2M", "3M")
+    flat = pool.parent / "flat.qcow2"
+    qemu_img("convert", "-O", "qcow2", overlay, flat)
+    args = reclaim_args(overlay, base)
+    args["chain"][0]["format"] = "raw"
+    assert ask("reclaim", args)["swapped"]
+    assert same_content(overlay, flat)
+    assert facts(overlay).backing_format == "raw"
+
+
+def test_a_base_shrinks_under_overlays_that_are_switched_off(image: Path) -> None:
+    overlay = image.parent / "overlay.qcow2"
+    qemu_img("create", "-q", "-f", "qcow2", "-b", image, "-F", "qcow2", overlay)
+    write(overlay, 0x55, "1M", "1M")
+    flat = image.parent.parent / "flat.qcow2"
+    qemu_img("convert", "-O", "qcow2", overlay, flat)
+    assert ask("reclaim", reclaim_args(image))["swapped"]
+    assert same_content(overlay, flat)
+
+
+def test_persistent_bitmaps_stay(image: Path) -> None:
+    qemu_img("bitmap", "-f", "qcow2", "--add", image, "backup-1")
+    assert ask("reclaim", reclaim_args(image))["swapped"]
+    assert facts(image).bitmaps == ("backup-1",)
+
+
+def test_owner_mode_and_acl_stay(image: Path) -> None:
+    os.chown(image, 64055, 108)
+    image.chmod(0o640)
+    subprocess.run(["setfacl", "-m", "u:1234:r", image], check=True)
+    os.setxattr(image, "user.note", b"mine")
+    listing = subprocess.run(["getfacl", "-cn", image], capture_output=True, check=True).stdout
+    ask("reclaim", reclaim_args(image))
+    status = image.stat()
+    assert (status.st_uid, status.st_gid, status.st_mode & 0o7777) == (64055, 108, 0o640 | 0o000)
+    assert subprocess.run(["getfacl", "-cn", image], capture_output=True, check=True).stdout == listing
+    assert os.getxattr(image, "user.note") == b"mine"
+
+
+NAMES: list[Any] = [
+    b"-f",
+    b"--help",
+    b"a,b.qcow2",
+    b"a,,b=c,driver=raw",
+    b"nbd:x",
+    b"json:{}",
+    b"file:x.qcow2",
+    b"new\nline.qcow2",
+    b"not-\xff-utf8.qcow2",
+    b"\x1b[31mred<script>alert(1)</script>".replace(b"/", b"_"),
+    b"%s%n \"quoted\" 'too' $(touch x) `id`",
+    b"x" * 255,
+    "ü".encode() * 127,
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_name_is_only_a_name(pool: Path, name: bytes) -> None:
+    path = os.fsencode(pool) + b"/" + name
+    make_image(path)
+    copy = os.fsencode(pool.parent) + b"/before"
+    subprocess.run([b"cp", path, copy], check=True)
+    result = ask("reclaim", reclaim_args(path))
+    assert result["swapped"]
+    assert same_content(path, copy)
+    assert names_in(pool) == {name, b".sa-j1.orig", b".sa-j1.journal"}
+    assert ask("undo", {**undo_of(path)}, job="u1")["after_bytes"] == result["before_bytes"]
+    assert names_in(pool) == {name}
+
+
+@pytest.mark.parametrize("name", [b"a,b.qcow2", b"-f", b"new\nline", b"not-\xff-utf8", b"x" * 255])
+def test_any_name_of_a_base_is_only_a_name(pool: Path, name: bytes) -> None:
+    base, overlay = os.fsencode(pool) + b"/" + name, os.fsencode(pool) + b"/vm.qcow2"
+    make_image(base)
+    qemu_img("create", "-q", "-f", "qcow2", "-b", name, "-F", "qcow2", overlay)
+    write(overlay, 0x44, "2M", "3M")
+    flat = os.fsencode(pool.parent) + b"/flat"
+    qemu_img("convert", "-f", "qcow2", "-O", "qcow2", overlay, flat)
+    assert ask("reclaim", reclaim_args(overlay, base))["swapped"]
+    assert same_content(overlay, flat)
+    assert facts(Path(os.fsdecode(overlay))).backing_file == name
+
+
+def names_in(folder: Path) -> set[bytes]:
+    return {os.fsencode(path.name) for path in folder.iterdir()}
+
+
+def undo_of(path: bytes) -> dict[str, Any]:
+    args = reclaim_args(path)
+    return {"path_b64": args["path_b64"], "pool_path_b64": args["pool_path_b64"], "undo_job": "j1"}
+
+
+def test_tells_stages_and_commands_as_they_come(image: Path) -> None:
+    with Agent() as agent:
+        agent.request("reclaim", reclaim_args(image))
+        agent.answer()
+        stages = [event["stage"] for event in agent.events if event["event"] == "progress"]
+        commands = [event["argv"] for event in agent.events if event["event"] == "command"]
+    assert list(dict.fromkeys(stages)) == ["checking", "copying", "verifying", "attributes", "swapping"]
+    convert = next(argv for argv in commands if argv[:2] == ["qemu-img", "convert"])
+    assert convert[-2:] == [str(image), str(image.parent / ".sa-j1.new")]
+    assert all("/proc/" not in argument for argv in commands for argument in argv)
+
+
+def test_bandwidth_is_limited(image: Path) -> None:
+    qemu_img("create", "-q", "-f", "qcow2", image, "8M")
+    noise = image.parent.parent / "noise"
+    noise.write_bytes(os.urandom(4 << 20))
+    subprocess.run(["qemu-io", "-f", "qcow2", "-c", f"write -s {noise} 0 4M", image], check=True, capture_output=True)
+    write(image, 0, "4M", "4M")
+    result = ask("reclaim", reclaim_args(image, bandwidth_bytes_sec=2 << 20))
+    assert result["swapped"]
+    assert result["seconds"] > 1.0
