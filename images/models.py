@@ -70,7 +70,10 @@ class Image(models.Model):
     backing_path_bytes = models.BinaryField(default=b"")
     backing_found = models.CharField(max_length=41, blank=True)
     backing_unsafe = models.TextField(blank=True)
-    backing = models.ForeignKey("self", null=True, on_delete=models.SET_NULL, related_name="overlays")
+    #: Without a constraint in the database: SQLite's check of a table against itself made linking five times slower.
+    backing = models.ForeignKey(
+        "self", null=True, on_delete=models.SET_NULL, related_name="overlays", db_constraint=False
+    )
     #: The lowest image of the chain: equal for all images of one tree.
     root_id = models.BigIntegerField(null=True, db_index=True)
     chain_depth = models.PositiveIntegerField(default=1)
