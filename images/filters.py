@@ -3,7 +3,6 @@
 from typing import Any
 
 import django_filters
-from django import forms
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from drf_spectacular.types import OpenApiTypes
@@ -13,7 +12,7 @@ from images.models import Image
 from images.selectors import ORDERINGS, ordered
 from storage_admin.accounts.authentication import actor_of
 from storage_admin.guests.models import Guest
-from storage_admin.hosts.filters import HostFilter, PoolFilter, RowFilter
+from storage_admin.hosts.filters import HostFilter, PoolFilter, RowFilter, WholeNumberFilter
 from storage_admin.hosts.selectors import in_scope
 
 #: What a scan may find an image to be.
@@ -27,17 +26,6 @@ GUEST_STATES = (
 
 #: Yes, no, or not known. ``null`` and ``unknown`` mean the same.
 ANSWERS = {"true": True, "false": False, "null": None, "unknown": None}
-
-LARGEST = (1 << 63) - 1
-
-
-class WholeNumberFilter(django_filters.Filter):  # type: ignore[misc]  # an untyped library
-    """By a whole number that the database can compare."""
-
-    field_class = forms.IntegerField
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**({"min_value": 0, "max_value": LARGEST} | options))
 
 
 def _guests(request: HttpRequest | None) -> QuerySet[Guest]:
@@ -59,7 +47,7 @@ class ImageFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untype
     )
     in_use = django_filters.ChoiceFilter(choices=[(name, name) for name in ANSWERS], method="by_answer")
     orphan = django_filters.ChoiceFilter(choices=[(name, name) for name in ANSWERS], method="by_answer")
-    search = django_filters.CharFilter(method="by_text", max_length=200, label="Part of the name or path.")
+    search = django_filters.CharFilter(method="by_text", max_length=1100, label="Part of the name or path.")
     ordering = django_filters.ChoiceFilter(
         choices=[(sign + name, sign + name) for name in ORDERINGS for sign in ("", "-")],
         method="by_order",

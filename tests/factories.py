@@ -3,6 +3,7 @@
 
 import hashlib
 import uuid
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from django.db.models import Model
@@ -284,3 +285,7 @@ class ImageUseFactory(Rows[ImageUse]):
         format=SelfAttribute("..image.format"),
         guest__host=SelfAttribute("...image.host"),
     )
+
+
+def an_hour_ago() -> datetime:
+    return timezone.now() - timedelta(hours=1)

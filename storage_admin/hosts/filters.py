@@ -5,7 +5,7 @@ from typing import Any
 import django_filters
 from django.core.exceptions import ValidationError
 from django.db.models import Model, QuerySet
-from django.forms import ModelChoiceField
+from django.forms import IntegerField, ModelChoiceField
 from django.http import HttpRequest
 
 from storage_admin.accounts.authentication import actor_of
@@ -35,6 +35,18 @@ class RowFilter(django_filters.ModelChoiceFilter):  # type: ignore[misc]  # an u
     """Rows that belong to one of those which exist for the asker."""
 
     field_class = RowField
+
+
+class WholeNumberFilter(django_filters.NumberFilter):  # type: ignore[misc]  # an untyped library
+    """By a whole number that the database can compare."""
+
+    field_class = IntegerField
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**({"min_value": 0, "max_value": (1 << 63) - 1} | options))
+
+    def get_max_validator(self) -> None:
+        """None of its own: ``max_value`` says it."""
 
 
 def HostFilter(**options: Any) -> RowFilter:  # noqa: N802 (reads as a filter where it is used)

@@ -16,7 +16,7 @@ from storage_admin.accounts.roles import Role
 from storage_admin.api.fields import Body
 from storage_admin.api.pagination import LARGEST, JobPagination, LimitPagination, after_page, envelope, whole_number
 from storage_admin.api.views import EndpointSet
-from storage_admin.hosts.filters import HostFilter
+from storage_admin.hosts.filters import HostFilter, WholeNumberFilter
 from storage_admin.jobs import kinds, services
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.selectors import jobs_for, log_of
@@ -57,20 +57,22 @@ class _Counted(list[kinds.JobKind]):
 class JobFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untyped library
     state = django_filters.ChoiceFilter(choices=Job.State.choices)
     kind = django_filters.CharFilter(method="by_kind", max_length=30)
-    active = django_filters.BooleanFilter(method="by_activity", label="Queued or running.")
+    active = django_filters.ChoiceFilter(
+        choices=[("true", "true"), ("false", "false")], method="by_activity", label="Queued or running."
+    )
     host = HostFilter()
-    image = django_filters.NumberFilter(method="by_target", min_value=0, max_value=LARGEST, decimal_places=0)
-    pool = django_filters.NumberFilter(method="by_target", min_value=0, max_value=LARGEST, decimal_places=0)
-    guest = django_filters.NumberFilter(method="by_target", min_value=0, max_value=LARGEST, decimal_places=0)
+    image = WholeNumberFilter(method="by_target")
+    pool = WholeNumberFilter(method="by_target")
+    guest = WholeNumberFilter(method="by_target")
 
     def by_kind(self, rows: QuerySet[Job], _name: str, value: str) -> QuerySet[Job]:
         return rows.filter(kind=kinds.get(value).name)
 
-    def by_activity(self, rows: QuerySet[Job], _name: str, value: bool) -> QuerySet[Job]:
-        return rows.filter(state__in=Job.ACTIVE) if value else rows.exclude(state__in=Job.ACTIVE)
+    def by_activity(self, rows: QuerySet[Job], _name: str, value: str) -> QuerySet[Job]:
+        return rows.filter(state__in=Job.ACTIVE) if value == "true" else rows.exclude(state__in=Job.ACTIVE)
 
     def by_target(self, rows: QuerySet[Job], name: str, value: Any) -> QuerySet[Job]:
-        return rows.filter(target_kind=name, target_id=int(value))
+        return rows.filter(target_kind=name, target_id=value)
 
 
 @extend_schema_view(list=extend_schema(summary="Jobs, newest first"), retrieve=extend_schema(summary="One job"))
