@@ -18,6 +18,12 @@ SAMPLE_IMAGES = 100
 SAMPLE_SECONDS = 0.5
 
 
+def sampled(image: Image) -> dict[str, Any]:
+    """The image as the agent wants it for an analysis."""
+    known = facts(image)
+    return {name: known[name] for name in ("path_b64", "pool_path_b64", "format", "dev", "inode")}
+
+
 class Analyze(ImageKind):
     """Samples one image: what could be won back, with a range."""
 
@@ -57,7 +63,7 @@ class Analyze(ImageKind):
         return []
 
     def request(self, job: Job) -> dict[str, Any]:
-        return facts(find(job.target_id)) | {"mode": job.options["mode"], "idle_io": False}
+        return sampled(find(job.target_id)) | {"mode": job.options["mode"]}
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         image = find(job.target_id)
@@ -72,19 +78,20 @@ class Sample(HostKind):
     name = "sample"
     title = "Sample changed images"
     description = "Samples the images that changed since they were last analyzed, the largest first, at idle priority."
-    verb = "analyze"
+    verb = "sample"
     single = True
+    stages = {"sampling": (0, 100)}
 
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
-        return Plan(method="sample", reason=f"{estimates.due(target_id).count()} images changed since they were analyzed.")
+        return Plan(
+            method="sample", reason=f"{estimates.due(target_id).count()} images changed since they were analyzed."
+        )
 
     def request(self, job: Job) -> dict[str, Any]:
         chosen = estimates.due(job.host_id)[:SAMPLE_IMAGES]
         return {
-            "images": [facts(image) | {"id": image.pk} for image in chosen],
-            "mode": "sample",
+            "images": [sampled(image) | {"id": image.pk} for image in chosen],
             "seconds": SAMPLE_SECONDS,
-            "idle_io": True,
         }
 
     def on_event(self, job: Job, event: dict[str, Any]) -> None:
@@ -100,5 +107,9 @@ class Sample(HostKind):
 
     def ended(self, job: Job) -> None:
         job.refresh_from_db(fields=["state", "result"])
-        if job.state == Job.State.SUCCEEDED and (job.result or {}).get("analyzed") and estimates.due(job.host_id).exists():
+        if (
+            job.state == Job.State.SUCCEEDED
+            and (job.result or {}).get("analyzed")
+            and estimates.due(job.host_id).exists()
+        ):
             services.submit(SYSTEM, self.name, job.host_id, {})

@@ -79,7 +79,7 @@ class AuditEntry(models.Model):
         return f"{self.who}: {self.what} {self.target}"
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        if self.pk is not None:
+        if not self._state.adding:
             raise AppendOnlyError("The audit trail is append-only.")
         super().save(*args, **kwargs)
 

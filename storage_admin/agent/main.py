@@ -14,12 +14,14 @@ from typing import Any, Callable
 from storage_admin.agent import protocol
 from storage_admin.agent.lifeline import AgentIO, Lifeline
 from storage_admin.agent.protocol import HostError, RefusedError, Request, StoppedError
-from storage_admin.agent.verbs import reclaim, recover, scan, undo
+from storage_admin.agent.verbs import analyze, reclaim, recover, sample, scan, undo
 
 Verb = Callable[[Request, AgentIO], dict[str, Any]]
 
 VERBS: dict[str, Verb] = {
     "scan": scan.run,
+    "analyze": analyze.run,
+    "sample": sample.run,
     "reclaim": reclaim.run,
     "undo": undo.run,
     "discard_undo": undo.discard,

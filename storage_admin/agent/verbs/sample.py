@@ -1,0 +1,61 @@
+"""The verb ``sample``: many images analyzed one after the other, while nobody else wants the disk."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any
+
+from storage_admin.agent.estimate import unknown
+from storage_admin.agent.lifeline import AgentIO
+from storage_admin.agent.protocol import INVALID, HostError, RefusedError, Request
+from storage_admin.agent.verbs import analyze
+
+#: ``ioprio_set(2)`` by machine, its class for idle, and how far the class is shifted (linux/ioprio.h).
+_IOPRIO_SET = {"x86_64": 251, "aarch64": 30, "riscv64": 30, "ppc64le": 273, "s390x": 282}
+_IDLE = 3 << 13
+
+
+def run(request: Request, io: AgentIO) -> dict[str, Any]:
+    """Analyze images one by one, at idle priority.
+
+    Args:
+        request: ``images``: the arguments of ``analyze`` for each, and its ``id``; ``seconds`` for each at most.
+        io: the controller; it gets an ``estimate`` event (``id``, ``data``) per image.
+
+    Returns:
+        ``analyzed`` and ``failed``: how many images were told of.
+
+    Raises:
+        RefusedError: ``invalid``.
+        StoppedError: the controller stopped the work; what was told stands.
+    """
+    images, seconds = request.args.get("images"), request.args.get("seconds", 1.0)
+    if not isinstance(images, list) or set(request.args) - {"images", "seconds"}:
+        raise RefusedError(INVALID, "sample takes images and seconds")
+    be_idle(io)
+    failed = 0
+    for done, fields in enumerate(images):
+        if not isinstance(fields, dict) or not isinstance(fields.get("id"), int):
+            raise RefusedError(INVALID, "each image is an object with an id")
+        io.progress("sampling", done, len(images))
+        args = {key: value for key, value in fields.items() if key != "id"}
+        try:
+            estimate = analyze.run(
+                Request("analyze", request.job, request.generation, {**args, "seconds": seconds}), io
+            )
+        except (RefusedError, HostError) as error:
+            # One image that is gone, or damaged, says nothing about the others.
+            failed += 1
+            estimate = {"mode": "sample", **unknown(0, error.detail), "allocated_size": None}
+        io.emit("estimate", id=fields["id"], data=estimate)
+    return {"analyzed": len(images) - failed, "failed": failed}
+
+
+def be_idle(io: AgentIO) -> None:
+    """Give this process's turns at processor and disk to everybody else who wants them."""
+    os.nice(19)
+    number = _IOPRIO_SET.get(os.uname().machine)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if number is None or libc.syscall(number, 1, 0, _IDLE) != 0:
+        io.log("the disk's idle priority could not be set; the work goes on with the usual one", "warning")
