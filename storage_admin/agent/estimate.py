@@ -117,6 +117,8 @@ def analyze_qcow2(
     unsure = counts.compressed * min(256, size // 16) + _EDGES + (counts.l2_tables - l2_tables) * size
     low = after - stored.margin() - squeezed * _ZSTD_LESS - breaks - unsure
     high = after + stored.margin() + squeezed * _ZSTD_MORE + breaks + stray + unsure
+    # What is a hole in the file is zeros: no more than what it takes now can be there to be stored.
+    high = min(high, metadata + max(allocated, counts.compressed_bytes) + breaks + unsure)
     basis = {**_basis(size, piece_size, counts, found), "metadata_bytes": round(metadata)}
     return _result("compress", allocated, after, low, high, basis)
 

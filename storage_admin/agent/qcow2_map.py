@@ -6,9 +6,10 @@ Layout: the qcow2 specification (qemu, docs/interop/qcow2.txt), "L1 table", "L2 
 from __future__ import annotations
 
 import os
+import struct
 import sys
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from storage_admin.agent.formats.qcow2 import EXTENDED_L2, Header
@@ -17,6 +18,7 @@ from storage_admin.agent.protocol import RefusedError
 _OFFSET = 0x00FFFFFFFFFFFE00
 _COMPRESSED = 1 << 62
 _ZERO = 1
+_SUBCLUSTERS = 0xFFFFFFFF
 #: L1 entries that are read at once.
 _L1_CHUNK = 8192
 
@@ -31,6 +33,9 @@ class Counts:
     compressed: int
     compressed_bytes: int
     l2_tables: int
+
+
+_EMPTY = Counts(0, 0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -71,26 +76,41 @@ class Map:
         for read, offset in enumerate(self._l2_offsets(), 1):
             if read * self.cluster_size > self._file_size:
                 raise RefusedError("dirty_or_corrupt", "the L2 tables take more than the whole file; check the image")
-            entries, bitmaps = self._table(offset)
-            used = [entry for entry in entries if entry]
-            in_table = 0 if bitmaps is None else len(self._data_clusters(entries, bitmaps))
-            for entry in used:
-                if entry & _COMPRESSED:
-                    compressed += 1
-                elif bitmaps is None and entry & _ZERO:
-                    zero += 1
-                    zero_allocated += bool(entry & _OFFSET)
-                elif bitmaps is None and entry & _OFFSET:
-                    in_table += 1
-            compressed_bytes += self._compressed_bytes([entry for entry in used if entry & _COMPRESSED])
-            used_tables += bool(used)
-            data += in_table
-            if in_table:
+            table = self._count_table(os.pread(self._fd, self.cluster_size, offset))
+            data += table.data
+            zero += table.zero
+            zero_allocated += table.zero_allocated
+            compressed += table.compressed
+            compressed_bytes += table.compressed_bytes
+            used_tables += table.l2_tables
+            if table.data:
                 self._tables.append(offset)
-                self._data_counts.append(in_table)
+                self._data_counts.append(table.data)
             if read % 16 == 0:
                 self._check()
         return Counts(data, zero, zero_allocated, compressed, compressed_bytes, used_tables)
+
+    def _count_table(self, raw: bytes) -> Counts:
+        if not raw.strip(b"\0"):
+            return _EMPTY
+        words = _big_endian(raw)
+        if not self._extended:
+            # Most tables hold nothing but data that this image alone refers to (first byte 0x80, last one 0) and gaps.
+            first, last = raw[::8], raw[7::8]
+            data, gaps = first.count(0x80), first.count(0)
+            if data + gaps == len(words) and not last.strip(b"\0") and (not gaps or words.count(0) == gaps):
+                return Counts(data, 0, 0, 0, 0, 1)
+        entries = words[::2] if self._extended else words
+        compressed = [entry for entry in entries if entry & _COMPRESSED]
+        zeros = [] if self._extended else [e for e in entries if e & (_ZERO | _COMPRESSED) == _ZERO]
+        return Counts(
+            data=len(self._data_indexes(raw)),
+            zero=len(zeros),
+            zero_allocated=sum(1 for entry in zeros if entry & _OFFSET),
+            compressed=len(compressed),
+            compressed_bytes=self._compressed_bytes(compressed),
+            l2_tables=1,
+        )
 
     def clusters(self, ordinals: list[int]) -> Iterator[Cluster]:
         """The data clusters with these numbers, counted over all tables.
@@ -103,12 +123,12 @@ class Map:
             while ordinals[wanted] >= before + self._data_counts[table]:
                 before += self._data_counts[table]
                 table += 1
-            entries, bitmaps = self._table(self._tables[table])
-            found = self._data_clusters(entries, bitmaps)
+            raw = os.pread(self._fd, self.cluster_size, self._tables[table])
+            found = self._data_indexes(raw)
             while wanted < len(ordinals) and ordinals[wanted] < before + self._data_counts[table]:
                 # A guest that writes meanwhile changes tables: what is gone is not looked at.
                 if ordinals[wanted] - before < len(found):
-                    yield found[ordinals[wanted] - before]
+                    yield self._cluster(raw, found[ordinals[wanted] - before])
                 wanted += 1
             self._check()
 
@@ -123,22 +143,29 @@ class Map:
                     yield offset
             self._check()
 
-    def _table(self, offset: int) -> tuple[array[int], array[int] | None]:
-        words = _big_endian(os.pread(self._fd, self.cluster_size, offset))
-        return (words[::2], words[1::2]) if self._extended else (words, None)
-
-    def _data_clusters(self, entries: array[int], bitmaps: array[int] | None) -> list[Cluster]:
-        if bitmaps is None:
+    def _data_indexes(self, raw: bytes) -> Sequence[int]:
+        """Which entries of a table stand for data, by their number."""
+        words = _big_endian(raw)
+        if self._extended:
             return [
-                Cluster(entry & _OFFSET, 0xFFFFFFFF)
-                for entry in entries
-                if entry & _OFFSET and not entry & (_COMPRESSED | _ZERO)
+                index
+                for index, (entry, bitmap) in enumerate(zip(words[::2], words[1::2]))
+                if entry & _OFFSET and not entry & _COMPRESSED and bitmap & _SUBCLUSTERS
             ]
+        if raw[::8].count(0x80) == len(words) and not raw[7::8].strip(b"\0"):
+            return range(len(words))
         return [
-            Cluster(entry & _OFFSET, bitmap & 0xFFFFFFFF)
-            for entry, bitmap in zip(entries, bitmaps)
-            if entry & _OFFSET and not entry & _COMPRESSED and bitmap & 0xFFFFFFFF
+            index
+            for index, entry in enumerate(words)
+            if entry and entry & _OFFSET and not entry & (_COMPRESSED | _ZERO)
         ]
+
+    def _cluster(self, raw: bytes, index: int) -> Cluster:
+        if self._extended:
+            entry, bitmap = struct.unpack_from(">QQ", raw, index * 16)
+            return Cluster(entry & _OFFSET, bitmap & _SUBCLUSTERS)
+        (entry,) = struct.unpack_from(">Q", raw, index * 8)
+        return Cluster(entry & _OFFSET, _SUBCLUSTERS)
 
     def _compressed_bytes(self, entries: list[int]) -> int:
         """What compressed clusters take. A descriptor counts sectors; where the next one starts tells the rest."""
