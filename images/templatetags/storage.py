@@ -201,6 +201,20 @@ def plural(count: int, words: str) -> str:
 
 
 @register.filter
+def words(name: str) -> str:
+    """An option's name as words."""
+    return name.replace("_", " ")
+
+
+@register.filter
+def said(value: Any) -> str:
+    """An option's value in words."""
+    if value is None:
+        return "not set"
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+@register.filter
 def item(mapping: dict[Any, Any] | None, key: Any) -> Any:
     """What a mapping holds under a key, ``None`` where it holds nothing."""
     return (mapping or {}).get(key)

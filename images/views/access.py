@@ -94,17 +94,23 @@ def attempt(request: HttpRequest, work: Callable[[], T], done: str = "") -> T | 
     return result
 
 
-def live(request: PageRequest, template: str, context: dict[str, Any], *, url: str, every: str = "") -> HttpResponse:
+def live(
+    request: PageRequest, template: str, context: dict[str, Any], *, url: str, every: str = "", beside: str = ""
+) -> HttpResponse:
     """A fragment that asks for itself again, and answers 204 as long as it looks the same: nothing moves for nothing.
 
     Args:
         url: where the fragment comes from.
         every: how often it asks, such as ``1s``; empty ends it.
+        beside: template of what is swapped elsewhere on the page together with it.
     """
     body, version = live_body(request, template, context)
     if every and request.GET.get("v") == version:
         return HttpResponse(status=204)
-    return render(request, "fragments/live.html", live_context(body, version, url=url, every=every))
+    parts = live_context(body, version, url=url, every=every)
+    if beside:
+        parts["live_beside"] = render_to_string(beside, context, request=request)
+    return render(request, "fragments/live.html", parts)
 
 
 def live_body(request: HttpRequest, template: str, context: dict[str, Any]) -> tuple[str, str]:

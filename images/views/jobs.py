@@ -18,7 +18,7 @@ from storage_admin.jobs.models import Job
 
 PER_PAGE = 50
 LOG_LINES = 500
-STATES = (("", "all"), ("active", "active"), *((state.value, str(state.label)) for state in Job.State))
+STATES = (("", "all"), ("active", "active"), *((state.value, str(state.label).lower()) for state in Job.State))
 
 
 def _titles() -> dict[str, str]:
@@ -64,7 +64,18 @@ def _job(request: PageRequest, job_id: int) -> Job:
 def _status(job: Job) -> dict[str, Any]:
     image = Image.objects.filter(pk=job.target_id).first() if job.target_kind == "image" else None
     title = _titles().get(job.kind, job.kind)
-    return {"job": job, "title": title, "image": image, "result": job.result or {}, "plan": job.plan or {}}
+    result = job.result or {}
+    before, after = result.get("before_bytes"), result.get("after_bytes")
+    return {
+        "job": job,
+        "title": title,
+        "image": image,
+        "virtual_size": image.virtual_size if image else None,
+        "result": result,
+        "won_bytes": None if before is None or after is None else before - after,
+        "plan": job.plan or {},
+        "tens": int(job.progress // 10 * 10),
+    }
 
 
 @require_safe
@@ -89,7 +100,8 @@ def job_status(request: PageRequest, job_id: int) -> HttpResponseBase:
     """The part of a job's page that changes while it works. When the job has ended, it is sent a last time."""
     row = _job(request, job_id)
     url = reverse("job_status", args=[row.pk])
-    return live(request, "jobs/status.html", _status(row), url=url, every="1s" if row.active else "")
+    every = "1s" if row.active else ""
+    return live(request, "jobs/status.html", _status(row), url=url, every=every, beside="jobs/job.html#beside")
 
 
 @require_safe

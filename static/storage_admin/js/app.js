@@ -56,8 +56,16 @@
     const box = event.target.closest("[data-follow]");
     follow = box && atEnd(box) ? box : null;
   });
+  let announced = null;
   document.addEventListener("htmx:afterSwap", () => {
     if (follow) follow.scrollTop = follow.scrollHeight;
+    const news = document.querySelector("[data-announce]");
+    const place = document.getElementById("announce");
+    // Readers of a screen hear a stage and each tenth, not every second.
+    if (news && place && news.dataset.announce !== announced) {
+      announced = news.dataset.announce;
+      place.textContent = announced;
+    }
   });
 
   function lost(isLost) {

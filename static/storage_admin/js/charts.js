@@ -24,9 +24,21 @@
     return new Date(seconds * 1000).toISOString().slice(0, 16).replace("T", " ");
   }
 
+  // Ticks at whole binary sizes and at whole days or hours.
+  function steps(config) {
+    const points = config.data.datasets.flatMap((set) => set.data);
+    const tops = Math.max(...points.map((point) => point.y), 1);
+    const size = 2 ** Math.ceil(Math.log2(tops / 5));
+    const from = Math.min(...points.map((point) => point.x));
+    const to = Math.max(...points.map((point) => point.x));
+    const time = [60, 600, 3600, 6 * 3600, 86400].find((unit) => (to - from) / unit <= 8) || 86400;
+    return { size, from, to, time: time * Math.max(1, Math.ceil((to - from) / time / 6)) };
+  }
+
   function draw(canvas) {
     const config = JSON.parse(document.getElementById(canvas.dataset.chart).textContent);
     const muted = colour("--sa-muted");
+    const step = steps(config);
     for (const set of config.data.datasets) {
       set.borderColor = colour(set.colour);
       set.backgroundColor = `${colour(set.colour)}26`;
@@ -43,10 +55,15 @@
         },
       },
     };
+    Object.assign(config.options.scales.x, { min: step.from, max: step.to });
     config.options.scales.x.ticks = {
-      color: muted, maxTicksLimit: 6, maxRotation: 0, callback: (value) => moment(value),
+      color: muted,
+      stepSize: step.time,
+      includeBounds: false,
+      maxRotation: 0,
+      callback: (value) => (step.time < 86400 ? moment(value).slice(5) : moment(value).slice(0, 10)),
     };
-    config.options.scales.y.ticks = { color: muted, maxTicksLimit: 6, callback: (value) => size(value) };
+    config.options.scales.y.ticks = { color: muted, stepSize: step.size, callback: (value) => size(value) };
     for (const axis of Object.values(config.options.scales)) axis.grid = { color: colour("--sa-line") };
     if (drawn.has(canvas)) drawn.get(canvas).destroy();
     drawn.set(canvas, new window.Chart(canvas, config));
