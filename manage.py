@@ -3,9 +3,13 @@
 
 import sys
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management import execute_from_command_line
 
 import storage_admin.celery  # noqa: F401 (names the settings, and the app that tasks are sent by)
 
 if __name__ == "__main__":
-    execute_from_command_line(sys.argv)
+    try:
+        execute_from_command_line(sys.argv)
+    except ImproperlyConfigured as error:
+        sys.exit(str(error))

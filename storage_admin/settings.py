@@ -150,6 +150,7 @@ AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
 AXES_RESET_ON_SUCCESS = True
 AXES_LOCKOUT_TEMPLATE = "accounts/locked_out.html"
 AXES_ENABLE_ADMIN = False
+AXES_VERBOSE = False  # no greeting at each start
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = "Lax"
 #: Behind a proxy that speaks TLS, set HTTPS=1: cookies are then sent over TLS only.
