@@ -71,7 +71,7 @@ def holds(
             note(aliases[device], inode, why)
     for device, inode, why in _descriptors(incomplete, check):
         note(device, inode, why)
-    for device, inode, why in (*_loops(), *_swaps()):
+    for device, inode, why in (*_loops(), *swaps()):
         note(device, inode, why)
     flat = tuple(Hold(device, inode, why) for (device, inode), reasons in found.items() for why in reasons)
     return Holds(flat, not incomplete)
@@ -167,8 +167,9 @@ def _loop_identity(name: str) -> tuple[int, int] | None:
     return int(device), int(inode)
 
 
-def _swaps() -> Iterator[tuple[int, int, str]]:
-    with open("/proc/swaps", "rb") as file:
+def swaps(table: str = "/proc/swaps") -> Iterator[tuple[int, int, str]]:
+    """Device, inode and reason of each file in a table of swaps, as the kernel writes it."""
+    with open(table, "rb") as file:
         lines = file.read().splitlines()[1:]
     for line in lines:
         fields = line.split()

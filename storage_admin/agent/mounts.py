@@ -72,6 +72,7 @@ class Mounts:
         self._by_id = {mount.id: mount for mount in mounts}
         self._by_point = {mount.point: mount for mount in mounts}
         self._waits = any(mount.filesystem in _WAITING for mount in mounts)
+        self._trusted: set[int] = set()
         self._uuids: dict[int, str] | None = None
 
     @classmethod
@@ -96,12 +97,17 @@ class Mounts:
             path = path.rpartition(b"/")[0]
         return self._by_point.get(b"/")
 
+    def trust(self, mount: Mount | None) -> None:
+        """Look at paths on this mount from now on: a pool lies on it, so it is read anyway."""
+        if mount is not None:
+            self._trusted.add(mount.id)
+
     def may_wait(self, path: bytes) -> bool:
-        """Whether merely looking at a path could hang or mount something."""
+        """Whether merely looking at a path could hang or mount something that no pool lies on."""
         if not self._waits:
             return False
         mount = self.of_path(path)
-        return mount is not None and mount.filesystem in _WAITING
+        return mount is not None and mount.filesystem in _WAITING and mount.id not in self._trusted
 
     def keys(self, mount: Mount, path: bytes, machine: str) -> tuple[str, str]:
         """The names of a filesystem and of a folder in it, equal wherever the same one is mounted.

@@ -120,6 +120,7 @@ class PoolScan:
         self.device = os.fstat(root).st_dev
         space = os.fstatvfs(root)
         self.mount = mounts.of_descriptor(root)
+        mounts.trust(self.mount)
         place: dict[str, Any] = {
             "dev": self.device,
             "capacity_bytes": space.f_blocks * space.f_frsize,

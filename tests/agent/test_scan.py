@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
+import struct
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -264,6 +267,32 @@ def test_looks_for_asked_paths(tmp_path: Path) -> None:
     asked = [encoded(tmp_path / "there"), encoded(tmp_path / "gone"), encoded(b"relative")]
     seen = scanned(tmp_path, probe_b64=asked).one("seen")
     assert seen["probe"] == [[status.st_dev, status.st_ino], False, None]
+
+
+def test_fifty_bombs_neither_slow_a_scan_nor_fill_the_memory(tmp_path: Path) -> None:
+    create(tmp_path / "seed.qcow2", "qcow2")
+    header = (tmp_path / "seed.qcow2").read_bytes()
+    end = len(header) + -len(header) % 65536
+    entry = struct.pack(">QIHHIIQII", 0, 0, 1, 100, 0, 0, 0, 0, 0) + b"1" + b"n" * 100 + bytes(3)
+    fields = [(36, ">I", 2**22), (60, ">I", 65535), (60, ">I", 4096), (24, ">Q", 2 << 60), (56, ">I", 128)]
+    for number in range(50):
+        offset, layout, value = fields[number % len(fields)]
+        image = bytearray(header)
+        struct.pack_into(layout, image, offset, value)
+        if offset == 60:
+            struct.pack_into(">Q", image, 64, end)
+            image += bytes(end - len(image)) + entry * 4096
+        (tmp_path / f"bomb{number:02}.qcow2").write_bytes(image)
+        os.truncate(tmp_path / f"bomb{number:02}.qcow2", 1 << 33)
+    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.thread_time()
+    io = RecordingIO()
+    io.emit_raw = lambda line: lines.append(len(line))  # type: ignore[method-assign]
+    lines: list[int] = []
+    scan.run(request("scan", pools=[pool_of(tmp_path)]), io)
+    assert time.thread_time() - started < 2
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 * 1024
+    assert len(lines) == 51
+    assert max(lines) > 300_000  # one that is within the bounds, in full
 
 
 def test_stops_when_the_controller_says_so(tmp_path: Path) -> None:

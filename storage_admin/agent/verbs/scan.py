@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import posixpath
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +58,8 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     host = hostfacts.host_event(args.etc_pve)
     io.emit(HOST, **host)
     mounts = Mounts.of_this_machine()
+    for pool in args.pools:
+        mounts.trust(mounts.of_path(posixpath.normpath(pool.path)))  # a base may lie in a pool that comes later
     recorder = Recorder(mounts)
     machine = host["machine_id"] or host["hostname"]
     files: dict[int, set[int]] = {}
