@@ -163,7 +163,7 @@ class Resolver:
     @staticmethod
     def _mismatch(row: Row, answer: Resolved) -> str:
         declared = answer.declared_format
-        if not declared or declared == row.format:
+        if not declared or not row.format or declared == row.format:
             return ""
         if declared in {"raw", "luks"} and row.format not in HEADER_FORMATS:
             return ""

@@ -21,19 +21,21 @@ SCANNED = (
     "pool_id", "path", "name", "path_bytes", "fingerprint", "dev", "inode", "nlink", "mtime_ns", "ctime_ns", "file_size",
     "allocated_size", "virtual_size", "format", "cluster_size", "compression", "preallocation", "encrypted", "header",
     "snapshots", "backing_file", "backing_format", "backing_key", "backing_path", "backing_path_bytes", "backing_found",
-    "backing_unsafe", "unreadable", "state", "seen", "missing_since", "changed_scan",
+    "backing_unsafe", "unreadable", "seen", "missing_since", "changed_scan",
 )  # fmt: skip
 #: Columns of a new row that a scan does not fill: they start as here, until links are resolved.
 STARTING: dict[str, Any] = {
     "declared_format": "", "declared_by": "", "admin_format": "", "chain_depth": 1, "overlays_count": 0,
     "in_use_detail": "", "held": "", "orphan_evidence": "[]", "state_detail": "", "reclaimable_method": "",
-    "analyzed_fingerprint": b"", "listed": False,
+    "analyzed_fingerprint": b"", "listed": False, "state": str(Image.State.OK),
 }  # fmt: skip
 #: Header facts that have no column of their own.
 HEADER = (
     "compat", "refcount_bits", "lazy_refcounts", "extended_l2", "subformat", "encryption", "dirty", "corrupt",
     "data_file_raw", "bitmaps", "mode", "uid", "gid",
 )  # fmt: skip
+#: The largest number that the database's columns take.
+LARGEST = (1 << 63) - 1
 
 
 def key(path: bytes) -> str:
@@ -58,11 +60,14 @@ def row_of(event: dict[str, Any], scan: int, at: str | datetime) -> tuple[Any, .
     text = display(path)
     base_b64, written_b64 = event.get("backing_path_b64"), event.get("backing_b64")
     base_path = unb64(base_b64) if base_b64 else b""
-    unreadable = "" if event["state"] == "ok" else event.get("detail") or "Its header cannot be read."
+    unreadable = "" if event["state"] == "ok" else _plain(event.get("detail") or "Its header cannot be read.")
+    virtual_size = event.get("virtual_size")
+    if virtual_size is not None and virtual_size > LARGEST:
+        unreadable, virtual_size = f"Its header claims a virtual size of {virtual_size} bytes.", None
     return (
         event["pool"], text, text.rpartition("/")[2], path, bytes.fromhex(event["fp"]), str(event["dev"]),
         str(event["inode"]), event["nlink"], event["mtime_ns"], event["ctime_ns"], event["file_size"],
-        event["allocated_size"], event.get("virtual_size"), event["format"], event.get("cluster_size"),
+        event["allocated_size"], event.get("virtual_size"), event["format"] or "", event.get("cluster_size"),
         event.get("compression") or "", event.get("preallocation") or "",
         None if unreadable else event.get("encrypted"), json.dumps(_header(event)),
         json.dumps(event.get("snapshots") or []), display(unb64(written_b64)) if written_b64 else "",

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from django.db import connection, transaction
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from images import scan_rows, writing
@@ -24,6 +25,12 @@ from storage_admin.jobs.models import Job
 
 BATCH = 1000
 FINGERPRINT = 16
+
+#: What a scan writes of a pool; the rest of its row belongs to admins.
+SCANNED_OF_POOL = (
+    "state", "state_detail", "last_scanned", "capacity_bytes", "available_bytes", "filesystem", "network", "shared_key",
+    "fs_key", "kind", "others_count", "others_bytes", "undo_bytes", "owners_unknown",
+)  # fmt: skip
 
 
 @dataclass
@@ -61,8 +68,10 @@ class ScanRun:
         match event["event"]:
             case "image":
                 self._batch.append(scan_rows.row_of(event, self.job.pk, self.stamp))
+                self.images_read += 1
                 if len(self._batch) >= BATCH:
-                    self.write_batch()
+                    self._write_batch()
+                    self._batch.clear()
             case "host":
                 self.host_facts = event
             case "pool":
@@ -72,32 +81,42 @@ class ScanRun:
             case other:
                 raise ValueError(f"a scan does not know the event {other!r}")
 
-    def write_batch(self) -> None:
-        """Writes what has gathered; known paths are updated, new ones inserted unlisted."""
-        batch, self._batch = self._batch, []
-        self.images_read += len(batch)
+    def _write_batch(self) -> None:
+        """Writes what has gathered; known paths are updated, new ones inserted unlisted.
+
+        The batch stays as it is: the transaction that it is written in may be rolled back and tried again.
+        """
         with transaction.atomic():
-            scan_rows.upsert(self.job.host_id, self.stamp, batch)
+            # An admin may have removed a pool since the scan began; nothing of it is written then.
+            there = set(self._pools_that_are_there().values_list("pk", flat=True))
+            rows = [row for row in self._batch if row[0] in there]
+            scan_rows.upsert(self.job.host_id, self.stamp, rows)
+
+    def _pools_that_are_there(self) -> QuerySet[StoragePool]:
+        return StoragePool.objects.select_for_update().filter(pk__in=self.pools).order_by("pk")
 
     def finish(self) -> dict[str, Any]:
-        """Makes the scan the truth: links, what vanished, guests, totals. Call it in the job's last transaction."""
-        self.write_batch()
-        host = self.job.host
+        """Makes the scan the truth: links, what vanished, guests, totals. Call it in the job's last transaction.
+
+        It may be called again where that transaction was rolled back.
+        """
+        host = Host.objects.select_for_update().get(pk=self.job.host_id)
+        self._write_batch()
+        pools = {pool.pk: pool for pool in self._pools_that_are_there()}
         changed = Image.every.filter(host=host, changed_scan__gt=host.resolved_scan).exists()
         vanished = self._mark_vanished()
         changed |= self._probe_answers() | self._record_host(host) | self._record_guests(host)
-        self._record_pools()
-        changed |= writing.set_held(
-            host, [(str(dev), str(inode), why) for dev, inode, why in self.seen.get("busy", [])]
-        )
+        changed |= self._record_pools(pools) | self._record_holds(host, pools)
         if changed or vanished:
-            writing.forget_old_estimates(self.job.pk)
+            writing.forget_old_estimates(host)
             writing.resolve_host(host)
-            writing.add_samples(self.job.pk, self.at)
+            writing.add_samples(host, self.at)
             host.resolved_scan = self.job.pk
             host.save(update_fields=["resolved_scan"])
-            writing.write_totals(self.pools.values())
-        writing.sample_pools(self.pools.values(), self.at)
+            writing.write_totals(pools.values())
+        else:
+            writing.write_totals(pool for pool in pools.values() if pool.allocated_bytes is None)
+        writing.sample_pools(pools.values(), self.at)
         images = sum(pool["images"] for pool in self.pool_facts)
         return {
             "images": images,
@@ -114,19 +133,31 @@ class ScanRun:
             for start in range(0, len(prints), 500):
                 rows = Image.every.filter(pool=facts["id"], fingerprint__in=prints[start : start + 500])
                 # A file that changed has a new fingerprint: this scan has written its row already.
-                vanished += rows.exclude(changed_scan=self.job.pk).update(
+                rows = rows.exclude(changed_scan=self.job.pk)
+                rows.filter(listed=False).delete()  # it came and went between two scans, the first of which died
+                vanished += rows.update(
                     state=Image.State.MISSING, missing_since=self.at, in_use=None, orphan=None, held=""
                 )
         return vanished
 
     def _probe_answers(self) -> bool:
         """Bases outside of every pool that came or went since their overlay was read."""
-        changed = 0
-        for path, answer in zip(self.asked, self.seen.get("probe", []), strict=False):
-            found = inode(*answer) if isinstance(answer, list) else ""
-            rows = Image.every.filter(host=self.job.host_id, backing_key=key(path)).exclude(backing_found=found)
-            changed += rows.update(backing_found=found)
-        return changed > 0
+        told = {
+            key(path): inode(*answer) if answer else ""
+            for path, answer in zip(self.asked, self.seen.get("probe", []), strict=False)
+            if answer is not None  # else the host could not tell, and what was known stays
+        }
+        rows = Image.every.filter(host=self.job.host_id, backing__isnull=True, backing_unsafe="").exclude(
+            backing_key=""
+        )
+        moved = {
+            path_key: told[path_key]
+            for path_key, found in rows.values_list("backing_key", "backing_found").distinct()
+            if told.get(path_key, found) != found
+        }
+        for path_key, found in moved.items():
+            Image.every.filter(host=self.job.host_id, backing_key=path_key).update(backing_found=found)
+        return bool(moved)
 
     def _record_host(self, host: Host) -> bool:
         facts, before = self.host_facts, host.owners_unknown
@@ -152,9 +183,13 @@ class ScanRun:
         inodes = {path: (str(found[0]), str(found[1])) for path, found in answers.items() if isinstance(found, list)}
         return guests.record_domains(host, self.libvirt.domains, inodes, self.at)
 
-    def _record_pools(self) -> None:
+    def _record_pools(self, pools: dict[int, StoragePool]) -> bool:
+        changed = False
         for facts in self.pool_facts:
-            pool = self.pools[facts["id"]]
+            pool = pools.get(facts["id"])
+            if pool is None:
+                continue
+            owners_before = pool.owners_unknown
             pool.state, pool.state_detail = facts["state"], facts.get("detail") or ""
             if facts["state"] == "ok":
                 pool.last_scanned = self.at
@@ -171,7 +206,16 @@ class ScanRun:
                     f"The folder is on a network filesystem ({pool.filesystem}): hosts that are not registered here may "
                     "use its images."
                 )
-            pool.save()
+            # Not the whole row: what an admin has set since the scan began is theirs.
+            pool.save(update_fields=SCANNED_OF_POOL)
+            changed |= pool.owners_unknown != owners_before
+        return changed
+
+    def _record_holds(self, host: Host, pools: dict[int, StoragePool]) -> bool:
+        """Who has which image open; of a folder that could not be walked, nothing new is known."""
+        walked = [facts["id"] for facts in self.pool_facts if facts["state"] != "missing" and facts["id"] in pools]
+        busy = [(str(dev), str(number), why) for dev, number, why in self.seen.get("busy", [])]
+        return writing.set_held(host, walked, busy)
 
 
 def _add_proxmox_storage(host: Host, storage: dict[str, Any]) -> bool:
@@ -188,14 +232,16 @@ def sync_libvirt_pools(host: Host, facts: LibvirtFacts) -> None:
     for path, pool in told.items():
         hosts.add_pool(host, path, StoragePool.Source.LIBVIRT, name=pool.name)
     gone = StoragePool.objects.filter(host=host, source=StoragePool.Source.LIBVIRT)
-    gone.exclude(path_key__in=[key(path) for path in told]).delete()
+    for pool in gone.exclude(path_key__in=[key(path) for path in told]):
+        with transaction.atomic():
+            Host.objects.select_for_update().get(pk=host.pk)  # no job is submitted meanwhile
+            if not hosts.in_the_way_of_removal(pool):
+                pool.delete()
 
 
 def known_fingerprints(pool: StoragePool) -> str:
     """The fingerprints of a pool's images as they travel: 16 bytes each."""
-    known: Iterable[Any] = (
-        Image.every.filter(pool=pool).exclude(state=Image.State.MISSING).values_list("fingerprint", flat=True)
-    )
+    known: Iterable[Any] = Image.every.filter(pool=pool, missing_since=None).values_list("fingerprint", flat=True)
     return b64(b"".join(map(bytes, known)))
 
 

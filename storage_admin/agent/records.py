@@ -199,8 +199,8 @@ def _header_fields(looks_like: str | None, facts: Facts | None, detail: str) -> 
     told: dict[str, Any] = {"format": looks_like, "state": "unreadable" if facts is None else "ok", "detail": detail}
     if facts is None:
         return {
-            **told,
             **dict.fromkeys(_PLAIN),
+            **told,
             "bitmaps": (),
             "data_file_b64": None,
             "extents_b64": (),

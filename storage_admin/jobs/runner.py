@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
-from django.db import DatabaseError, connection, transaction
+from django.db import InterfaceError, OperationalError, connection, transaction
 
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import HostError, RefusedError, Request, StoppedError
@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 #: How long the end of a job is tried to be written when the database is away, in seconds. After that its lease has
 #: run out, and recovery tells from the host's journals how it ended.
 FINISH_PATIENCE = 60.0
+
+#: What a database says that is away or locked. Anything else it says is a bug, and trying again would not mend it.
+DATABASE_AWAY = (OperationalError, InterfaceError)
 
 #: Set when this worker is told to end: what is at work is put back and recorded instead of being cut off.
 stopping = threading.Event()
@@ -147,7 +150,7 @@ def _end_well(job: Job, kind: JobKind, recorder: Recorder, result: dict[str, Any
     try:
         _persist(write)
     except Exception as error:
-        if isinstance(error, DatabaseError):
+        if isinstance(error, DATABASE_AWAY):
             raise
         logger.exception("job %s: recording its result", job.pk)
         recorder.log(traceback.format_exc(), JobLog.Level.ERROR)
@@ -180,7 +183,7 @@ def _persist(write: Any) -> None:
     while True:
         try:
             write()
-        except DatabaseError:
+        except DATABASE_AWAY:
             if time.monotonic() > deadline:
                 raise
             logger.warning("the database is away; the end of a job is written when it is back")
