@@ -98,8 +98,6 @@ def _rows_up_to(count: int) -> None:
     for pool in pools:
         pool.images_count = Image.objects.filter(pool=pool).count()
         pool.save()
-    with connection.cursor() as cursor:
-        cursor.execute("ANALYZE")
 
 
 def _pool(number: int) -> StoragePool:
