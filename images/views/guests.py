@@ -8,6 +8,7 @@ from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
 from images import selectors
+from images.models import Image
 from images.views.access import PageRequest, page, paginated
 from storage_admin.guests.models import GuestDisk
 from storage_admin.hosts.models import Host
@@ -58,10 +59,12 @@ def guests(request: PageRequest) -> HttpResponseBase:
     if state in states:
         rows = rows.filter(state=state)
     shown = paginated(request, rows, PER_PAGE)
+    found = Image.objects.filter(uses__disk__guest__in=list(shown)).only("name", "allocated_size")
     listed = [
         {"guest": guest, "disks": [(disk, cache_advice(disk), discard_advice(disk)) for disk in guest.disks.all()]}
         for guest in shown
     ]
     unknown = [host for host in Host.objects.exclude(owners_unknown="") if request.actor.sees(host.slug)]
     context = {"section": "guests", "rows": shown, "listed": listed, "states": states, "state": state, "q": query}
+    context |= {"images": {image.pk: image for image in found}}
     return render(request, "guests/guests.html", context | {"unknown": unknown})

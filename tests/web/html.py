@@ -1,0 +1,52 @@
+"""What a browser with a strict content security policy would refuse to run, and other facts about a page."""
+
+from html.parser import HTMLParser
+
+
+class _Reader(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inline: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self._script: dict[str, str | None] | None = None
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.tags.append((tag, found))
+        if tag == "style" or "style" in found:
+            self.inline.append(f"style on <{tag}>")
+        self.inline += [f"{name} on <{tag}>" for name in found if name.startswith(("on", "hx-on"))]
+        self.inline += [f"{name}={value}" for name, value in attrs if (value or "").lower().startswith("javascript:")]
+        self._script = found if tag == "script" else None
+
+    def handle_endtag(self, tag: str) -> None:
+        self._script = None
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+        if self._script is not None and data.strip() and self._script.get("type") != "application/json":
+            self.inline.append(f"script {data.strip()[:40]}")
+
+
+def inline_code(page: str) -> list[str]:
+    """Every inline script, style or handler of a page."""
+    reader = _read(page)
+    return reader.inline
+
+
+def tags_of(page: str) -> list[tuple[str, dict[str, str | None]]]:
+    """Every tag that a browser would see, with its attributes."""
+    return _read(page).tags
+
+
+def text_of(page: str) -> str:
+    """The text of a page, spaces folded."""
+    return " ".join(" ".join(_read(page).text).split())
+
+
+def _read(page: str) -> _Reader:
+    reader = _Reader()
+    reader.feed(page)
+    reader.close()
+    return reader
