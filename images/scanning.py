@@ -168,6 +168,7 @@ class ScanRun:
             unknown = self.libvirt_error or "libvirt is installed here and has guests, but does not answer."
             unknown += " Start it (systemctl start libvirtd) and scan again."
         capabilities = {name: value for name, value in facts.items() if name not in {"event", "proxmox_storages"}}
+        capabilities["libguestfs"] = bool(facts.get("tools", {}).get("virt-sparsify"))
         capabilities["libvirt"] = "present" if self.libvirt is not None else facts.get("libvirt")
         hosts.host_answered(host, self.at, capabilities, unknown)
         for storage in facts.get("proxmox_storages", []):
@@ -203,8 +204,8 @@ class ScanRun:
             pool.owners_unknown = ""
             if pool.network and not pool.all_hosts_registered:
                 pool.owners_unknown = (
-                    f"The folder is on a network filesystem ({pool.filesystem}): hosts that are not registered here may "
-                    "use its images."
+                    f"The folder is on a network filesystem ({pool.filesystem}): hosts that are not registered here "
+                    "may use its images."
                 )
             # Not the whole row: what an admin has set since the scan began is theirs.
             pool.save(update_fields=SCANNED_OF_POOL)
@@ -232,11 +233,11 @@ def sync_libvirt_pools(host: Host, facts: LibvirtFacts) -> None:
     for path, pool in told.items():
         hosts.add_pool(host, path, StoragePool.Source.LIBVIRT, name=pool.name)
     gone = StoragePool.objects.filter(host=host, source=StoragePool.Source.LIBVIRT)
-    for pool in gone.exclude(path_key__in=[key(path) for path in told]):
+    for left in gone.exclude(path_key__in=[key(path) for path in told]):
         with transaction.atomic():
             Host.objects.select_for_update().get(pk=host.pk)  # no job is submitted meanwhile
-            if not hosts.in_the_way_of_removal(pool):
-                pool.delete()
+            if not hosts.in_the_way_of_removal(left):
+                left.delete()
 
 
 def known_fingerprints(pool: StoragePool) -> str:

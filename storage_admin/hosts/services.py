@@ -16,7 +16,9 @@ from storage_admin.hosts.names import display, path_key
 
 #: Folders that no image belongs in. Those in the first set are refused with all that is below them.
 SYSTEM_TREES = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/sbin", "/sys", "/usr")
-SYSTEM_FOLDERS = frozenset("/ /home /media /mnt /opt /root /run /srv /tmp /var /var/lib".split())
+SYSTEM_FOLDERS = frozenset(
+    ["/", "/home", "/media", "/mnt", "/opt", "/root", "/run", "/srv", "/tmp", "/var", "/var/lib"]
+)
 
 #: libvirt's standard folder for images; it is a pool of its own even where libvirt is not asked.
 STANDARD_FOLDER = "/var/lib/libvirt/images"
@@ -28,7 +30,7 @@ def ensure_local_host() -> Host:
         host, _ = Host.objects.get_or_create(
             slug="local", defaults={"name": socket.gethostname() or "this machine", "kind": Host.Kind.LOCAL}
         )
-        if os.path.isdir(STANDARD_FOLDER):  # noqa: PTH112 (bytes and text paths alike)
+        if os.path.isdir(STANDARD_FOLDER):
             add_pool(host, os.fsencode(STANDARD_FOLDER), StoragePool.Source.STANDARD)
     return host
 
@@ -131,11 +133,23 @@ def remove_pool(actor: Actor, pool: StoragePool) -> None:
         raise InvalidError(
             f"{pool.name} comes from {pool.get_source_display()}: remove it there, and it goes with the next scan."
         )
-    if pool.host.jobs.filter(state__in=("queued", "running"), rewrites=True).exists():
-        raise InvalidError(f"A job is at work on {pool.host.name}: wait for its end, or cancel it first.")
     with transaction.atomic():
+        Host.objects.select_for_update().get(pk=pool.host_id)  # no job is submitted meanwhile
+        if why := in_the_way_of_removal(pool):
+            raise InvalidError(why)
         audit(actor, "pool removed", pool.path, before={"host": pool.host.slug, "images": pool.images_count})
         pool.delete()
+
+
+def in_the_way_of_removal(pool: StoragePool) -> str:
+    """Why a pool may not be forgotten now: a sentence, empty where nothing speaks against it."""
+    jobs = pool.host.jobs
+    if jobs.filter(state__in=("queued", "running"), rewrites=True).exists():
+        return f"A job is at work on {pool.host.name}: wait for its end, or cancel it first."
+    images = pool.images.values("pk")
+    if jobs.filter(undo_state="available", target_kind="image", target_id__in=images).exists():
+        return f"{pool.name} holds undo copies, which nobody would remove any more: undo or discard them first."
+    return ""
 
 
 def update_host(actor: Actor, host: Host, *, name: str | None = None, max_jobs: int | None = None) -> Host:
@@ -166,7 +180,8 @@ def _change(actor: Actor, row: Host | StoragePool, what: str, values: dict[str, 
 
 def host_answered(host: Host, at: datetime, capabilities: dict[str, Any], owners_unknown: str) -> None:
     """A scan reached the host: what it found out about it."""
-    missing = [tool for tool in ("qemu_img", "setpriv") if not capabilities.get(tool)]
+    tools = capabilities.get("tools", {})
+    missing = [tool for tool in ("qemu-img", "setpriv") if not tools.get(tool)]
     host.status = Host.Status.DEGRADED if missing else Host.Status.OK
     host.status_detail = f"Not installed: {', '.join(missing)}. Install qemu-utils and util-linux." if missing else ""
     host.last_seen, host.capabilities, host.owners_unknown = at, capabilities, owners_unknown
