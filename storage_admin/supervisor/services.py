@@ -42,11 +42,13 @@ def dashboard_specs(installation: Installation) -> list[ChildSpec]:
     environment = {
         "DJANGO_SETTINGS_MODULE": "storage_admin.settings",
         "PYTHONUNBUFFERED": "1",
+        # Images belong to root: the worker is root on purpose.
+        "PYTHONWARNINGS": "ignore:You're running the worker with superuser privileges",
         "REDIS_URL": installation.redis_url,
         "STORAGE_ADMIN_BIND": installation.bind,
         "STORAGE_ADMIN_DATA_DIR": str(installation.data_dir),
     }
-    celery = (sys.executable, "-m", "celery", "--app", "storage_admin.celery")
+    celery = (sys.executable, "-m", "celery", "--quiet", "--app", "storage_admin.celery")
 
     web = (sys.executable, "-m", "gunicorn", "--bind", installation.bind, "--no-control-socket")
     sizes = ("--workers", str(WEB_WORKERS), "--worker-class", "gthread", "--threads", str(WEB_THREADS))

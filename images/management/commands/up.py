@@ -59,7 +59,8 @@ def prepare(redis_url: str, say: Say) -> None:
         ensure_local_host()
         password = ensure_first_admin()
     except DatabaseError as error:
-        raise SetupError(f"The database cannot be used: {str(error).strip()} (DATABASE_URL, README).") from error
+        said = " ".join(str(error).split())
+        raise SetupError(f"The database of DATABASE_URL cannot be used: {said}") from error
     if password is not None:
         say(f"First start. Log in as admin with the password {password} (it is shown only this once).")
     connections.close_all()
