@@ -1,0 +1,100 @@
+"""How ``make test`` counts, and that it never calls a failure a success."""
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import stages
+from tests.stages import Outcome, Stage
+
+
+def pytest_stage(folder: Path, source: str) -> Stage:
+    """A stage that runs real pytest over one file, without the project's settings."""
+    (folder / "test_it.py").write_text(source)
+    plain = ("env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", str(stages.BIN / "pytest"))
+    argv = (*plain, "-q", "-p", "no:cacheprovider", "-c", "/dev/null")
+    return Stage("it", (*argv, "--rootdir", str(folder), str(folder / "test_it.py")), pytest=True)
+
+
+def counts(outcome: Outcome) -> tuple[int, int]:
+    return outcome.passed, outcome.failed
+
+
+@pytest.mark.parametrize(
+    ("source", "expected", "note"),
+    [
+        ("def test_a(): pass\ndef test_b(): pass\n", (2, 0), ""),
+        ("def test_a(): pass\ndef test_b(): assert False\n", (1, 1), ""),
+        ("import pytest\ndef test_a(): pass\ndef test_b(): pytest.skip('no')\n", (1, 1), "1 skipped"),
+        ("import pytest\n@pytest.fixture\ndef f(): 1/0\ndef test_a(f): pass\n", (0, 1), ""),
+        ("import nothing_of_that_name\n", (0, 1), ""),
+        ("", (0, 1), "no test was found"),
+        ("import os\ndef test_a(): os._exit(0)\n", (0, 1), "pytest ended with exit code 0"),
+        ("import os\ndef test_a(): os.kill(os.getpid(), 9)\n", (0, 1), "pytest ended with exit code -9"),
+    ],
+    ids=["all pass", "one fails", "a skip", "a broken fixture", "a broken import", "nothing", "silent exit", "killed"],
+)
+def test_counts_what_pytest_reports(tmp_path: Path, source: str, expected: tuple[int, int], note: str) -> None:
+    outcome = stages._run(pytest_stage(tmp_path, source))
+    assert counts(outcome) == expected
+    assert outcome.note == note
+
+
+@pytest.mark.parametrize(("code", "expected"), [(0, (1, 0)), (1, (0, 1)), (7, (0, 1))])
+def test_a_tool_counts_as_one(code: int, expected: tuple[int, int]) -> None:
+    assert counts(stages._run(Stage("tool", (sys.executable, "-c", f"raise SystemExit({code})")))) == expected
+
+
+def test_a_stage_that_does_not_end_is_killed_with_all_it_started_and_counts_as_failed(tmp_path: Path) -> None:
+    late = tmp_path / "late"
+    outcome = stages._run(Stage("slow", ("sh", "-c", f"(sleep 2; touch {late}) & wait"), limit_seconds=0.5))
+    assert counts(outcome) == (0, 1)
+    assert outcome.note == "did not end within 0 s"
+    assert outcome.seconds < 1.9
+    time.sleep(2)
+    assert not late.exists()
+
+
+def test_a_tool_that_is_not_there_counts_as_failed() -> None:
+    assert counts(stages._run(Stage("gone", ("/nonexistent/tool",)))) == (0, 1)
+
+
+def test_goes_on_after_a_failure_and_ends_with_the_sum(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad, good = Stage("bad", ("false",)), Stage("good", ("true",))
+    monkeypatch.setattr(stages, "STAGES", (bad, good, good))
+    assert stages.main([]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "2 passed, 1 failed"
+    monkeypatch.setattr(stages, "STAGES", (good,))
+    assert stages.main([]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "1 passed, 0 failed"
+
+
+def test_an_unknown_stage_runs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert stages.main(["unti"]) == 2
+    assert "There is no stage unti" in capsys.readouterr().out
+
+
+def test_what_the_shell_has_set_does_not_reach_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABASE_URL", "postgres://somebody@else/theirs")
+    monkeypatch.setenv("STORAGE_ADMIN_DATA_DIR", "/srv/real")
+    script = "import os; raise SystemExit('DATABASE_URL' in os.environ or 'STORAGE_ADMIN_DATA_DIR' in os.environ)"
+    assert counts(stages._run(Stage("clean", (sys.executable, "-c", script)))) == (1, 0)
+
+
+@pytest.mark.parametrize("marker", ["qemu", "services", "guest", "browser", "faults", ""])
+def test_every_test_runs_in_exactly_one_stage_on_sqlite(marker: str) -> None:
+    """Whatever single marker a test has."""
+    chosen = []
+    for stage in stages.STAGES:
+        if stage.pytest and stage.database == "sqlite":
+            expression = stage.argv[stage.argv.index("-m") + 1]
+            if eval(expression, {"__builtins__": {}}, {name: name == marker for name in (*ALL_MARKERS, "")}):
+                chosen.append(stage.name)
+    assert len(chosen) == 1, chosen
+
+
+ALL_MARKERS = ("qemu", "services", "guest", "browser", "faults")
