@@ -20,8 +20,14 @@ def due(host_id: int) -> QuerySet[Image]:
     return changed.select_related("host", "pool").order_by("-allocated_size", "pk")
 
 
-def record(image: Image, estimate: dict[str, Any], at: datetime) -> None:
-    """Writes an estimate; where the agent could not make one, it says why and the numbers stay unknown."""
+def record(image: Image, fingerprint: bytes, estimate: dict[str, Any], at: datetime) -> None:
+    """Writes an estimate; where the agent could not make one, it says why and the numbers stay unknown.
+
+    Args:
+        fingerprint: of the content that was sampled; an image that is another one by now is sampled again.
+    """
+    if bytes(image.fingerprint) != fingerprint:
+        return
     image.estimate = estimate
     image.reclaimable_bytes = estimate.get("reclaimable_bytes")
     image.reclaimable_low = estimate.get("reclaimable_low")

@@ -17,6 +17,8 @@ EXTENSIONS = {
     "qcow2": "qcow2", "raw": "raw", "vmdk": "vmdk", "vdi": "vdi", "vhd": "vpc", "vpc": "vpc", "vhdx": "vhdx",
     "qed": "qed", "qcow": "qcow", "luks": "luks",
 }  # fmt: skip
+#: Characters that the column ``declared_by`` takes.
+DECLARED_BY = 40
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Resolver:
         order = self._base_first()
         for row_id in order:
             self._from_base(row_id)
-        used = self._used(order)
+        used = self._used()
         for row in self.rows.values():
             self._use(row, used[row.id])
         return self.answers
@@ -125,11 +127,12 @@ class Resolver:
         answer = self.answers[row.id]
         for disk in answer.disks:
             if disk.format:
-                answer.declared_format, answer.declared_by = disk.format, f"guest {disk.guest}"
+                answer.declared_format, answer.declared_by = disk.format, _short(f"guest {disk.guest}")
                 return
         for overlay in answer.overlays:
             if declared := self.rows[overlay].backing_format:
-                answer.declared_format, answer.declared_by = declared, f"overlay {self.rows[overlay].name}"
+                answer.declared_format = declared
+                answer.declared_by = _short(f"overlay {self.rows[overlay].name}")
                 return
         if row.admin_format:
             answer.declared_format, answer.declared_by = row.admin_format, "an admin"
@@ -177,24 +180,38 @@ class Resolver:
         order: list[int] = [row_id for row_id, answer in self.answers.items() if answer.backing_id is None]
         for row_id in order:  # it grows while we walk it
             order.extend(self.answers[row_id].overlays)
-        if len(order) < len(self.rows):
-            cyclic = self.rows.keys() - set(order)
-            for row_id in sorted(cyclic):
-                answer = self.answers[row_id]
-                answer.root_id = min(self._around(row_id))
-                if answer.state not in {State.FORMAT_MISMATCH, State.MISSING}:
-                    answer.state = State.CHAIN_CYCLE
-                    answer.state_detail = "Its chain of bases comes back to itself, so that no program can open it."
-                answer.chain_depth = len(self._around(row_id))
+        placed = set(order)
+        for row_id in self.rows:
+            if row_id not in placed:
+                placed.update(self._mark_cycle(row_id))
         return order
 
-    def _around(self, row_id: int) -> set[int]:
+    def _mark_cycle(self, row_id: int) -> list[int]:
+        """Marks the cycle that an image's chain ends in, and all that stands above it; gives them all."""
         seen: set[int] = set()
-        step: int | None = row_id
-        while step is not None and step not in seen:
+        step = row_id
+        while step not in seen:
             seen.add(step)
-            step = self.answers[step].backing_id
-        return seen
+            step = self.answers[step].backing_id or step
+        cycle = [step]
+        while (below := self.answers[cycle[-1]].backing_id) not in {None, step}:
+            cycle.append(below or step)
+        for one in cycle:
+            self._call_cyclic(one, min(cycle), len(cycle))
+        marked, on_it = list(cycle), set(cycle)
+        for one in marked:  # it grows while we walk it
+            for overlay in self.answers[one].overlays:
+                if overlay not in on_it:
+                    self._call_cyclic(overlay, min(cycle), self.answers[one].chain_depth + 1)
+                    marked.append(overlay)
+        return marked
+
+    def _call_cyclic(self, row_id: int, root_id: int, depth: int) -> None:
+        answer = self.answers[row_id]
+        answer.root_id, answer.chain_depth = root_id, depth
+        if answer.state not in {State.FORMAT_MISMATCH, State.MISSING}:
+            answer.state = State.CHAIN_CYCLE
+            answer.state_detail = "Its chain of bases comes back to itself, so that no program can open it."
 
     def _from_base(self, row_id: int) -> None:
         answer = self.answers[row_id]
@@ -212,19 +229,30 @@ class Resolver:
         elif base.state in {State.CHAIN_BROKEN, State.CHAIN_CYCLE, State.OUTSIDE_POOL}:
             answer.state, answer.state_detail = base.state, f"Further down, at {base_row.name}: {base.state_detail}"
 
-    def _used(self, order: list[int]) -> dict[int, list[Disk]]:
-        """The disks that need each image: its own and those of all its overlays."""
-        used = {row_id: list(answer.disks) for row_id, answer in self.answers.items()}
-        for inode_rows in self._same_inode.values():
-            if len(inode_rows) > 1:
-                together = [disk for row_id in inode_rows for disk in self.answers[row_id].disks]
-                for row_id in inode_rows:
-                    used[row_id] = list(together)
-        for row_id in reversed(order):
-            base = self.answers[row_id].backing_id
-            if base is not None and used[row_id]:
-                used[base].extend(used[row_id])
+    def _used(self) -> dict[int, list[Disk]]:
+        """The disks that need each image: its own and those of all its overlays, by whatever name they reach it."""
+        used: dict[int, list[Disk]] = {row_id: [] for row_id in self.rows}
+        for row_id, answer in self.answers.items():
+            if answer.disks:
+                for needed in self._needed_by(row_id):
+                    used[needed].extend(answer.disks)
         return used
+
+    def _needed_by(self, row_id: int) -> set[int]:
+        """An image, all that is below it, and every other name of these files."""
+        found, waiting = set(), [row_id]
+        while waiting:
+            step = waiting.pop()
+            if step in found:
+                continue
+            found.add(step)
+            base = self.answers[step].backing_id
+            waiting += [*self._same_inode.get(self.rows[step].inode, ()), *([] if base is None else [base])]
+        return found
+
+    def _has_overlays(self, row: Row) -> bool:
+        names = self._same_inode.get(row.inode, [row.id])
+        return any(self.answers[row_id].overlays for row_id in names)
 
     def _use(self, row: Row, disks: list[Disk]) -> None:
         answer = self.answers[row.id]
@@ -238,7 +266,7 @@ class Resolver:
             answer.in_use = False
         else:
             answer.in_use_detail = row.owners_unknown
-        if disks or answer.overlays:
+        if disks or self._has_overlays(row):
             answer.orphan = False
         elif not row.owners_unknown:
             answer.orphan = not row.held
@@ -247,3 +275,8 @@ class Resolver:
             )
         elif row.owners_unknown:
             answer.orphan_evidence = [row.owners_unknown]
+
+
+def _short(text: str) -> str:
+    """As much of a name as the column takes."""
+    return text if len(text) <= DECLARED_BY else text[: DECLARED_BY - 1] + "…"

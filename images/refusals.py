@@ -20,6 +20,22 @@ def for_rewrite(image: Image) -> list[Refusal]:
     return [*_host(image), *_state(image), *_use(image), *_content(image)]
 
 
+def for_undo(image: Image) -> list[Refusal]:
+    """What stands against putting an original back: its content is known, so only who uses the image counts."""
+    return [*_host(image), *_use(image)]
+
+
+def for_bases(image: Image, below: list[Image]) -> list[Refusal]:
+    """What of an image's bases stands against reading them; ``below`` begins with the immediate one."""
+    undeclared = [base for base in below if not base.declared_format and not image.backing_format]
+    return [
+        Refusal(
+            "format_undeclared", f"Nothing declares the format of {base.name}, which it stands on: declare it first."
+        )
+        for base in undeclared
+    ]
+
+
 def _host(image: Image) -> list[Refusal]:
     host = image.host
     refusals = []
@@ -37,8 +53,8 @@ def _host(image: Image) -> list[Refusal]:
         refusals.append(
             Refusal(
                 "shared_pool",
-                f"{image.pool.name} is on a network filesystem. An admin has to declare that every host that uses it is "
-                "registered here.",
+                f"{image.pool.name} is on a network filesystem. An admin has to declare that every host that uses it "
+                "is registered here.",
             )
         )
     return refusals

@@ -1,6 +1,7 @@
 """What every rewrite of an image leaves on rows: the new file's identity, the undo copy, what was freed."""
 
 import contextlib
+import secrets
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -22,8 +23,15 @@ def image_replaced(image: Image, result: Mapping[str, Any]) -> None:
     image.dev, image.inode = str(result["dev"]), str(result["inode"])
     image.allocated_size = result["after_bytes"]
     image.reclaimable_bytes = image.reclaimable_low = image.reclaimable_high = image.estimate = None
-    image.reclaimable_method, image.analyzed_at, image.fingerprint = "", None, b""
-    image.save()
+    image.reclaimable_method, image.analyzed_at = "", None
+    # A fingerprint that no file has: the next scan reads the new file, or finds that this one has vanished.
+    image.fingerprint = secrets.token_bytes(16)
+    image.save(
+        update_fields=[
+            "dev", "inode", "allocated_size", "reclaimable_bytes", "reclaimable_low", "reclaimable_high", "estimate",
+            "reclaimable_method", "analyzed_at", "fingerprint",
+        ]
+    )  # fmt: skip
     writing.write_totals([image.pool])
 
 

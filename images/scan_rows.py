@@ -18,10 +18,10 @@ from storage_admin.hosts.names import display
 
 #: Columns that a scan writes, also anew when it meets a path that it knows.
 SCANNED = (
-    "pool_id", "path", "name", "path_bytes", "fingerprint", "dev", "inode", "nlink", "mtime_ns", "ctime_ns", "file_size",
-    "allocated_size", "virtual_size", "format", "cluster_size", "compression", "preallocation", "encrypted", "header",
-    "snapshots", "backing_file", "backing_format", "backing_key", "backing_path", "backing_path_bytes", "backing_found",
-    "backing_unsafe", "unreadable", "seen", "missing_since", "changed_scan",
+    "pool_id", "path", "name", "path_bytes", "fingerprint", "dev", "inode", "nlink", "mtime_ns", "ctime_ns",
+    "file_size", "allocated_size", "virtual_size", "format", "cluster_size", "compression", "preallocation",
+    "encrypted", "header", "snapshots", "backing_file", "backing_format", "backing_key", "backing_path",
+    "backing_path_bytes", "backing_found", "backing_unsafe", "unreadable", "seen", "missing_since", "changed_scan",
 )  # fmt: skip
 #: Columns of a new row that a scan does not fill: they start as here, until links are resolved.
 STARTING: dict[str, Any] = {
@@ -66,15 +66,34 @@ def row_of(event: dict[str, Any], scan: int, at: str | datetime) -> tuple[Any, .
         unreadable, virtual_size = f"Its header claims a virtual size of {virtual_size} bytes.", None
     return (
         event["pool"], text, text.rpartition("/")[2], path, bytes.fromhex(event["fp"]), str(event["dev"]),
-        str(event["inode"]), event["nlink"], event["mtime_ns"], event["ctime_ns"], event["file_size"],
-        event["allocated_size"], event.get("virtual_size"), event["format"] or "", event.get("cluster_size"),
+        str(event["inode"]), event["nlink"], min(event["mtime_ns"], LARGEST), min(event["ctime_ns"], LARGEST),
+        event["file_size"], event["allocated_size"], virtual_size, event["format"] or "", event.get("cluster_size"),
         event.get("compression") or "", event.get("preallocation") or "",
-        None if unreadable else event.get("encrypted"), json.dumps(_header(event)),
-        json.dumps(event.get("snapshots") or []), display(unb64(written_b64)) if written_b64 else "",
-        event.get("backing_format") or "", key(base_path) if base_path else "", display(base_path), base_path,
-        inode(event.get("backing_dev"), event.get("backing_inode")), event.get("backing_unsafe") or "", unreadable,
-        str(Image.State.OK), at, None, scan, key(path),
+        None if unreadable else event.get("encrypted"), _json(_header(event)), _json(event.get("snapshots") or []),
+        display(unb64(written_b64)) if written_b64 else "", _plain(event.get("backing_format") or "")[:20],
+        key(base_path) if base_path else "", display(base_path), base_path,
+        inode(event.get("backing_dev"), event.get("backing_inode")), _plain(event.get("backing_unsafe") or ""),
+        unreadable, at, None, scan, key(path),
     )  # fmt: skip
+
+
+def _plain(text: str) -> str:
+    """What strangers wrote into a header, as a database can keep it: PostgreSQL takes no NUL in a text."""
+    return text if text.isprintable() else display(text.encode("utf-8", "backslashreplace"))
+
+
+def _json(value: Any) -> str:
+    """A column of JSON; what is no plain text in it (``\\u....`` once encoded) is shown as names are."""
+    encoded = json.dumps(value)
+    return json.dumps(_cleaned(value)) if "\\u" in encoded else encoded
+
+
+def _cleaned(value: Any) -> Any:
+    if isinstance(value, str):
+        return _plain(value)
+    if isinstance(value, dict):
+        return {name: _cleaned(part) for name, part in value.items()}
+    return [_cleaned(part) for part in value] if isinstance(value, list) else value
 
 
 def _header(event: dict[str, Any]) -> dict[str, Any]:

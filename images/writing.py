@@ -15,7 +15,7 @@ from storage_admin.guests.models import GuestDisk
 from storage_admin.hosts.models import Host, PoolSample, StoragePool
 
 ROW_COLUMNS = (
-    "id", "name", "path_key", "dev", "inode", "format", "unreadable", "state", "admin_format", "backing_file",
+    "id", "name", "path_key", "dev", "inode", "format", "unreadable", "missing_since", "admin_format", "backing_file",
     "backing_format", "backing_key", "backing_found", "backing_unsafe", "held", "pool_id",
 )  # fmt: skip
 #: What :func:`resolve_host` decides of an image, in the order in which it is compared and written.
@@ -33,7 +33,7 @@ def resolve_host(host: Host) -> None:
         facts = dict(zip(ROW_COLUMNS, values[: len(ROW_COLUMNS)], strict=True))
         before[facts["id"]] = values[len(ROW_COLUMNS) :]
         inode, pool_id = f"{facts.pop('dev')}:{facts.pop('inode')}", facts.pop("pool_id")
-        missing = facts.pop("state") == Image.State.MISSING
+        missing = facts.pop("missing_since") is not None
         rows.append(Row(**facts, inode=inode, missing=missing, owners_unknown=unknown.get(pool_id, "")))
     answers = Resolver(rows, _disks(host), _hypervisor(host)).resolve()
     changed = []
@@ -92,8 +92,10 @@ def _update(model: type[Image], columns: Sequence[str], values: Sequence[tuple[A
         cursor.executemany(f"UPDATE {quote(model._meta.db_table)} SET {assignments} WHERE id = %s", values)  # noqa: S608
 
 
-def add_samples(scan: int, at: datetime) -> None:
-    """One sample for each image that this scan found at another size than its last sample says."""
+def add_samples(host: Host, at: datetime) -> None:
+    """One sample for each image that was found at another size than its last sample says, by this scan or by one that
+    died since the last whole one.
+    """
     quote = connection.ops.quote_name
     image, sample = quote(Image._meta.db_table), quote(ImageSample._meta.db_table)
     with connection.cursor() as cursor:
@@ -101,25 +103,28 @@ def add_samples(scan: int, at: datetime) -> None:
             f"""
             INSERT INTO {sample} (image_id, at, virtual_size, allocated_size, file_size)
             SELECT i.id, %s, i.virtual_size, i.allocated_size, i.file_size FROM {image} i
-            WHERE i.changed_scan = %s AND NOT EXISTS (
+            WHERE i.host_id = %s AND i.changed_scan > %s AND NOT EXISTS (
                 SELECT 1 FROM {sample} s WHERE s.image_id = i.id
                 AND s.at = (SELECT max(at) FROM {sample} l WHERE l.image_id = i.id)
                 AND s.allocated_size = i.allocated_size AND s.file_size = i.file_size
                 AND coalesce(s.virtual_size, -1) = coalesce(i.virtual_size, -1))
             """,  # noqa: S608 (names of our own tables)
-            [connection.ops.adapt_datetimefield_value(at), scan],
+            [connection.ops.adapt_datetimefield_value(at), host.pk, host.resolved_scan],
         )
 
 
-def set_held(host: Host, busy: Iterable[tuple[str, str, str]]) -> bool:
+def set_held(host: Host, pools: Sequence[int], busy: Iterable[tuple[str, str, str]]) -> bool:
     """Writes which inodes something on the host holds, from ``(device, inode, why)``.
+
+    Args:
+        pools: ids of the pools that were looked at.
 
     Returns:
         Whether anything changed.
     """
-    why = {(dev, inode): reason for dev, inode, reason in busy}
+    why = {(dev, inode): reason[:200] for dev, inode, reason in busy}
     by_reason: dict[str, list[int]] = defaultdict(list)
-    images = Image.every.filter(host=host)
+    images = Image.every.filter(host=host, pool__in=pools)
     held = images.exclude(held="").values_list("pk", "dev", "inode", "held")
     for pk, dev, inode, before in held:
         if before != why.get((dev, inode), ""):
@@ -128,7 +133,7 @@ def set_held(host: Host, busy: Iterable[tuple[str, str, str]]) -> bool:
         by_reason[reason].extend(images.filter(dev=dev, inode=inode).exclude(held=reason).values_list("pk", flat=True))
     changed = 0
     for reason, ids in by_reason.items():
-        changed += images.filter(pk__in=ids).update(held=reason[:200])
+        changed += images.filter(pk__in=ids).update(held=reason)
     return changed > 0
 
 
@@ -166,8 +171,9 @@ def sample_pools(pools: Iterable[StoragePool], at: datetime) -> None:
     )
 
 
-def forget_old_estimates(scan: int) -> None:
+def forget_old_estimates(host: Host) -> None:
     """An estimate holds for the content that was sampled: images that changed since have none until the next one."""
-    Image.every.filter(~Q(analyzed_fingerprint=F("fingerprint")), changed_scan=scan, analyzed_at__isnull=False).update(
+    changed = Image.every.filter(host=host, changed_scan__gt=host.resolved_scan, analyzed_at__isnull=False)
+    changed.filter(~Q(analyzed_fingerprint=F("fingerprint"))).update(
         reclaimable_bytes=None, reclaimable_low=None, reclaimable_high=None, reclaimable_method="", estimate=None
     )

@@ -62,14 +62,23 @@ class Analyze(ImageKind):
             ]
         return []
 
+    def __init__(self) -> None:
+        #: What each job's image was when the agent was asked, by the job's id.
+        self._asked: dict[int, bytes] = {}
+
     def request(self, job: Job) -> dict[str, Any]:
-        return sampled(find(job.target_id)) | {"mode": job.options["mode"]}
+        image = find(job.target_id)
+        self._asked[job.pk] = bytes(image.fingerprint)
+        return sampled(image) | {"mode": job.options["mode"]}
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         image = find(job.target_id)
-        estimates.record(image, result, timezone.now())
+        estimates.record(image, self._asked[job.pk], result, timezone.now())
         writing.write_totals([image.pool])
         return result
+
+    def ended(self, job: Job) -> None:
+        self._asked.pop(job.pk, None)
 
 
 class Sample(HostKind):
@@ -82,13 +91,18 @@ class Sample(HostKind):
     single = True
     stages = {"sampling": (0, 100)}
 
+    def __init__(self) -> None:
+        #: What the images were when the agent was asked: fingerprints by the image's id, by the job's id.
+        self._asked: dict[int, dict[int, bytes]] = {}
+
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         return Plan(
             method="sample", reason=f"{estimates.due(target_id).count()} images changed since they were analyzed."
         )
 
     def request(self, job: Job) -> dict[str, Any]:
-        chosen = estimates.due(job.host_id)[:SAMPLE_IMAGES]
+        chosen = list(estimates.due(job.host_id)[:SAMPLE_IMAGES])
+        self._asked[job.pk] = {image.pk: bytes(image.fingerprint) for image in chosen}
         return {
             "images": [sampled(image) | {"id": image.pk} for image in chosen],
             "seconds": SAMPLE_SECONDS,
@@ -98,14 +112,16 @@ class Sample(HostKind):
         if event["event"] != "estimate":
             super().on_event(job, event)
         image = Image.objects.filter(pk=event["id"], host=job.host_id).first()
-        if image is not None:
-            estimates.record(image, event["data"], timezone.now())
+        asked = self._asked[job.pk].get(event["id"])
+        if image is not None and asked is not None:
+            estimates.record(image, asked, event["data"], timezone.now())
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         writing.write_totals(job.host.pools.all())
         return result
 
     def ended(self, job: Job) -> None:
+        self._asked.pop(job.pk, None)
         job.refresh_from_db(fields=["state", "result"])
         if (
             job.state == Job.State.SUCCEEDED

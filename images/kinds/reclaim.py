@@ -68,7 +68,7 @@ class Reclaim(RewriteKind):
             below = ancestors(image)
         except RefusedError as error:
             against.append(Refusal(error.code, error.detail))
-        against += _cannot_compress(image)
+        against += [*refusals.for_bases(image, below), *_cannot_compress(image)]
         compression = chosen_compression(image, options["compression"])
         after, low, high = predicted(image)
         scratch = high if high is not None else image.allocated_size
@@ -102,12 +102,13 @@ class Reclaim(RewriteKind):
 
     def request(self, job: Job) -> dict[str, Any]:
         image = find(job.target_id)
-        if against := [*refusals.for_rewrite(image), *_cannot_compress(image)]:
+        below = ancestors(image)
+        if against := [*refusals.for_rewrite(image), *refusals.for_bases(image, below), *_cannot_compress(image)]:
             raise RefusedError(against[0].code, against[0].detail)
         options = job.options
         return facts(image) | {
             "virtual_size": image.virtual_size,
-            "chain": [facts(base) | {"format": _format_below(image, base)} for base in ancestors(image)],
+            "chain": [facts(base) | {"format": _format_below(image, base)} for base in below],
             "children_known": True,
             "method": "compress",
             "compression": options["compression"],
@@ -126,7 +127,7 @@ class Reclaim(RewriteKind):
             "after_bytes": result["after_bytes"],
             "held_bytes": result["held_bytes"],
             "freed_bytes": result["freed_bytes"],
-            "freed_at": None if result["held_bytes"] else timezone.now().isoformat(),
+            "freed_at": timezone.now().isoformat() if result["swapped"] and not result["held_bytes"] else None,
             "method": "compress",
             "compression": result["compression"],
             "seconds": result["seconds"],

@@ -40,12 +40,20 @@ class Recover(HostKind):
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         busy = set()
         for found in result["recovered"]:
-            if found["outcome"] in {"busy", "failed"}:
-                busy.add(found["job"])
-            else:
-                self._settle(found)
-        settled = Job.objects.filter(host=job.host_id, needs_recovery=True, created__lt=job.started or job.created)
-        settled.exclude(uid__in=busy).exclude(state__in=Job.ACTIVE).update(needs_recovery=False)
+            match found["outcome"]:
+                case "busy":
+                    busy.add(found["job"])
+                case "failed":
+                    _say(found, found["detail"] or "it could not be recovered; look at its files on the host", "error")
+                case _:
+                    self._settle(found)
+        # Only what had ended before the agent looked: it may not have seen what a later one left.
+        settled = Job.objects.filter(host=job.host_id, needs_recovery=True, finished__lt=job.started or job.created)
+        at_work = Job.objects.filter(uid__in=busy)
+        settled = settled.exclude(pk__in=at_work.values("pk")).exclude(
+            target_kind="job", target_id__in=at_work.values("pk")
+        )
+        settled.exclude(state__in=Job.ACTIVE).update(needs_recovery=False)
         return {
             "recovered": [{key: found[key] for key in ("job", "outcome", "detail")} for found in result["recovered"]]
         }
@@ -57,7 +65,7 @@ class Recover(HostKind):
             return
         if found["undo_of"] is not None:
             _settle_undo(lost, found)
-        elif found["outcome"] in {"finished", "kept"} and lost.state == Job.State.INTERRUPTED:
+        elif found["outcome"] in {"finished", "kept"} and _unrecorded(lost):
             _finished_after_all(lost, found)
         elif found["outcome"] == "reverted" and lost.needs_recovery:
             claims.log(lost, "recovered: the original stands, and what was left beside it is cleared")
@@ -70,6 +78,17 @@ class Recover(HostKind):
         # Only what was changed is read again: a scan submits a recovery, so the two must not go round in circles.
         if any(found["outcome"] in {"finished", "reverted"} for found in (job.result or {}).get("recovered", [])):
             rewriting.rescan(job)
+
+
+def _say(found: dict[str, Any], text: str, level: str) -> None:
+    lost = Job.objects.filter(uid=found["job"]).first()
+    if lost is not None and not lost.log_lines.filter(text=text).exists():
+        claims.log(lost, text, level)
+
+
+def _unrecorded(lost: Job) -> bool:
+    """Whether nobody was left, or able, to write down how the job ended."""
+    return lost.state == Job.State.INTERRUPTED or (lost.state == Job.State.FAILED and lost.needs_recovery)
 
 
 def _finished_after_all(lost: Job, found: dict[str, Any]) -> None:
@@ -96,8 +115,9 @@ def _settle_undo(lost: Job, found: dict[str, Any]) -> None:
     if found["outcome"] == "finished" and undone is not None:
         rewriting.close_undo(undone, Job.UndoState.UNDONE, 0)
         Job.objects.filter(pk=lost.pk, state=Job.State.INTERRUPTED).update(
-            state=Job.State.SUCCEEDED, error_code="", error_detail="", progress=100.0
-        )
+            state=Job.State.SUCCEEDED, error_code="", error_detail="", progress=100.0, stage="", message="",
+            result={"undone_job": undone.pk, "held_bytes": 0, "freed_bytes": 0, "freed_at": None, "recovered": True},
+        )  # fmt: skip
         claims.log(lost, "recovered: the original stood in its place already; the undo has succeeded")
     else:
         claims.log(lost, "recovered: the undo had not happened; the undo copy waits again")

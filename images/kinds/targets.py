@@ -51,9 +51,12 @@ def descendants(image: Image) -> list[Image]:
     return above
 
 
-def resource_key(image: Image) -> str:
-    """What locks are taken on: the file itself, by whatever path it is reached."""
-    return f"inode:{image.host_id}:{image.dev}:{image.inode}"
+def locks_on(image: Image, *, exclusive: bool) -> list[Lock]:
+    """What is locked of an image: the file itself, by whatever path it is reached, and its row, whatever file that is
+    by the time the job runs.
+    """
+    keys = (f"inode:{image.host_id}:{image.dev}:{image.inode}", f"image:{image.pk}")
+    return [Lock(key, exclusive=exclusive) for key in keys]
 
 
 def facts(image: Image) -> dict[str, Any]:
@@ -87,5 +90,5 @@ class RewriteKind(ImageKind):
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:  # noqa: ARG002 (the same for all)
         image = find(target.id)
-        shared = [Lock(resource_key(base), exclusive=False) for base in ancestors(image)]
-        return [Lock(resource_key(image), exclusive=True), *shared]
+        shared = [lock for base in ancestors(image) for lock in locks_on(base, exclusive=False)]
+        return [*locks_on(image, exclusive=True), *shared]

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from images import liveness, rewriting
-from images.kinds.targets import ancestors, facts, find, resource_key
+from images import liveness, refusals, rewriting
+from images.kinds.targets import ancestors, facts, find, locks_on
 from images.models import Image
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.agent.protocol import RefusedError
@@ -51,10 +51,8 @@ class OfJob(JobKind):
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:  # noqa: ARG002 (the same for all)
         image = self._image(self._job(target.id))
-        return [
-            Lock(resource_key(image), exclusive=True),
-            *(Lock(resource_key(base), exclusive=False) for base in ancestors(image)),
-        ]
+        shared = [lock for base in ancestors(image) for lock in locks_on(base, exclusive=False)]
+        return [*locks_on(image, exclusive=True), *shared]
 
     def request(self, job: Job) -> dict[str, Any]:
         undone = self._job(job.target_id)
@@ -92,10 +90,7 @@ class Undo(OfJob):
         job = self._job(target_id)
         image = self._image(job)
         against = self._missing(job)
-        if image.in_use:
-            against.append(
-                Refusal("image_in_use", f"It is in use ({image.in_use_detail}): shut down what uses it first.")
-            )
+        against += refusals.for_undo(image)
         return Plan(
             method="undo",
             reason=f"The original of {image.name} comes back from its undo copy; the new image goes.",

@@ -174,6 +174,7 @@ class AgentSession:
             code = self._process.wait(5)
         except subprocess.TimeoutExpired:
             return ""
+        self._threads[1].join(1)  # its last words may still be in the pipe
         said = b" ".join(self._stderr).decode("utf-8", "replace").strip()
         ended = f"signal {-code}" if code < 0 else f"exit code {code}"
         return f" ({ended}{': ' + said[-500:] if said else ''})"

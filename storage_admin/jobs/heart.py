@@ -5,7 +5,7 @@ import os
 import socket
 import threading
 
-from django.db import DatabaseError, close_old_connections, connection
+from django.db import Error, close_old_connections, connection
 from django.utils import timezone
 
 from storage_admin.jobs import claims
@@ -69,7 +69,7 @@ class Heart:
             try:
                 close_old_connections()
                 self.beat()
-            except DatabaseError as error:
+            except Error as error:
                 # The database may be away for a while; what is at work goes on, and its lease decides.
                 logger.warning("no heartbeat: %s", error)
                 connection.close()

@@ -16,6 +16,8 @@ from storage_admin.jobs.models import Job, ResourceLock, Worker
 
 #: A queued job that was rung for so long ago is rung again.
 RING_AGAIN = timedelta(seconds=30)
+#: After a recovery that failed, the next one waits for so long.
+RECOVER_AGAIN = timedelta(minutes=1)
 
 
 def reap(now: datetime | None = None) -> int:
@@ -74,7 +76,9 @@ def recover_hosts() -> None:
     """Submits a recovery for each host that has an interrupted rewrite, unless one is queued already."""
     due = Job.objects.filter(needs_recovery=True).exclude(state__in=Job.ACTIVE).values_list("host", flat=True)
     for host_id in set(due):
-        if not Job.objects.filter(kind="recover", host=host_id, state__in=Job.ACTIVE).exists():
+        recoveries = Job.objects.filter(kind="recover", host=host_id)
+        lately = recoveries.filter(finished__gt=timezone.now() - RECOVER_AGAIN).exclude(state=Job.State.SUCCEEDED)
+        if not recoveries.filter(state__in=Job.ACTIVE).exists() and not lately.exists():
             services.submit(SYSTEM, "recover", host_id, {})
 
 

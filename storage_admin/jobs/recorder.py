@@ -1,13 +1,21 @@
 """What an agent says while it works, written to the job's row at most twice a second."""
 
+import logging
 import time
 from collections.abc import Mapping
 from typing import Any
 
+from django.db import InterfaceError, OperationalError, connection, transaction
+
+from storage_admin.agent.pools import display
 from storage_admin.jobs import claims
 from storage_admin.jobs.models import Job, JobLog
 
+logger = logging.getLogger(__name__)
+
 INTERVAL = 0.5
+#: Lines that are kept while the database is away.
+LONGEST_WAIT = 10_000
 
 
 class Recorder:
@@ -31,7 +39,7 @@ class Recorder:
         rate, eta = self._rate(stage, done, total)
         self._progress = {
             "stage": stage[:40],
-            "message": str(event.get("message", "")),
+            "message": _plain(str(event.get("message", ""))),
             "progress": self._percent(stage, done, total),
             "done_bytes": done,
             "total_bytes": total,
@@ -58,29 +66,47 @@ class Recorder:
 
     def log(self, text: str, level: str = JobLog.Level.INFO) -> None:
         """Takes a line for the log."""
-        self._lines.append(JobLog(job=self._job, level=level, text=text))
+        if len(self._lines) < LONGEST_WAIT:
+            self._lines.append(JobLog(job=self._job, level=level[:8], text=_plain(text)))
 
     def command(self, event: dict[str, Any]) -> None:
         """Takes a ``command`` event: what was run, and how it ended."""
-        self._commands.append({"argv": event.get("argv", []), "exit_code": event.get("exit_code")})
+        argv, ended = [_plain(str(word)) for word in event.get("argv", [])], event.get("exit_code")
+        self._commands.append({"argv": argv, "exit_code": ended})
         self._commands_changed = True
-        ended = event.get("exit_code")
         suffix = "" if ended is None else f"  (exit code {ended})"
-        self.log(" ".join(map(str, event.get("argv", []))) + suffix, JobLog.Level.COMMAND)
+        self.log(" ".join(argv) + suffix, JobLog.Level.COMMAND)
 
     def tick(self) -> None:
-        """Writes if it is time to, and looks whether somebody wants the job cancelled."""
-        if time.monotonic() - self._written >= INTERVAL:
+        """Writes if it is time to, and looks whether somebody wants the job cancelled.
+
+        A database that is away does not end the work: what has gathered waits, and the lease decides.
+        """
+        if time.monotonic() - self._written < INTERVAL:
+            return
+        try:
             self.flush()
+        except (OperationalError, InterfaceError) as error:
+            logger.warning("job %s goes on without the database: %s", self._job.pk, error)
+            connection.close()
 
     def flush(self) -> None:
         """Writes what has gathered."""
         self._written = time.monotonic()
-        columns, self._progress = self._progress, {}
+        columns = dict(self._progress)
         if self._commands_changed:
-            columns["commands"], self._commands_changed = self._commands, False
-        if columns:
-            claims.ours(self._job).update(**columns)
-        lines, self._lines = self._lines, []
-        JobLog.objects.bulk_create(lines)
+            columns["commands"] = self._commands
+        with transaction.atomic():
+            if columns:
+                claims.ours(self._job).update(**columns)
+            JobLog.objects.bulk_create(self._lines)
+        self._progress, self._lines, self._commands_changed = {}, [], False
         self.cancel_requested = not claims.ours(self._job).filter(cancel_requested=False).exists()
+
+
+def _plain(text: str) -> str:
+    """Text as every database takes it: a tool's words may hold anything, and PostgreSQL takes no NUL."""
+    lines = text.split("\n")
+    return "\n".join(
+        line if line.isprintable() else display(line.encode("utf-8", "backslashreplace")) for line in lines
+    )

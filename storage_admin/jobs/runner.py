@@ -13,6 +13,7 @@ from django.db import InterfaceError, OperationalError, connection, transaction
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import HostError, RefusedError, Request, StoppedError
 from storage_admin.hosts import services as hosts
+from storage_admin.hosts.models import Host
 from storage_admin.hosts.session import AgentSession
 from storage_admin.hosts.transport import agent_bundle, agent_command
 from storage_admin.jobs import claims, kinds
@@ -43,6 +44,8 @@ CODES = {
 
 def run(job_id: int) -> None:
     """Claims the job and does it. Returns at once where somebody else has it, or it has to wait."""
+    if stopping.is_set():
+        return  # it stays queued for the next worker
     heart.start()
     job = claims.claim(job_id, heart.name)
     if job is None:
@@ -54,6 +57,8 @@ def run(job_id: int) -> None:
             result = _work(job, kind, recorder)
         except (RefusedError, HostError, StoppedError) as error:
             _end_badly(job, recorder, error.code, error.detail)
+        except DATABASE_AWAY as error:
+            _end_badly(job, recorder, protocol.INTERRUPTED, f"The database went away in the middle of it: {error}")
         except Exception as error:
             # Whatever else happens is a bug. It must show as one, and the row must not stay "running".
             logger.exception("job %s", job.pk)
@@ -63,8 +68,10 @@ def run(job_id: int) -> None:
             )
         else:
             _end_well(job, kind, recorder, result)
-    kind.ended(job)
-    _ring_next(job)
+    try:
+        kind.ended(job)
+    finally:
+        _ring_next(job)
 
 
 @contextlib.contextmanager
@@ -85,18 +92,20 @@ def _work(job: Job, kind: JobKind, recorder: Recorder) -> dict[str, Any]:
         raise StoppedError(protocol.CANCELLED, "Cancelled before the agent was asked.")
     with AgentSession(command, agent_bundle().hash) as session:
         session.send(request)
-        cancelling = False
+        told = False  # once it was told to stop, or let go, there is nothing more to be said
         for event in session.events():
             recorder.tick()
-            if (recorder.cancel_requested or stopping.is_set()) and not cancelling:
-                cancelling = True
+            if (recorder.cancel_requested or stopping.is_set()) and not told:
+                told = True
                 session.cancel()
             if event is None:
                 continue
             if event["event"] == protocol.RESULT:
                 return dict(event["data"])
             if event["event"] == protocol.READY:
-                _let_go(job, kind, session)
+                if not told:
+                    told = True
+                    _let_go(job, kind, session)
             else:
                 _take(job, kind, recorder, event)
     raise HostError("The agent ended without an answer.", protocol.INTERRUPTED)
@@ -174,7 +183,8 @@ def _end_badly(job: Job, recorder: Recorder, code: str, detail: str) -> None:
 
     _persist(write)
     if code == "host_unreachable":
-        hosts.host_failed(job.host, detail)
+        # This machine itself is there: what is missing are rights on it.
+        hosts.host_failed(job.host, detail, degraded=job.host.kind == Host.Kind.LOCAL)
 
 
 def _persist(write: Any) -> None:

@@ -18,6 +18,9 @@ from storage_admin.jobs.kinds import JobKind, Lock, Target
 from storage_admin.jobs.models import IdempotentAnswer, Job, ResourceLock
 from storage_admin.jobs.plans import Plan
 
+#: Of an Idempotency-Key, in characters.
+LONGEST_KEY = 255
+
 
 def plan(actor: Actor, kind: str, target_id: int, options: dict[str, Any]) -> Plan:
     """What a job would do. Nothing is written.
@@ -47,6 +50,8 @@ def submit(actor: Actor, kind: str, target_id: int, options: dict[str, Any], *, 
     chosen = kinds.get(kind)
     target = _target(actor, chosen, target_id, chosen.role)
     options = chosen.clean(options)
+    if len(idempotency_key) > LONGEST_KEY or not idempotency_key.isprintable():
+        raise InvalidError(f"An Idempotency-Key has at most {LONGEST_KEY} characters, all of them printable.")
     request_digest = hashlib.sha256(json.dumps([kind, target_id, options], sort_keys=True).encode()).hexdigest()
     if idempotency_key and (first := _first_answer(actor, idempotency_key, request_digest)):
         return first
@@ -58,9 +63,8 @@ def submit(actor: Actor, kind: str, target_id: int, options: dict[str, Any], *, 
     try:
         with transaction.atomic():
             Host.objects.select_for_update().get(pk=target.host.pk)
-            if chosen.single and (queued := _queued_already(chosen, target)):
-                return queued
-            job = _create(actor, chosen, target, options, predicted)
+            queued = _queued_already(chosen, target) if chosen.single else None
+            job = queued or _create(actor, chosen, target, options, predicted)
             if idempotency_key:
                 IdempotentAnswer.objects.create(
                     actor=actor.name, key=idempotency_key, request_digest=request_digest, job=job
