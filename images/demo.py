@@ -5,6 +5,7 @@ empty, and nothing that the marker does not name is ever replaced or deleted.
 """
 
 import json
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,6 +141,9 @@ def _publish(recipe: Recipe, workshop: Workshop, folder: Path, owned: set[str]) 
         owned.add(name)
         _write_marker(folder, owned)
         made = workshop.folder / name
+        with made.open("rb") as image:
+            # The filesystem settles how many blocks the file takes when it is written out, not before.
+            os.fsync(image.fileno())
         place.hardlink_to(made)
         made.unlink()
         published.append(name)

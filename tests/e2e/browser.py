@@ -1,0 +1,100 @@
+"""Headless Chromium on a running dashboard; everything that its console complains about is kept."""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+CHROMIUM = "/usr/bin/chromium"
+ARGUMENTS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+AXE = Path(__file__).resolve().parents[2] / "node_modules/axe-core/axe.min.js"
+
+Theme = Literal["light", "dark"]
+
+_VIOLATIONS = """
+document.addEventListener("securitypolicyviolation", (event) =>
+  console.error("policy violated: " + event.violatedDirective + " " + event.blockedURI + " " + event.sourceFile))
+"""
+
+
+@dataclass(frozen=True)
+class Tab:
+    """A page of the browser, with what went wrong in it so far."""
+
+    page: Page
+    base: str
+    complaints: list[str] = field(default_factory=list)
+
+    def open(self, path: str) -> None:
+        """Goes to an address of the dashboard.
+
+        Raises:
+            AssertionError: it does not answer with a page.
+        """
+        answer = self.page.goto(self.base + path)
+        assert answer is not None
+        assert answer.ok, f"{path}: {answer.status}"
+
+    def log_in(self, user: str, password: str) -> None:
+        """Signs in through the form."""
+        self.open("/")
+        self.page.get_by_label("User name").fill(user)
+        self.page.get_by_label("Password").fill(password)
+        self.page.get_by_role("button", name="Sign in").click()
+        self.page.wait_for_url(self.base + "/")
+
+    def exact(self, term: str) -> int:
+        """The exact bytes beside a term in a list of facts."""
+        fact = self.page.locator(
+            "dl.facts > div", has=self.page.locator("dt", has_text=re.compile(f"^{re.escape(term)}$"))
+        )
+        return int(fact.locator(".sub").first.inner_text().replace(",", ""))
+
+    def faults_of_accessibility(self, *rules: str) -> list[str]:
+        """What axe finds on the page as it is; with ``rules``, by these alone."""
+        self.page.evaluate(AXE.read_text())
+        found = self.page.evaluate("rules => axe.run(document, rules.length ? {runOnly: rules} : {})", list(rules))
+        return [
+            f"{fault['id']} ({fault['impact']}): {fault['help']}: {node['html'][:160]}"
+            for fault in found["violations"]
+            for node in fault["nodes"][:3]
+        ]
+
+
+@contextlib.contextmanager
+def chromium() -> Iterator[Browser]:
+    """A browser that talks to nobody but the dashboard."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@contextlib.contextmanager
+def tab(browser: Browser, base: str, theme: Theme = "light", state: Path | None = None) -> Iterator[Tab]:
+    """A fresh tab with cookies of its own, or with those of ``state``."""
+    context = browser.new_context(
+        color_scheme=theme, viewport={"width": 1440, "height": 1000}, storage_state=state, reduced_motion="reduce"
+    )
+    context.set_default_timeout(20_000)
+    try:
+        page = context.new_page()
+        page.add_init_script(_VIOLATIONS)
+        opened = Tab(page, base)
+        page.on("console", lambda said: opened.complaints.append(said.text) if said.type == "error" else None)
+        page.on("pageerror", lambda error: opened.complaints.append(str(error)))
+        yield opened
+    finally:
+        context.close()

@@ -1,0 +1,140 @@
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from tests.e2e.browser import Tab, tab
+from tests.e2e.rest import Rest
+from tests.harness.guests import Disk, Guest, LibvirtGuest
+from tests.harness.services import Dashboard
+
+pytestmark = pytest.mark.browser
+
+
+def physical(path: Path) -> int:
+    return path.stat().st_blocks * 512
+
+
+def equal(left: Path, right: Path) -> bool:
+    return subprocess.run(["qemu-img", "compare", "-q", str(left), str(right)]).returncode == 0
+
+
+def registered(rest: Rest, folder: Path) -> None:
+    host = rest.get("hosts/")["results"][0]["id"]
+    rest.post("pools/", {"host": host, "kind": "dir", "path": str(folder)}, expect=201)
+    rest.scan()
+
+
+def disk(folder: Path, name: str) -> Path:
+    path = folder / name
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", str(path), "1G"], check=True)
+    zeros = ["-c", "write -q -P 0 0 24M", "-c", "write -q -P 65 32M 4M"]
+    subprocess.run(["qemu-io", "-f", "qcow2", *zeros, str(path)], check=True)
+    path.chmod(0o666)
+    return path
+
+
+def test_an_image_is_found_reclaimed_and_put_back(
+    admin_tab: Callable[..., Tab], dashboard: Dashboard, tmp_path: Path
+) -> None:
+    path = dashboard.data_dir / "demo/mail.qcow2"
+    before, original = physical(path), tmp_path / "original.qcow2"
+    subprocess.run(["cp", "--sparse=always", str(path), str(original)], check=True)
+    seen = admin_tab()
+    page = seen.page
+
+    seen.open("/")
+    page.get_by_role("link", name="Images", exact=True).click()
+    page.get_by_label("Search by name or path").fill("mail")
+    expect(page).to_have_url(re.compile("search=mail"))
+    page.get_by_role("link", name="mail.qcow2", exact=True).click()
+    assert seen.exact("Physical") == before
+
+    page.get_by_role("link", name=re.compile("Reclaim")).first.click()
+    expect(page.get_by_role("heading", name=re.compile("The plan"))).to_be_visible()
+    expect(page.locator("#plan")).to_contain_text("wins about")
+    page.get_by_label("At most (MiB/s)").fill("10")
+    page.get_by_label("At most (MiB/s)").blur()
+    expect(page.locator('#plan input[name="bandwidth_mib"]')).to_have_value("10")
+    page.locator("#plan").get_by_role("button", name=re.compile(r"mail\.qcow2")).click()
+
+    expect(page).to_have_url(re.compile(r"/jobs/\d+/$"))
+    bar = page.get_by_role("progressbar")
+    expect(bar).to_be_visible()
+    seen_on_the_way = set()
+    while bar.is_visible():
+        seen_on_the_way.add(page.locator("#percent").inner_text())
+        page.wait_for_timeout(200)
+    assert len(seen_on_the_way) >= 3, "the bar does not move"
+    expect(page.locator("#status")).to_contain_text("Undo: put the original back", timeout=60_000)
+
+    after = physical(path)
+    assert after < before / 4
+    assert (seen.exact("Before"), seen.exact("After"), seen.exact("Freed")) == (before, after, 0)
+    assert seen.exact("Held by the undo copy") == before
+    assert equal(path, original)
+    page.get_by_role("link", name="mail.qcow2", exact=True).first.click()
+    assert seen.exact("Physical") == after
+
+    page.get_by_role("link", name="Undo…").click()
+    page.get_by_role("button", name="Undo: put the original back").click()
+    expect(page.get_by_text("succeeded").first).to_be_visible(timeout=60_000)
+    page.get_by_role("link", name="mail.qcow2", exact=True).first.click()
+    assert seen.exact("Physical") == before == physical(path)
+    assert equal(path, original)
+    assert [file.name for file in path.parent.glob(".sa-*")] == []
+
+
+@pytest.mark.guest
+def test_an_image_of_a_running_guest_is_refused_on_the_page_and_over_rest(
+    admin_tab: Callable[..., Tab], rest: Rest, shared_folder: Path, tcg_guest: Callable[..., LibvirtGuest]
+) -> None:
+    path = disk(shared_folder, "held-by-a-guest.qcow2")
+    guest = tcg_guest(Disk(path))
+    registered(rest, shared_folder)
+    image = rest.image(path.name)
+    assert image["in_use"] is True
+    before = path.stat()
+
+    seen = admin_tab()
+    seen.open(f"/images/{image['id']}/reclaim/")
+    plan = seen.page.locator("#plan")
+    expect(plan).to_contain_text("Refused: guest_running")
+    expect(plan).to_contain_text(guest.name)
+    expect(plan.get_by_role("button", name=re.compile("held-by-a-guest"))).to_be_disabled()
+    refused = rest.post("jobs/", {"kind": "reclaim", "image": image["id"]}, expect=409)
+    assert refused["code"] == "guest_running"
+
+    guest.stop()
+    rest.scan()
+    seen.open(f"/images/{image['id']}/reclaim/")
+    expect(seen.page.locator("#plan")).not_to_contain_text("Refused")
+    assert (path.stat().st_ino, path.stat().st_size) == (before.st_ino, before.st_size)
+
+
+@pytest.mark.guest
+def test_an_image_that_a_guest_without_libvirt_holds_is_in_use(
+    rest: Rest, shared_folder: Path, plain_guest: Callable[..., Guest]
+) -> None:
+    path = disk(shared_folder, "held-by-qemu.qcow2")
+    registered(rest, shared_folder)
+    image = rest.image(path.name)
+    assert image["in_use"] is False
+    plain_guest(Disk(path))
+    job = rest.finished(rest.post("jobs/", {"kind": "reclaim", "image": image["id"]}))
+    assert (job["state"], job["error"]["code"]) == ("failed", "image_in_use")
+    rest.scan()
+    assert rest.image(path.name)["in_use"] is True
+
+
+def test_a_wrong_password_does_not_open_and_says_so(browser_process: Browser, dashboard: Dashboard) -> None:
+    with tab(browser_process, dashboard.url) as seen:
+        seen.open("/images/")
+        seen.page.get_by_label("User name").fill("admin")
+        seen.page.get_by_label("Password").fill("not the password")
+        seen.page.get_by_role("button", name="Sign in").click()
+        expect(seen.page.get_by_role("alert")).to_be_visible()
+        assert seen.complaints == []
