@@ -37,9 +37,9 @@ class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
     def get_queryset(self) -> QuerySet[Any]:
         return images_for(self.actor)
 
-    def page(self, rows: QuerySet[Any], start: int, stop: int) -> list[Any]:
+    def page(self, rows: QuerySet[Any], start: int, stop: int, count: int) -> list[Any]:
         """One page; samples of a history are few enough to be read directly."""
-        return page_of(rows, start, stop) if rows.model is Image else list(rows[start:stop])
+        return page_of(rows, start, stop, count) if rows.model is Image else list(rows[start:stop])
 
     @extend_schema(summary="Declare an image's format (admin)", request=ImageBody, responses=ImageSerializer)
     def partial_update(self, request: Request, **_where: Any) -> Response:

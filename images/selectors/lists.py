@@ -59,12 +59,19 @@ def ordered(rows: QuerySet[Image], ordering: str) -> QuerySet[Image]:
     return rows.order_by(OrderBy(F(column), descending=down, nulls_last=True), tie)
 
 
-def page_of(rows: QuerySet[Image], start: int, stop: int) -> list[Image]:
+def page_of(rows: QuerySet[Image], start: int, stop: int, count: int | None = None) -> list[Image]:
     """The rows from ``start`` up to ``stop``, in order.
 
     Their ids are picked first: that reads an index, while sorting whole rows of 100,000 images reads all of them.
+
+    Args:
+        count: of all rows, where it is known: pages in the second half are then counted from the end.
     """
-    ids = list(rows.values_list("pk", flat=True)[start:stop])
+    picked = rows.values_list("pk", flat=True)
+    if count is not None and start > count // 2:
+        ids = list(picked.reverse()[max(0, count - stop) : count - start])[::-1]
+    else:
+        ids = list(picked[start:stop])
     found = {image.pk: image for image in rows.order_by().filter(pk__in=ids)}
     return [found[pk] for pk in ids if pk in found]
 

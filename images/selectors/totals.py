@@ -63,8 +63,13 @@ def _each_file_once(rows: QuerySet[Image], pools: list[StoragePool]) -> QuerySet
 
 def _image_sums(rows: QuerySet[Image]) -> dict[str, int | None]:
     sums = rows.aggregate(
-        count=Count("id"), analyzed=Count("reclaimable_bytes"), **{column: Sum(column) for column in SUMS}
+        count=Count("id"),
+        analyzed=Count("reclaimable_bytes"),
+        linked=Count("id", filter=Q(nlink__gt=1)),
+        **{column: Sum(column) for column in SUMS},
     )
+    if not sums["linked"]:
+        return sums
     # Hard links: rows beyond the first of an inode occupy nothing of their own.
     linked = rows.filter(nlink__gt=1).values("host_id", "dev", "inode").annotate(links=Count("id"), **_largest())
     for found in linked.filter(links__gt=1):

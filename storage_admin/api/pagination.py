@@ -32,7 +32,7 @@ def whole_number(request: Request, name: str, default: int, least: int, most: in
 class LimitPagination(LimitOffsetPagination):
     """``?limit=`` (50 unless told, at most 1000) and ``?offset=``.
 
-    A view with a method ``page(rows, start, stop)`` fetches its rows by that.
+    A view with a method ``page(rows, start, stop, count)`` fetches its rows by that.
     """
 
     default_limit = DEFAULT_LIMIT
@@ -54,7 +54,7 @@ class LimitPagination(LimitOffsetPagination):
             return []
         stop = self.offset + self.limit
         page = getattr(view, "page", None)
-        return list(page(queryset, self.offset, stop) if page else queryset[self.offset : stop])
+        return list(page(queryset, self.offset, stop, self.count) if page else queryset[self.offset : stop])
 
     def get_paginated_response_schema(self, schema: dict[str, Any]) -> dict[str, Any]:
         return envelope(schema, count={"type": "integer"})

@@ -1,6 +1,7 @@
 """Whatever goes wrong: code, sentence, fields, and the status that belongs to the code."""
 
 import json
+from typing import Any
 
 import pytest
 from django.test import Client
@@ -76,7 +77,7 @@ def test_a_session_with_its_csrf_token_is_let_through() -> None:
         (b"{}", "multipart/form-data; boundary=x"),
     ],
 )
-def test_a_body_that_is_no_json(operator: APIClient, body: bytes, kind: str) -> None:
+def test_a_body_that_is_no_json(operator: Any, body: bytes, kind: str) -> None:
     response = operator.generic("POST", "/api/v1/jobs/", body, content_type=kind)
     fields = ("kind",) if body == b"" else ()
     assert_error(response, "invalid", *fields)

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 from django.utils import timezone
-from rest_framework.response import Response
 from rest_framework.test import APIClient
 
 from storage_admin.accounts.models import AuditEntry
@@ -13,7 +12,7 @@ from storage_admin.jobs.models import Job
 from tests.factories import GIB, HostFactory, ImageFactory, JobFactory, JobLogFactory
 
 
-def post(client: APIClient, path: str = "jobs/", body: Any = None, **headers: str) -> Response:
+def post(client: APIClient, path: str = "jobs/", body: Any = None, **headers: str) -> Any:
     return client.post(f"/api/v1/{path}", {} if body is None else body, format="json", headers=headers)
 
 

@@ -1,8 +1,8 @@
 """Lists cost the same number of queries whatever their length, and stay quick."""
 
-import time
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from django.db import connection
@@ -24,7 +24,7 @@ LISTS = {"images": 15, "jobs": 6, "guests": 7, "pools": 7, "hosts": 6, "overview
 
 
 def queries(client: APIClient, path: str) -> int:
-    with CaptureQueriesContext(connection, ) as captured:  # fmt: skip
+    with CaptureQueriesContext(connection) as captured:
         response = client.get(path)
     assert response.status_code == 200, response.json()
     return len(captured)
@@ -93,21 +93,38 @@ def make_images(count: int) -> None:
     )
 
 
-def milliseconds(client: APIClient, path: str) -> float:
-    best = 1e9
-    for _ in range(3):
-        start = time.perf_counter()
-        assert client.get(path).status_code == 200
-        best = min(best, 1000 * (time.perf_counter() - start))
-    return best
+@pytest.mark.parametrize(
+    "ordering", ["", "name", "-allocated_size", "-reclaimable_bytes", "reclaimable_bytes", "-chain_depth"]
+)
+def test_a_page_reads_an_index_and_does_not_sort_every_row(viewer: APIClient, ordering: str) -> None:
+    make_images(2000)
+    with CaptureQueriesContext(connection) as captured:
+        assert viewer.get(f"/api/v1/images/?{urlencode({'ordering': ordering} if ordering else {})}").status_code == 200
+    picked = next(query["sql"] for query in captured if "LIMIT 50" in query["sql"])
+    plan = explained(picked)
+    assert "image_by_" in plan, plan
+    assert "TEMP B-TREE FOR ORDER BY" not in plan, plan
+
+
+def explained(sql: str) -> str:
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            # So few rows are sorted as quickly; what is asked is whether the index can be used.
+            cursor.execute("SET LOCAL enable_sort = off; SET LOCAL enable_seqscan = off")
+            cursor.execute(f"EXPLAIN {sql}")
+        else:
+            cursor.execute(f"EXPLAIN QUERY PLAN {sql}")
+        return "\n".join(str(row) for row in cursor.fetchall())
 
 
 @pytest.mark.parametrize(
-    "ordering", ["name", "-allocated_size", "-reclaimable_bytes", "reclaimable_bytes", "-chain_depth"]
+    "ordering", ["name", "-name", "reclaimable_bytes", "-reclaimable_bytes", "-virtual_size", "id"]
 )
-def test_a_page_reads_an_index_and_not_every_row(viewer: APIClient, ordering: str) -> None:
-    make_images(5000)
-    path = f"/api/v1/images/?ordering={ordering}&limit=50"
-    viewer.get(path)
-    small = milliseconds(viewer, path)
-    assert small < 100
+def test_pages_from_the_end_are_the_pages_from_the_start(viewer: APIClient, ordering: str) -> None:
+    make_images(23)
+    path = f"/api/v1/images/?ordering={ordering}"
+    whole = [row["id"] for row in viewer.get(f"{path}&limit=1000").json()["results"]]
+    paged = []
+    for offset in range(0, 28, 4):
+        paged += [row["id"] for row in viewer.get(f"{path}&limit=4&offset={offset}").json()["results"]]
+    assert paged == whole

@@ -95,7 +95,8 @@ def world(db: None, tmp_path: Path) -> dict[str, Any]:
     )
     failed = JobFactory.create(target=host, state="failed", finished=timezone.now())
     return {
-        "host": host.pk, "slug": "mine", "pool": pool.pk, "spare": StoragePoolFactory.create(host=host).pk, "image": image.pk, "guest": use.disk.guest.pk, "job": job.pk,
+        "host": host.pk, "slug": "mine", "pool": pool.pk, "spare": StoragePoolFactory.create(host=host).pk,
+        "image": image.pk, "guest": use.disk.guest.pk, "job": job.pk,
         "failed": failed.pk, "active": JobFactory.create(target=host, state="running").pk, "folder": str(folder),
         "token": TokenFactory.create().pk, "user": UserFactory.create().pk,
     }  # fmt: skip
