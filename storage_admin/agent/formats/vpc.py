@@ -38,6 +38,8 @@ def read(reader: Reader) -> Facts:
     )
     if cookie != COOKIE:
         raise UnreadableError("there is no VHD footer")
+    if checksum(footer) != int.from_bytes(footer[64:68], "big"):
+        raise UnreadableError("the VHD footer is damaged: its checksum is wrong")
     if kind == _DIFFERENCING:
         raise UnreadableError("this version does not read VHD images that build on another one (differencing)")
     if kind != (_DYNAMIC if at_start else _FIXED):
@@ -51,6 +53,11 @@ def read(reader: Reader) -> Facts:
         return Facts(format="vpc", virtual_size=total * 512, subformat="fixed")
     block_size = _block_size(reader, data_offset, total)
     return Facts(format="vpc", virtual_size=total * 512, cluster_size=block_size, subformat="dynamic")
+
+
+def checksum(footer: bytes) -> int:
+    """The one's complement of the sum of a footer's bytes, its checksum field left out."""
+    return ~(sum(footer) - sum(footer[64:68])) & 0xFFFFFFFF
 
 
 def _block_size(reader: Reader, offset: int, total_sectors: int) -> int:
