@@ -21,7 +21,7 @@ from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import HostError, RefusedError, Request, b64, unb64
 
 #: How a replacement was settled.
-FINISHED, REVERTED, KEPT, BUSY = "finished", "reverted", "kept", "busy"
+FINISHED, REVERTED, KEPT, BUSY, FAILED = "finished", "reverted", "kept", "busy", "failed"
 #: Seconds that the locks outlast the swap: who opened the old file by its name just before is refused by then.
 GRACE = 0.3
 
@@ -32,7 +32,8 @@ class Settled:
 
     Args:
         job: whose files they are; an undo has its own id.
-        outcome: ``finished``, ``reverted``, ``kept`` (swapped, the undo copy waits) or ``busy``.
+        outcome: ``finished``, ``reverted``, ``kept`` (swapped, the undo copy waits), ``busy``, or ``failed``: an admin
+            has to look, and nothing was removed that may be a last copy.
         name: of the image, in the journal's folder; ``None`` where the journal does not say it.
         before: the original, as it was before the swap.
         undo_bytes: that the undo copy occupies; 0 where there is none.
@@ -313,7 +314,7 @@ def _revert(one: Journal, story: Story, named: Stamp | None) -> Settled:
         # Somebody else removed or exchanged the image in the moment before the rename: this is its last name.
         return replace(
             settled,
-            outcome=KEPT,
+            outcome=FAILED,
             undo_bytes=copy.allocated_size,
             detail="the image was removed or exchanged by somebody else; the original is kept as undo copy",
         )
@@ -339,7 +340,7 @@ def _settle_unreadable(one: Journal, why: str) -> Settled:
     """A journal that was cut off before its first record was whole: nothing else was made by then, or only a copy."""
     copy = stat_in(one.folder, journal.file_name(one.job, "orig"))
     if copy is not None:
-        return Settled(one.job, KEPT, undo_bytes=copy.allocated_size, detail=f"the journal says nothing: {why}")
+        return Settled(one.job, FAILED, undo_bytes=copy.allocated_size, detail=f"the journal says nothing: {why}")
     unlink(one.folder, journal.file_name(one.job, "new"))
     one.remove()
     return Settled(one.job, REVERTED)

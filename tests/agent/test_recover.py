@@ -122,7 +122,7 @@ def test_the_last_name_of_an_original_is_never_removed(image: Path) -> None:
     os.link(image, image.parent / ".sa-j1.orig")
     image.unlink()
     (row,) = recover(image)
-    assert row["outcome"] == "kept"
+    assert row["outcome"] == "failed"
     assert "removed or exchanged" in row["detail"]
     assert leftovers(image.parent) == {".sa-j1.orig", ".sa-j1.journal"}
     assert ask("discard_undo", undo_args(image), job="d1")["code"] == "stale_plan"
@@ -185,7 +185,7 @@ def test_a_temporary_file_without_a_journal_is_removed(image: Path) -> None:
 def test_an_undo_copy_without_a_journal_is_kept_and_said(image: Path) -> None:
     (image.parent / ".sa-lost.orig").write_bytes(b"x" * 5000)
     (row,) = recover(image)
-    assert (row["job"], row["outcome"]) == ("lost", "kept")
+    assert (row["job"], row["outcome"]) == ("lost", "failed")
     assert row["undo_bytes"] == 8192
     assert ".sa-lost.orig" in row["detail"]
 

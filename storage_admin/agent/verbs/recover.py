@@ -121,7 +121,7 @@ def _recover(folder: _Folder, job: str, kinds: set[str], active: bool, io: Agent
             found.append(swap.settle(one))  # the job whose undo was put back: its copy waits again
     except OSError as error:
         io.log(f"{_shown(folder, job, 'journal')} cannot be settled now: {error.strerror}", "error")
-        found = [swap.Settled(job, "failed", detail=f"the host failed: {error.strerror}")]
+        found = [swap.Settled(job, swap.FAILED, detail=f"the host failed: {error.strerror}")]
     finally:
         one.close()
     for settled in found:
@@ -139,7 +139,7 @@ def _recover_orphans(folder: _Folder, job: str, kinds: set[str], io: AgentIO) ->
     copy = swap.stat_in(folder.fd, file_name(job, "orig"))
     if copy is not None:
         detail = f"{_shown(folder, job, 'orig')} is an undo copy without a journal; look at it yourself"
-        rows.append(_row(folder, swap.Settled(job, swap.KEPT, undo_bytes=copy.allocated_size, detail=detail)))
+        rows.append(_row(folder, swap.Settled(job, swap.FAILED, undo_bytes=copy.allocated_size, detail=detail)))
     return rows
 
 

@@ -1,0 +1,56 @@
+"""The real agent, which kills itself at the n-th step that touches the disk: ``python kill_self.py N before|after``.
+
+A step is a call that changes what a crash would leave behind. It says on standard error at which one it died.
+"""
+
+import itertools
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from storage_admin.agent import main
+
+STEPS = ("open", "write", "fsync", "link", "rename", "unlink", "fchown", "fchmod", "setxattr")
+
+
+def arm(at: int, when: str) -> None:
+    """Wrap each step so that the ``at``-th one, counted over all of them, is the last."""
+    count = itertools.count(1)
+
+    def wrapped(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*args: Any, **kwargs: Any) -> Any:
+            if not counts(name, args):
+                return call(*args, **kwargs)
+            last = next(count) == at
+            if last and when == "before":
+                die(name, args)
+            answer = call(*args, **kwargs)
+            if last:
+                die(name, args)
+            return answer
+
+        return step
+
+    for name in STEPS:
+        setattr(os, name, wrapped(name, getattr(os, name)))
+
+
+def counts(name: str, args: tuple[Any, ...]) -> bool:
+    """Events to the controller and files that are only read are no steps."""
+    if name == "write":
+        return args[0] != sys.stdout.fileno()
+    return name != "open" or bool(args[1] & os.O_CREAT)
+
+
+def die(name: str, args: tuple[Any, ...]) -> None:
+    """Leave no time for anything."""
+    sys.stderr.write(f"killed at {name}{args[:2]!r}\n")
+    sys.stderr.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    arm(int(sys.argv[1]), sys.argv[2])
+    sys.exit(main.main())
