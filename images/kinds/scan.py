@@ -1,6 +1,5 @@
 """The job kind ``scan``: a host's pools, guests and images as they are now."""
 
-import os
 from typing import Any
 
 from images import estimates, scanning
@@ -16,9 +15,6 @@ from storage_admin.jobs.errors import NotFoundError
 from storage_admin.jobs.kinds import JobKind, Target
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Plan
-
-#: Where a libvirt daemon listens: the one of old, and the modular one.
-LIBVIRT_SOCKETS = ("/run/libvirt/libvirt-sock", "/run/libvirt/virtqemud-sock")
 
 
 class HostKind(JobKind):
@@ -73,7 +69,7 @@ class Scan(HostKind):
 
     @staticmethod
     def _ask_libvirt() -> tuple[LibvirtFacts | None, str]:
-        if not any(os.path.exists(path) for path in LIBVIRT_SOCKETS):  # noqa: PTH110 (two fixed paths)
+        if not libvirt_reader.listens():
             return None, ""
         try:
             return libvirt_reader.read(), ""

@@ -29,20 +29,25 @@ def record_domains(host: Host, domains: tuple[Domain, ...], inodes: Mapping[byte
     Returns:
         Whether anything is otherwise than before: a guest, its state, a disk.
     """
-    known = {guest.uid: guest for guest in Guest.objects.filter(host=host, kind=Guest.Kind.DOMAIN)}
+    rows = Guest.objects.filter(host=host, kind=Guest.Kind.DOMAIN)
+    known = {guest.uid: guest for guest in rows.prefetch_related("disks")}
     told = {domain.uid for domain in domains}
     gone = [guest.pk for uid, guest in known.items() if uid not in told]
     changed = bool(gone)
     with transaction.atomic():
-        Guest.objects.filter(pk__in=gone).delete()
+        rows.filter(pk__in=gone).delete()
+        rows.update(last_seen=at)
         for domain in domains:
             guest = known.get(domain.uid)
-            if guest is None or (guest.name, guest.state) != (domain.name, domain.state):
+            name, state = domain.name[:255], domain.state
+            if guest is None:
+                guest = Guest.objects.create(
+                    host=host, kind=Guest.Kind.DOMAIN, uid=domain.uid, name=name, state=state, last_seen=at
+                )
                 changed = True
-            values = {"name": domain.name, "state": domain.state, "last_seen": at}
-            guest, _ = Guest.objects.update_or_create(
-                host=host, kind=Guest.Kind.DOMAIN, uid=domain.uid, defaults=values
-            )
+            elif (guest.name, guest.state) != (name, state):
+                rows.filter(pk=guest.pk).update(name=name, state=state)
+                changed = True
             changed |= _record_disks(guest, domain.disks, inodes)
     return changed
 
@@ -64,7 +69,8 @@ def _record_disks(guest: Guest, disks: tuple[DomainDisk, ...], inodes: Mapping[b
             for key, value in values.items():
                 setattr(disk, key, value)
             disk.save()
-    GuestDisk.objects.filter(pk__in=[disk.pk for disk in known.values()]).delete()
+    if known:
+        GuestDisk.objects.filter(pk__in=[disk.pk for disk in known.values()]).delete()
     return changed or bool(known)
 
 

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from django.conf import settings
@@ -11,6 +12,9 @@ from django.conf import settings
 from storage_admin.agent.protocol import HostError
 
 TIMEOUT = 20.0
+
+#: Where a libvirt daemon listens: the one of old, and the modular one.
+SOCKETS = ("/run/libvirt/libvirt-sock", "/run/libvirt/virtqemud-sock")
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,11 @@ class LibvirtFacts:
 
     pools: tuple[FolderPool, ...] = ()
     domains: tuple[Domain, ...] = ()
+
+
+def listens() -> bool:
+    """Whether a libvirt daemon may be there to be asked."""
+    return any(Path(socket).exists() for socket in SOCKETS)
 
 
 def read() -> LibvirtFacts:

@@ -1,0 +1,103 @@
+"""Jobs run in the test's own process, by the real agent as a process of its own, in folders of the test."""
+
+import hashlib
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from images.models import Image
+from images.scanning import ScanRun
+from storage_admin.accounts.roles import SYSTEM, Actor, Role
+from storage_admin.hosts import libvirt_reader
+from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.hosts.services import add_pool
+from storage_admin.jobs import doorbell, runner, services
+from storage_admin.jobs.heart import heart
+from storage_admin.jobs.models import Job
+from tests.factories import HostFactory
+
+ADMIN = Actor("ada", Role.ADMIN)
+OPERATOR = Actor("olga", Role.OPERATOR)
+VIEWER = Actor("vera", Role.VIEWER)
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No heartbeat beside the test's transaction, and nobody to ring for: the test runs its jobs itself."""
+    monkeypatch.setattr(heart, "start", lambda: None)
+    for module in (doorbell, runner):
+        monkeypatch.setattr(module, "ring_now", lambda job_id: None)
+
+
+@pytest.fixture
+def no_hypervisor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine as one without libvirt, whatever else runs on it at this time."""
+    take = ScanRun.take
+
+    def without_libvirt(run: ScanRun, event: dict[str, Any]) -> None:
+        take(run, event | {"libvirt": "absent"} if event["event"] == "host" else event)
+
+    monkeypatch.setattr(ScanRun, "take", without_libvirt)
+    monkeypatch.setattr(libvirt_reader, "listens", lambda: False)
+
+
+def this_machine(*folders: Path) -> Host:
+    """The row of this machine with these folders as its pools, registered by an admin; not scanned yet."""
+    host = HostFactory.create(slug="local", last_seen=None, capabilities={}, owners_unknown="Not scanned yet.")
+    for folder in folders:
+        register(host, folder)
+    return host
+
+
+def register(host: Host, folder: Path, source: str = StoragePool.Source.ADMIN) -> StoragePool:
+    return add_pool(host, bytes(folder), source)
+
+
+def work(kind: str, target_id: int, actor: Actor = SYSTEM, **options: Any) -> Job:
+    """Submits a job, runs it here and now, and gives its row as it ended."""
+    return run(services.submit(actor, kind, target_id, options))
+
+
+def run(job: Job) -> Job:
+    runner.run(job.pk)
+    job.refresh_from_db()
+    return job
+
+
+def scan(host: Host) -> dict[str, Any]:
+    """Scans a host and answers the job's result; jobs that the scan asks for stay queued."""
+    job = work("scan", host.pk)
+    assert job.state == Job.State.SUCCEEDED, (job.error_code, job.error_detail, said(job))
+    return dict(job.result or {})
+
+
+def said(job: Job) -> list[str]:
+    """The job's log."""
+    return list(job.log_lines.values_list("text", flat=True))
+
+
+def image_at(path: Path | bytes) -> Image:
+    raw = path if isinstance(path, bytes) else bytes(path)
+    return Image.every.select_related("host", "pool").get(path_bytes=raw)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """What every file in a folder holds, by name: nothing was changed where it is the same as before."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.is_symlink()
+    }
+
+
+def create(path: Path, size: str = "8M", *options: str, base: str | None = None, form: str = "qcow2") -> Path:
+    """A new image by the real qemu-img."""
+    backing = ["-b", base, "-F", "qcow2"] if base is not None else []
+    done = subprocess.run(
+        ["qemu-img", "create", "-q", "-f", form, *options, *backing, str(path), *([size] if base is None else [])],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return path
