@@ -2,6 +2,9 @@
 
 from html.parser import HTMLParser
 
+#: Attributes whose value a browser, or htmx, goes to.
+FOLLOWED = {"href", "src", "action", "formaction", "data", "srcdoc", "xlink:href", "hx-get", "hx-post"}
+
 
 class _Reader(HTMLParser):
     def __init__(self) -> None:
@@ -17,7 +20,11 @@ class _Reader(HTMLParser):
         if tag == "style" or "style" in found:
             self.inline.append(f"style on <{tag}>")
         self.inline += [f"{name} on <{tag}>" for name in found if name.startswith(("on", "hx-on"))]
-        self.inline += [f"{name}={value}" for name, value in attrs if (value or "").lower().startswith("javascript:")]
+        self.inline += [
+            f"{name}={value}"
+            for name, value in attrs
+            if name in FOLLOWED and (value or "").strip().lower().startswith(("javascript:", "data:", "vbscript:"))
+        ]
         self._script = found if tag == "script" else None
 
     def handle_endtag(self, tag: str) -> None:

@@ -1,0 +1,106 @@
+"""Hosts, pools, tokens, the audit trail: what admins decide."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from django.test import Client
+
+from storage_admin.accounts.models import Token
+from storage_admin.hosts.models import StoragePool
+from storage_admin.jobs.models import Job
+from tests.factories import GuestDiskFactory, HostFactory
+from tests.web.conftest import Filled
+from tests.web.html import tags_of, text_of
+
+
+def test_an_operator_scans(operator: Client, filled: Filled) -> None:
+    operator.post(f"/hosts/{filled.host.pk}/scan/")
+    assert Job.objects.filter(kind="scan", target_id=filled.host.pk, state="queued").count() == 1
+
+
+def test_an_admin_registers_a_folder_and_a_scan_of_it_is_queued(
+    browser_of: Callable[[str], Client], filled: Filled, tmp_path: Path
+) -> None:
+    address = f"/hosts/{filled.host.pk}/folders/"
+    assert browser_of("operator").post(address, {"path": str(tmp_path)}).status_code == 403
+    text = text_of(browser_of("admin").post(address, {"path": str(tmp_path)}, follow=True).content.decode())
+    assert f"{tmp_path} is registered" in text
+    assert StoragePool.objects.filter(host=filled.host, path=str(tmp_path)).exists()
+    assert Job.objects.filter(kind="scan", target_id=filled.host.pk).exists()
+
+
+@pytest.mark.parametrize("path", ["relative", "/etc", "/nothing/here", "", "/a\0b", "<script>alert(1)</script>"])
+def test_a_bad_folder_gets_a_sentence_beside_the_field(admin: Client, filled: Filled, path: str) -> None:
+    answer = admin.post(f"/hosts/{filled.host.pk}/folders/", {"path": path})
+    assert answer.status_code == 400
+    errors = [found for _, found in tags_of(answer.content.decode()) if found.get("class") == "field-error"]
+    assert len(errors) == 1
+    assert StoragePool.objects.count() == 1
+
+
+def test_forgetting_a_pool_wants_its_name(admin: Client, filled: Filled) -> None:
+    address = f"/pools/{filled.pool.pk}/remove/"
+    filled.host.jobs.update(state="succeeded", undo_state="none")
+    assert "Not confirmed" in admin.post(address, {"confirm": "x"}, follow=True).content.decode()
+    assert StoragePool.objects.filter(pk=filled.pool.pk).exists()
+    assert "Its files are untouched." in admin.post(address, {"confirm": "local"}, follow=True).content.decode()
+    assert not StoragePool.objects.filter(pk=filled.pool.pk).exists()
+
+
+@pytest.mark.parametrize(("percent", "kept"), [("70", 70), ("0", 85), ("x", 85), ("101", 85)])
+def test_a_threshold_is_a_percentage(admin: Client, filled: Filled, percent: str, kept: int) -> None:
+    admin.post(f"/pools/{filled.pool.pk}/change/", {"name": "local", "warn_percent": percent})
+    filled.pool.refresh_from_db()
+    assert filled.pool.warn_percent == kept
+
+
+def test_missing_tools_are_named_with_what_they_are_for(viewer: Client) -> None:
+    HostFactory.create(capabilities={"qemu_img": None, "tools": {"setpriv": True, "virt-sparsify": False}})
+    text = text_of(viewer.get("/hosts/").content.decode())
+    assert "qemu-img missing analyze and reclaim" in text
+    assert "setpriv there" in text
+    assert "ionice unknown" in text
+
+
+def test_cache_and_discard_modes_come_with_advice(viewer: Client) -> None:
+    GuestDiskFactory.create(cache="unsafe", discard="")
+    text = text_of(viewer.get("/guests/").content.decode())
+    assert "a power cut can destroy" in text
+    assert "Set discard=unmap" in text
+
+
+def test_a_tokens_secret_is_shown_once(admin: Client, filled: Filled) -> None:
+    answer = admin.post("/tokens/", {"name": "nightly", "role": "operator", "expires_days": "30"})
+    page = answer.content.decode()
+    token = Token.objects.get(name="nightly")
+    assert (token.role, token.created_by, token.expired) == ("operator", "the-admin", False)
+    assert "sa_" in page
+    assert answer["Cache-Control"] == "no-store"
+    assert "sa_" not in admin.get("/tokens/").content.decode()
+    admin.post(f"/tokens/{token.pk}/delete/")
+    assert not Token.objects.filter(pk=token.pk).exists()
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"name": ""},
+        {"name": "x" * 101},
+        {"name": "a", "role": "god"},
+        {"name": "a", "expires_days": "0"},
+        {"name": "a", "expires_days": "99999999999999999999"},
+        {"name": "a", "hosts": "x"},
+    ],
+)
+def test_a_bad_token_is_not_made(admin: Client, filled: Filled, form: dict[str, str]) -> None:
+    before = Token.objects.count()
+    answer = admin.post("/tokens/", {"role": "viewer"} | form)
+    assert answer.status_code == 400
+    assert Token.objects.count() == before
+
+
+def test_the_audit_trail_is_searched(admin: Client, filled: Filled) -> None:
+    admin.post("/tokens/", {"name": "nightly", "role": "viewer"})
+    assert "nightly" in text_of(admin.get("/audit/?q=nightly").content.decode())
+    assert "Nothing recorded like that" in text_of(admin.get("/audit/?q=zebra").content.decode())

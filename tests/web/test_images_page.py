@@ -1,0 +1,138 @@
+"""The images page: its state is the address bar's."""
+
+import csv
+import io
+
+import pytest
+from django.test import Client
+
+from images.models import Image
+from tests.factories import GIB, ImageFactory, ImageUseFactory, StoragePoolFactory
+from tests.web.conftest import Filled
+from tests.web.html import tags_of, text_of
+
+HTMX = {"HX-Request": "true"}
+
+
+def names(page: str) -> list[str]:
+    """The images of the table, in order."""
+    links = [found["href"] or "" for tag, found in tags_of(page) if tag == "a" and found.get("class") == "name"]
+    ids = [int(link.split("/")[2]) for link in links if link.startswith("/images/")]
+    found = Image.objects.in_bulk(ids)
+    return [found[pk].name for pk in ids]
+
+
+@pytest.fixture
+def three() -> list[Image]:
+    pool = StoragePoolFactory.create()
+    return [
+        ImageFactory.create(pool=pool, name="a.qcow2", allocated_size=3 * GIB, virtual_size=9 * GIB, in_use=None),
+        ImageFactory.create(
+            pool=pool, name="b.raw", allocated_size=5 * GIB, virtual_size=6 * GIB, format="raw", declared_format="raw",
+            reclaimable_bytes=GIB, orphan=True,
+        ),
+        ImageFactory.create(
+            pool=pool, name="c.img", allocated_size=GIB, virtual_size=None, declared_format="", state="unreadable",
+            in_use=True, chain_depth=4,
+        ),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("", ["b.raw", "a.qcow2", "c.img"]),
+        ("ordering=name", ["a.qcow2", "b.raw", "c.img"]),
+        ("ordering=-name", ["c.img", "b.raw", "a.qcow2"]),
+        ("ordering=virtual_size", ["b.raw", "a.qcow2", "c.img"]),
+        ("ordering=-virtual_size", ["a.qcow2", "b.raw", "c.img"]),
+        ("search=B.R", ["b.raw"]),
+        ("format=raw", ["b.raw"]),
+        ("format=qcow2", ["a.qcow2", "c.img"]),
+        ("state=unreadable", ["c.img"]),
+        ("in_use=true", ["c.img"]),
+        ("in_use=unknown", ["a.qcow2"]),
+        ("orphan=true", ["b.raw"]),
+        ("min_reclaimable=1", ["b.raw"]),
+        ("min_chain_depth=2", ["c.img"]),
+        ("max_chain_depth=1", ["b.raw", "a.qcow2"]),
+        ("search=nothing", []),
+        ("ordering=secret", ["b.raw", "a.qcow2", "c.img"]),
+    ],
+)
+def test_filters_searches_and_orders(viewer: Client, three: list[Image], query: str, expected: list[str]) -> None:
+    assert names(viewer.get(f"/images/?{query}").content.decode()) == expected
+
+
+def test_filters_by_guest_host_and_pool(viewer: Client, three: list[Image]) -> None:
+    other = ImageFactory.create(name="other.qcow2")
+    use = ImageUseFactory.create(image=other)
+    for query in (f"guest={use.disk.guest_id}", f"host={other.host_id}", f"pool={other.pool_id}"):
+        assert names(viewer.get(f"/images/?{query}").content.decode()) == ["other.qcow2"]
+
+
+@pytest.mark.parametrize("query", ["state=nonsense", "min_reclaimable=-5", "pool=x", "in_use=maybe", f"host={10**30}"])
+def test_a_filter_that_means_nothing_is_named_and_not_silently_dropped(
+    viewer: Client, three: list[Image], query: str
+) -> None:
+    page = viewer.get(f"/images/?{query}").content.decode()
+    assert f"not applied: {query.partition('=')[0]}" in text_of(page)
+
+
+def test_htmx_gets_the_table_alone_and_history_the_page(viewer: Client, three: list[Image]) -> None:
+    fragment = viewer.get("/images/?search=b", headers=HTMX).content.decode()
+    assert "<html" not in fragment
+    assert names(fragment) == ["b.raw"]
+    restored = viewer.get("/images/", headers=HTMX | {"HX-History-Restore-Request": "true"}).content.decode()
+    assert "<html" in restored
+
+
+def test_links_of_the_table_keep_the_filters(viewer: Client, three: list[Image]) -> None:
+    page = viewer.get("/images/?format=qcow2&ordering=name").content.decode()
+    sorts = [found["href"] for tag, found in tags_of(page) if tag == "a" and "ordering=" in (found.get("href") or "")]
+    assert "?format=qcow2&ordering=-name" in sorts
+    assert all("format=qcow2" in (link or "") for link in sorts)
+
+
+def test_pages_are_cut_at_fifty(viewer: Client) -> None:
+    pool = StoragePoolFactory.create()
+    for number in range(53):
+        ImageFactory.create(pool=pool, name=f"i{number:02}.qcow2")
+    page = viewer.get("/images/?ordering=name&page=2").content.decode()
+    assert names(page) == ["i50.qcow2", "i51.qcow2", "i52.qcow2"]
+    assert "51–53 of 53" in text_of(page)  # noqa: RUF001
+    assert names(viewer.get("/images/?ordering=name&page=999").content.decode()) == names(page)
+
+
+def test_what_is_not_known_is_never_zero(viewer: Client) -> None:
+    ImageFactory.create(name="x.img", virtual_size=None, in_use=None, declared_format="", format="qcow2")
+    text = text_of(viewer.get("/images/").content.decode())
+    assert "not analyzed" in text
+    assert "undeclared looks like qcow2" in text
+    assert " 0 B" not in text
+
+
+def test_exports_the_filtered_list_with_exact_bytes(viewer: Client, three: list[Image]) -> None:
+    ImageFactory.create(pool=three[0].pool, name="=cmd.qcow2", path="=cmd.qcow2")
+    answer = viewer.get("/images/export.csv?ordering=name&format=qcow2")
+    rows = list(csv.DictReader(io.StringIO(answer.getvalue().decode())))
+    assert [row["path"] for row in rows] == ["'=cmd.qcow2", three[0].path, three[2].path]
+    assert rows[1]["allocated_size"] == str(3 * GIB)
+    assert rows[1]["in_use"] == "unknown"
+    assert rows[2]["virtual_size"] == ""
+
+
+def test_analyzes_the_selected_images_and_says_what_was_refused(operator: Client, filled: Filled) -> None:
+    refused = ImageFactory.create(pool=filled.pool, declared_format="")
+    chosen = {"image": [filled.image.pk, refused.pk, 10**22, "x"], "next": "/images/?search=vm"}
+    answer = operator.post("/images/analyze/", chosen, follow=True)
+    assert answer.redirect_chain == [("/images/?search=vm", 302)]
+    text = text_of(answer.content.decode())
+    assert "1 queued to be analyzed" in text
+    assert "1 refused" in text
+    assert filled.host.jobs.filter(kind="analyze").count() == 1
+
+
+def test_never_sends_somebody_elsewhere(operator: Client, filled: Filled) -> None:
+    answer = operator.post("/images/analyze/", {"next": "https://example.org/"})
+    assert answer["Location"] == "/images/"

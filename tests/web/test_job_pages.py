@@ -1,0 +1,146 @@
+"""Jobs as they work: what moves, what does not, and who may do what."""
+
+from collections.abc import Callable
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from storage_admin.jobs.models import Job
+from tests.factories import JobFactory, JobLogFactory, UserFactory
+from tests.web.conftest import Filled
+from tests.web.html import tags_of, text_of
+
+HTMX = {"HX-Request": "true"}
+
+
+def polls(page: str) -> list[str]:
+    """What the page asks for by itself."""
+    return [found["hx-get"] or "" for _, found in tags_of(page) if (found.get("hx-trigger") or "").startswith("every")]
+
+
+def test_a_running_job_shows_how_far_it_is(viewer: Client, filled: Filled) -> None:
+    text = text_of(viewer.get(f"/jobs/{filled.running.pk}/").content.decode())
+    assert "46 % · copying" in text
+    assert "1 GiB of 4 GiB · 286 MiB/s · 1 min 6 s left" in text
+
+
+def test_a_fragment_that_did_not_change_is_not_sent_again(viewer: Client, filled: Filled) -> None:
+    address = polls(viewer.get(f"/jobs/{filled.running.pk}/").content.decode())[0]
+    assert viewer.get(address, headers=HTMX).status_code == 204
+    Job.objects.filter(pk=filled.running.pk).update(progress=51)
+    changed = viewer.get(address, headers=HTMX)
+    assert changed.status_code == 200
+    assert "51 %" in text_of(changed.content.decode())
+    assert polls(changed.content.decode()) != [address]
+
+
+@pytest.mark.parametrize("address", ["/", "/jobs/", "/hosts/"])
+def test_a_list_that_did_not_change_is_not_sent_again(viewer: Client, filled: Filled, address: str) -> None:
+    asked = polls(viewer.get(address).content.decode())
+    assert len(asked) == 1
+    assert viewer.get(asked[0], headers=HTMX).status_code == 204
+    JobFactory.create(kind="scan", target=filled.host, state="running", stage="reading", progress=12)
+    assert viewer.get(asked[0], headers=HTMX).status_code == 200
+
+
+def test_polling_ends_with_the_job_after_its_end_was_shown(viewer: Client, filled: Filled) -> None:
+    address = polls(viewer.get(f"/jobs/{filled.running.pk}/").content.decode())[0]
+    Job.objects.filter(pk=filled.running.pk).update(
+        state="failed", error_code="image_in_use", error_detail="Guest x started.", finished=timezone.now()
+    )
+    last = viewer.get(address, headers=HTMX).content.decode()
+    assert "Guest x started." in last
+    assert "nothing was lost" in last
+    assert polls(last) == []
+    assert polls(viewer.get(f"/jobs/{filled.running.pk}/").content.decode()) == []
+
+
+def test_the_log_comes_line_by_line(viewer: Client, filled: Filled) -> None:
+    address = polls(viewer.get(f"/jobs/{filled.running.pk}/").content.decode())[1]
+    assert viewer.get(address, headers=HTMX).status_code == 204
+    line = JobLogFactory.create(job=filled.running, text="verifying <b>now</b>")
+    fragment = viewer.get(address, headers=HTMX).content.decode()
+    assert "verifying &lt;b&gt;now&lt;/b&gt;" in fragment
+    assert polls(fragment) == [f"/jobs/{filled.running.pk}/log/?after={line.pk}"]
+
+
+def test_a_nonsense_place_in_the_log_starts_at_its_beginning(viewer: Client, filled: Filled) -> None:
+    for after in ("x", "-1", "9" * 5000, "²"):
+        answer = viewer.get(f"/jobs/{filled.running.pk}/log/", {"after": after}, headers=HTMX)
+        assert "looking at" in answer.content.decode()
+
+
+def test_a_finished_job_says_what_was_predicted_what_came_and_what_is_held(viewer: Client, filled: Filled) -> None:
+    text = text_of(viewer.get(f"/jobs/{filled.done.pk}/").content.decode())
+    assert "4 GiB → 2 GiB" in text
+    assert "Predicted about 2 GiB 2,147,483,648" in text
+    assert "Held by the undo copy 4 GiB 4,294,967,296" in text
+    assert "Freed 0 B" in text
+
+
+def test_a_job_that_won_nothing_says_that_the_original_was_kept(viewer: Client, filled: Filled) -> None:
+    result = (filled.done.result or {}) | {"swapped": False, "freed_bytes": 0}
+    Job.objects.filter(pk=filled.done.pk).update(result=result, undo_state="none")
+    assert "the original was kept as it is" in viewer.get(f"/jobs/{filled.done.pk}/").content.decode()
+
+
+@pytest.mark.parametrize("state", ["active", "failed", "succeeded", "nonsense"])
+def test_lists_by_state(viewer: Client, filled: Filled, state: str) -> None:
+    links = tags_of(viewer.get(f"/jobs/?state={state}").content.decode())
+    hrefs = [found.get("href") or "" for tag, found in links if tag == "a"]
+    shown = {href for href in hrefs if href.startswith("/jobs/")}
+    expected = {"active": {filled.running.pk}, "succeeded": {filled.done.pk}}
+    if state in expected:
+        assert {f"/jobs/{pk}/" for pk in expected[state]} == {link for link in shown if "?" not in link} - {"/jobs/"}
+
+
+def test_an_operator_cancels_and_a_viewer_does_not(browser_of: Callable[[str], Client], filled: Filled) -> None:
+    address = f"/jobs/{filled.running.pk}/cancel/"
+    viewer, operator = browser_of("viewer"), browser_of("operator")
+    assert viewer.post(address).status_code == 403
+    assert "Cancel job" not in viewer.get(f"/jobs/{filled.running.pk}/").content.decode()
+    assert not Job.objects.filter(cancel_requested=True).exists()
+    text = text_of(operator.post(address, follow=True).content.decode())
+    assert Job.objects.get(cancel_requested=True).pk == filled.running.pk
+    assert "puts everything back" in text
+
+
+def test_cancelling_what_has_ended_says_so(operator: Client, filled: Filled) -> None:
+    text = text_of(operator.post(f"/jobs/{filled.done.pk}/cancel/", follow=True).content.decode())
+    assert "has ended already" in text
+    assert "Nothing was changed." in text
+
+
+def test_discarding_an_undo_copy_needs_an_admin_and_the_jobs_name(
+    browser_of: Callable[[str], Client], filled: Filled
+) -> None:
+    address = f"/jobs/{filled.done.pk}/discard-undo/"
+    assert browser_of("operator").post(address, {"confirm": f"job {filled.done.pk}"}).status_code == 403
+    admin = browser_of("admin")
+    assert "Not confirmed" in admin.post(address, {"confirm": "yes"}, follow=True).content.decode()
+    assert not Job.objects.filter(kind="discard_undo").exists()
+    admin.post(address, {"confirm": f"job {filled.done.pk}"})
+    assert Job.objects.filter(kind="discard_undo", target_id=filled.done.pk).exists()
+
+
+def test_an_operator_undoes_and_only_an_admin_forces(browser_of: Callable[[str], Client], filled: Filled) -> None:
+    address = f"/jobs/{filled.done.pk}/undo/"
+    operator = browser_of("operator")
+    assert operator.post(address, {"force": "1", "confirm": f"job {filled.done.pk}"}).status_code == 403
+    assert not Job.objects.filter(kind="undo").exists()
+    operator.post(address)
+    assert Job.objects.get(kind="undo").target_id == filled.done.pk
+
+
+def test_every_action_refuses_a_post_without_a_token(filled: Filled) -> None:
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(UserFactory.create(role="admin"), "django.contrib.auth.backends.ModelBackend")
+    pk, image, pool, host = filled.done.pk, filled.image.pk, filled.pool.pk, filled.host.pk
+    for address in (
+        f"/jobs/{pk}/cancel/", f"/jobs/{pk}/retry/", f"/jobs/{pk}/undo/", f"/jobs/{pk}/discard-undo/",
+        f"/images/{image}/reclaim/", f"/images/{image}/analyze/", f"/images/{image}/format/", "/images/analyze/",
+        f"/pools/{pool}/change/", f"/pools/{pool}/remove/", f"/hosts/{host}/", f"/hosts/{host}/scan/",
+        f"/hosts/{host}/folders/", "/tokens/", "/tokens/1/delete/",
+    ):  # fmt: skip
+        assert client.post(address).status_code == 403, address

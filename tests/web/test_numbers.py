@@ -1,0 +1,74 @@
+"""Numbers on pages: binary, at most three significant digits, never a zero for what is not known."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from django.utils import timezone
+
+from images.templatetags.storage import ago, bytes_of, percent, seconds, size, size_bar
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, "unknown"), (0, "0 B"), (1, "1 B"), (512, "512 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"),
+        (196_608, "192 KiB"), (10 * 1024**2, "10 MiB"), (1024**3 - 1, "1 GiB"), (int(41.3 * 1024**3), "41.3 GiB"),
+        (214_748_364_800, "200 GiB"), (8 * 1024**4, "8 TiB"), (2**63 - 1, "8 EiB"), (-2048, "−2 KiB"),  # noqa: RUF001
+    ],
+)  # fmt: skip
+def test_sizes(value: int | None, shown: str) -> None:
+    assert size(value) == shown
+
+
+def test_exact_bytes_stand_beside_a_rounded_size() -> None:
+    assert bytes_of(214_748_364_801) == '<span title="214,748,364,801 bytes">200 GiB</span>'
+
+
+def test_an_unknown_word_is_escaped() -> None:
+    assert "<b>" not in bytes_of(None, "<b>")
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "shown"), [(None, 5, "unknown"), (5, None, "unknown"), (5, 0, "unknown"), (999, 1000, "99 %")]
+)
+def test_percents_do_not_claim_what_is_not_there_yet(part: int | None, whole: int | None, shown: str) -> None:
+    assert percent(part, whole) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, "unknown"),
+        (0.2, "0 s"),
+        (45, "45 s"),
+        (66, "1 min 6 s"),
+        (180, "3 min"),
+        (7800, "2 h 10 min"),
+        (864000, "10 days"),
+    ],
+)
+def test_durations(value: float | None, shown: str) -> None:
+    assert seconds(value) == shown
+
+
+def test_times_say_how_long_ago_and_when() -> None:
+    assert "never" in ago(None)
+    assert ">3 hours ago<" in ago(timezone.now() - timedelta(hours=3, minutes=20))
+    assert ">in 2 days<" in ago(timezone.now() + timedelta(days=2, hours=1))
+    assert "2020-01-02 03:04:05 UTC" in ago(datetime(2020, 1, 2, 3, 4, 5, tzinfo=UTC))
+
+
+def test_the_hatch_ends_where_the_fill_ends() -> None:
+    bar = size_bar(200, 100, 40, 400)["bar"]
+    assert (bar.track, bar.fill, bar.win_x, bar.win) == ("50.00%", "25.00%", "15.00%", "10.00%")
+
+
+def test_a_bar_has_no_track_for_an_unknown_virtual_size_and_no_hatch_before_analysis() -> None:
+    bar = size_bar(None, 100, None)["bar"]
+    assert (bar.track, bar.fill, bar.win) == ("", "100.00%", "")
+    assert bar.title == "virtual unknown, physical 100 B, reclaimable not analyzed yet"
+
+
+def test_a_physical_size_beyond_the_virtual_one_stays_within_the_bar() -> None:
+    bar = size_bar(100, 150, 500)["bar"]
+    assert (bar.track, bar.fill, bar.win) == ("66.67%", "100.00%", "100.00%")
