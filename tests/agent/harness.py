@@ -171,6 +171,7 @@ def reclaim_args(
         "chain": [link(ancestor, pool) for ancestor in ancestors],
         "children_known": True,
         "method": "compress",
+        "idle_io": False,
         "reserve": NO_RESERVE,
         **changes,
     }

@@ -3,6 +3,7 @@
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,7 @@ def original_inode(image: Path) -> int:
     return int((image.parent / "original").read_text())
 
 
-def refused(verb: str, image: Path, code: str, job: str = "u1", **changes: object) -> None:
+def refused(verb: str, image: Path, code: str, job: str = "u1", **changes: Any) -> None:
     before = image.stat() if image.exists() else None
     kept = leftovers(image.parent)
     answer = ask(verb, undo_args(image, **changes), job=job)

@@ -40,7 +40,7 @@ def arm(at: int, when: str) -> None:
 def counts(name: str, args: tuple[Any, ...]) -> bool:
     """Events to the controller and files that are only read are no steps."""
     if name == "write":
-        return args[0] != sys.stdout.fileno()
+        return int(args[0]) != sys.stdout.fileno()
     return name != "open" or bool(args[1] & os.O_CREAT)
 
 

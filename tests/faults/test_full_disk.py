@@ -1,0 +1,108 @@
+"""The disk is full, or fills up while work goes on (fault F4)."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.agent.harness import Agent, ask, leftovers, make_image, reclaim_args
+from tests.faults.scene import Scene
+
+pytestmark = [pytest.mark.faults, pytest.mark.qemu]
+
+DISK_BYTES = 24 << 20
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small ext4 filesystem on a loop device."""
+    backing, mounted = tmp_path / "disk.img", tmp_path / "mnt"
+    with backing.open("wb") as file:
+        file.truncate(DISK_BYTES)
+    subprocess.run(["mkfs.ext4", "-q", "-m", "0", backing], check=True)
+    mounted.mkdir()
+    subprocess.run(["mount", "-o", "loop", backing, mounted], check=True)
+    yield mounted
+    subprocess.run(["umount", mounted], check=True)
+
+
+def fill(disk: Path, but: int) -> Path:
+    """Takes all space of a disk but some bytes."""
+    ballast = disk / "ballast"
+    ballast.unlink(missing_ok=True)
+    os.sync()
+    status = os.statvfs(disk)
+    with ballast.open("wb") as file:
+        take = status.f_bavail * status.f_frsize - but
+        if take > 0:
+            os.posix_fallocate(file.fileno(), 0, take)
+    return ballast
+
+
+def noisy(path: Path, folder: Path) -> None:
+    """Half a megabyte more of bytes that do not compress, so that the copy has some size."""
+    noise = folder / "noise"
+    noise.write_bytes(os.urandom(1 << 20))
+    command = f"write -s {noise} 2M 1M"
+    subprocess.run(["qemu-io", "-f", "qcow2", "-c", command, path], check=True, capture_output=True)
+
+
+def test_without_room_for_the_copy_it_is_refused_before_anything_is_written(
+    disk: Path, tmp_path: Path, templates: list[Path]
+) -> None:
+    scene = Scene(disk / "scene", templates[0])
+    fill(disk, 1 << 20)
+    assert ask("reclaim", reclaim_args(scene.image))["code"] == "not_enough_space"
+    assert leftovers(scene.pool) == set()
+    scene.verify()
+
+
+@pytest.mark.parametrize("left", [0, 4096, 12 << 10, 20 << 10, *range(64 << 10, 1664 << 10, 100 << 10)])
+def test_a_disk_that_is_full_at_any_point_leaves_the_original(disk: Path, tmp_path: Path, left: int) -> None:
+    """The bound that the plan gave was wrong, so that only the disk itself says stop."""
+    pool = disk / "pool"
+    pool.mkdir()
+    image = pool / "vm.qcow2"
+    make_image(image)
+    noisy(image, tmp_path)
+    before = tmp_path / "before"
+    shutil.copyfile(image, before)
+    inode = image.stat().st_ino
+    ballast = fill(disk, left)
+    answer = ask("reclaim", reclaim_args(image, predicted_high=1))
+    if "code" in answer:
+        assert answer["code"] == "not_enough_space", answer
+        assert image.stat().st_ino == inode
+        assert leftovers(pool) == set()
+        assert image.read_bytes() == before.read_bytes()
+        ballast.unlink()
+        assert ask("reclaim", reclaim_args(image), job="j2")["swapped"]
+    else:
+        assert answer["swapped"]
+        assert left > 1 << 20
+
+
+def test_the_reserve_is_kept_for_running_guests(disk: Path, tmp_path: Path) -> None:
+    pool = disk / "pool"
+    pool.mkdir()
+    image = pool / "vm.qcow2"
+    make_image(image)
+    noisy(image, tmp_path)
+    noisy(image, tmp_path)
+    reserve = 8 << 20
+    fill(disk, reserve + (6 << 20))
+    with Agent() as agent:
+        agent.request(
+            "reclaim",
+            reclaim_args(image, reserve={"percent": 0, "bytes": reserve}, bandwidth_bytes_sec=512 << 10),
+        )
+        agent.until("progress", stage="copying")
+        # Somebody else takes the room meanwhile.
+        with (disk / "more").open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, 7 << 20)
+        answer = agent.answer()
+    assert answer["code"] == "not_enough_space", answer
+    assert leftovers(pool) == set()

@@ -1,0 +1,151 @@
+"""A guest starts while an image is reclaimed: it wins, and not one of its writes is lost (fault F7)."""
+
+import random
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from storage_admin.agent import locking, protocol
+from tests.agent.harness import Agent, Writer, ask, leftovers, make_image, reclaim_args, recover_args
+from tests.faults.scene import Scene, seed
+from tests.faults.test_kills import listen
+
+pytestmark = [pytest.mark.faults, pytest.mark.qemu]
+
+PATTERN = 0xC3
+
+
+def holds_the_pattern(path: Path, offset: str, length: str) -> bool:
+    command = f"read -P {PATTERN} {offset} {length}"
+    done = subprocess.run(["qemu-io", "-r", "-f", "qcow2", "-c", command, path], capture_output=True, check=True)
+    return b"Pattern verification failed" not in done.stdout
+
+
+@pytest.fixture
+def slow_image(tmp_path: Path) -> Iterator[Path]:
+    """An image whose copy takes seconds."""
+    path = tmp_path / "pool" / "vm.qcow2"
+    path.parent.mkdir()
+    make_image(path, "16M")
+    noise = tmp_path / "noise"
+    noise.write_bytes(random.Random(1).randbytes(4 << 20))
+    command = f"write -s {noise} 0 4M"
+    subprocess.run(["qemu-io", "-f", "qcow2", "-c", command, path], check=True, capture_output=True)
+    yield path
+    assert leftovers(path.parent) == set()
+
+
+def test_a_guest_can_start_while_the_copy_is_made_and_the_job_gives_way(slow_image: Path) -> None:
+    with Agent() as agent:
+        agent.request("reclaim", reclaim_args(slow_image, bandwidth_bytes_sec=1 << 20))
+        agent.until("progress", stage="copying")
+        with Writer(slow_image) as guest:
+            assert not guest.refused, guest.said
+            guest.write(PATTERN, "10M", "1M")
+            asked = time.monotonic()
+            answer = agent.answer()
+            assert answer.get("code") in {"image_in_use", "stale_plan"}, answer
+            assert time.monotonic() - asked < 5
+    assert holds_the_pattern(slow_image, "10M", "1M")
+
+
+def test_a_guest_that_has_started_written_and_stopped_meanwhile_is_noticed(slow_image: Path) -> None:
+    with Agent() as agent:
+        agent.request("reclaim", reclaim_args(slow_image, bandwidth_bytes_sec=1 << 20))
+        agent.until("progress", stage="copying")
+        command = f"write -P {PATTERN} 10M 1M"
+        subprocess.run(["qemu-io", "-f", "qcow2", "-c", command, slow_image], check=True, capture_output=True)
+        answer = agent.answer()
+    assert answer.get("code") in {"image_in_use", "stale_plan"}, answer
+    assert holds_the_pattern(slow_image, "10M", "1M")
+
+
+def test_a_guest_that_only_reads_wins_as_well(slow_image: Path) -> None:
+    with Agent() as agent:
+        agent.request("reclaim", reclaim_args(slow_image, bandwidth_bytes_sec=1 << 20))
+        agent.until("progress", stage="copying")
+        with Writer(slow_image, read_only=True):
+            assert agent.answer().get("code") == "image_in_use"
+
+
+def test_a_base_that_is_written_to_meanwhile_stops_the_work_on_its_overlay(tmp_path: Path) -> None:
+    base, overlay = tmp_path / "base.qcow2", tmp_path / "vm.qcow2"
+    make_image(base, "16M")
+    subprocess.run(
+        ["qemu-img", "create", "-q", "-f", "qcow2", "-b", base, "-F", "qcow2", overlay], check=True, capture_output=True
+    )
+    noise = tmp_path / "noise"
+    noise.write_bytes(random.Random(1).randbytes(4 << 20))
+    command = f"write -s {noise} 0 4M"
+    subprocess.run(["qemu-io", "-f", "qcow2", "-c", command, overlay], check=True, capture_output=True)
+    with Agent() as agent:
+        agent.request("reclaim", reclaim_args(overlay, base, bandwidth_bytes_sec=1 << 20))
+        agent.until("progress", stage="copying")
+        subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write 0 64k", base], check=True, capture_output=True)
+        assert agent.answer().get("code") in {"image_in_use", "stale_plan"}
+    assert leftovers(tmp_path) == set()
+
+
+def test_a_guest_that_starts_at_a_random_moment_loses_no_write(tmp_path: Path, templates: list[Path]) -> None:
+    """Whoever wins, the guest's write is in the image that has its name; or the guest was refused."""
+    start = seed()
+    print(f"STORAGE_ADMIN_SEED={start}")
+    outcomes: dict[str, int] = {}
+    for trial in range(20):
+        rng = random.Random(f"{start}-{trial}")
+        scene = Scene(tmp_path / str(trial), rng.choice(templates))
+        with Agent() as agent:
+            agent.request("reclaim", reclaim_args(scene.image))
+            if rng.random() < 0.6:
+                # Around the swap, where it is tight.
+                agent.until("ready")
+                agent.say(protocol.GO, generation=1)
+                time.sleep(rng.uniform(0, 0.3))
+            else:
+                listen(agent, time.monotonic() + rng.uniform(0, 0.8))
+            with Writer(scene.image) as guest:
+                if not guest.refused:
+                    guest.write(PATTERN, "7M", "256k")
+                listen(agent, time.monotonic() + 30)
+        outcome = f"{'refused' if guest.refused else 'started'}, {'swapped' if scene.swapped else 'not swapped'}"
+        outcomes[outcome] = outcomes.get(outcome, 0) + 1
+        assert guest.refused or holds_the_pattern(scene.image, "7M", "256k"), (
+            f"trial {trial} of seed {start}: {outcome}"
+        )
+        ask("recover", recover_args(scene.pool))
+        assert leftovers(scene.pool) <= {".sa-j1.journal", ".sa-j1.orig"}
+    print(outcomes)
+    assert any(outcome.startswith("started") for outcome in outcomes)
+
+
+def test_no_guest_starts_in_the_instant_of_the_swap(tmp_path: Path, templates: list[Path]) -> None:
+    """Under the locks that are held through the rename, a guest is refused, on the old file and on the new one."""
+    scene = Scene(tmp_path / "scene", templates[0])
+    program = (
+        "import os, subprocess, sys; from storage_admin.agent import main\n"
+        "image = sys.argv[1]\n"
+        "def start():\n"
+        "    done = subprocess.run(['qemu-io', '-f', 'qcow2', '-c', 'write 0 64k', image], capture_output=True)\n"
+        "    sys.stderr.write(done.stderr.decode() + done.stdout.decode())\n"
+        "def around(*a, **k):\n"
+        "    start(); rename(*a, **k); start()\n"
+        "rename, os.rename = os.rename, around\n"
+        "sys.exit(main.main())"
+    )
+    with Agent([*Agent.python(), "-c", program, str(scene.image)]) as agent:
+        agent.request("reclaim", reclaim_args(scene.image))
+        assert agent.answer()["swapped"]
+        assert agent.stderr().count('Failed to get "write" lock') == 2
+    scene.verify()
+
+
+def test_the_locks_end_with_the_job(tmp_path: Path, templates: list[Path]) -> None:
+    scene = Scene(tmp_path / "scene", templates[0])
+    assert ask("reclaim", reclaim_args(scene.image))["swapped"]
+    with scene.image.open("rb") as image:
+        assert locking.locked_bytes(image.fileno()) == []
+    with Writer(scene.image) as guest:
+        assert not guest.refused
