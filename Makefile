@@ -1,30 +1,30 @@
 # make run and make test work on a fresh Debian or Ubuntu machine by themselves: setup/prepare brings what is missing.
 .PHONY: run test bench lint fmt faults screenshots
-PYTHON := .venv/bin/python
+VENV_PYTHON := .venv/bin/python
 
 run:
 	@setup/prepare run
-	@exec $(PYTHON) manage.py up
+	@exec $(VENV_PYTHON) manage.py up
 
 test:
 	@setup/prepare test
-	@exec $(PYTHON) -m tests.stages
+	@exec $(VENV_PYTHON) -m tests.stages
 
 lint:
 	@setup/prepare test
-	@exec $(PYTHON) -m tests.stages lint
+	@exec $(VENV_PYTHON) -m tests.stages lint
 
 faults:
 	@setup/prepare test
-	@exec $(PYTHON) -m tests.stages faults
+	@exec $(VENV_PYTHON) -m tests.stages faults
 
 bench:
 	@setup/prepare test
-	@exec $(PYTHON) -m tests.performance
+	@exec $(VENV_PYTHON) -m tests.performance
 
 screenshots:
 	@setup/prepare test
-	@exec $(PYTHON) -m tests.screenshots
+	@exec $(VENV_PYTHON) -m tests.screenshots
 
 fmt:
 	@setup/prepare test
