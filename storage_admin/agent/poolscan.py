@@ -37,6 +37,8 @@ class PoolScan:
         kind: ``dir``, ``libvirt`` or ``proxmox``.
         known: fingerprints of the images that the controller has; those that are seen are taken out.
         named: paths that guests name, which are images whatever they look like.
+        nested: folders of the other pools, by device and inode, with their kinds; what they walk is theirs.
+        others: paths that guests name in pools below this one.
         recorder: opens images.
         io: the controller.
         before: images found in the pools before this one, for the progress.
@@ -52,6 +54,8 @@ class PoolScan:
         recorder: Recorder,
         io: AgentIO,
         before: int = 0,
+        nested: dict[tuple[int, int], str] | None = None,
+        others: frozenset[bytes] = frozenset(),
     ) -> None:
         self._pool = pool
         self._path = path
@@ -59,8 +63,9 @@ class PoolScan:
         self._known = known
         self._recorder = recorder
         self._io = io
-        prefix = path.rstrip(b"/") + b"/"
-        self._named = {name for name in named if name.startswith(prefix)}
+        self._nested = nested or {}
+        self._elsewhere = others
+        self._named = set(named)
         self._before = before
         self._seen_files = 0
         self._failures: list[str] = []
@@ -88,7 +93,7 @@ class PoolScan:
             return self._event("missing" if gone else "unreadable", f"{error.strerror}")
         try:
             place = self._place(root, mounts, machine)
-            walk = Walk()
+            walk = Walk(self._nested)
             for folder in walk.folders(root, self._path, self._kind):
                 self._folder(folder)
             self._named_elsewhere()
@@ -140,7 +145,7 @@ class PoolScan:
 
     def _folder(self, folder: Folder) -> None:
         """The hot path: an unchanged image costs one ``stat`` and one hash here."""
-        known, inodes, named = self._known, self.inodes, self._named
+        known, inodes, named, elsewhere = self._known, self.inodes, self._named, self._elsewhere
         prefix = folder.path.rstrip(b"/") + b"/"
         parts = self._vmdk_parts(folder)
         for name in folder.files:
@@ -152,6 +157,8 @@ class PoolScan:
                 self._own_file(folder.fd, name)
                 continue
             path = prefix + os.fsencode(name)
+            if path in elsewhere:
+                continue
             stem, _, extension = name.rpartition(".")
             is_named = path in named
             if is_named:

@@ -21,7 +21,9 @@ from storage_admin.agent.mounts import Mounts
 FINGERPRINT_SIZE = 16
 OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
-_STATUS = struct.Struct("=QQqqqq").pack
+_STATUS = struct.Struct("=QQQQQQ").pack
+#: A file may claim to be from long before 1970 or long after 2262: its times are cut to 64 bits.
+_64_BITS = (1 << 64) - 1
 _PROTOCOL = re.compile(rb"^[^/:]*:")
 _FS_IOC_GETFLAGS = 0x80086601
 _FS_IMMUTABLE_FL = 0x10
@@ -49,7 +51,12 @@ def fingerprint(path: bytes, status: os.stat_result) -> bytes:
     return blake2b(
         path
         + _STATUS(
-            status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_blocks
+            status.st_dev,
+            status.st_ino,
+            status.st_size,
+            status.st_mtime_ns & _64_BITS,
+            status.st_ctime_ns & _64_BITS,
+            status.st_blocks,
         ),
         digest_size=FINGERPRINT_SIZE,
     ).digest()

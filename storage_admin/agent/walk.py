@@ -27,11 +27,17 @@ class Folder:
 
 @dataclass
 class Walk:
-    """What a walk could not enter. Where ``unread`` is not empty, what was not seen has not vanished."""
+    """A walk, and what it could not enter. Where ``unread`` is not empty, what was not seen has not vanished.
 
+    ``nested`` are the folders of other pools, by device and inode, with their kinds: what such a pool walks itself is
+    left to it. A folder that is reached twice, through a bind mount, is walked once.
+    """
+
+    nested: dict[tuple[int, int], str] = field(default_factory=dict)
     unread: list[str] = field(default_factory=list)
     other_filesystems: list[str] = field(default_factory=list)
     too_deep: list[str] = field(default_factory=list)
+    _entered: set[tuple[int, int]] = field(default_factory=set)
 
     def folders(self, root: int, path: bytes, kind: str) -> Iterator[Folder]:
         """Every folder that holds images, each open until the next one is asked for; the order is always the same.
@@ -41,7 +47,9 @@ class Walk:
             path: the pool's absolute path.
             kind: ``dir`` goes down, ``libvirt`` looks at the top only, ``proxmox`` at ``images/<vmid>``.
         """
-        device = os.fstat(root).st_dev
+        status = os.fstat(root)
+        device = status.st_dev
+        self._entered.add((device, status.st_ino))
         if kind == "libvirt":
             yield Folder(root, path, self._list(root, path)[0])
         elif kind == "proxmox":
@@ -56,10 +64,11 @@ class Walk:
         else:
             yield from self._tree(root, path, device, MAX_DEPTH)
 
-    def _tree(self, fd: int, path: bytes, device: int, depth: int) -> Iterator[Folder]:
+    def _tree(self, fd: int, path: bytes, device: int, depth: int, owner: str | None = None) -> Iterator[Folder]:
+        """``owner`` is the kind of the other pool that this folder is."""
         files, folders = self._list(fd, path)
-        yield Folder(fd, path, files)
-        below = [name for name in folders if name not in SKIPPED]
+        yield Folder(fd, path, [] if owner == "libvirt" else files)
+        below = [name for name in folders if name not in SKIPPED and not (owner == "proxmox" and name == "images")]
         if depth > 0:
             yield from self._each(fd, path, below, device, depth)
         elif below:
@@ -71,9 +80,21 @@ class Walk:
             if folder is None:
                 continue
             try:
-                yield from self._tree(folder, _join(path, name), device, depth - 1)
+                owner = self._owner(folder)
+                if owner == "dir":
+                    continue
+                yield from self._tree(folder, _join(path, name), device, depth - 1, owner)
             finally:
                 os.close(folder)
+
+    def _owner(self, folder: int) -> str | None:
+        """The kind of the other pool whose folder this is; ``dir`` also where this walk was here already."""
+        status = os.fstat(folder)
+        here = (status.st_dev, status.st_ino)
+        if here in self._entered:
+            return "dir"
+        self._entered.add(here)
+        return self.nested.get(here)
 
     def _list(self, fd: int, path: bytes) -> tuple[list[str], list[str]]:
         """The names that are no folders, and the folders, each sorted."""

@@ -65,8 +65,11 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     files: dict[int, set[int]] = {}
     aliases: dict[int, int] = {}
     images = changed = 0
+    roots = _roots(args.pools)
     for pool in args.pools:
-        scan = PoolScan(pool.id, pool.path, pool.kind, pool.known, args.named, recorder, io, images)
+        nested = {place: kind for place, (number, kind) in roots.items() if number != pool.id}
+        own, others = _named(pool, args.pools, args.named)
+        scan = PoolScan(pool.id, pool.path, pool.kind, pool.known, own, recorder, io, images, nested, others)
         event = scan.run(mounts, machine)
         io.emit(POOL, **event)
         images, changed = scan.images, changed + scan.changed
@@ -83,6 +86,30 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         busy_complete=held.complete,
     )
     return {"images": images, "changed": changed}
+
+
+def _roots(pools: list[Pool]) -> dict[tuple[int, int], tuple[int, str]]:
+    """Each pool's folder by device and inode, with the pool's id and kind."""
+    found: dict[tuple[int, int], tuple[int, str]] = {}
+    for pool in pools:
+        try:
+            status = os.stat(pool.path)
+        except OSError:
+            continue  # its own turn tells
+        found.setdefault((status.st_dev, status.st_ino), (pool.id, pool.kind))
+    return found
+
+
+def _named(pool: Pool, pools: list[Pool], named: frozenset[bytes]) -> tuple[frozenset[bytes], frozenset[bytes]]:
+    """The paths that guests name in this pool, and those in pools below it: each belongs to the deepest."""
+    inside = {path for path in named if path.startswith(_prefix(pool))}
+    deeper = [_prefix(other) for other in pools if _prefix(other).startswith(_prefix(pool)) and other.id != pool.id]
+    others = frozenset(path for path in inside if any(path.startswith(prefix) for prefix in deeper))
+    return frozenset(inside - others), others
+
+
+def _prefix(pool: Pool) -> bytes:
+    return pool.path.rstrip(b"/") + b"/"
 
 
 def _existence(path: bytes, mounts: Mounts) -> list[int] | bool | None:
