@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import dataclass, field
-from typing import Any, Dict
+from typing import Any
 
 VERSION = 1
 
@@ -98,7 +98,7 @@ class Request:
     verb: str
     job: str
     generation: int
-    args: Dict[str, Any] = field(default_factory=dict)
+    args: dict[str, Any] = field(default_factory=dict)
 
 
 def encode(kind: str, /, **fields: Any) -> bytes:
@@ -106,7 +106,7 @@ def encode(kind: str, /, **fields: Any) -> bytes:
     return json.dumps({"event": kind, **fields}, separators=(",", ":"), ensure_ascii=True).encode() + b"\n"
 
 
-def decode(line: bytes) -> Dict[str, Any]:
+def decode(line: bytes) -> dict[str, Any]:
     """The fields of one line.
 
     Raises:

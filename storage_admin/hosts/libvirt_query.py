@@ -34,7 +34,7 @@ def main() -> None:
         connection = libvirt.openReadOnly(URI)
         answer: dict[str, Any] = {"pools": _pools(connection), "domains": _domains(connection)}
     except libvirt.libvirtError as error:
-        answer: dict[str, Any] = {"error": str(error)}
+        answer = {"error": str(error)}
     json.dump(answer, sys.stdout)
 
 

@@ -17,7 +17,7 @@ from storage_admin.hosts.names import display, path_key
 #: Folders that no image belongs in. Those in the first set are refused with all that is below them.
 SYSTEM_TREES = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/sbin", "/sys", "/usr")
 SYSTEM_FOLDERS = frozenset(
-    ["/", "/home", "/media", "/mnt", "/opt", "/root", "/run", "/srv", "/tmp", "/var", "/var/lib"]
+    ["/", "/home", "/media", "/mnt", "/opt", "/root", "/run", "/srv", "/tmp", "/var", "/var/lib"]  # noqa: S108
 )
 
 #: libvirt's standard folder for images; it is a pool of its own even where libvirt is not asked.
