@@ -1,5 +1,6 @@
 """How numbers, times and states are shown: the same on every page."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -129,6 +130,21 @@ class Bar:
     win: str
     title: str
     long: bool
+    cut: bool
+
+
+#: A track is drawn at most so many times as long as the longest fill, and torn off where it goes on: in a thin image
+#: what it really costs would otherwise be too short to be seen.
+LONGEST_TRACK = 4
+
+
+@register.filter
+def bar_scale(sizes: Iterable[tuple[int | None, int | None]]) -> int:
+    """Bytes that the whole width of each bar of a table stands for, from the virtual and physical sizes in it."""
+    pairs = [(virtual or 0, physical or 0) for virtual, physical in sizes]
+    longest = max((physical for _, physical in pairs), default=0)
+    widest = max((virtual for virtual, _ in pairs), default=0)
+    return max(longest, min(widest, LONGEST_TRACK * longest) or widest)
 
 
 @register.inclusion_tag("fragments/size_bar.html")
@@ -146,22 +162,23 @@ def size_bar(
         virtual: bytes, ``None`` where it is not known: then there is no track.
         physical: bytes.
         reclaimable: bytes, ``None`` until it was analyzed.
-        scale: bytes that the bar's whole width stands for; without it the larger of virtual and physical.
+        scale: bytes that the bar's whole width stands for; without it, what shows this one image best.
         words: what the three are called, in the bar's title.
     """
-    whole = max(scale or 0, virtual or 0, physical or 0) or 1
+    whole = max(scale or bar_scale([(virtual, physical)]), physical or 0) or 1
     fill = 100 * (physical or 0) / whole
     win = min(100 * max(reclaimable or 0, 0) / whole, fill)
     names = words.split()
     known = [f"{name} {size(value)}" for name, value in zip(names, (virtual, physical), strict=False)]
     known.append(f"{names[2]} {'not analyzed yet' if reclaimable is None else size(reclaimable)}")
     bar = Bar(
-        track="" if virtual is None else _length(100 * virtual / whole),
+        track="" if virtual is None else _length(min(100 * virtual / whole, 100)),
         fill=_length(fill) if physical else "",
         win_x=_length(fill - win),
         win=_length(win) if win else "",
         title=", ".join(known),
         long=long,
+        cut=(virtual or 0) > whole,
     )
     return {"bar": bar}
 

@@ -1,6 +1,7 @@
 """Guests: their state, their disks, and what their cache and discard modes mean for space."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from django.db.models import Q
 from django.http.response import HttpResponseBase
@@ -65,6 +66,13 @@ def guests(request: PageRequest) -> HttpResponseBase:
         for guest in shown
     ]
     unknown = [host for host in Host.objects.exclude(owners_unknown="") if request.actor.sees(host.slug)]
-    context = {"section": "guests", "rows": shown, "listed": listed, "states": states, "state": state, "q": query}
+    context: dict[str, Any] = {
+        "section": "guests",
+        "rows": shown,
+        "listed": listed,
+        "states": states,
+        "state": state,
+        "q": query,
+    }
     context |= {"images": {image.pk: image for image in found}}
     return render(request, "guests/guests.html", context | {"unknown": unknown})

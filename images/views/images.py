@@ -14,6 +14,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from images import selectors
 from images.models import Image
+from images.templatetags.storage import bar_scale
 from images.verbs import Verb, verb_of
 from images.views.access import PageRequest, page, paginated, wants_fragment
 from images.views.listing import FORMATS, Listing, as_choices, listing_of
@@ -30,6 +31,9 @@ AT_ONCE = 500
 
 #: What the page offers to filter by; the address bar takes any number of bytes.
 RECLAIMABLE = (("1", "any known"), (str(1 << 30), "1 GiB or more"), (str(10 << 30), "10 GiB or more"))
+
+#: Bytes from which on a row offers to win them back.
+WORTH_A_BUTTON = 1 << 20
 
 #: Columns: what they are ordered by, their word, the order that a first click gives.
 COLUMNS = (
@@ -61,7 +65,7 @@ def _table(request: PageRequest, listing: Listing) -> dict[str, Any]:
     rows = paginated(request, listing.rows, PER_PAGE)
     start = (rows.number - 1) * PER_PAGE
     shown: list[tuple[Image, Verb | None]] = [
-        (image, verb_of(image.reclaimable_method) if image.reclaimable_bytes else None)
+        (image, verb_of(image.reclaimable_method) if (image.reclaimable_bytes or 0) >= WORTH_A_BUTTON else None)
         for image in selectors.page_of(listing.rows, start, start + PER_PAGE)
     ]
     return {
@@ -71,7 +75,7 @@ def _table(request: PageRequest, listing: Listing) -> dict[str, Any]:
         "ordering": listing.ordering,
         "ignored": listing.ignored,
         "filtered": bool(listing.values),
-        "scale": max((max(image.virtual_size or 0, image.allocated_size) for image, _ in shown), default=0),
+        "scale": bar_scale((image.virtual_size, image.allocated_size) for image, _ in shown),
     }
 
 

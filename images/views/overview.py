@@ -1,5 +1,6 @@
 """The first page: what is full, what can be won back now, what is wrong, what is at work."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from django.http.response import HttpResponseBase
@@ -8,9 +9,34 @@ from django.urls import reverse
 from django.views.decorators.http import require_safe
 
 from images import selectors
+from images.models import Image
+from images.selectors import Concern, ConcernItem
+from images.templatetags.storage import bar_scale
 from images.verbs import verb_of
 from images.views.access import PageRequest, live, live_body, live_context, page, wants_fragment
 from storage_admin.jobs import kinds
+
+#: So many of each concern are named, the others are in the list that it links to.
+NAMED = 3
+
+
+@dataclass(frozen=True)
+class Look:
+    """A concern, the list of all that it is about (empty where there is none), and the first few by name."""
+
+    shown: Concern
+    link: str
+    things: tuple[ConcernItem, ...]
+
+
+def _list_of(concern: Concern) -> str:
+    if concern.code == "orphan":
+        return f"{reverse('images')}?orphan=true"
+    if concern.code in Image.State.values:
+        return f"{reverse('images')}?state={concern.code}"
+    if concern.code in {"job_failed", "job_interrupted"}:
+        return f"{reverse('jobs')}?state={concern.code.removeprefix('job_')}"
+    return reverse("hosts") if concern.code.startswith("host_") else ""
 
 
 def _context(request: PageRequest) -> dict[str, Any]:
@@ -22,7 +48,8 @@ def _context(request: PageRequest) -> dict[str, Any]:
         "found": found,
         "totals": found.totals,
         "candidates": candidates,
-        "scale": max((candidate.virtual_size or 0 for candidate in found.win_back_now), default=0),
+        "concerns": [Look(concern, _list_of(concern), concern.items[:NAMED]) for concern in found.needs_a_look],
+        "scale": bar_scale((candidate.virtual_size, candidate.allocated_size) for candidate in found.win_back_now),
         "pool_scale": max((row.capacity_bytes or 0 for row in found.pools), default=0),
         "full_first": min(fills, key=lambda row: row.days_until_full or 0.0, default=None),
         "most_promised": max(promised, key=lambda row: row.overcommit_ratio or 0.0, default=None),

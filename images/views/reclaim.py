@@ -126,7 +126,6 @@ def _context(request: PageRequest, image: Image, form: QueryDict) -> dict[str, A
         "verb": verb_of(plan.method if plan else ""),
         "undo_until": _until(shown.options),
         "won_bytes": _difference(plan),
-        "scale": max(image.virtual_size or 0, image.allocated_size),
         "growth": growth_of(image),
         "affected_images": plan.affected_images[:NAMED] if plan else (),
         "more_images": max(len(plan.affected_images) - NAMED, 0) if plan else 0,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from images.selectors import Chain, Node
+from images.templatetags.storage import bar_scale
 
 #: A template may have thousands of overlays: so many lines are shown, always with the image itself and its bases.
 MOST_LINES = 150
@@ -59,7 +60,7 @@ def tree_of(chain: Chain, image_id: int) -> Tree:
         for pk, twigs in order
     )
     shown = tuple(line for at, line in enumerate(lines) if at < MOST_LINES or line.node.id in own)
-    scale = max((max(line.node.virtual_size or 0, line.node.allocated_size) for line in shown), default=0)
+    scale = bar_scale((line.node.virtual_size, line.node.allocated_size) for line in shown)
     return Tree(lines=shown, hidden=len(lines) - len(shown), scale=scale)
 
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.utils import timezone
 
-from images.templatetags.storage import ago, bytes_of, percent, seconds, size, size_bar
+from images.templatetags.storage import ago, bar_scale, bytes_of, percent, seconds, size, size_bar
 
 
 @pytest.mark.parametrize(
@@ -67,6 +67,19 @@ def test_a_bar_has_no_track_for_an_unknown_virtual_size_and_no_hatch_before_anal
     bar = size_bar(None, 100, None)["bar"]
     assert (bar.track, bar.fill, bar.win) == ("", "100.00%", "")
     assert bar.title == "virtual unknown, physical 100 B, reclaimable not analyzed yet"
+
+
+def test_the_track_of_a_thin_image_is_torn_off_so_that_its_cost_is_seen() -> None:
+    bar = size_bar(1000, 10, 5)["bar"]
+    assert (bar.track, bar.fill, bar.win, bar.cut) == ("100.00%", "25.00%", "12.50%", True)
+    assert not size_bar(40, 10, 5)["bar"].cut
+
+
+def test_bars_of_a_table_share_one_scale() -> None:
+    assert bar_scale([(1000, 10), (20, 2), (None, 5)]) == 40
+    assert bar_scale([(30, 10), (20, 2)]) == 30
+    assert bar_scale([(30, 0)]) == 30
+    assert bar_scale([]) == 0
 
 
 def test_a_physical_size_beyond_the_virtual_one_stays_within_the_bar() -> None:
