@@ -117,6 +117,7 @@ class Resolver:
     def _link(self, row: Row) -> None:
         if row.missing or row.unreadable or not row.backing_file or row.backing_unsafe:
             return
+        # By another path, as through a link, it is the file that stands there.
         base = self._by_path.get(row.backing_key) or self._by_inode.get(row.backing_found)
         if base is not None:
             self.answers[row.id].backing_id = base

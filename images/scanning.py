@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from django.db import connection, transaction
-from django.db.models import QuerySet
+from django.db.models import F, QuerySet
 from django.utils import timezone
 
 from images import scan_rows, writing
@@ -135,6 +135,9 @@ class ScanRun:
                 # A file that changed has a new fingerprint: this scan has written its row already.
                 rows = rows.exclude(changed_scan=self.job.pk)
                 rows.filter(listed=False).delete()  # it came and went between two scans, the first of which died
+                # Its file may live on under another name, but what stands on it would not find it there.
+                overlays = Image.every.filter(host=self.job.host_id, backing_key__in=rows.values("path_key"))
+                overlays.exclude(changed_scan=self.job.pk).update(backing_found="")
                 vanished += rows.update(
                     state=Image.State.MISSING, missing_since=self.at, in_use=None, orphan=None, held=""
                 )
@@ -147,9 +150,7 @@ class ScanRun:
             for path, answer in zip(self.asked, self.seen.get("probe", []), strict=False)
             if answer is not None  # else the host could not tell, and what was known stays
         }
-        rows = Image.every.filter(host=self.job.host_id, backing__isnull=True, backing_unsafe="").exclude(
-            backing_key=""
-        )
+        rows = _standing_on_others(self.job.host_id)
         moved = {
             path_key: told[path_key]
             for path_key, found in rows.values_list("backing_key", "backing_found").distinct()
@@ -247,6 +248,12 @@ def known_fingerprints(pool: StoragePool) -> str:
 
 
 def probe_paths(host: Host) -> list[bytes]:
-    """Paths of bases that are no images of ours: whether they exist is asked at every scan."""
-    rows = Image.every.filter(host=host, backing__isnull=True, backing_unsafe="").exclude(backing_key="")
-    return sorted({bytes(path) for path in rows.values_list("backing_path_bytes", flat=True)[:5000]})
+    """Paths of bases that are no images of ours by that path: what is there is asked at every scan."""
+    paths = _standing_on_others(host.pk).values_list("backing_path_bytes", flat=True)
+    return sorted({bytes(path) for path in paths[:5000]})
+
+
+def _standing_on_others(host_id: int) -> QuerySet[Image]:
+    """Images whose base is none of ours, or is reached by another path than we list it under."""
+    named = Image.every.filter(host=host_id, backing_unsafe="").exclude(backing_key="")
+    return named.exclude(backing__path_key=F("backing_key"))

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-pytest_plugins = ["tests.harness.fixtures"]
+pytest_plugins = ["tests.harness.fixtures", "tests.working"]
 
 _DATABASE_FIXTURES = {"db", "transactional_db", "live_server", "django_db_reset_sequences", "live_worker"}
 
