@@ -103,7 +103,7 @@ def test_a_guest_that_starts_at_a_random_moment_loses_no_write(tmp_path: Path, t
                 # Around the swap, where it is tight.
                 agent.until("ready")
                 agent.say(protocol.GO, generation=1)
-                time.sleep(rng.uniform(0, 0.3))
+                time.sleep(rng.uniform(0, 0.9))
             else:
                 listen(agent, time.monotonic() + rng.uniform(0, 0.8))
             with Writer(scene.image) as guest:

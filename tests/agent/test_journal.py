@@ -1,0 +1,105 @@
+"""The journal beside an image."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from storage_admin.agent import journal
+from storage_admin.agent.journal import Journal, JournalError, Stamp
+from storage_admin.agent.protocol import RefusedError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[int]:
+    fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    yield fd
+    os.close(fd)
+
+
+def test_records_come_back_in_order(folder: int) -> None:
+    one = Journal.create(folder, "j1", generation=3, name_b64="eA==")
+    stamp = Stamp(1, 2, 3, 4, 5, 6)
+    one.append(journal.READY, new=stamp)
+    one.close()
+    again = Journal.open(folder, "j1")
+    records = again.records()
+    assert [record["step"] for record in records] == [journal.STARTED, journal.READY]
+    assert records[0] == {"step": "started", "job": "j1", "generation": 3, "name_b64": "eA=="}
+    assert Stamp.parse(records[1]["new"]) == stamp
+    again.close()
+
+
+def test_only_root_may_read_it(folder: int, tmp_path: Path) -> None:
+    old = os.umask(0)
+    try:
+        Journal.create(folder, "j1").close()
+    finally:
+        os.umask(old)
+    assert (tmp_path / ".sa-j1.journal").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_job_has_one_journal(folder: int, tmp_path: Path) -> None:
+    Journal.create(folder, "j1", generation=1).close()
+    content = (tmp_path / ".sa-j1.journal").read_bytes()
+    with pytest.raises(FileExistsError):
+        Journal.create(folder, "j1", generation=2)
+    assert (tmp_path / ".sa-j1.journal").read_bytes() == content
+
+
+def test_nobody_opens_a_journal_that_somebody_works_on(folder: int) -> None:
+    one = Journal.create(folder, "j1")
+    with pytest.raises(RefusedError) as error:
+        Journal.open(folder, "j1")
+    assert error.value.code == "busy"
+    one.close()
+    Journal.open(folder, "j1").close()
+
+
+def test_a_record_that_was_cut_off_is_left_out_and_the_next_one_is_whole(folder: int, tmp_path: Path) -> None:
+    one = Journal.create(folder, "j1")
+    with (tmp_path / ".sa-j1.journal").open("ab") as raw:
+        raw.write(b'{"step":"ready","new":{"de')
+    assert [record["step"] for record in one.records()] == [journal.STARTED]
+    one.append(journal.DONE)
+    assert [record["step"] for record in one.records()] == [journal.STARTED, journal.DONE]
+    one.close()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b'{"step":"ready"}\n', b'{"step":"started","job":"j2"}\n', b"[]\n", b"\xff\xfe\n", b"x" * (2 << 20)]
+)  # fmt: skip
+def test_a_journal_that_says_nothing_is_told_from_one_that_does(folder: int, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / ".sa-j1.journal").write_bytes(content)
+    (tmp_path / ".sa-j1.journal").chmod(0o600)
+    one = Journal.open(folder, "j1")
+    with pytest.raises(JournalError):
+        one.records()
+    one.close()
+
+
+def test_a_journal_that_others_may_write_to_is_not_believed(folder: int, tmp_path: Path) -> None:
+    Journal.create(folder, "j1").close()
+    (tmp_path / ".sa-j1.journal").chmod(0o666)
+    with pytest.raises(JournalError):
+        Journal.open(folder, "j1")
+
+
+@pytest.mark.parametrize(
+    ("name", "parsed"),
+    [
+        (b".sa-abc123.journal", ("abc123", "journal")),
+        (b".sa-abc123.new", ("abc123", "new")),
+        (b".sa-abc123.orig", ("abc123", "orig")),
+        (b".sa-.new", None),
+        (b".sa-a/b.new", None),
+        (b".sa-a.new\n", None),
+        (b".sa-a.new.bak", None),
+        (b"vm.qcow2", None),
+        (b".sa-" + b"a" * 41 + b".new", None),
+        (".sa-é.new".encode(), None),
+    ],
+)
+def test_names(name: bytes, parsed: tuple[str, str] | None) -> None:
+    assert journal.parse_name(name) == parsed
