@@ -68,8 +68,17 @@ def test_a_record_that_was_cut_off_is_left_out_and_the_next_one_is_whole(folder:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b'{"step":"ready"}\n', b'{"step":"started","job":"j2"}\n', b"[]\n", b"\xff\xfe\n", b"x" * (2 << 20)]
-)  # fmt: skip
+    "content",
+    [
+        b"",
+        b"{",
+        b'{"step":"ready"}\n',
+        b'{"step":"started","job":"j2"}\n',
+        b"[]\n",
+        b"\xff\xfe\n",
+        b"x" * (2 << 20),
+    ],
+)
 def test_a_journal_that_says_nothing_is_told_from_one_that_does(folder: int, tmp_path: Path, content: bytes) -> None:
     (tmp_path / ".sa-j1.journal").write_bytes(content)
     (tmp_path / ".sa-j1.journal").chmod(0o600)
