@@ -55,9 +55,9 @@ class ImageSerializer(serializers.ModelSerializer[Image]):
         fields = (
             "id", "host", "host_name", "pool", "pool_name", "path", "name", "format", "declared_format", "declared_by",
             "virtual_size", "allocated_size", "file_size", "cluster_size", "compression", "preallocation",
-            "backing_file", "backing_format", "backing", "chain_depth", "overlays_count", "snapshots", "encrypted", "in_use",
-            "in_use_detail", "guests", "state", "state_detail", "orphan", "orphan_evidence", "reclaimable_bytes",
-            "reclaimable_low", "reclaimable_high", "reclaimable_method", "analyzed_at", "first_seen", "last_scanned",
+            "backing_file", "backing_format", "backing", "chain_depth", "overlays_count", "snapshots", "encrypted",
+            "in_use", "in_use_detail", "guests", "state", "state_detail", "orphan", "orphan_evidence",
+            "reclaimable_bytes", "reclaimable_low", "reclaimable_high", "reclaimable_method", "analyzed_at", "first_seen", "last_scanned",
             "missing_since",
         )  # fmt: skip
         read_only_fields = fields
@@ -93,7 +93,7 @@ def _time(seconds: Any) -> str | None:
 class ImageBody(Body):
     """Which format an image has, where nothing else says so; null or empty takes that back."""
 
-    declared_format = serializers.ChoiceField(choices=DECLARABLE, allow_null=True, allow_blank=True)
+    declared_format = serializers.ChoiceField(choices=DECLARABLE, required=False, allow_null=True, allow_blank=True)
 
 
 class SampleSerializer(serializers.ModelSerializer[ImageSample]):
@@ -197,5 +197,5 @@ class PoolBody(Body):
     """What an admin decides of a pool."""
 
     name = StrictText(max_length=200, required=False)
-    warn_percent = StrictInteger(required=False, help_text="From 1 to 100.")
+    warn_percent = StrictInteger(required=False, min_value=1, max_value=100)
     all_hosts_registered = StrictBoolean(required=False, help_text="Every host that uses this storage is managed here.")

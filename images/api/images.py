@@ -4,7 +4,7 @@ from dataclasses import asdict
 from typing import Any, ClassVar
 
 from django.db.models import QuerySet
-from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema, extend_schema_view
+from drf_spectacular.utils import OpenApiResponse, extend_schema, extend_schema_view
 from rest_framework import mixins
 from rest_framework.decorators import action
 from rest_framework.request import Request
@@ -17,7 +17,7 @@ from images.selectors import chain_of, history_of, images_for, page_of
 from images.serializers import ImageBody, ImageSerializer, SampleSerializer
 from images.services import declare_format
 from storage_admin.accounts.roles import Role
-from storage_admin.api.pagination import envelope
+from storage_admin.api.pagination import PAGE, envelope
 from storage_admin.api.views import EndpointSet
 
 _SAMPLES = {"type": "array", "items": {"$ref": "#/components/schemas/Sample"}}
@@ -46,7 +46,8 @@ class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
         image = self.get_object()
         body = ImageBody(data=request.data)
         body.is_valid(raise_exception=True)
-        declare_format(self.actor, image, body.validated_data["declared_format"] or "")
+        if "declared_format" in body.validated_data:
+            declare_format(self.actor, image, body.validated_data["declared_format"] or "")
         return Response(ImageSerializer(self.get_object()).data)
 
     @extend_schema(summary="The whole tree that it is part of", responses=ChainSerializer)
@@ -58,7 +59,7 @@ class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
 
     @extend_schema(
         summary="How large it was, oldest first",
-        parameters=[OpenApiParameter("limit", int), OpenApiParameter("offset", int)],
+        parameters=PAGE,
         responses=OpenApiResponse(envelope(_SAMPLES, count={"type": "integer"})),
     )
     @action(detail=True, methods=["get"], filter_backends=[])

@@ -4,7 +4,7 @@ from rest_framework import serializers
 
 from storage_admin.accounts.models import AuditEntry, Token, User
 from storage_admin.accounts.roles import ROLE_CHOICES
-from storage_admin.api.fields import Body, StrictText
+from storage_admin.api.fields import Body, StrictText, TextOrNull
 
 
 class TokenSerializer(serializers.ModelSerializer[Token]):
@@ -40,6 +40,8 @@ class TokenBody(Body):
 
 class UserSerializer(serializers.ModelSerializer[User]):
     """Somebody who signs in with a password."""
+
+    email = TextOrNull()
 
     class Meta:
         model = User

@@ -3,11 +3,13 @@
 from typing import Any
 
 from django.db.models import Model, QuerySet
+from drf_spectacular.utils import OpenApiParameter
 from rest_framework.exceptions import NotFound, ValidationError
 from rest_framework.pagination import CursorPagination, LimitOffsetPagination
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.utils.urls import replace_query_param
+from rest_framework.views import APIView
 
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 1000
@@ -29,6 +31,27 @@ def whole_number(request: Request, name: str, default: int, least: int, most: in
     return int(given)
 
 
+def _parameter(name: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
+    return {"name": name, "in": "query", "required": False, "description": description, "schema": schema}
+
+
+LIMIT_PARAMETER = _parameter(
+    "limit",
+    {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
+    f"How many to return, at most {MAX_LIMIT}.",
+)
+OFFSET_PARAMETER = _parameter(
+    "offset", {"type": "integer", "minimum": 0, "maximum": LARGEST - MAX_LIMIT, "default": 0}, "How many to leave out."
+)
+
+
+#: The same for endpoints that are no list of their own.
+PAGE = [
+    OpenApiParameter(one["name"], one["schema"], description=one["description"])
+    for one in (LIMIT_PARAMETER, OFFSET_PARAMETER)
+]
+
+
 class LimitPagination(LimitOffsetPagination):
     """``?limit=`` (50 unless told, at most 1000) and ``?offset=``.
 
@@ -37,7 +60,6 @@ class LimitPagination(LimitOffsetPagination):
 
     default_limit = DEFAULT_LIMIT
     max_limit = MAX_LIMIT
-    limit_query_description = f"How many to return, at most {MAX_LIMIT}."
 
     def get_limit(self, request: Request) -> int:
         return whole_number(request, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT)
@@ -55,6 +77,9 @@ class LimitPagination(LimitOffsetPagination):
         stop = self.offset + self.limit
         page = getattr(view, "page", None)
         return list(page(queryset, self.offset, stop, self.count) if page else queryset[self.offset : stop])
+
+    def get_schema_operation_parameters(self, _view: APIView) -> list[dict[str, Any]]:
+        return [LIMIT_PARAMETER, OFFSET_PARAMETER]
 
     def get_paginated_response_schema(self, schema: dict[str, Any]) -> dict[str, Any]:
         return envelope(schema, count={"type": "integer"})
@@ -79,6 +104,11 @@ class JobPagination(CursorPagination):
         if given not in {"id", "-id"}:
             raise ValidationError({"ordering": "Jobs are ordered by id or -id."})
         return (given,)
+
+    def get_schema_operation_parameters(self, _view: APIView) -> list[dict[str, Any]]:
+        cursor = _parameter("cursor", {"type": "string"}, "From “next” or “previous” of an answer.")
+        ordering = _parameter("ordering", {"type": "string", "enum": ["id", "-id"], "default": "-id"}, "Newest first.")
+        return [LIMIT_PARAMETER, cursor, ordering]
 
     def decode_cursor(self, request: Request) -> Any:
         try:

@@ -53,6 +53,10 @@ class Endpoint(APIView):
         if unknown:
             listed = f"Known here: {', '.join(sorted(known))}." if known else "None is known here."
             raise ValidationError({name: f"{text} {listed}" for name, text in unknown.items()})
+        # A script's empty variable must not list everything either.
+        empty = [name for name, value in request.query_params.items() if not value and name != "search"]
+        if empty:
+            raise ValidationError(dict.fromkeys(empty, "Empty: give a value, or leave it out."))
         twice = {name: "Given more than once." for name, values in request.query_params.lists() if len(values) > 1}
         if twice:
             raise ValidationError(twice)

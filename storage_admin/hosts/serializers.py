@@ -27,4 +27,4 @@ class HostBody(Body):
     """What an admin decides of a host."""
 
     name = StrictText(max_length=200, required=False)
-    max_jobs = StrictInteger(required=False, help_text="Rewriting jobs at once, from 1 to 64.")
+    max_jobs = StrictInteger(required=False, min_value=1, max_value=64, help_text="Rewriting jobs at once.")

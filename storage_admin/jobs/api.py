@@ -14,7 +14,15 @@ from rest_framework.response import Response
 
 from storage_admin.accounts.roles import Role
 from storage_admin.api.fields import Body
-from storage_admin.api.pagination import LARGEST, JobPagination, LimitPagination, after_page, envelope, whole_number
+from storage_admin.api.pagination import (
+    LARGEST,
+    PAGE,
+    JobPagination,
+    LimitPagination,
+    after_page,
+    envelope,
+    whole_number,
+)
 from storage_admin.api.views import EndpointSet
 from storage_admin.hosts.filters import HostFilter, WholeNumberFilter
 from storage_admin.jobs import kinds, services
@@ -32,6 +40,7 @@ from storage_admin.jobs.serializers import (
 )
 
 LONGEST_KEY = 255
+AFTER = {"type": "integer", "minimum": 0, "maximum": LARGEST}
 
 
 class JobKindEndpoints(EndpointSet):
@@ -150,10 +159,8 @@ class JobEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet
     @extend_schema(
         summary="The log",
         parameters=[
-            OpenApiParameter("after", OpenApiTypes.INT64, description="Only lines with a larger `seq`."),
-            OpenApiParameter(
-                "limit", OpenApiTypes.INT32, description="At most this many, 50 unless told, 1000 at most."
-            ),
+            OpenApiParameter("after", AFTER, description="Only lines with a larger `seq`."),
+            PAGE[0],
         ],
         responses=OpenApiResponse(
             envelope({"type": "array", "items": {"$ref": "#/components/schemas/JobLog"}}, count={"type": "integer"})

@@ -130,7 +130,8 @@ def test_hosts_cannot_be_added_yet_and_the_answer_says_so(admin: APIClient) -> N
         ("max_chain_depth=-1", "max_chain_depth"),
         ("min_reclaimable=" + "9" * 25, "min_reclaimable"), ("min_reclaimable=1.5", "min_reclaimable"),
         ("search=a%00b", "search"), ("search=" + "x" * 1101, "search"), ("host=%00", "host"), ("hots=local", "hots"),
-        ("name=x", "name"), ("limit=5&limit=6", "limit"),
+        ("name=x", "name"),
+        ("state=", "state"), ("host=", "host"), ("ordering=", "ordering"), ("limit=5&limit=6", "limit"),
     ],
 )  # fmt: skip
 def test_a_filter_or_page_that_makes_no_sense(viewer: APIClient, query: str, field: str) -> None:

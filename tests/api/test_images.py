@@ -151,7 +151,7 @@ def test_an_admin_declares_a_format_and_takes_it_back(admin: APIClient) -> None:
 
 @pytest.mark.parametrize(
     ("body", "field"),
-    [({"declared_format": "docx"}, "declared_format"), ({}, "declared_format"),
+    [({"declared_format": "docx"}, "declared_format"),
      ({"declared_format": 5}, "declared_format"),
      ({"declared_format": "raw", "state": "ok"}, "state"), ({"declared_format": ["raw"]}, "declared_format")],
 )  # fmt: skip
