@@ -57,7 +57,8 @@ class ImageSerializer(serializers.ModelSerializer[Image]):
             "virtual_size", "allocated_size", "file_size", "cluster_size", "compression", "preallocation",
             "backing_file", "backing_format", "backing", "chain_depth", "overlays_count", "snapshots", "encrypted",
             "in_use", "in_use_detail", "guests", "state", "state_detail", "orphan", "orphan_evidence",
-            "reclaimable_bytes", "reclaimable_low", "reclaimable_high", "reclaimable_method", "analyzed_at", "first_seen", "last_scanned",
+            "reclaimable_bytes", "reclaimable_low", "reclaimable_high", "reclaimable_method", "analyzed_at",
+            "first_seen", "last_scanned",
             "missing_since",
         )  # fmt: skip
         read_only_fields = fields
