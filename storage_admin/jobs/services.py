@@ -63,6 +63,9 @@ def submit(actor: Actor, kind: str, target_id: int, options: dict[str, Any], *, 
     try:
         with transaction.atomic():
             Host.objects.select_for_update().get(pk=target.host.pk)
+            # Whoever waited here for the same request finds its answer now.
+            if idempotency_key and (first := _first_answer(actor, idempotency_key, request_digest)):
+                return first
             queued = _queued_already(chosen, target) if chosen.single else None
             job = queued or _create(actor, chosen, target, options, predicted)
             if idempotency_key:
@@ -70,7 +73,7 @@ def submit(actor: Actor, kind: str, target_id: int, options: dict[str, Any], *, 
                     actor=actor.name, key=idempotency_key, request_digest=request_digest, job=job
                 )
     except IntegrityError:
-        # Another request with the same key won the race between our look and our write.
+        # Another request with the same key, for another host, won the race between our look and our write.
         if idempotency_key and (first := _first_answer(actor, idempotency_key, request_digest)):
             return first
         raise

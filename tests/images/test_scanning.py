@@ -133,12 +133,15 @@ def test_a_base_that_vanishes_breaks_its_overlays_and_heals_them_when_it_is_back
     create(tmp_path / "top.qcow2", base="base.qcow2")
     host = this_machine(tmp_path)
     scan(host)
-    base.rename(tmp_path / "hidden")
+    # Under another name it is an image of its own: what stands on it does not find it there.
+    base.rename(tmp_path / "other.qcow2")
+    scan(host)
+    assert states(host) == {"base.qcow2": "missing", "other.qcow2": "ok", "top.qcow2": "chain_broken"}
     scan(host)
     assert states(host)["top.qcow2"] == "chain_broken"
-    (tmp_path / "hidden").rename(base)
+    (tmp_path / "other.qcow2").rename(base)
     scan(host)
-    assert states(host) == {"base.qcow2": "ok", "top.qcow2": "ok"}
+    assert states(host) == {"base.qcow2": "ok", "other.qcow2": "missing", "top.qcow2": "ok"}
 
 
 def test_a_base_outside_every_pool_that_comes_and_goes_is_noticed(tmp_path: Path) -> None:

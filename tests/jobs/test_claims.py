@@ -1,0 +1,165 @@
+"""Who holds a job: one worker, within the host's limit, as long as its generation is the last."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import InterfaceError, OperationalError, connection
+from django.utils import timezone
+
+from storage_admin.jobs import claims
+from storage_admin.jobs.heart import Heart
+from storage_admin.jobs.models import Job, ResourceLock
+from tests.factories import HostFactory, ImageFactory, JobFactory, ResourceLockFactory
+
+
+def at_once(count: int, act: Callable[[int], Any]) -> list[Any]:
+    """What ``act`` answers to each of so many threads that start together; an exception is an answer."""
+    ready, answers = threading.Barrier(count), []
+
+    def run(number: int) -> None:
+        ready.wait()
+        try:
+            answers.append(act(number))
+        except Exception as error:  # noqa: BLE001 (the test looks at it)
+            answers.append(error)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return answers
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_twenty_workers_one_gets_the_job() -> None:
+    job = JobFactory.create()
+    answers = at_once(20, lambda number: claims.claim(job.pk, f"worker{number}"))
+    (taken,) = [answer for answer in answers if answer is not None]
+    job.refresh_from_db()
+    assert (job.state, job.generation, job.worker) == ("running", 1, taken.worker)
+    assert job.log_lines.count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_twenty_rewrites_at_once_a_host_starts_as_many_as_it_may() -> None:
+    host = HostFactory.create(max_jobs=3)
+    jobs = [JobFactory.create(kind="reclaim", target=ImageFactory.create(pool__host=host)) for _ in range(20)]
+    answers = at_once(20, lambda number: claims.claim(jobs[number].pk, f"worker{number}"))
+    assert not [answer for answer in answers if isinstance(answer, Exception)]
+    assert len([answer for answer in answers if answer is not None]) == 3
+    assert Job.objects.filter(state="running").count() == 3
+    waiting = set(Job.objects.filter(state="queued").values_list("waiting_for", flat=True))
+    assert waiting == {f"a free slot on {host.name} (3 rewriting at once)"}
+
+
+@pytest.mark.django_db
+def test_a_rewrite_waits_for_a_slot_and_goes_on_when_one_is_free() -> None:
+    image = ImageFactory.create()
+    first, second = (JobFactory.create(kind="reclaim", target=image) for _ in range(2))
+    held = claims.claim(first.pk, "w")
+    assert held is not None
+    assert claims.claim(second.pk, "w") is None
+    second.refresh_from_db()
+    assert (second.state, second.worker) == ("queued", "")
+    assert "free slot" in second.waiting_for
+    assert claims.finish(held, Job.State.SUCCEEDED)
+    taken = claims.claim(second.pk, "w")
+    assert taken is not None
+    assert taken.waiting_for == ""
+
+
+@pytest.mark.django_db
+def test_what_rewrites_nothing_waits_for_no_slot() -> None:
+    host = HostFactory.create()
+    JobFactory.create(kind="reclaim", target=ImageFactory.create(pool__host=host), state="running")
+    assert claims.claim(JobFactory.create(kind="scan", target=host).pk, "w") is not None
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("state", ["running", "succeeded", "failed", "cancelled", "interrupted"])
+def test_only_a_queued_job_can_be_claimed(state: str) -> None:
+    job = JobFactory.create(state=state)
+    assert claims.claim(job.pk, "w") is None
+    job.refresh_from_db()
+    assert (job.state, job.generation) == (state, 0)
+
+
+@pytest.mark.django_db
+def test_a_job_that_does_not_exist_can_not_be_claimed() -> None:
+    assert claims.claim(4711, "w") is None
+
+
+@pytest.fixture
+def held(db: None) -> Job:
+    job = claims.claim(JobFactory.create().pk, "w")
+    assert job is not None
+    return job
+
+
+def test_whoever_holds_it_may_swap(held: Job) -> None:
+    assert claims.may_swap(held)
+    held.refresh_from_db()
+    assert held.stage == "swapping"
+
+
+@pytest.mark.parametrize(
+    "meanwhile", [{"generation": 2}, {"cancel_requested": True}, {"state": "interrupted"}, {"state": "queued"}]
+)
+def test_a_stale_worker_may_not_swap(held: Job, meanwhile: dict[str, Any]) -> None:
+    Job.objects.filter(pk=held.pk).update(**meanwhile)
+    assert not claims.may_swap(held)
+    held.refresh_from_db()
+    assert held.stage != "swapping"
+
+
+@pytest.mark.parametrize("meanwhile", [{"generation": 2}, {"state": "interrupted"}])
+def test_a_stale_worker_ends_nothing(held: Job, meanwhile: dict[str, Any]) -> None:
+    ResourceLockFactory.create(job=held)
+    Job.objects.filter(pk=held.pk).update(**meanwhile)
+    assert not claims.finish(held, Job.State.SUCCEEDED, result={"won": 1})
+    held.refresh_from_db()
+    assert (held.result, held.finished) == (None, None)
+    assert ResourceLock.objects.count() == 1
+
+
+def test_an_end_gives_the_locks_back(held: Job) -> None:
+    ResourceLockFactory.create(job=held)
+    other = ResourceLockFactory.create()
+    assert claims.finish(held, Job.State.FAILED, error_code="bug")
+    assert list(ResourceLock.objects.all()) == [other]
+
+
+def test_a_beat_counts_for_what_the_worker_holds_alone(held: Job) -> None:
+    stale = JobFactory.create(state="running", worker="w", generation=3, heartbeat=None)
+    foreign = JobFactory.create(state="running", worker="x", generation=1, heartbeat=None)
+    before = timezone.now()
+    claims.beat("w", [(held.pk, held.generation), (stale.pk, 2), (foreign.pk, 1)])
+    for job in (held, stale, foreign):
+        job.refresh_from_db()
+    assert held.heartbeat is not None
+    assert held.heartbeat > before
+    assert (stale.heartbeat, foreign.heartbeat) == (None, None)
+
+
+def test_the_heart_goes_on_beating_whatever_the_database_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    heart, beats, enough = Heart(), [], threading.Event()
+
+    def beat() -> None:
+        beats.append(1)
+        if len(beats) == 3:
+            enough.set()
+        raise InterfaceError("closed") if len(beats) % 2 else OperationalError("away")
+
+    monkeypatch.setattr(claims, "HEARTBEAT_INTERVAL", 0.01)
+    monkeypatch.setattr(heart, "beat", beat)
+    thread = threading.Thread(target=heart._run)
+    thread.start()
+    assert enough.wait(10)
+    heart._stopped.set()
+    thread.join(10)
+    assert not thread.is_alive()
