@@ -133,7 +133,7 @@ class Replacement:
         locking.keep_writers_away(self.original)
         locking.keep_writers_away(self.new)
         recheck()
-        self._check_new()
+        self._check_names()
         undo_name = journal.file_name(self.job, "orig")
         try:
             os.link(self.name, undo_name, src_dir_fd=self.folder, dst_dir_fd=self.folder, follow_symlinks=False)
@@ -151,10 +151,17 @@ class Replacement:
         settled = settle(self._journal)
         return Swapped(new, settled.undo_bytes)
 
-    def _check_new(self) -> None:
-        """What is renamed must be what was made: the file of that name, of one name only, used by nobody."""
-        named, mine = os.stat(self.new_name, dir_fd=self.folder, follow_symlinks=False), os.fstat(self.new)
-        if (named.st_dev, named.st_ino, mine.st_nlink) != (mine.st_dev, mine.st_ino, 1):
+    def _check_names(self) -> None:
+        """Both names, in the very folder that is worked in, must be of the files that were looked at and made.
+
+        The folder and the image were opened one after the other, and who may rename folders of the pool could have put
+        another one there in between.
+        """
+        named = stat_in(self.folder, self.name)
+        if named is None or not named.same_file(Stamp.of(os.fstat(self.original))):
+            raise RefusedError("stale_plan", "the image was exchanged by somebody else; scan the host and try again")
+        made = stat_in(self.folder, self.new_name)
+        if made is None or not made.same_file(Stamp.of(os.fstat(self.new))) or os.fstat(self.new).st_nlink != 1:
             raise HostError("the temporary file was exchanged by somebody else")
         if locking.locked_bytes(self.new) or locking.opener([locking.file_id(self.new)]):
             raise HostError("the temporary file is used by somebody else")
