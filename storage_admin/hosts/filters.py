@@ -24,7 +24,7 @@ class RowField(ModelChoiceField):  # type: ignore[type-arg]
         found: Model | None = None
         if rows is not None and text.isascii() and text.isdigit():
             found = rows.filter(pk=text).first()
-        elif rows is not None and rows.model is Host:
+        elif rows is not None and rows.model is Host and text.isprintable():  # PostgreSQL takes no NUL
             found = rows.filter(slug=text).first()
         if found is None:
             raise ValidationError("There is no such thing here: give the id of one that you can see.")
