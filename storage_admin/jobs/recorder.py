@@ -39,7 +39,7 @@ class Recorder:
         rate, eta = self._rate(stage, done, total)
         self._progress = {
             "stage": stage[:40],
-            "message": _plain(str(event.get("message", ""))),
+            "message": plain(str(event.get("message", ""))),
             "progress": self._percent(stage, done, total),
             "done_bytes": done,
             "total_bytes": total,
@@ -67,11 +67,11 @@ class Recorder:
     def log(self, text: str, level: str = JobLog.Level.INFO) -> None:
         """Takes a line for the log."""
         if len(self._lines) < LONGEST_WAIT:
-            self._lines.append(JobLog(job=self._job, level=level[:8], text=_plain(text)))
+            self._lines.append(JobLog(job=self._job, level=level[:8], text=plain(text)))
 
     def command(self, event: dict[str, Any]) -> None:
         """Takes a ``command`` event: what was run, and how it ended."""
-        argv, ended = [_plain(str(word)) for word in event.get("argv", [])], event.get("exit_code")
+        argv, ended = [plain(str(word)) for word in event.get("argv", [])], event.get("exit_code")
         self._commands.append({"argv": argv, "exit_code": ended})
         self._commands_changed = True
         suffix = "" if ended is None else f"  (exit code {ended})"
@@ -104,7 +104,7 @@ class Recorder:
         self.cancel_requested = not claims.ours(self._job).filter(cancel_requested=False).exists()
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Text as every database takes it: a tool's words may hold anything, and PostgreSQL takes no NUL."""
     lines = text.split("\n")
     return "\n".join(

@@ -21,7 +21,7 @@ from storage_admin.jobs.doorbell import ring_now
 from storage_admin.jobs.heart import heart
 from storage_admin.jobs.kinds import JobKind
 from storage_admin.jobs.models import Job, JobLog
-from storage_admin.jobs.recorder import Recorder
+from storage_admin.jobs.recorder import Recorder, plain
 
 logger = logging.getLogger(__name__)
 
@@ -169,7 +169,7 @@ def _end_well(job: Job, kind: JobKind, recorder: Recorder, result: dict[str, Any
 def _end_badly(job: Job, recorder: Recorder, code: str, detail: str) -> None:
     if code == protocol.CANCELLED and stopping.is_set() and not recorder.cancel_requested:
         code, detail = protocol.INTERRUPTED, f"The dashboard was stopped; everything was put back. {detail}"
-    state = CODES.get(code, Job.State.FAILED)
+    code, detail, state = code[:40], plain(detail), CODES.get(code, Job.State.FAILED)
 
     def write() -> None:
         recorder.flush()

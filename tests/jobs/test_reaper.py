@@ -1,0 +1,110 @@
+"""Jobs whose worker is gone, hosts to be recovered, and jobs that nobody heard of."""
+
+import os
+import socket
+import subprocess
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from storage_admin.jobs import claims, reaper
+from storage_admin.jobs.models import Job, ResourceLock, Worker
+from tests.factories import HostFactory, ImageFactory, JobFactory, ResourceLockFactory, WorkerFactory
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
+
+
+@pytest.fixture(autouse=True)
+def rung(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The ids that were rung for."""
+    ids: list[int] = []
+    monkeypatch.setattr(reaper, "ring_now", ids.append)
+    return ids
+
+
+def rewrite(**columns: Any) -> Job:
+    return JobFactory.create(kind="reclaim", target=ImageFactory.create(), **columns)
+
+
+def test_a_job_without_a_heartbeat_is_interrupted_and_its_host_recovered() -> None:
+    now = timezone.now()
+    silent = rewrite(state="running", generation=1, heartbeat=now - claims.LEASE - timedelta(seconds=1))
+    never = rewrite(state="running", generation=1, heartbeat=None)
+    alive = rewrite(state="running", generation=1, heartbeat=now - timedelta(seconds=20))
+    ResourceLockFactory.create(job=silent)
+    assert reaper.reap() == 2
+    for job in (silent, never, alive):
+        job.refresh_from_db()
+    assert (silent.state, silent.generation, silent.error_code, silent.needs_recovery) == (
+        "interrupted", 2, "interrupted", True,
+    )  # fmt: skip
+    assert (never.state, alive.state, alive.generation) == ("interrupted", "running", 1)
+    assert silent.finished is not None
+    assert not ResourceLock.objects.exists()
+    recoveries = Job.objects.filter(kind="recover", state="queued")
+    assert set(recoveries.values_list("host_id", flat=True)) == {silent.host_id, never.host_id}
+    assert not claims.may_swap(Job(pk=silent.pk, generation=1))
+
+
+def test_reaping_twice_marks_and_recovers_once() -> None:
+    rewrite(state="running", heartbeat=None)
+    assert (reaper.reap(), reaper.reap()) == (1, 0)
+    assert Job.objects.filter(kind="recover").count() == 1
+
+
+def test_an_interrupted_job_that_rewrites_nothing_needs_no_recovery() -> None:
+    job = JobFactory.create(state="running", heartbeat=None)
+    reaper.reap()
+    job.refresh_from_db()
+    assert (job.state, job.needs_recovery) == ("interrupted", False)
+    assert not Job.objects.filter(kind="recover").exists()
+
+
+def test_a_recovery_that_failed_waits_before_the_next() -> None:
+    lost = rewrite(state="interrupted", needs_recovery=True)
+    failed = JobFactory.create(kind="recover", target=lost.host, state="failed", finished=timezone.now())
+    reaper.recover_hosts()
+    assert Job.objects.filter(kind="recover").count() == 1
+    Job.objects.filter(pk=failed.pk).update(finished=timezone.now() - reaper.RECOVER_AGAIN - timedelta(seconds=1))
+    reaper.recover_hosts()
+    assert Job.objects.filter(kind="recover", state="queued").count() == 1
+
+
+def test_a_recovery_is_not_queued_beside_one_that_is_at_work() -> None:
+    lost = rewrite(state="interrupted", needs_recovery=True)
+    JobFactory.create(kind="recover", target=lost.host, state="running", heartbeat=timezone.now())
+    reaper.recover_hosts()
+    assert Job.objects.filter(kind="recover").count() == 1
+
+
+def test_jobs_of_a_dead_worker_of_this_machine_wait_for_no_lease() -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    dead, alive = f"{socket.gethostname()}:{ended.pid}", f"{socket.gethostname()}:{os.getpid()}"
+    for name in (dead, alive, "elsewhere:1"):
+        WorkerFactory.create(name=name)
+    jobs = [rewrite(state="running", worker=name, heartbeat=timezone.now()) for name in (dead, alive, "elsewhere:1")]
+    assert reaper.reap_dead_workers() == 1
+    assert [Job.objects.get(pk=job.pk).state for job in jobs] == ["interrupted", "running", "running"]
+    assert set(Worker.objects.values_list("name", flat=True)) == {alive, "elsewhere:1"}
+    assert Job.objects.get(kind="recover").host_id == jobs[0].host_id
+
+
+def test_old_queued_jobs_are_rung_again_and_young_ones_are_not(rung: list[int]) -> None:
+    now = timezone.now()
+    host = HostFactory.create()
+    old = JobFactory.create(target=host, rung=now - timedelta(minutes=5))
+    JobFactory.create(target=host, rung=now)
+    JobFactory.create(target=host, rung=now - timedelta(minutes=5), state="running")
+    assert reaper.sweep() == 1
+    assert rung == [old.pk]
+    assert reaper.sweep() == 0
+
+
+def test_workers_that_fell_silent_long_ago_are_forgotten() -> None:
+    WorkerFactory.create(name="old:1", seen=timezone.now() - claims.LEASE * 11)
+    WorkerFactory.create(name="new:1")
+    reaper.reap()
+    assert list(Worker.objects.values_list("name", flat=True)) == ["new:1"]
