@@ -103,6 +103,7 @@ class ScanRun:
         host = Host.objects.select_for_update().get(pk=self.job.host_id)
         self._write_batch()
         pools = {pool.pk: pool for pool in self._pools_that_are_there()}
+        self.pool_facts = [_unmounted_is_missing(pools.get(facts["id"]), facts) for facts in self.pool_facts]
         changed = Image.every.filter(host=host, changed_scan__gt=host.resolved_scan).exists()
         vanished = self._mark_vanished()
         changed |= self._probe_answers() | self._record_host(host) | self._record_guests(host)
@@ -193,6 +194,11 @@ class ScanRun:
                 continue
             owners_before = pool.owners_unknown
             pool.state, pool.state_detail = facts["state"], facts.get("detail") or ""
+            if facts["state"] == "missing":
+                pool.capacity_bytes = pool.available_bytes = None
+                # The rest is as it was when it was last there.
+                pool.save(update_fields=["state", "state_detail", "capacity_bytes", "available_bytes"])
+                continue
             if facts["state"] == "ok":
                 pool.last_scanned = self.at
             pool.capacity_bytes, pool.available_bytes = facts.get("capacity_bytes"), facts.get("available_bytes")
@@ -218,6 +224,16 @@ class ScanRun:
         walked = [facts["id"] for facts in self.pool_facts if facts["state"] != "missing" and facts["id"] in pools]
         busy = [(str(dev), str(number), why) for dev, number, why in self.seen.get("busy", [])]
         return writing.set_held(host, walked, busy)
+
+
+def _unmounted_is_missing(pool: StoragePool | None, facts: dict[str, Any]) -> dict[str, Any]:
+    """A folder that had images, is empty and lies on another filesystem now, is a mount point without its mount."""
+    if pool is None or facts["state"] != "ok" or facts["images"] or not pool.images_count:
+        return facts
+    if not pool.fs_key or pool.fs_key == facts.get("fs_key"):
+        return facts
+    detail = "It is empty and lies on another filesystem than before: mount it again. Its images are as last seen."
+    return facts | {"state": "missing", "detail": detail, "vanished_b64": ""}
 
 
 def _add_proxmox_storage(host: Host, storage: dict[str, Any]) -> bool:

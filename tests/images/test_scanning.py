@@ -18,6 +18,7 @@ from storage_admin.hosts.models import Host, PoolSample
 from storage_admin.hosts.services import remove_pool, update_pool
 from storage_admin.jobs import runner
 from storage_admin.jobs.models import Job
+from tests.harness.filesystems import loop_filesystem
 from tests.working import ADMIN, create, image_at, register, scan, this_machine, work
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor")]
@@ -169,6 +170,20 @@ def test_a_folder_that_is_gone_leaves_its_images_as_they_were_last_seen(tmp_path
     image = image_at(path)
     assert (image.state, image.pool.state, image.pool.last_scanned) == ("ok", "missing", pool.last_scanned)
     assert (image.pool.capacity_bytes, image.pool.available_bytes) == (None, None)
+
+
+def test_a_folder_whose_filesystem_is_not_mounted_keeps_its_images(tmp_path: Path) -> None:
+    with loop_filesystem(tmp_path, 64) as folder:
+        plain(folder / "a.raw")
+        host = this_machine(folder)
+        assert scan(host)["images"] == 1
+    assert scan(host)["vanished"] == 0
+    pool = host.pools.get()
+    assert (pool.state, states(host)) == ("missing", {"a.raw": "ok"})
+    assert "mount it again" in pool.state_detail
+    assert scan(host)["vanished"] == 0  # nor by the next scan
+    plain(folder / "b.raw")
+    assert scan(host)["vanished"] == 1  # somebody uses the folder as it is now: then that is the truth
 
 
 class DiedError(HostError):
