@@ -11,6 +11,7 @@ from django.views.decorators.http import require_POST, require_safe
 from images import selectors
 from images.models import Image
 from images.services import DECLARABLE, declare_format
+from images.templatetags.storage import LONGEST_TRACK
 from images.verbs import Verb, verb_of
 from images.views.access import PageRequest, attempt, page
 from images.views.tree import tree_of
@@ -83,14 +84,13 @@ def _chart(image: Image) -> dict[str, Any] | None:
     physical = [{"x": round(at.timestamp()), "y": allocated} for at, allocated, _ in points]
     virtual = [{"x": round(at.timestamp()), "y": size} for at, _, size in points if size is not None]
     shape = {"stepped": "before", "pointRadius": 0}
+    lines = [{"label": "physical", "data": physical, "colour": "--sa-fill", "fill": True} | shape]
+    # Far above the physical size, the virtual one would press it flat onto the axis.
+    if virtual and max(point["y"] for point in virtual) <= LONGEST_TRACK * max(point["y"] for point in physical):
+        lines.append({"label": "virtual", "data": virtual, "colour": "--sa-muted", "borderDash": [4, 4]} | shape)
     return {
         "type": "line",
-        "data": {
-            "datasets": [
-                {"label": "physical", "data": physical, "colour": "--sa-fill", "fill": True} | shape,
-                {"label": "virtual", "data": virtual, "colour": "--sa-muted", "borderDash": [4, 4]} | shape,
-            ]
-        },
+        "data": {"datasets": lines},
         "options": {"scales": {"x": {"type": "linear"}, "y": {"beginAtZero": True}}},
     }
 

@@ -51,6 +51,14 @@
     for (const box of document.querySelectorAll("input[name='image']")) box.checked = all.checked;
   });
 
+  // An empty filter is no filter: it need not stand in the address bar.
+  document.addEventListener("htmx:configRequest", (event) => {
+    if (event.target.id !== "filters") return;
+    for (const [name, value] of [...event.detail.formData.entries()]) {
+      if (value === "") event.detail.formData.delete(name);
+    }
+  });
+
   let follow = null;
   document.addEventListener("htmx:beforeSwap", (event) => {
     const box = event.target.closest("[data-follow]");
