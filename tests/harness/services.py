@@ -48,8 +48,10 @@ def database_url(database: Mapping[str, Any]) -> str:
     if database["ENGINE"].endswith("sqlite3"):
         return f"sqlite:///{database['NAME']}"
     user, password = database.get("USER") or "", database.get("PASSWORD") or ""
-    host, port = str(database.get("HOST") or "").replace("/", "%2F"), database.get("PORT") or ""
+    host, port = str(database.get("HOST") or ""), database.get("PORT") or ""
     login = f"{user}{':' + password if password else ''}@" if user else ""
+    if host.startswith("/"):  # the folder of a unix socket, the way django-environ reads it
+        return f"postgresql://{login}/{host}/{database['NAME']}"
     return f"postgresql://{login}{host}{f':{port}' if port else ''}/{database['NAME']}"
 
 
