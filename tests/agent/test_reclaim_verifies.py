@@ -1,0 +1,79 @@
+"""A tool that does not do what it says: the copy never takes the image's place."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.agent.harness import Agent, leftovers, make_image, qemu_img, reclaim_args, write
+
+pytestmark = pytest.mark.qemu
+
+REAL = shutil.which("qemu-img")
+
+
+def with_broken_convert(folder: Path, image: Path, script: str, *ancestors: Path) -> dict[str, object]:
+    """What the agent answers where ``convert`` does something else; ``$target`` is the copy."""
+    fake = folder / "bin" / "qemu-img"
+    fake.parent.mkdir()
+    fake.write_text(
+        f'#!/bin/bash\nif [ "$1" != convert ]; then exec {REAL} "$@"; fi\n'
+        f'target="${{@: -1}}"\nconvert() {{ {REAL} "$@"; }}\n{script}\n'
+    )
+    fake.chmod(0o755)
+    inode = image.stat().st_ino
+    with Agent(env={"PATH": f"{fake.parent}:{os.environ['PATH']}"}) as agent:
+        agent.request("reclaim", reclaim_args(image, *ancestors))
+        answer = agent.answer()
+    assert image.stat().st_ino == inode
+    assert leftovers(image.parent) == set()
+    return answer
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    path = tmp_path / "pool" / "vm.qcow2"
+    path.parent.mkdir()
+    make_image(path)
+    return path
+
+
+ZERO_REFCOUNTS = """convert "$@"
+table=$(od -An -tu8 --endian=big -j48 -N8 "$target" | tr -d ' ')
+block=$(od -An -tu8 --endian=big -j$table -N8 "$target" | tr -d ' ')
+dd if=/dev/zero of="$target" bs=1 seek=$block count=4096 conv=notrunc status=none"""
+
+BROKEN = {
+    "fails": ('convert "$@"; exit 1', "convert failed"),
+    "is killed": ("kill -9 $$", "signal 9"),
+    "writes nothing": ("exit 0", "cannot be read"),
+    "changes one byte": ('convert "$@"; qemu-io -f qcow2 -c "write -P 1 7M 1" "$target"', "content differs"),
+    "forgets a part": ('convert "$@"; qemu-io -f qcow2 -c "discard 0 64k" "$target"', "content differs"),
+    "makes it larger": ('convert "$@"; qemu-img resize -q -f qcow2 "$target" 9M', "virtual_size"),
+    "loses the options": (
+        'convert -O qcow2 -o cluster_size=2M "$(dirname $target)/vm.qcow2" "$target"',
+        "cluster_size",
+    ),
+    "does not compress as asked": ('convert -c -O qcow2 "$(dirname $target)/vm.qcow2" "$target"', "compression"),
+    "cuts the end off": ('convert "$@"; truncate -s -200k "$target"', "cannot be read"),
+    "damages its tables": (ZERO_REFCOUNTS, "corruptions"),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_convert_that_goes_wrong_is_noticed(tmp_path: Path, image: Path, how: str) -> None:
+    script, said = BROKEN[how]
+    answer = with_broken_convert(tmp_path, image, script)
+    assert answer.get("code") == "tool_failed", answer
+    assert said in str(answer["detail"])
+
+
+def test_a_convert_that_pulls_the_base_in_is_noticed(tmp_path: Path, image: Path) -> None:
+    overlay = image.parent / "overlay.qcow2"
+    qemu_img("create", "-q", "-f", "qcow2", "-b", "vm.qcow2", "-F", "qcow2", overlay)
+    write(overlay, 0x44, "2M", "3M")
+    script = f'{REAL} convert -c -o compression_type=zstd -O qcow2 "$(dirname $target)/overlay.qcow2" "$target"'
+    answer = with_broken_convert(tmp_path, overlay, script, image)
+    assert answer.get("code") == "tool_failed", answer
+    assert "backing_file" in str(answer["detail"])
