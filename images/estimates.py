@@ -7,6 +7,8 @@ from django.db.models import F, Q, QuerySet
 
 from images.models import Image
 
+#: Methods that images can be reclaimed by; an estimate for another one is a fact, but no offer.
+METHODS = ("compress",)
 #: Formats whose clusters can be sampled.
 SAMPLED_FORMATS = ("qcow2", "raw")
 

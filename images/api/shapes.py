@@ -50,7 +50,7 @@ class ChainSerializer(serializers.Serializer[Any]):
     allocated_size = serializers.IntegerField(help_text="Bytes that its files occupy together, each inode once.")
     virtual_size = serializers.IntegerField(
         allow_null=True,
-        help_text="Bytes promised to guests: the virtual sizes of the leaves together. Null where one is not known.",
+        help_text="The virtual sizes of all images of the tree together, each inode once. Null where one is not known.",
     )
 
 

@@ -59,8 +59,8 @@ class Chain:
 
     Args:
         allocated_size: bytes that its files occupy together, each inode once.
-        virtual_size: bytes promised to guests: the virtual sizes of the leaves together, as the images below show the
-            same disk; ``None`` where one of them is not known.
+        virtual_size: the virtual sizes of all its images together, each inode once, as a pool's sum counts them;
+            ``None`` where one of them is not known.
     """
 
     nodes: tuple[Node, ...]
@@ -79,15 +79,15 @@ def chain_of(image: Image) -> Chain:
     nodes = tuple(_node(member, overlays.get(member.pk, [])) for member in members)
     present = [member for member in members if member.state != Image.State.MISSING]
     sizes = {(member.host_id, member.dev, member.inode): member.allocated_size for member in present}
-    leaves = {(leaf.host_id, leaf.dev, leaf.inode): leaf.virtual_size for leaf in present if leaf.pk not in overlays}
-    promised = [size for size in leaves.values() if size is not None]
+    virtual = {(member.host_id, member.dev, member.inode): member.virtual_size for member in present}
+    known = [size for size in virtual.values() if size is not None]
     return Chain(
         nodes=nodes,
         edges=tuple(
             Edge(overlay=member.pk, base=member.backing_id) for member in members if member.backing_id is not None
         ),
         allocated_size=sum(sizes.values()),
-        virtual_size=sum(promised) if len(promised) == len(leaves) else None,
+        virtual_size=sum(known) if len(known) == len(virtual) else None,
     )
 
 

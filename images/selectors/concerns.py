@@ -96,7 +96,8 @@ def _image_states(images: QuerySet[Image]) -> list[Concern]:
 
 
 def _orphans(images: QuerySet[Image]) -> list[Concern]:
-    orphans = images.filter(orphan=True).exclude(state=Image.State.MISSING)
+    # Where no hypervisor could have guests, that none uses an image is no news.
+    orphans = images.filter(orphan=True, host__capabilities__libvirt="present").exclude(state=Image.State.MISSING)
     first = orphans.order_by("-allocated_size", "id")[:NAMED]
     items = [ConcernItem("image", image.pk, image.name, "; ".join(map(str, image.orphan_evidence))) for image in first]
     return _concern("orphan", "Images that nothing uses", "warning", items, orphans.count() if items else 0)

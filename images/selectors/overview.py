@@ -5,6 +5,7 @@ from django.db.models.fields.json import KeyTextTransform
 from django.db.models.functions import Cast
 from django.utils import timezone
 
+from images import estimates
 from images.models import Image
 from images.selectors.chains import GuestRef
 from images.selectors.concerns import concerns
@@ -38,8 +39,10 @@ def overview(actor: Actor) -> Overview:
 
 
 def candidates(actor: Actor, limit: int = CANDIDATES) -> tuple[Candidate, ...]:
-    """The images with the most to win back, largest first; each inode once."""
-    rows = images_for(actor).filter(reclaimable_bytes__gt=0).exclude(state=Image.State.MISSING)
+    """The images with the most to win back by a method that there is, largest first; each inode once."""
+    rows = images_for(actor).filter(
+        reclaimable_bytes__gt=0, reclaimable_method__in=estimates.METHODS, state=Image.State.OK
+    )
     found: dict[tuple[int, str, str], Candidate] = {}
     for image in rows.order_by(F("reclaimable_bytes").desc(nulls_last=True), "-id")[: 2 * limit]:
         found.setdefault((image.host_id, image.dev, image.inode), _candidate(image))

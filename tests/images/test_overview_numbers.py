@@ -7,7 +7,15 @@ from django.utils import timezone
 
 from images.selectors import overview
 from storage_admin.accounts.roles import SYSTEM, Actor, Role
-from tests.factories import GIB, HostFactory, ImageFactory, ImageUseFactory, JobFactory, PoolSampleFactory, StoragePoolFactory
+from tests.factories import (
+    GIB,
+    HostFactory,
+    ImageFactory,
+    ImageUseFactory,
+    JobFactory,
+    PoolSampleFactory,
+    StoragePoolFactory,
+)
 
 pytestmark = pytest.mark.django_db
 
@@ -15,7 +23,9 @@ pytestmark = pytest.mark.django_db
 def test_an_empty_dashboard_knows_nothing_and_says_so() -> None:
     seen = overview(SYSTEM)
     totals = seen.totals
-    assert (totals.capacity_bytes, totals.allocated_bytes, totals.reclaimable_bytes, totals.overcommit_ratio) == (None,) * 4
+    assert (totals.capacity_bytes, totals.allocated_bytes, totals.reclaimable_bytes, totals.overcommit_ratio) == (
+        None,
+    ) * 4
     assert (totals.images_count, seen.pools, seen.win_back_now, seen.needs_a_look) == (0, (), (), ())
 
 
@@ -38,7 +48,9 @@ def test_a_pool_of_unknown_size_is_not_counted_as_empty() -> None:
 def test_an_inode_with_three_names_counts_once() -> None:
     pool = StoragePoolFactory.create()
     for _ in range(3):
-        ImageFactory.create(pool=pool, inode="7", nlink=3, allocated_size=4 * GIB, reclaimable_bytes=GIB, reclaimable_low=5)
+        ImageFactory.create(
+            pool=pool, inode="7", nlink=3, allocated_size=4 * GIB, reclaimable_bytes=GIB, reclaimable_low=5
+        )
     ImageFactory.create(pool=pool, allocated_size=GIB)
     totals = overview(SYSTEM).totals
     assert (totals.allocated_bytes, totals.virtual_bytes) == (5 * GIB, 20 * GIB)
@@ -88,9 +100,14 @@ def test_days_until_full_are_unknown_without_a_day_of_growth(per_day: int, hours
 
 def test_the_largest_wins_come_first_with_their_guests() -> None:
     small = ImageFactory.create(reclaimable_bytes=GIB, reclaimable_method="compress")
-    large = ImageUseFactory.create(image__reclaimable_bytes=3 * GIB, image__in_use=None, disk__guest__name="web").image
-    ImageFactory.create(reclaimable_bytes=0)
+    large = ImageUseFactory.create(
+        image__reclaimable_bytes=3 * GIB, image__reclaimable_method="compress", image__in_use=None,
+        disk__guest__name="web",
+    ).image  # fmt: skip
+    ImageFactory.create(reclaimable_bytes=0, reclaimable_method="compress")
     ImageFactory.create(reclaimable_bytes=None)
+    ImageFactory.create(reclaimable_bytes=9 * GIB, reclaimable_method="in_place")  # nothing does that yet
+    ImageFactory.create(reclaimable_bytes=9 * GIB, reclaimable_method="compress", state="chain_broken")
     found = overview(SYSTEM).win_back_now
     assert [candidate.id for candidate in found] == [large.pk, small.pk]
     assert found[0].in_use is None
@@ -102,7 +119,9 @@ def test_what_is_wrong_is_named_and_counted() -> None:
     HostFactory.create(status="unreachable", status_detail="No answer.")
     for _ in range(7):
         ImageFactory.create(pool=pool, state="chain_broken", state_detail="/srv/gone.qcow2 is missing.")
-    ImageFactory.create(pool=pool, orphan=True, orphan_evidence=["no guest uses it"])
+    ImageFactory.create(pool=pool, orphan=True)  # no hypervisor could have a guest there: no news
+    other = StoragePoolFactory.create(host__capabilities={"libvirt": "present"})
+    ImageFactory.create(pool=other, orphan=True, orphan_evidence=["no guest uses it"])
     JobFactory.create(state="failed", finished=timezone.now(), error_detail="Disk full.")
     JobFactory.create(state="failed", finished=timezone.now() - timedelta(days=8))
     found = {concern.code: concern for concern in overview(SYSTEM).needs_a_look}
@@ -138,7 +157,8 @@ def test_won_is_what_was_freed_and_held_stands_apart() -> None:
 
 
 def test_other_hosts_do_not_exist_for_a_token_limited_to_one() -> None:
-    mine, other = ImageFactory.create(reclaimable_bytes=GIB), ImageFactory.create(reclaimable_bytes=GIB, state="unreadable")
+    won = {"reclaimable_bytes": GIB, "reclaimable_method": "compress"}
+    mine, other = ImageFactory.create(**won), ImageFactory.create(**won, state="unreadable")
     JobFactory.create(target=other, state="running")
     seen = overview(Actor("token", Role.VIEWER, hosts=frozenset({mine.host.slug})))
     assert (seen.totals.hosts_count, seen.totals.images_count, len(seen.pools)) == (1, 1, 1)
