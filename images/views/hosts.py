@@ -155,7 +155,7 @@ def pool_change(request: PageRequest, pool_id: int) -> HttpResponseBase:
         return services.update_pool(
             request.actor,
             row,
-            name=request.POST.get("name", ""),
+            name=request.POST.get("name", "").replace("\0", ""),
             warn_percent=number(request.POST.get("warn_percent")),
             all_hosts_registered="all_hosts_registered" in request.POST if row.network else None,
         )
@@ -189,7 +189,9 @@ def host_change(request: PageRequest, host_id: int) -> HttpResponseBase:
 
     def change() -> Host:
         max_jobs = number(request.POST.get("max_jobs"))
-        return services.update_host(request.actor, host, name=request.POST.get("name", ""), max_jobs=max_jobs)
+        return services.update_host(
+            request.actor, host, name=request.POST.get("name", "").replace("\0", ""), max_jobs=max_jobs
+        )
 
     attempt(request, change, f"{host.name} is changed.")
     return redirect("hosts")

@@ -161,7 +161,7 @@ def _start(request: PageRequest, image: Image) -> HttpResponseBase:
         if not options.get("undo_hours", 1) and "without_undo" not in request.POST:
             sentence = f"Confirm that {image.name} is replaced without an undo copy."
             raise InvalidError(sentence, {"without_undo": sentence})
-        key = request.POST.get("key", "")[:64]
+        key = "".join(filter(str.isalnum, request.POST.get("key", "")))[:64]
         job = services.submit(request.actor, KIND, image.pk, options, idempotency_key=key)
     except RefusedError as error:
         messages.error(request, f"Refused ({error.code}): {error.detail} Nothing was changed.")
