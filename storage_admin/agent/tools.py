@@ -54,7 +54,8 @@ class Finished:
 
     def words(self) -> str:
         """The last thing the tool said, for a sentence."""
-        said = (self.stderr.strip() or self.stdout.strip()).splitlines()
+        lines = (self.stderr.strip() or self.stdout.strip()).splitlines()
+        said = [line for line in lines if not line.startswith(b"Try '")] or lines
         text = display(said[-1][-600:]) if said else "it said nothing"
         return f"signal {-self.exit_code}: {text}" if self.exit_code < 0 else f"exit code {self.exit_code}: {text}"
 

@@ -52,10 +52,13 @@ BROKEN = {
     "forgets a part": ('convert "$@"; qemu-io -f qcow2 -c "discard 0 64k" "$target"', "content differs"),
     "makes it larger": ('convert "$@"; qemu-img resize -q -f qcow2 "$target" 9M', "virtual_size"),
     "loses the options": (
-        'convert -O qcow2 -o cluster_size=2M "$(dirname $target)/vm.qcow2" "$target"',
+        'convert convert -O qcow2 -o cluster_size=2M "$(dirname $target)/vm.qcow2" "$target"',
         "cluster_size",
     ),
-    "does not compress as asked": ('convert -c -O qcow2 "$(dirname $target)/vm.qcow2" "$target"', "compression"),
+    "does not compress as asked": (
+        'convert convert -c -O qcow2 "$(dirname $target)/vm.qcow2" "$target"',
+        "compression",
+    ),
     "cuts the end off": ('convert "$@"; truncate -s -200k "$target"', "cannot be read"),
     "damages its tables": (ZERO_REFCOUNTS, "corruptions"),
 }

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from storage_admin.agent import swap
+from storage_admin.agent import settle
 from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.journal import Journal, JournalError, file_name, parse_name
 from storage_admin.agent.lifeline import AgentIO
@@ -104,7 +104,7 @@ def _listing(fd: int) -> tuple[dict[str, set[str]], list[bytes]]:
 
 def _recover(folder: _Folder, job: str, kinds: set[str], active: bool, io: AgentIO) -> list[dict[str, Any]]:
     if active:
-        return [_row(folder, swap.Settled(job, swap.BUSY))]
+        return [_row(folder, settle.Settled(job, settle.BUSY))]
     try:
         one = Journal.open(folder.fd, job)
     except FileNotFoundError:
@@ -113,15 +113,15 @@ def _recover(folder: _Folder, job: str, kinds: set[str], active: bool, io: Agent
         io.log(f"{_shown(folder, job, 'journal')} is left alone: {error}", "warning")
         return []
     except RefusedError:
-        return [_row(folder, swap.Settled(job, swap.BUSY))]
+        return [_row(folder, settle.Settled(job, settle.BUSY))]
     try:
-        settled = swap.settle(one)
+        settled = settle.settle(one)
         found = [settled]
-        if settled.undo_of is not None and settled.outcome == swap.REVERTED:
-            found.append(swap.settle(one))  # the job whose undo was put back: its copy waits again
+        if settled.undo_of is not None and settled.outcome == settle.REVERTED:
+            found.append(settle.settle(one))  # the job whose undo was put back: its copy waits again
     except OSError as error:
         io.log(f"{_shown(folder, job, 'journal')} cannot be settled now: {error.strerror}", "error")
-        found = [swap.Settled(job, swap.FAILED, detail=f"the host failed: {error.strerror}")]
+        found = [settle.Settled(job, settle.FAILED, detail=f"the host failed: {error.strerror}")]
     finally:
         one.close()
     for settled in found:
@@ -132,19 +132,19 @@ def _recover(folder: _Folder, job: str, kinds: set[str], active: bool, io: Agent
 def _recover_orphans(folder: _Folder, job: str, kinds: set[str], io: AgentIO) -> list[dict[str, Any]]:
     """Files without a journal: a temporary file is nobody's, an undo copy may be somebody's last."""
     rows = []
-    if "new" in kinds and swap.stat_in(folder.fd, file_name(job, "new")) is not None:
-        swap.unlink(folder.fd, file_name(job, "new"))
+    if "new" in kinds and settle.stat_in(folder.fd, file_name(job, "new")) is not None:
+        settle.unlink(folder.fd, file_name(job, "new"))
         io.log(f"{_shown(folder, job, 'new')} had no journal and was removed")
-        rows.append(_row(folder, swap.Settled(job, swap.REVERTED)))
-    copy = swap.stat_in(folder.fd, file_name(job, "orig"))
+        rows.append(_row(folder, settle.Settled(job, settle.REVERTED)))
+    copy = settle.stat_in(folder.fd, file_name(job, "orig"))
     if copy is not None:
         detail = f"{_shown(folder, job, 'orig')} is an undo copy without a journal; look at it yourself"
-        rows.append(_row(folder, swap.Settled(job, swap.FAILED, undo_bytes=copy.allocated_size, detail=detail)))
+        rows.append(_row(folder, settle.Settled(job, settle.FAILED, undo_bytes=copy.allocated_size, detail=detail)))
     return rows
 
 
-def _row(folder: _Folder, settled: swap.Settled) -> dict[str, Any]:
-    now = swap.stat_in(folder.fd, settled.name) if settled.name is not None else None
+def _row(folder: _Folder, settled: settle.Settled) -> dict[str, Any]:
+    now = settle.stat_in(folder.fd, settled.name) if settled.name is not None else None
     return {
         "job": settled.job,
         "pool": folder.pool,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from storage_admin.agent import attributes, locking, swap
+from storage_admin.agent import attributes, locking, settle, swap
 from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.journal import Journal, JournalError, Stamp, file_name, parse_name
 from storage_admin.agent.lifeline import AgentIO
@@ -103,7 +103,7 @@ def discard(request: Request, io: AgentIO) -> dict[str, Any]:
                     raise RefusedError("undo_missing", "the undo copy is another file by now; look at it yourself")
                 _refuse_used(old, "the undo copy")
                 freed = status.st_blocks * 512 if status.st_nlink == 1 else 0
-                swap.unlink(place.folder, undo_name)
+                settle.unlink(place.folder, undo_name)
             finally:
                 os.close(old)
         place.journal.remove()
@@ -138,15 +138,15 @@ def _open_journal(folder: int, job: str) -> Journal:
         raise RefusedError("undo_missing", f"the journal of this job cannot be read: {error}") from error
 
 
-def _story(place: _Place) -> swap.Story:
+def _story(place: _Place) -> settle.Story:
     """What the journal tells, after an interrupted run of whatever job was settled; refuses what was not swapped."""
-    settled = swap.settle(place.journal)
-    if settled.outcome == swap.REVERTED and settled.undo_of is None:
+    settled = settle.settle(place.journal)
+    if settled.outcome == settle.REVERTED and settled.undo_of is None:
         raise RefusedError("undo_missing", "the job had not replaced the image; there is nothing to undo")
-    if settled.outcome == swap.FINISHED and settled.undo_of is not None:
+    if settled.outcome == settle.FINISHED and settled.undo_of is not None:
         raise RefusedError("undo_missing", "the original is back in its place already")
     try:
-        story = swap.Story.of(place.journal.records())
+        story = settle.Story.of(place.journal.records())
     except JournalError as error:
         raise RefusedError("undo_missing", f"the journal of this job cannot be read: {error}") from error
     if story.done is None:
@@ -163,11 +163,11 @@ def _open(folder: int, name: bytes) -> int:
         raise RefusedError("undo_missing", f"{display(name)} was removed by somebody else") from error
 
 
-def _refuse(place: _Place, story: swap.Story, new: int, old: int, *, force: bool) -> None:
+def _refuse(place: _Place, story: settle.Story, new: int, old: int, *, force: bool) -> None:
     """All that has to be true before and in the moment of the undo."""
     here, copy = Stamp.of(os.fstat(new)), Stamp.of(os.fstat(old))
     done = story.done
-    named = swap.stat_in(place.folder, place.name)
+    named = settle.stat_in(place.folder, place.name)
     if done is None or here.inode != done.inode or named is None or named.inode != done.inode:
         raise RefusedError("stale_plan", "the image was replaced again since; undo the later job first")
     if not force and _content(here) != _content(done):
@@ -175,7 +175,7 @@ def _refuse(place: _Place, story: swap.Story, new: int, old: int, *, force: bool
             "undo_written_to",
             "the image was used since the job; what was written to it would be lost. Forcing the undo accepts that",
         )
-    undo_named = swap.stat_in(place.folder, file_name(place.journal.job, "orig"))
+    undo_named = settle.stat_in(place.folder, file_name(place.journal.job, "orig"))
     if undo_named is None or undo_named.inode != copy.inode or copy.inode != story.original.inode:
         raise RefusedError("undo_missing", "the undo copy is another file by now; look at it yourself")
     if (copy.file_size, copy.mtime_ns) != (story.original.file_size, story.original.mtime_ns):

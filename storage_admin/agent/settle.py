@@ -1,0 +1,195 @@
+"""What a journal and the names beside it mean: the original or the result, and what is to be cleared.
+
+It depends on file names and journals alone, so an exception, a cancel and a crash share one path. Nothing is renamed
+here. Files are told apart by their inode: they are all in one folder, and a device's number may change with a reboot.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Any
+
+from storage_admin.agent import journal
+from storage_admin.agent.journal import Journal, JournalError, Stamp
+from storage_admin.agent.protocol import unb64
+
+#: How a replacement was settled.
+FINISHED, REVERTED, KEPT, BUSY, FAILED = "finished", "reverted", "kept", "busy", "failed"
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What became of a job's files.
+
+    Args:
+        job: whose files they are; an undo has its own id.
+        outcome: ``finished``, ``reverted``, ``kept`` (swapped, the undo copy waits), ``busy``, or ``failed``: an admin
+            has to look, and nothing was removed that may be a last copy.
+        name: of the image, in the journal's folder; ``None`` where the journal does not say it.
+        before: the original, as it was before the swap.
+        undo_bytes: that the undo copy occupies; 0 where there is none.
+        undo_of: the job that an undo undid.
+        detail: what an admin should know, else empty.
+    """
+
+    job: str
+    outcome: str
+    name: bytes | None = None
+    before: Stamp | None = None
+    undo_bytes: int = 0
+    undo_of: str | None = None
+    detail: str = ""
+
+
+def settle(one: Journal) -> Settled:
+    """Finish or put back what a journal tells of, by names and the journal alone.
+
+    Args:
+        one: an open journal; it is removed where nothing is left to be kept.
+
+    Returns:
+        What became of it.
+
+    Raises:
+        OSError: the folder cannot be written or read.
+    """
+    try:
+        records = one.records()
+        return _settle(one, Story.of(records))
+    except JournalError as error:
+        return _settle_unreadable(one, str(error))
+
+
+@dataclass(frozen=True)
+class Story:
+    """A journal's records, read into one.
+
+    Args:
+        name: of the image, in the journal's folder.
+        original: the image before the swap.
+        keep_undo: whether the original is kept after it.
+        ready: the new file, finished and synced; ``None`` before that.
+        done: the new file under the image's name; ``None`` before that.
+        copy: the original as undo copy, where the agent that swapped could still write it down.
+        undo_job: the undo that has begun, if any.
+    """
+
+    name: bytes
+    original: Stamp
+    keep_undo: bool
+    ready: Stamp | None = None
+    done: Stamp | None = None
+    copy: Stamp | None = None
+    undo_job: str | None = None
+
+    @classmethod
+    def of(cls, records: list[dict[str, Any]]) -> Story:
+        """The story that a journal's records tell; raises JournalError."""
+        first = records[0]
+        try:
+            name = unb64(first["name_b64"])
+            keep_undo = bool(first["undo_hours"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise JournalError("it does not say of which image it is") from error
+        if not name or b"/" in name or b"\0" in name or name in {b".", b".."} or journal.parse_name(name):
+            raise JournalError("it names something that is no image")
+        story = cls(name, Stamp.parse(first.get("original")), keep_undo)
+        for record in records[1:]:
+            if record["step"] == journal.READY:
+                story = replace(story, ready=Stamp.parse(record.get("new")))
+            elif record["step"] == journal.DONE:
+                copy = Stamp.parse(record["undo"]) if "undo" in record else None
+                story = replace(story, done=Stamp.parse(record.get("new")), copy=copy)
+            elif record["step"] == journal.UNDO:
+                story = replace(story, undo_job=str(record.get("job")))
+            elif record["step"] == journal.UNDO_REVERTED:
+                story = replace(story, undo_job=None)
+        return story
+
+
+def _settle(one: Journal, story: Story) -> Settled:
+    named = stat_in(one.folder, story.name)
+    if story.undo_job is not None:
+        return _settle_undo(one, story, named)
+    if story.done is None and story.ready is not None and named is not None and named.inode == story.ready.inode:
+        # Renamed, but the last record is missing. Written to since? Then its time and size differ from these.
+        os.fsync(one.folder)
+        done = replace(named, file_size=story.ready.file_size, mtime_ns=story.ready.mtime_ns)
+        one.append(journal.DONE, new=done)
+        return replace(_settle_done(one, story), outcome=FINISHED)
+    if story.done is not None:
+        return _settle_done(one, story)
+    return _revert(one, story, named)
+
+
+def _settle_done(one: Journal, story: Story) -> Settled:
+    undo_name = journal.file_name(one.job, "orig")
+    copy = stat_in(one.folder, undo_name)
+    settled = Settled(one.job, KEPT, story.name, story.original)
+    if story.keep_undo:
+        if copy is None or copy.inode != story.original.inode:
+            return replace(settled, detail="the undo copy was removed by somebody else")
+        return replace(settled, undo_bytes=copy.allocated_size)
+    if copy is not None and copy.inode == story.original.inode:
+        unlink(one.folder, undo_name)
+    one.remove()
+    return replace(settled, outcome=FINISHED)
+
+
+def _revert(one: Journal, story: Story, named: Stamp | None) -> Settled:
+    unlink(one.folder, journal.file_name(one.job, "new"))
+    undo_name = journal.file_name(one.job, "orig")
+    copy = stat_in(one.folder, undo_name)
+    settled = Settled(one.job, REVERTED, story.name, story.original)
+    if copy is not None and (named is None or named.inode != copy.inode):
+        # Somebody else removed or exchanged the image in the moment before the rename: this is its last name.
+        return replace(
+            settled,
+            outcome=FAILED,
+            undo_bytes=copy.allocated_size,
+            detail="the image was removed or exchanged by somebody else; the original is kept as undo copy",
+        )
+    if copy is not None:
+        unlink(one.folder, undo_name)
+    one.remove()
+    return settled
+
+
+def _settle_undo(one: Journal, story: Story, named: Stamp | None) -> Settled:
+    undo_job = str(story.undo_job)
+    if named is not None and named.inode == story.original.inode:
+        os.fsync(one.folder)
+        one.remove()
+        return Settled(undo_job, FINISHED, story.name, story.original, undo_of=one.job)
+    one.append(journal.UNDO_REVERTED, job=undo_job)
+    copy = stat_in(one.folder, journal.file_name(one.job, "orig"))
+    held = copy.allocated_size if copy is not None else 0
+    return Settled(undo_job, REVERTED, story.name, story.original, held, undo_of=one.job)
+
+
+def _settle_unreadable(one: Journal, why: str) -> Settled:
+    """A journal that was cut off before its first record was whole: nothing else was made by then, or only a copy."""
+    copy = stat_in(one.folder, journal.file_name(one.job, "orig"))
+    if copy is not None:
+        return Settled(one.job, FAILED, undo_bytes=copy.allocated_size, detail=f"the journal says nothing: {why}")
+    unlink(one.folder, journal.file_name(one.job, "new"))
+    one.remove()
+    return Settled(one.job, REVERTED)
+
+
+def stat_in(folder: int, name: bytes) -> Stamp | None:
+    """The stamp of a name in a folder, links not followed; ``None`` where there is none."""
+    try:
+        return Stamp.of(os.stat(name, dir_fd=folder, follow_symlinks=False))
+    except FileNotFoundError:
+        return None
+
+
+def unlink(folder: int, name: bytes) -> None:
+    """Take a name away, if it is there, and have that on the disk."""
+    try:
+        os.unlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        return
+    os.fsync(folder)
