@@ -1,0 +1,205 @@
+"""With a real Redis and a real worker: one effect whatever is sent, and a true row whoever dies."""
+
+import os
+import pickle
+import signal
+import statistics
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import redis
+from celery import current_app
+from kombu import Connection
+
+from storage_admin.hosts.models import Host
+from storage_admin.jobs import reaper, services
+from storage_admin.jobs.doorbell import RUN_JOB
+from storage_admin.jobs.models import Job, Worker
+from tests.agent.harness import leftovers, make_image, same_content
+from tests.factories import HostFactory
+from tests.harness.services import LiveWorker, RedisServer
+from tests.working import OPERATOR, digests, image_at, register
+
+pytestmark = [pytest.mark.services, pytest.mark.django_db(transaction=True)]
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Path:
+    (tmp_path / "pool").mkdir()
+    return tmp_path / "pool"
+
+
+@pytest.fixture
+def host(live_worker: LiveWorker, pool: Path) -> Host:
+    host = HostFactory.create(slug="local")
+    register(host, pool)
+    return host
+
+
+def ended(job: Job, worker: LiveWorker, seconds: float = 60) -> Job:
+    worker.wait_for(lambda: not Job.objects.get(pk=job.pk).active, seconds, f"the end of {job}")
+    job.refresh_from_db()
+    return job
+
+
+def settled(worker: LiveWorker) -> None:
+    """Waits until nothing is queued or at work any more."""
+    worker.wait_for(lambda: not Job.objects.filter(state__in=Job.ACTIVE).exists(), 60, "all jobs end")
+
+
+def send(*arguments: object, times: int = 1) -> None:
+    for _ in range(times):
+        current_app.send_task(RUN_JOB, arguments, retry=False, ignore_result=True)
+
+
+def queue_is_empty(url: str) -> bool:
+    client = redis.Redis.from_url(url)
+    try:
+        return client.llen("celery") == 0
+    finally:
+        client.close()
+
+
+def test_a_message_that_comes_a_thousand_times_has_one_effect(
+    host: Host, live_worker: LiveWorker, redis_server: RedisServer
+) -> None:
+    job = services.submit(OPERATOR, "scan", host.pk, {})
+    send(job.pk, times=1000)
+    job = ended(job, live_worker)
+    live_worker.wait_for(lambda: queue_is_empty(redis_server.url), 120, "all messages are taken")
+    job.refresh_from_db()
+    assert (job.state, job.generation) == ("succeeded", 1)
+    assert [line.text for line in job.log_lines.all() if line.text.startswith("started by")] == [
+        f"started by {job.worker}"
+    ]
+
+
+def test_forged_messages_have_no_effect(
+    host: Host, live_worker: LiveWorker, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    canary = tmp_path / "canary"
+
+    class Bomb:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.system, (f"touch {canary}",)
+
+    url = current_app.conf.broker_url
+    with Connection(url) as connection, connection.SimpleQueue("celery") as queue:
+        queue.put(pickle.dumps(Bomb()), content_type="application/x-python-serialize", content_encoding="binary")
+        queue.put({"task": RUN_JOB, "id": "x", "args": [1], "kwargs": {}})
+        queue.put("no task at all")
+    for forged in (("abc",), (-1,), (4711,), ({"id": 1},), ([1],), (1, "extra"), ()):
+        send(*forged)
+    current_app.send_task("os.system", (f"touch {canary}",), ignore_result=True)
+    finished = Job.objects.create(kind="scan", host=host, target_kind="host", target_id=host.pk, state="failed")
+    send(finished.pk)
+    job = ended(services.submit(OPERATOR, "scan", host.pk, {}), live_worker)
+    finished.refresh_from_db()
+    assert (job.state, finished.state, canary.exists()) == ("succeeded", "failed", False)
+
+
+def slow_reclaim(host: Host, pool: Path, worker: LiveWorker) -> Job:
+    """A reclaim that copies for a long while."""
+    make_image(pool / "disk.qcow2", "64M")
+    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write -P 7 8M 48M", pool / "disk.qcow2"], check=True, stdout=-3)
+    subprocess.run(["cp", pool / "disk.qcow2", pool.parent / "copy.qcow2"], check=True)
+    assert ended(services.submit(OPERATOR, "scan", host.pk, {}), worker).state == "succeeded"
+    settled(worker)
+    image = image_at(pool / "disk.qcow2")
+    job = services.submit(OPERATOR, "reclaim", image.pk, {"bandwidth_bytes_sec": 1_048_576})
+    worker.wait_for(lambda: Job.objects.get(pk=job.pk).stage == "copying", 30, "it copies")
+    return job
+
+
+def agent_of(worker: LiveWorker) -> int:
+    """The number of the agent's process that the worker has started."""
+    children = Path(f"/proc/{worker.pid}/task")
+    for task in children.iterdir():
+        for child in (task / "children").read_text().split():
+            if b"agent-" in Path(f"/proc/{child}/cmdline").read_bytes():
+                return int(child)
+    raise AssertionError("no agent is at work")
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+@pytest.mark.qemu
+def test_a_cancel_ends_agent_and_tool_within_five_seconds(host: Host, pool: Path, live_worker: LiveWorker) -> None:
+    job = slow_reclaim(host, pool, live_worker)
+    before, agent = digests(pool)["disk.qcow2"], agent_of(live_worker)
+    services.cancel(OPERATOR, job)
+    job = ended(job, live_worker, 5)
+    live_worker.wait_for(lambda: gone(agent), 5, "the agent is gone")
+    assert (job.state, job.error_code, leftovers(pool)) == ("cancelled", "", set())
+    assert digests(pool)["disk.qcow2"] == before
+
+
+@pytest.mark.qemu
+def test_an_agent_killed_in_its_work_leaves_a_true_row_and_is_recovered(
+    host: Host, pool: Path, live_worker: LiveWorker
+) -> None:
+    job = slow_reclaim(host, pool, live_worker)
+    os.kill(agent_of(live_worker), signal.SIGKILL)
+    job = ended(job, live_worker, 10)
+    assert (job.state, job.needs_recovery) == ("interrupted", True)
+    reaper.reap()
+    live_worker.wait_for(lambda: not Job.objects.get(pk=job.pk).needs_recovery, 30, "it is recovered")
+    assert leftovers(pool) == set()
+    assert same_content(pool / "disk.qcow2", pool.parent / "copy.qcow2")
+
+
+@pytest.mark.qemu
+def test_a_worker_that_is_told_to_end_puts_everything_back(host: Host, pool: Path, live_worker: LiveWorker) -> None:
+    job = slow_reclaim(host, pool, live_worker)
+    agent = agent_of(live_worker)
+    live_worker.process.send_signal(signal.SIGTERM)
+    live_worker.process.wait(30)
+    job.refresh_from_db()
+    assert (job.state, job.error_code) == ("interrupted", "interrupted")
+    assert "was stopped" in job.error_detail
+    assert gone(agent)
+    assert leftovers(pool) == set()
+    assert not Worker.objects.filter(name=job.worker).exists()
+
+
+@pytest.mark.qemu
+def test_a_worker_that_is_killed_loses_nothing_and_the_next_one_says_so(
+    host: Host, pool: Path, live_worker: LiveWorker
+) -> None:
+    job = slow_reclaim(host, pool, live_worker)
+    agent = agent_of(live_worker)
+    live_worker.kill()
+    deadline = time.monotonic() + 15
+    while not gone(agent):
+        assert time.monotonic() < deadline, "the agent outlived its lifeline"
+        time.sleep(0.1)
+    assert reaper.reap_dead_workers() == 1
+    job.refresh_from_db()
+    assert (job.state, job.needs_recovery, job.generation) == ("interrupted", True, 2)
+    assert leftovers(pool) == set()
+    assert same_content(pool / "disk.qcow2", pool.parent / "copy.qcow2")
+    assert Job.objects.filter(kind="recover", state="queued").count() == 1
+
+
+def test_from_the_request_to_the_agent_at_work(
+    host: Host, live_worker: LiveWorker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waited = []
+    for _ in range(5):
+        began = time.monotonic()
+        job = services.submit(OPERATOR, "scan", host.pk, {})
+        claimed = Job.objects.filter(pk=job.pk).exclude(state="queued")
+        live_worker.wait_for(claimed.all().exists, 30, "it is claimed")
+        waited.append(time.monotonic() - began)
+        ended(job, live_worker)
+        settled(live_worker)
+    with capsys.disabled():
+        print(f"\nfrom a request to its claim: {statistics.median(waited) * 1000:.0f} ms at the median")
+    assert len(waited) == 5
