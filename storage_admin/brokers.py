@@ -24,5 +24,7 @@ class BrokerUrls:
         if parts.scheme in {"unix", "redis+socket"} and parts.path.startswith("/"):
             query = parse_qs(parts.query)
             number = (query.get("db") or query.get("virtual_host") or ["0"])[0]
-            return cls(redis=f"unix://{parts.path}?db={number}", kombu=f"redis+socket://{parts.path}?virtual_host={number}")
+            return cls(
+                redis=f"unix://{parts.path}?db={number}", kombu=f"redis+socket://{parts.path}?virtual_host={number}"
+            )
         raise ValueError(f"REDIS_URL {url!r} is neither redis://, rediss:// nor unix:///path.")

@@ -228,7 +228,7 @@ def convert(io: AgentIO, source: Node, target: Conversion, effort: Effort) -> to
     if target.backing is not None:
         asked += ["-B", target.backing[0], "-F", target.backing[1]]
     path = b"/proc/self/fd/%d/%s" % (target.folder, target.name)
-    shown = [*map(_text, asked), display(source.path), display(target.shown)]
+    shown = [*map(_text, asked), *_formats([source]), display(source.path), display(target.shown)]
     return tools.run(
         ["qemu-img", *asked, source.argument(), path],
         io,
@@ -258,8 +258,14 @@ def _run(
         pass_fds=sorted({fd for image in images for fd in image.fds()}),
         on_output=effort.on_output(),
         watch=effort.watch,
-        shown=["qemu-img", *asked, *(display(image.path) for image in images)],
+        # As an admin would type it: what is run names descriptors, which mean nothing to anybody else.
+        shown=["qemu-img", *asked, *_formats(images), *(display(image.path) for image in images)],
     )
+
+
+def _formats(images: Sequence[Node]) -> list[str]:
+    """The options that declare the formats of one image, or of two."""
+    return [word for flag, image in zip(("-f", "-F"), images) for word in (flag, image.format)]
 
 
 def _object(text: bytes) -> dict[str, Any]:
