@@ -104,7 +104,10 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def test_kills_at_random_moments_leave_the_original_or_the_result(tmp_path: Path, templates: list[Path]) -> None:
+@pytest.mark.parametrize("batch", range(4))
+def test_kills_at_random_moments_leave_the_original_or_the_result(
+    tmp_path: Path, templates: list[Path], batch: int
+) -> None:
     start = seed()
     print(f"STORAGE_ADMIN_SEED={start}")
     tally: dict[str, int] = {}
