@@ -91,6 +91,9 @@ class Undo(OfJob):
         image = self._image(job)
         against = self._missing(job)
         against += refusals.for_undo(image)
+        if options["force"] and image.overlays_count:
+            sentence = f"{image.overlays_count} overlays stand on the image as it is now: what was written since must stay."
+            against.append(Refusal("has_overlays", sentence))
         return Plan(
             method="undo",
             reason=f"The original of {image.name} comes back from its undo copy; the new image goes.",

@@ -23,7 +23,7 @@ from storage_admin.jobs.errors import InvalidError
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.recorder import Recorder
 from tests.agent.harness import image_info, leftovers, make_image, same_content, write
-from tests.working import ADMIN, OPERATOR, digests, image_at, run, said, scan, this_machine, work
+from tests.working import ADMIN, OPERATOR, create, digests, image_at, run, said, scan, this_machine, work
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
 
@@ -135,6 +135,16 @@ def test_what_was_written_since_is_lost_only_where_an_admin_forces_it(path: Path
     undo = run(services.undo(ADMIN, job, force=True))
     assert undo.state == "succeeded", undo.error_detail
     assert same_content(path, path.parent.parent / "copy.qcow2")
+
+
+def test_a_base_is_not_put_back_by_force_below_its_overlays(path: Path) -> None:
+    job = reclaim(path)
+    write(path, 0x42, "1M", "64k")
+    create(path.with_name("overlay.qcow2"), base=path.name)
+    scan(image_at(path).host)
+    with pytest.raises(RefusedError, match="overlays stand on the image") as refused:
+        services.undo(ADMIN, job, force=True)
+    assert refused.value.code == "has_overlays"
 
 
 def test_an_earlier_job_is_not_undone_before_the_later_one(path: Path) -> None:
