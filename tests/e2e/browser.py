@@ -10,13 +10,11 @@ from typing import Literal
 from playwright.sync_api import Browser, Page, sync_playwright
 
 CHROMIUM = "/usr/bin/chromium"
+#: Text is smoothed in grey, so that pictures compress.
 ARGUMENTS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
+    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--disable-lcd-text",
+)  # fmt: skip
 AXE = Path(__file__).resolve().parents[2] / "node_modules/axe-core/axe.min.js"
 
 Theme = Literal["light", "dark"]

@@ -11,9 +11,9 @@ from tests.harness.services import Dashboard
 class Rest:
     """A client with a token of its own."""
 
-    def __init__(self, dashboard: Dashboard, role: str = "admin") -> None:
+    def __init__(self, dashboard: Dashboard, role: str = "admin", name: str = "") -> None:
         self.base = f"{dashboard.url}/api/v1/"
-        name = f"tests {role} {time.monotonic_ns()}"
+        name = name or f"tests {role} {time.monotonic_ns()}"
         token = dashboard.manage("create_token", name, "--role", role).strip()
         self._session = requests.Session()
         self._session.headers["Authorization"] = f"Bearer {token}"

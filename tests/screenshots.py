@@ -1,0 +1,135 @@
+"""``make screenshots``: every page, light and dark, of a real dashboard with the demo and a few real guests.
+
+Needs root, as it starts a libvirtd of its own where none runs.
+"""
+
+import argparse
+import contextlib
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from playwright.sync_api import Browser
+
+from tests.e2e.browser import Theme, chromium, tab
+from tests.e2e.rest import Rest
+from tests.harness.guests import Disk, Domains
+from tests.harness.libvirtd import libvirtd
+from tests.harness.services import Dashboard, running_dashboard
+
+FOLDER = Path(__file__).resolve().parents[1] / "docs/screenshots"
+THEMES: tuple[Theme, ...] = ("light", "dark")
+#: Pages by their name: the address, with the ids of :func:`places` in it.
+PAGES = {
+    "overview": "/",
+    "images": "/images/",
+    "image": "/images/{leaf}/",
+    "reclaim": "/images/{archive}/reclaim/",
+    "jobs": "/jobs/",
+    "hosts": "/hosts/",
+    "guests": "/guests/",
+}
+
+
+def main() -> int:
+    """Takes all pictures and prints where they are."""
+    parser = argparse.ArgumentParser(prog="python -m tests.screenshots", description=__doc__)
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the pictures go")
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    with (
+        _place() as folder,
+        libvirtd() as uri,
+        Domains(uri, folder) as domains,
+        running_dashboard(folder / "data") as dashboard,
+        chromium() as browser,
+    ):
+        dashboard.manage("demo", "--path", str(folder / "images"))
+        _guests(domains, folder / "images")
+        _take(browser, dashboard, given.folder)
+    for picture in sorted(given.folder.glob("*.png")):
+        print(f"{picture} {picture.stat().st_size // 1024} KiB")
+    return 0
+
+
+@contextlib.contextmanager
+def _place() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="storage-admin-", dir="/var/tmp"))
+    folder.chmod(0o755)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def _guests(domains: Domains, images: Path) -> None:
+    """Three guests: one runs on an overlay of the shared base, two are off."""
+    domains.run([Disk(images / "web-01.qcow2")], "web-01")
+    domains.define([Disk(images / "mail.qcow2")], "mail")
+    domains.define(
+        [
+            Disk(images / "database.raw", "raw", cache="writeback", discard="ignore"),
+            Disk(images / "desktop.vdi", "vdi"),
+        ],
+        "database",
+    )
+
+
+def _take(browser: Browser, dashboard: Dashboard, folder: Path) -> None:
+    rest = Rest(dashboard, name="automation")
+    rest.scan()
+    rest.quiet()
+    _work(rest)
+    cookies = folder / ".cookies"
+    with tab(browser, dashboard.url) as opened:
+        opened.log_in("admin", dashboard.password)
+        opened.page.context.storage_state(path=cookies)
+    try:
+        slow = _reclaim(rest, "vm-104-disk-0.qcow2", bandwidth_bytes_sec=1024 * 1024)
+        for theme in THEMES:
+            _shoot(browser, dashboard, folder, "job", f"/jobs/{slow['id']}/", theme, cookies, settle=3000)
+        rest.finished(slow)
+        rest.quiet()
+        for name, address in PAGES.items():
+            for theme in THEMES:
+                _shoot(browser, dashboard, folder, name, address.format(**_places(rest)), theme, cookies)
+        for theme in THEMES:
+            _shoot(browser, dashboard, folder, "login", "/login/", theme, None)
+    finally:
+        cookies.unlink()
+
+
+def _work(rest: Rest) -> None:
+    """Some jobs that have ended, so that there is a history: one won for good, one that can be undone."""
+    done = rest.finished(_reclaim(rest, "ci-runner.qcow2"))
+    rest.finished(rest.post(f"jobs/{done['id']}/discard-undo/"))
+    rest.finished(_reclaim(rest, "mail.qcow2"))
+
+
+def _reclaim(rest: Rest, name: str, **options: object) -> dict[str, object]:
+    return dict(rest.post("jobs/", {"kind": "reclaim", "image": rest.image(name)["id"], "options": options}))
+
+
+def _places(rest: Rest) -> dict[str, int]:
+    return {
+        "leaf": rest.image("web-02-hotfix.qcow2")["id"],
+        "archive": rest.image("media-2M-clusters.qcow2")["id"],
+    }
+
+
+def _shoot(
+    browser: Browser, dashboard: Dashboard, folder: Path, name: str, address: str, theme: Theme, cookies: Path | None,
+    settle: int = 300,
+) -> None:  # fmt: skip
+    with tab(browser, dashboard.url, theme, cookies) as opened:
+        opened.open(address)
+        opened.page.wait_for_load_state("load")
+        opened.page.wait_for_timeout(settle)
+        opened.page.screenshot(path=folder / f"{name}-{theme}.png")
+        assert not opened.complaints, f"{name}: {opened.complaints}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
