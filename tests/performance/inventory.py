@@ -80,7 +80,7 @@ def check_samples(folder: Path, count: int) -> None:
         assert row.backing_file == facts.get("backing-filename", "")
         assert (row.backing.path if row.backing else "") == facts.get("full-backing-filename", "")
         subprocess.run(["qemu-img", "check", "-q", "-f", "qcow2", str(path)], check=True)
-    assert Image.objects.count() == count
+    assert Image.objects.count() == count, f"{Image.objects.count()} of {Image.every.count()} images are listed"
     assert Image.objects.filter(chain_depth=4).count() == count // len(TREE)
     assert not Image.objects.exclude(state="ok").exists()
 
