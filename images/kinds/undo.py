@@ -92,7 +92,7 @@ class Undo(OfJob):
         against = self._missing(job)
         against += refusals.for_undo(image)
         if options["force"] and image.overlays_count:
-            sentence = f"{image.overlays_count} overlays stand on the image as it is now: what was written since must stay."
+            sentence = f"{image.overlays_count} overlays stand on the image as it is now: what was written must stay."
             against.append(Refusal("has_overlays", sentence))
         return Plan(
             method="undo",
