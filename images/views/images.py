@@ -12,7 +12,7 @@ from django.urls import reverse
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.http import require_POST, require_safe
 
-from images import selectors
+from images import estimates, selectors
 from images.models import Image
 from images.templatetags.storage import bar_scale
 from images.verbs import Verb, verb_of
@@ -61,11 +61,17 @@ def _columns(ordering: str) -> list[dict[str, Any]]:
     return columns
 
 
+def _verb(image: Image) -> Verb | None:
+    """What a button would do: by a method that there is, where it is worth one."""
+    worth = (image.reclaimable_bytes or 0) >= WORTH_A_BUTTON
+    return verb_of(image.reclaimable_method) if worth and image.reclaimable_method in estimates.METHODS else None
+
+
 def _table(request: PageRequest, listing: Listing) -> dict[str, Any]:
     rows = paginated(request, listing.rows, PER_PAGE)
     start = (rows.number - 1) * PER_PAGE
     shown: list[tuple[Image, Verb | None]] = [
-        (image, verb_of(image.reclaimable_method) if (image.reclaimable_bytes or 0) >= WORTH_A_BUTTON else None)
+        (image, _verb(image))
         for image in selectors.page_of(listing.rows, start, start + PER_PAGE)
     ]
     return {
