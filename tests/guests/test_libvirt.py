@@ -1,0 +1,243 @@
+"""Guests of a real libvirt: who uses which image, and what a guest that runs stops."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import libvirt
+import pytest
+
+from images import liveness
+from images.models import Image
+from storage_admin.agent.protocol import HostError, RefusedError
+from storage_admin.guests.models import Guest, GuestDisk
+from storage_admin.hosts import libvirt_query, libvirt_reader
+from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.jobs import services
+from tests.harness.guests import Disk, Domains, LibvirtGuest
+from tests.working import OPERATOR, create, digests, image_at, run, scan, this_machine
+
+pytestmark = [
+    pytest.mark.guest,
+    pytest.mark.services,
+    pytest.mark.django_db,
+    pytest.mark.usefixtures("quiet", "libvirtd"),
+]
+
+
+@pytest.fixture
+def chain(shared_folder: Path) -> tuple[Path, Path]:
+    """A base and its overlay, in a folder that libvirt's user may enter."""
+    base = create(shared_folder / "base.qcow2", "64M")
+    top = create(shared_folder / "top.qcow2", base="base.qcow2")
+    return base, top
+
+
+@pytest.fixture
+def folder_pool(libvirtd: str, shared_folder: Path) -> Iterator[str]:
+    """A libvirt pool on a folder with a volume ``disk.img`` in it; its name."""
+    (shared_folder / "volumes").mkdir(mode=0o755)
+    connection = libvirt.open(libvirtd)
+    name = f"sa-test-{os.getpid()}"
+    xml = f"<pool type='dir'><name>{name}</name><target><path>{shared_folder}/volumes</path></target></pool>"
+    pool = connection.storagePoolDefineXML(xml)
+    pool.create()
+    pool.createXML(
+        "<volume><name>disk.img</name><capacity unit='MiB'>8</capacity><target><format type='qcow2'/></target></volume>"
+    )
+    yield name
+    pool.destroy()
+    pool.undefine()
+    connection.close()
+
+
+def test_a_domains_disks_are_its_images_with_cache_and_discard(domains: Domains, chain: tuple[Path, Path]) -> None:
+    base, top = chain
+    domain = domains.define([Disk(top, cache="writeback", discard="unmap"), Disk(base, cache="none", readonly=True)])
+    host = this_machine(top.parent)
+    scan(host)
+    guest = Guest.objects.get(name=domain.name())
+    assert (guest.uid, guest.state, guest.kind) == (domain.UUIDString(), "shut off", "domain")
+    disks = {disk.target: disk for disk in guest.disks.all()}
+    assert (disks["vda"].path, disks["vda"].cache, disks["vda"].discard) == (str(top), "writeback", "unmap")
+    assert (disks["vda"].readonly, disks["vdb"].readonly, disks["vdb"].format) == (False, True, "qcow2")
+    assert disks["vda"].inode == str(top.stat().st_ino)
+    image = image_at(top)
+    assert [use.disk.guest_id for use in image.uses.all()] == [guest.pk]
+    assert (image.in_use, image.orphan, image.declared_by) == (False, False, _declared(domain.name()))
+    assert scan(host)["read"] == 0
+    assert Guest.objects.get(name=domain.name()).pk == guest.pk
+
+
+def _declared(name: str) -> str:
+    return f"guest {name}"[:40]
+
+
+def test_a_running_guest_uses_its_image_and_what_is_below_it_until_it_ends(
+    tcg_guest: Callable[..., LibvirtGuest], chain: tuple[Path, Path]
+) -> None:
+    base, top = chain
+    other = create(top.parent / "other.qcow2")
+    guest = tcg_guest(Disk(top))
+    host = this_machine(top.parent)
+    scan(host)
+    assert [image_at(path).in_use for path in (top, base, other)] == [True, True, False]
+    assert guest.name in image_at(top).in_use_detail
+    with pytest.raises(RefusedError) as refused:
+        services.submit(OPERATOR, "reclaim", image_at(top).pk, {})
+    assert refused.value.code == "guest_running"
+    with pytest.raises(RefusedError) as refused:
+        services.submit(OPERATOR, "reclaim", image_at(base).pk, {})
+    assert refused.value.code == "image_in_use"
+    guest.stop()
+    scan(host)
+    assert [image_at(path).in_use for path in (top, base)] == [False, False]
+    assert image_at(base).orphan is False
+
+
+def test_a_guest_that_was_started_after_the_scan_stops_the_job_before_the_agent_is_asked(
+    domains: Domains, chain: tuple[Path, Path]
+) -> None:
+    base, top = chain
+    domain = domains.define([Disk(top)])
+    host = this_machine(top.parent)
+    scan(host)
+    jobs = [services.submit(OPERATOR, "reclaim", image_at(top).pk, {})]
+    before = digests(top.parent)
+    domain.create()
+    (job,) = map(run, jobs)
+    assert (job.state, job.error_code) == ("failed", "guest_running")
+    assert domain.name() in job.error_detail
+    job = services.submit(OPERATOR, "reclaim", image_at(base).pk, {})
+    job = run(job)
+    assert (job.state, job.error_code) == ("failed", "guest_running")
+    domain.destroy()
+    assert {name: before[name] for name in ("base.qcow2", "top.qcow2")} == {
+        name: digests(top.parent)[name] for name in ("base.qcow2", "top.qcow2")
+    }
+
+
+def test_a_guest_defined_after_the_scan_is_found_by_the_file_whatever_path_it_names(
+    domains: Domains, chain: tuple[Path, Path]
+) -> None:
+    _, top = chain
+    host = this_machine(top.parent)
+    scan(host)
+    (top.parent / "link.qcow2").symlink_to(top.name)
+    domain = domains.define([Disk(top.parent / "link.qcow2")])
+    liveness.check_guests_off(image_at(top))
+    domain.create()
+    with pytest.raises(RefusedError, match="guest_running"):
+        liveness.check_guests_off(image_at(top))
+    domain.destroy()
+
+
+def test_a_volume_of_a_pool_is_found_by_its_name(domains: Domains, folder_pool: str, shared_folder: Path) -> None:
+    connection = domains._connection
+    xml = (
+        f"<domain type='qemu'><name>sa-volume-{os.getpid()}</name><memory unit='MiB'>64</memory>"
+        "<os><type arch='x86_64'>hvm</type></os><devices><disk type='volume' device='disk'>"
+        f"<driver name='qemu' type='qcow2' cache='none'/><source pool='{folder_pool}' volume='disk.img'/>"
+        "<target dev='vda' bus='virtio'/></disk><disk type='file' device='cdrom'><target dev='sda' bus='sata'/></disk>"
+        "</devices></domain>"
+    )
+    domain = connection.defineXML(xml)
+    domains._domains.append(domain)
+    host = this_machine()
+    scan(host)
+    pool = StoragePool.objects.get(source="libvirt", path=f"{shared_folder}/volumes")
+    assert pool.name == folder_pool
+    scan(host)
+    image = Image.objects.get(pool=pool)
+    assert (image.name, image.declared_format) == ("disk.img", "qcow2")
+    assert [use.disk.guest.name for use in image.uses.all()] == [domain.name()]
+    empty = GuestDisk.objects.get(guest__name=domain.name(), device="cdrom")
+    assert (empty.path, empty.path_key) == ("", "")
+
+
+def test_a_pool_that_libvirt_forgets_goes_and_one_of_an_admin_stays(folder_pool: str, shared_folder: Path) -> None:
+    host = this_machine(shared_folder)
+    scan(host)
+    paths = set(StoragePool.objects.values_list("path", flat=True))
+    assert f"{shared_folder}/volumes" in paths
+    connection = libvirt.open("qemu:///system")
+    pool = connection.storagePoolLookupByName(folder_pool)
+    xml = pool.XMLDesc()
+    pool.destroy()
+    pool.undefine()
+    try:
+        scan(host)
+        paths = set(StoragePool.objects.values_list("path", flat=True))
+        assert f"{shared_folder}/volumes" not in paths
+        assert str(shared_folder) in paths
+    finally:
+        connection.storagePoolDefineXML(xml).create()
+        connection.close()
+
+
+def test_a_domain_that_is_undefined_is_gone_with_its_disks(domains: Domains, chain: tuple[Path, Path]) -> None:
+    _, top = chain
+    domain = domains.define([Disk(top)])
+    host = this_machine(top.parent)
+    scan(host)
+    name = domain.name()
+    assert image_at(top).orphan is False
+    domain.undefine()
+    domains._domains.remove(domain)
+    scan(host)
+    assert not Guest.objects.filter(name=name).exists()
+    assert image_at(top).orphan is True
+
+
+def without_libvirt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when libvirtd has stopped while domains are defined: its socket is there, and nobody answers."""
+
+    def no_answer() -> libvirt_reader.LibvirtFacts:
+        raise HostError("libvirt does not answer: connection refused")
+
+    monkeypatch.setattr(libvirt_reader, "read", no_answer)
+
+
+def test_where_libvirt_has_guests_and_does_not_answer_nobody_knows_who_uses_an_image(
+    domains: Domains, chain: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, top = chain
+    domain = domains.define([Disk(top)])
+    host = this_machine(top.parent)
+    scan(host)
+    job = services.submit(OPERATOR, "reclaim", image_at(base).pk, {})
+    without_libvirt(monkeypatch)
+    job = run(job)
+    assert (job.state, job.error_code) == ("failed", "guests_unknown")
+    scan(host)
+    assert [image_at(path).in_use for path in (top, base)] == [None, None]
+    assert Guest.objects.filter(name=domain.name()).exists()
+    host = Host.objects.get(pk=host.pk)
+    assert "libvirt does not answer" in host.owners_unknown
+    with pytest.raises(RefusedError, match="guests_unknown"):
+        services.submit(OPERATOR, "reclaim", image_at(top).pk, {})
+    monkeypatch.undo()
+
+
+def test_a_libvirt_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libvirt_reader, "TIMEOUT", 0.001)
+    with pytest.raises(HostError, match="did not answer within"):
+        libvirt_reader.read()
+
+
+def test_every_state_of_a_domain_has_a_word() -> None:
+    states = {value for name, value in vars(libvirt).items() if name.startswith("VIR_DOMAIN_") and _is_state(name)}
+    assert states <= libvirt_query.STATES.keys()
+
+
+def _is_state(name: str) -> bool:
+    words = ["NOSTATE", "RUNNING", "BLOCKED", "PAUSED", "SHUTDOWN", "SHUTOFF", "CRASHED", "PMSUSPENDED"]
+    return name.removeprefix("VIR_DOMAIN_") in words
+
+
+def test_the_query_is_one_document_on_its_standard_output(libvirtd: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "storage_admin.hosts.libvirt_query"], capture_output=True, check=True)
+    assert done.stderr == b""
+    assert done.stdout.startswith(b'{"pools"')
