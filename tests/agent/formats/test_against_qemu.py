@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from storage_admin.agent.formats import Facts, UnreadableError, probe, read
+from tests.agent import harness
 
 pytestmark = pytest.mark.qemu
 
@@ -18,9 +19,7 @@ SECRET = ["--object", "secret,id=key,data=passphrase"]
 
 
 def qemu_img(*arguments: str | Path, cwd: Path | None = None) -> str:
-    done = subprocess.run(["qemu-img", *map(str, arguments)], capture_output=True, text=True, cwd=cwd)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return harness.qemu_img(*arguments, cwd=cwd).decode()
 
 
 def create(path: Path, image_format: str, options: str = "", size: str = "8M", *more: str | Path) -> None:
