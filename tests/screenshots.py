@@ -18,6 +18,7 @@ from tests.e2e.rest import Rest
 from tests.harness.guests import Disk, Domains
 from tests.harness.libvirtd import libvirtd
 from tests.harness.services import Dashboard, running_dashboard
+from tests.pictures import shrink
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs/screenshots"
 THEMES: tuple[Theme, ...] = ("light", "dark")
@@ -50,6 +51,7 @@ def main() -> int:
         _guests(domains, folder / "images")
         _take(browser, dashboard, given.folder)
     for picture in sorted(given.folder.glob("*.png")):
+        shrink(picture)
         print(f"{picture} {picture.stat().st_size // 1024} KiB")
     return 0
 
