@@ -9,6 +9,7 @@ import fcntl
 import os
 import re
 import struct
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -116,8 +117,12 @@ def _descriptors(incomplete: list[int], check: Callable[[], None] | None = None)
 
 
 def _own_processes() -> set[int]:
-    """This process and all below it."""
-    waiting, found = [os.getpid()], set()
+    """This process, other agents of this very program that this user runs, and all below them.
+
+    An agent that samples an image reads it and is gone in a moment. The tools of one that rewrites an image hold qemu's
+    locks on it, which are seen whoever holds them.
+    """
+    waiting, found = [os.getpid(), *_fellow_agents()], set()
     while waiting:
         pid = waiting.pop()
         found.add(pid)
@@ -128,6 +133,22 @@ def _own_processes() -> set[int]:
         except OSError:
             continue  # ended, or a kernel without the list of children: it counts as a stranger's process then
     return found
+
+
+def _fellow_agents() -> Iterator[int]:
+    program = os.fsencode(sys.argv[0])
+    if not program.endswith(b".pyz"):
+        return  # it runs from a folder, as in development
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/cmdline", "rb") as file:
+                words = file.read().split(b"\0")
+            if program in words[:4] and os.stat(f"/proc/{name}").st_uid == os.geteuid():
+                yield int(name)
+        except OSError:
+            continue  # the process has ended
 
 
 def _command(pid: str) -> str:

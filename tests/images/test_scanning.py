@@ -3,6 +3,7 @@
 import os
 import struct
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from images.scanning import ScanRun
 from storage_admin.agent.protocol import HostError
 from storage_admin.hosts.models import Host, PoolSample
 from storage_admin.hosts.services import remove_pool, update_pool
+from storage_admin.hosts.transport import agent_bundle
 from storage_admin.jobs import runner
 from storage_admin.jobs.models import Job
 from tests.harness.filesystems import loop_filesystem
@@ -473,6 +475,25 @@ def test_what_a_process_has_open_is_in_use_until_it_lets_go(tmp_path: Path) -> N
         assert f"process {holder.pid} (sleep)" in image.in_use_detail
         holder.kill()
     scan(host)
+    assert image_at(path).in_use is False
+
+
+def test_an_agent_that_samples_an_image_does_not_use_it(tmp_path: Path) -> None:
+    path = plain(tmp_path / "a.raw")
+    host = this_machine(tmp_path)
+    wait = "import sys, time; sys.stdin.fileno(); time.sleep(60)"
+    program = str(agent_bundle().path)
+    with (
+        path.open("rb") as image,
+        subprocess.Popen([sys.executable, "-c", wait, program], stdin=image) as fellow,
+    ):
+        scan(host)
+        fellow.kill()
+    # This process has it open as well, and is no agent.
+    assert f"process {os.getpid()} " in image_at(path).held
+    with subprocess.Popen([sys.executable, "-c", wait, program], stdin=path.open("rb")) as fellow:
+        scan(host)
+        fellow.kill()
     assert image_at(path).in_use is False
 
 
