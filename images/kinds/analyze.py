@@ -15,7 +15,7 @@ from storage_admin.jobs.plans import Plan, Refusal
 
 #: Images that one background job samples, and for how long each at most, in seconds.
 SAMPLE_IMAGES = 100
-SAMPLE_SECONDS = 0.5
+SAMPLE_SECONDS = 1.0
 
 
 def sampled(image: Image) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def analyze_qcow2(
         facts: of the image.
         allocated: its allocated size in bytes.
         samples: how many pieces are wanted.
-        seconds: how long the sample may take.
+        seconds: of processor time that the sample may take.
         chance: where the luck comes from.
         io: the controller.
 
@@ -161,14 +161,14 @@ def _qcow2_pieces(
     budget, each, done = Budget(seconds), tables.cluster_size // piece_size, 0
     last = pieces // each - 1
     pairs = tables.cluster_size < _SMALL
-    for number, drawn in enumerate(rounds(pieces, samples, chance)):
+    for drawn in rounds(pieces, samples, chance):
+        if not budget.allows_another_round():
+            return
         ordinals = [piece // each for piece in drawn]
         if pairs:
             ordinals = [near for ordinal in ordinals for near in (ordinal, min(ordinal + 1, last))]
         places, clusters = iter(drawn), tables.clusters(ordinals)
         for cluster in clusters:
-            if number and budget.is_over():
-                return
             at = next(places, 0) % each * piece_size
             follower = next(clusters, None) if pairs else None
             following = None if follower is None else _read_piece(fd, follower, 0, piece_size, tables.cluster_size)
@@ -202,10 +202,10 @@ def analyze_raw(
     pieces = -(-data // MAX_PIECE)
     zeros = Sample(pieces, MAX_PIECE)
     budget, done = Budget(seconds), 0
-    for number, drawn in enumerate(rounds(pieces, samples, chance)):
+    for drawn in rounds(pieces, samples, chance):
+        if not budget.allows_another_round():
+            break
         for piece in drawn:
-            if number and budget.is_over():
-                break
             at = piece * MAX_PIECE
             length = min(MAX_PIECE, data - at)
             content = _read_mapped(fd, starts, sums, at, length)

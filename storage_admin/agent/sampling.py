@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 #: Largest piece that is compressed at once, in bytes. qemu's window is 4 KiB: larger pieces say no more.
 MAX_PIECE = 64 * 1024
 #: Rounds that the sample is drawn in, so that a sample that runs out of time is still spread over the whole image.
-ROUNDS = 8
+ROUNDS = 16
 #: Bytes in which space can be given back to a filesystem.
 BLOCK = 4096
 #: How many standard errors the range spans to either side.
@@ -95,16 +95,31 @@ class Sample:
 
 
 class Budget:
-    """Time that a sample may take; the first round is drawn whatever it takes.
+    """Time that a sample may take, asked for before each round; the first one is drawn whatever it takes.
+
+    A round is drawn whole or not at all: half of one would count the image's beginning twice. What counts is the
+    processor's time, so that a busy machine does not make a poor sample, up to four times as much of the clock's.
 
     Args:
-        seconds: of wall clock.
+        seconds: of processor time.
     """
 
-    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._end = clock() + seconds
+    def __init__(
+        self,
+        seconds: float,
+        processor: Callable[[], float] = time.process_time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._processor, self._clock = processor, clock
+        self._begun = self._asked = processor()
+        self._seconds, self._deadline = seconds, clock() + 4 * seconds
+        self._rounds = 0
 
-    def is_over(self) -> bool:
-        """Whether no further piece is to be looked at."""
-        return self._clock() >= self._end
+    def allows_another_round(self) -> bool:
+        """Whether one more round is to be drawn, which will cost about as much as the last one did."""
+        now = self._processor()
+        last, self._asked = now - self._asked, now
+        self._rounds += 1
+        if self._rounds == 1:
+            return True
+        return now - self._begun + last <= self._seconds and self._clock() < self._deadline

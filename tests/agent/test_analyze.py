@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from storage_admin.agent.protocol import RefusedError, StoppedError
+from storage_admin.agent.sampling import Budget
 from storage_admin.agent.verbs import analyze
 from tests.agent.formats.test_against_qemu import create, qemu_img
 from tests.agent.recording import RecordingIO, encoded, request
@@ -276,3 +277,19 @@ def test_stays_within_its_time(tmp_path: Path) -> None:
     result = analyzed(path, samples=1_000_000, seconds=0.05)
     assert result["basis"]["sampled"] < 1024
     assert result["predicted_low"] < result["predicted_after_bytes"] < result["predicted_high"]
+
+
+def test_a_sample_that_runs_out_of_time_is_spread_over_the_whole_image(tmp_path: Path) -> None:
+    path = tmp_path / "disk.qcow2"
+    # What does not compress lies at the beginning: half a round more of it would show in the estimate at once.
+    image_of(path, noise(random.Random(1), 24 * MIB) + bytes(72 * MIB))
+    for seconds in (0.02, 0.05, 0.1, 0.2):
+        result = analyzed(path, samples=1_000_000, seconds=seconds, seed=1)
+        assert result["predicted_after_bytes"] == pytest.approx(24 * MIB, rel=0.05), result["basis"]
+
+
+def test_a_round_is_drawn_whole_or_not_at_all() -> None:
+    times = iter([0.0, 0.0, 0.4, 0.7, 1.1])
+    budget = Budget(1.0, processor=lambda: next(times), clock=lambda: 0.0)
+    # After 0.4 another 0.4 still fits, after 0.7 another 0.3 just so, and after 1.1 nothing does.
+    assert [budget.allows_another_round() for _ in range(4)] == [True, True, True, False]

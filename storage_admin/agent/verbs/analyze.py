@@ -27,7 +27,7 @@ _REASONS = {
 
 @dataclass(frozen=True)
 class AnalyzeArgs:
-    """The request's arguments, checked; ``seconds`` of wall clock for the sample."""
+    """The request's arguments, checked; ``seconds`` of processor time for the sample."""
 
     path: bytes
     pool_path: bytes
