@@ -84,9 +84,11 @@ def running_dashboard_session() -> Iterator[Dashboard]:
     """One dashboard for a whole run of tests that look at it together."""
     folder = Path(tempfile.mkdtemp(prefix="sa-up-", dir="/var/tmp"))
     folder.chmod(0o755)
-    with running_dashboard(folder / "data") as dashboard:
-        yield dashboard
-    shutil.rmtree(folder)
+    try:
+        with running_dashboard(folder / "data") as dashboard:
+            yield dashboard
+    finally:
+        shutil.rmtree(folder)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
