@@ -220,7 +220,7 @@ def _commands(image: Image, below: list[Image], compression: str, options: dict[
         compression,
     )  # fmt: skip
     copy = image.path.rpartition("/")[0] + "/.sa-JOB.new"
-    convert = ["qemu-img", "convert", "-p", "-m", "8", "-W", "-t", "none", "-c"]
+    convert = ["qemu-img", "convert", "-p", "-m", "8", "-W", "-c"]
     if options["bandwidth_bytes_sec"]:
         convert += ["-r", str(options["bandwidth_bytes_sec"])]
     convert += ["-f", "qcow2", "-O", "qcow2", "-o", wanted]

@@ -71,8 +71,7 @@ def _table(request: PageRequest, listing: Listing) -> dict[str, Any]:
     rows = paginated(request, listing.rows, PER_PAGE)
     start = (rows.number - 1) * PER_PAGE
     shown: list[tuple[Image, Verb | None]] = [
-        (image, _verb(image))
-        for image in selectors.page_of(listing.rows, start, start + PER_PAGE)
+        (image, _verb(image)) for image in selectors.page_of(listing.rows, start, start + PER_PAGE)
     ]
     return {
         "rows": rows,

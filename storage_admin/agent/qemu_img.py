@@ -8,6 +8,7 @@ format and its base spelled out: qemu opens exactly these files, and none that a
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from storage_admin.agent.protocol import HostError
 
 _PROGRESS = re.compile(rb"\(\s*([0-9]+(?:\.[0-9]+)?)/100%\)")
 _VERSION = re.compile(rb"qemu-img version ([0-9]+)\.([0-9]+)")
+#: Bytes from which on a second process pays for its start.
+_WORTH_A_PART = 128 << 20
 #: Of a tool that may be slow on a large image and must not be big.
 _SLOW_QUERY = tools.Limits(cpu_seconds=None, wall_seconds=None)
 
@@ -53,6 +56,11 @@ class Node:
     def argument(self) -> str:
         """The options as a file name that qemu takes."""
         return "json:" + json.dumps(self.options(), separators=(",", ":"))
+
+    def part(self, offset: int, size: int) -> str:
+        """As :meth:`argument`, of ``size`` bytes from ``offset`` on as the guest sees them."""
+        part = {"driver": "raw", "offset": offset, "size": size, "file": self.options()}
+        return "json:" + json.dumps(part, separators=(",", ":"))
 
     def fds(self) -> list[int]:
         """All descriptors that the tool needs for it."""
@@ -164,16 +172,54 @@ def check(io: AgentIO, image: Node, effort: Effort) -> CheckReport:
     return CheckReport(*_fail("check", answer))
 
 
-def compare(io: AgentIO, first: Node, second: Node, effort: Effort) -> bool:
+def compare(io: AgentIO, first: Node, second: Node, virtual_size: int, effort: Effort) -> bool:
     """Whether a guest reads the same bytes from both images.
+
+    Args:
+        io: the controller.
+        first, second: both of ``virtual_size`` bytes, a multiple of 512.
 
     Raises:
         HostError: one of them could not be read.
     """
-    answer = _run(io, ["compare", "-U", "-p"], [first, second], None, effort)
-    if answer.exit_code not in {0, 1}:
-        _fail("compare", answer)
-    return answer.exit_code == 0
+    parts = _parts(virtual_size)
+    answers = tools.run_together(
+        [
+            # Only one tells its progress: they are equally long.
+            [
+                "qemu-img",
+                "compare",
+                "-U",
+                *(["-p"] if not number else []),
+                *(image.part(*part) for image in (first, second)),
+            ]
+            for number, part in enumerate(parts)
+        ],
+        io,
+        limits=None,
+        idle_io=effort.idle_io,
+        pass_fds=sorted({*first.fds(), *second.fds()}),
+        on_output=effort.on_output(),
+        watch=effort.watch,
+        shown=[_shown_part([first, second], part, len(parts)) for part in parts],
+    )
+    for answer in answers:
+        if answer.exit_code not in {0, 1}:
+            _fail("compare", answer)
+    return all(answer.exit_code == 0 for answer in answers)
+
+
+def _parts(virtual_size: int) -> list[tuple[int, int]]:
+    """Offset and length, in bytes, of the parts that are compared at the same time: one for each of two processors."""
+    half = virtual_size // 2 & -(1 << 20)
+    if half < _WORTH_A_PART or (os.cpu_count() or 1) < 2:
+        return [(0, virtual_size)]
+    return [(0, half), (half, virtual_size - half)]
+
+
+def _shown_part(images: Sequence[Node], part: tuple[int, int], parts: int) -> list[str]:
+    shown = ["qemu-img", "compare", "-U", *_formats(images), *(display(image.path) for image in images)]
+    return shown if parts == 1 else [*shown, f"({part[1]} bytes from {part[0]} on)"]
 
 
 @dataclass(frozen=True)
@@ -188,7 +234,6 @@ class Conversion:
         compress: whether clusters are compressed.
         backing: the backing file exactly as the header is to say it, and its format.
         bitmaps: whether persistent bitmaps are taken over.
-        direct: whether the host's page cache is bypassed; the target is synced at the end then.
         bandwidth: bytes a second, at most.
     """
 
@@ -199,7 +244,6 @@ class Conversion:
     compress: bool
     backing: tuple[bytes, str] | None = None
     bitmaps: bool = False
-    direct: bool = True
     bandwidth: int | None = None
 
 
@@ -218,8 +262,6 @@ def convert(io: AgentIO, source: Node, target: Conversion, effort: Effort) -> to
         "-m",
         "8",
         "-W",
-        "-t",
-        "none" if target.direct else "writeback",
     ]
     asked += ["-c"] if target.compress else []
     asked += ["--bitmaps"] if target.bitmaps else []

@@ -83,41 +83,74 @@ def run(
     watch: Callable[[], None] | None = None,
     shown: Sequence[str] | None = None,
 ) -> Finished:
-    """Run a tool to its end.
+    """Run a tool to its end; see :func:`run_together`.
 
     Args:
         argv: the tool's name and its arguments.
+        shown: the command as an admin should read it, instead of ``argv``.
+    """
+    return run_together(
+        [argv],
+        io,
+        limits=limits,
+        idle_io=idle_io,
+        pass_fds=pass_fds,
+        on_output=on_output,
+        watch=watch,
+        shown=None if shown is None else [shown],
+    )[0]
+
+
+def run_together(
+    commands: Sequence[Sequence[Argument]],
+    io: AgentIO,
+    *,
+    limits: Limits | None = QUERY,
+    idle_io: bool = False,
+    pass_fds: Sequence[int] = (),
+    on_output: Callable[[bytes], None] | None = None,
+    watch: Callable[[], None] | None = None,
+    shown: Sequence[Sequence[str]] | None = None,
+) -> list[Finished]:
+    """Run tools at the same time, to the end of each.
+
+    Args:
+        commands: each a tool's name and its arguments. All but the first must say less than a pipe holds (64 KiB).
         io: asked every 0.2 s whether to go on; told which command was run.
         limits: of a query; ``None`` for a long tool, of which only the end of the output is kept.
-        idle_io: run it when nobody else wants the disk.
-        pass_fds: descriptors that it may open as ``/proc/self/fd/N``.
-        on_output: given each piece of standard output as it comes.
-        watch: called every 0.2 s; what it raises stops the tool.
-        shown: the command as an admin should read it, instead of ``argv``.
+        idle_io: run them when nobody else wants the disk.
+        pass_fds: descriptors that they may open as ``/proc/self/fd/N``.
+        on_output: given each piece of the first one's standard output as it comes.
+        watch: called every 0.2 s; what it raises stops the tools.
+        shown: the commands as an admin should read them, instead of ``commands``.
 
     Returns:
-        How it ended, whatever the exit code.
+        How each ended, whatever the exit code.
 
     Raises:
         RefusedError: ``tool_missing``.
-        StoppedError: the controller stopped the work; the tool is gone by then.
-        HostError: it went over a limit; the tool is gone by then.
+        StoppedError: the controller stopped the work; the tools are gone by then.
+        HostError: one went over a limit; the tools are gone by then.
     """
-    display_argv = list(shown) if shown is not None else [_text(argument) for argument in argv]
-    process = _start(argv, limits, idle_io, pass_fds)
-    exit_code: int | None = None
-    running.add(process.pid)
+    words = [[_text(argument) for argument in argv] for argv in commands] if shown is None else list(map(list, shown))
+    processes: list[subprocess.Popen[bytes]] = []
+    ended: list[Finished] = []
     try:
-        stdout, stderr = _follow(process, io, limits, on_output, watch)
-        exit_code = process.wait()
+        for argv in commands:
+            processes.append(_start(argv, limits, idle_io, pass_fds))
+            running.add(processes[-1].pid)
+        for process in processes:
+            stdout, stderr = _follow(process, io, limits, on_output if not ended else None, watch)
+            ended.append(Finished(process.wait(), stdout, stderr))
     finally:
-        if exit_code is None:
+        for process in processes[len(ended) :]:
             _kill(process)
-        running.discard(process.pid)
-        if exit_code is None:
-            io.command(display_argv, None)
-    io.command(display_argv, exit_code)
-    return Finished(exit_code, stdout, stderr)
+        running.difference_update(process.pid for process in processes)
+        for command in words[len(ended) : len(processes)]:
+            io.command(command, None)
+    for command, finished in zip(words, ended):
+        io.command(command, finished.exit_code)
+    return ended
 
 
 def _start(

@@ -137,6 +137,8 @@ class _Work:
             self.io.progress("attributes", 0, None, "owner, mode and attributes")
             attributes.copy(self.chain.image.fd, replacement.new)
             os.fsync(replacement.new)
+            # It was written through the host's page cache, which belongs to the guests.
+            os.posix_fadvise(replacement.new, 0, 0, os.POSIX_FADV_DONTNEED)
             after = os.fstat(replacement.new).st_blocks * 512
             if after >= before:
                 self.io.log(f"the copy needs {after} bytes, the image {before}: it is left as it is")
@@ -192,7 +194,6 @@ class _Work:
             compress=True,
             backing=(facts.backing_file, base[0].planned.format) if facts.backing_file is not None else None,
             bitmaps=bool(facts.bitmaps),
-            direct=_takes_direct(self.folder, replacement.new_name),
             bandwidth=self.wish.bandwidth,
         )
         done = qemu_img.convert(self.io, self.chain.node(), target, self._effort("copying", facts.virtual_size))
@@ -224,7 +225,8 @@ class _Work:
         report = qemu_img.check(self.io, copy, self._effort("verifying", 0))
         if not report.sound or report.leaks:
             raise HostError(f"the copy has {report.corruptions} corruptions and {report.leaks} leaks")
-        if not qemu_img.compare(self.io, self.chain.node(), copy, self._effort("verifying", virtual_size)):
+        effort = self._effort("verifying", virtual_size)
+        if not qemu_img.compare(self.io, self.chain.node(), copy, virtual_size, effort):
             self.chain.refuse_stale()
             raise HostError("the copy's content differs from the image's")
 
@@ -304,14 +306,3 @@ def differences(old: Facts, new: Facts, compression: str, base_format: str | Non
     if new.snapshots or new.data_file is not None or new.dirty or new.corrupt:
         different.append("state")
     return different
-
-
-def _takes_direct(folder: int, name: bytes) -> bool:
-    """Whether the filesystem lets a file bypass the page cache."""
-    try:
-        os.close(os.open(name, os.O_RDWR | os.O_DIRECT | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder))
-    except OSError as error:
-        if error.errno == errno.EINVAL:
-            return False
-        raise
-    return True

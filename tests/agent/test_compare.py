@@ -1,0 +1,43 @@
+"""A large image is compared in parts at the same time: none of them is left out."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from storage_admin.agent import qemu_img
+from storage_admin.agent.qemu_img import Effort, Node
+from tests.agent import harness
+from tests.agent.recording import RecordingIO
+
+pytestmark = pytest.mark.qemu
+
+SIZE = 600 << 20
+
+
+def equal(first: Path, second: Path, size: int = SIZE) -> bool:
+    fds = [os.open(path, os.O_RDONLY) for path in (first, second)]
+    try:
+        nodes = [Node(fd, "qcow2", os.fsencode(path)) for fd, path in zip(fds, (first, second), strict=True)]
+        return qemu_img.compare(RecordingIO(), nodes[0], nodes[1], size, Effort())
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+@pytest.mark.parametrize("offset", [0, (SIZE // 2) - 512, SIZE // 2, SIZE // 2 + (1 << 20), SIZE - 512])
+def test_one_sector_that_differs_is_found_wherever_it_is(tmp_path: Path, offset: int) -> None:
+    for name in ("a", "b"):
+        harness.qemu_img("create", "-q", "-f", "qcow2", tmp_path / name, str(SIZE))
+        harness.write(tmp_path / name, 7, "10M", "1M")
+        harness.write(tmp_path / name, 8, "500M", "1M")
+    assert equal(tmp_path / "a", tmp_path / "b")
+    harness.write(tmp_path / "b", 9, str(offset), "512")
+    assert not equal(tmp_path / "a", tmp_path / "b")
+
+
+@pytest.mark.parametrize("size", [512, 1 << 20, (256 << 20) - 512, 256 << 20, (512 << 20) + 1536, 1 << 45])
+def test_the_parts_are_the_whole(size: int) -> None:
+    parts = qemu_img._parts(size)
+    assert parts[0][0] == 0
+    assert [offset + length for offset, length in parts] == [*[offset for offset, _ in parts[1:]], size]
