@@ -1,6 +1,6 @@
 """The numbers of the first page, from the database alone."""
 
-from django.db.models import BigIntegerField, Count, F, QuerySet, Sum
+from django.db.models import BigIntegerField, Count, F, Q, QuerySet, Sum
 from django.db.models.fields.json import KeyTextTransform
 from django.db.models.functions import Cast
 from django.utils import timezone
@@ -74,6 +74,7 @@ def won(jobs: QuerySet[Job]) -> Won:
     """What finished jobs freed; what was undone won nothing, and what an undo copy holds is not won yet."""
     freed = Cast(KeyTextTransform("freed_bytes", "result"), BigIntegerField())
     ended = jobs.filter(state=Job.State.SUCCEEDED, rewrites=True).exclude(undo_state=Job.UndoState.UNDONE).order_by()
-    sums = ended.exclude(kind__in=("undo", "discard_undo")).aggregate(freed=Sum(freed), count=Count("id"))
+    rewrites = ended.exclude(kind__in=("undo", "discard_undo")).annotate(freed=freed)
+    sums = rewrites.aggregate(sum=Sum("freed"), count=Count("id", filter=Q(freed__gt=0)))
     held = jobs.filter(undo_state=Job.UndoState.AVAILABLE).order_by().aggregate(held=Sum("undo_bytes"))
-    return Won(freed_bytes=sums["freed"] or 0, held_bytes=held["held"] or 0, jobs_count=sums["count"])
+    return Won(freed_bytes=sums["sum"] or 0, held_bytes=held["held"] or 0, jobs_count=sums["count"])
