@@ -66,7 +66,7 @@ def _disks(host: Host) -> list[Disk]:
 def _hypervisor(host: Host) -> str:
     if host.capabilities.get("libvirt") == "present":
         count = host.guests.count()
-        return f"libvirt on {host.name} was asked: none of its {count} guests names it, or a base of it."
+        return f"libvirt on {host.name} was asked: none of its {count} guests names it."
     return f"There is no hypervisor on {host.name} that could have guests."
 
 
