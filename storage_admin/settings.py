@@ -230,7 +230,14 @@ CELERY_WORKER_DISABLE_PREFETCH = True
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 _VISIBILITY = {"visibility_timeout": 12 * 3600}
-CELERY_BROKER_TRANSPORT_OPTIONS = _VISIBILITY | {"socket_timeout": 30, "socket_connect_timeout": 5}
+CELERY_BROKER_TRANSPORT_OPTIONS = _VISIBILITY | {
+    "socket_timeout": 30,
+    "socket_connect_timeout": 5,
+    # A request must not wait for a broker that is away: the sweeper rings again for what nobody heard.
+    "max_retries": 1,
+    "interval_start": 0,
+    "interval_max": 0.2,
+}
 CELERY_RESULT_BACKEND_TRANSPORT_OPTIONS = _VISIBILITY
 CELERY_VISIBILITY_TIMEOUT = _VISIBILITY["visibility_timeout"]
 CELERY_TIMEZONE = "UTC"
