@@ -1,0 +1,42 @@
+"""``manage.py scan``: scans a host and waits for the end."""
+
+import time
+from datetime import timedelta
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.utils import timezone
+
+from storage_admin.accounts.roles import SYSTEM
+from storage_admin.hosts.models import Host
+from storage_admin.jobs import runner, services
+from storage_admin.jobs.models import Job, Worker
+
+#: A worker that was seen since then is alive.
+ALIVE = timedelta(seconds=30)
+
+
+class Command(BaseCommand):
+    help = "Reads which images and guests a host has now, and waits for the end."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("host", nargs="?", default="local", help="the host's slug (default: local, this machine)")
+
+    def handle(self, *_args: Any, **options: Any) -> None:
+        host = Host.objects.filter(slug=options["host"]).first()
+        if host is None:
+            known = ", ".join(Host.objects.values_list("slug", flat=True)) or "none; start `manage.py up` once"
+            raise CommandError(f"There is no host {options['host']}; there are: {known}.")
+        job = services.submit(SYSTEM, "scan", host.pk, {})
+        if not Worker.objects.filter(seen__gte=timezone.now() - ALIVE).exists():
+            runner.run(job.pk)  # nobody else would
+        while job.active:
+            time.sleep(0.2)
+            job.refresh_from_db()
+        if job.state != Job.State.SUCCEEDED:
+            raise CommandError(f"The scan has {job.state}: {job.error_detail}")
+        result = job.result or {}
+        print(
+            f"{host.name}: {result['images']} images, {result['read']} of them new or changed, "
+            f"{result['vanished']} vanished."
+        )
