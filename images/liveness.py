@@ -7,10 +7,9 @@ from pathlib import Path
 from images.kinds.targets import descendants
 from images.models import Image
 from storage_admin.agent.protocol import HostError, RefusedError
+from storage_admin.guests.models import OFF_STATES
 from storage_admin.hosts import libvirt_reader
 from storage_admin.hosts.libvirt_reader import Domain
-
-OFF = frozenset({"shut off", "crashed"})
 
 
 def check_guests_off(image: Image) -> None:
@@ -38,7 +37,7 @@ def check_guests_off(image: Image) -> None:
         Image.objects.filter(pk__in=[one.pk for one in needed]).values_list("uses__disk__guest__uid", flat=True)
     )
     for domain in domains:
-        if domain.state in OFF:
+        if domain.state in OFF_STATES:
             continue
         disks = _paths(domain)
         if domain.uid in names or disks & paths or _files(disks) & files:

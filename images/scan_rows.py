@@ -4,7 +4,6 @@ Ten thousand model instances cost more than all the rest of a first scan, so row
 column means is said in :class:`images.models.Image`.
 """
 
-import hashlib
 import json
 from collections.abc import Sequence
 from datetime import datetime
@@ -14,7 +13,7 @@ from django.db import connection
 
 from images.models import Image
 from storage_admin.agent.protocol import unb64
-from storage_admin.hosts.names import display
+from storage_admin.hosts.names import display, path_key
 
 #: Columns that a scan writes, also anew when it meets a path that it knows.
 SCANNED = (
@@ -36,11 +35,6 @@ HEADER = (
 )  # fmt: skip
 #: The largest number that the database's columns take.
 LARGEST = (1 << 63) - 1
-
-
-def key(path: bytes) -> str:
-    """A path's key in an index."""
-    return hashlib.blake2b(path, digest_size=16).hexdigest()
 
 
 def inode(dev: Any, number: Any) -> str:
@@ -71,9 +65,9 @@ def row_of(event: dict[str, Any], scan: int, at: str | datetime) -> tuple[Any, .
         event.get("compression") or "", event.get("preallocation") or "",
         None if unreadable else event.get("encrypted"), _json(_header(event)), _json(event.get("snapshots") or []),
         display(unb64(written_b64)) if written_b64 else "", _plain(event.get("backing_format") or "")[:20],
-        key(base_path) if base_path else "", display(base_path), base_path,
+        path_key(base_path) if base_path else "", display(base_path), base_path,
         inode(event.get("backing_dev"), event.get("backing_inode")), _plain(event.get("backing_unsafe") or ""),
-        unreadable, at, None, scan, key(path),
+        unreadable, at, None, scan, path_key(path),
     )  # fmt: skip
 
 

@@ -15,12 +15,13 @@ from django.utils import timezone
 
 from images import scan_rows, writing
 from images.models import Image
-from images.scan_rows import inode, key
+from images.scan_rows import inode
 from storage_admin.agent.protocol import b64, unb64
 from storage_admin.guests import services as guests
 from storage_admin.hosts import services as hosts
 from storage_admin.hosts.libvirt_reader import LibvirtFacts
 from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.hosts.names import path_key
 from storage_admin.jobs.models import Job
 
 BATCH = 1000
@@ -147,18 +148,18 @@ class ScanRun:
     def _probe_answers(self) -> bool:
         """Bases outside of every pool that came or went since their overlay was read."""
         told = {
-            key(path): inode(*answer) if answer else ""
+            path_key(path): inode(*answer) if answer else ""
             for path, answer in zip(self.asked, self.seen.get("probe", []), strict=False)
             if answer is not None  # else the host could not tell, and what was known stays
         }
         rows = _standing_on_others(self.job.host_id)
         moved = {
-            path_key: told[path_key]
-            for path_key, found in rows.values_list("backing_key", "backing_found").distinct()
-            if told.get(path_key, found) != found
+            below: told[below]
+            for below, found in rows.values_list("backing_key", "backing_found").distinct()
+            if told.get(below, found) != found
         }
-        for path_key, found in moved.items():
-            Image.every.filter(host=self.job.host_id, backing_key=path_key).update(backing_found=found)
+        for below, found in moved.items():
+            Image.every.filter(host=self.job.host_id, backing_key=below).update(backing_found=found)
         return bool(moved)
 
     def _record_host(self, host: Host) -> bool:
@@ -250,7 +251,7 @@ def sync_libvirt_pools(host: Host, facts: LibvirtFacts) -> None:
     for path, pool in told.items():
         hosts.add_pool(host, path, StoragePool.Source.LIBVIRT, name=pool.name)
     gone = StoragePool.objects.filter(host=host, source=StoragePool.Source.LIBVIRT)
-    for left in gone.exclude(path_key__in=[key(path) for path in told]):
+    for left in gone.exclude(path_key__in=[path_key(path) for path in told]):
         with transaction.atomic():
             Host.objects.select_for_update().get(pk=host.pk)  # no job is submitted meanwhile
             if not hosts.in_the_way_of_removal(left):

@@ -4,6 +4,9 @@ from django.db import models
 
 from storage_admin.hosts.models import Host
 
+#: States in which nothing of a guest runs, so that nothing of it can write.
+OFF_STATES = frozenset({"shut off", "stopped", "crashed"})
+
 
 class Guest(models.Model):
     """A libvirt domain, a Proxmox VM or a container."""
@@ -34,7 +37,7 @@ class Guest(models.Model):
     @property
     def off(self) -> bool:
         """Whether nothing of it runs, so that nothing of it can write."""
-        return self.state in {"shut off", "stopped", "crashed"}
+        return self.state in OFF_STATES
 
 
 class GuestDisk(models.Model):
