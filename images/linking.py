@@ -6,6 +6,7 @@
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from images.models import Image
 
@@ -21,8 +22,7 @@ EXTENSIONS = {
 DECLARED_BY = 40
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """An image as it stands in the database. ``inode`` is ``device:inode``."""
 
     id: int
@@ -54,7 +54,7 @@ class Disk:
     format: str
 
 
-@dataclass
+@dataclass(slots=True)
 class Resolved:
     """What an image is, among the others."""
 

@@ -7,6 +7,7 @@ column means is said in :class:`images.models.Image`.
 import json
 from collections.abc import Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 from django.db import connection
@@ -33,6 +34,8 @@ HEADER = (
     "compat", "refcount_bits", "lazy_refcounts", "extended_l2", "subformat", "encryption", "dirty", "corrupt",
     "data_file_raw", "bitmaps", "mode", "uid", "gid",
 )  # fmt: skip
+#: Those that an image has one plain value of; the others are lists.
+_PLAIN_HEADER = tuple(name for name in HEADER if name != "bitmaps")
 #: The largest number that the database's columns take.
 LARGEST = (1 << 63) - 1
 
@@ -63,7 +66,7 @@ def row_of(event: dict[str, Any], scan: int, at: str | datetime) -> tuple[Any, .
         str(event["inode"]), event["nlink"], min(event["mtime_ns"], LARGEST), min(event["ctime_ns"], LARGEST),
         event["file_size"], event["allocated_size"], virtual_size, event["format"] or "", event.get("cluster_size"),
         event.get("compression") or "", event.get("preallocation") or "",
-        None if unreadable else event.get("encrypted"), _json(_header(event)), _json(event.get("snapshots") or []),
+        None if unreadable else event.get("encrypted"), _header_column(event), _json(event.get("snapshots") or []),
         display(unb64(written_b64)) if written_b64 else "", _plain(event.get("backing_format") or "")[:20],
         path_key(base_path) if base_path else "", display(base_path), base_path,
         inode(event.get("backing_dev"), event.get("backing_inode")), _plain(event.get("backing_unsafe") or ""),
@@ -90,6 +93,19 @@ def _cleaned(value: Any) -> Any:
     return [_cleaned(part) for part in value] if isinstance(value, list) else value
 
 
+def _header_column(event: dict[str, Any]) -> str:
+    """Most images of a host say the same: what has no lists in it is written out once."""
+    if event.get("bitmaps") or event.get("data_file_b64") or event.get("extents_b64"):
+        return _json(_header(event))
+    return _plain_header(event.get("bitmaps") is None, tuple(map(event.get, _PLAIN_HEADER)))
+
+
+@lru_cache(maxsize=1024)
+def _plain_header(no_bitmaps_known: bool, values: tuple[Any, ...]) -> str:
+    facts = dict(zip(_PLAIN_HEADER, values, strict=True))
+    return _json(_header(facts if no_bitmaps_known else facts | {"bitmaps": []}))
+
+
 def _header(event: dict[str, Any]) -> dict[str, Any]:
     facts = {name: event[name] for name in HEADER if event.get(name) is not None}
     if event.get("data_file_b64"):
@@ -100,16 +116,37 @@ def _header(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def upsert(host_id: int, at: str | datetime, rows: Sequence[tuple[Any, ...]]) -> None:
-    """Writes rows of :func:`row_of`: a path that is known keeps its row, a new one starts unlisted."""
-    quote = connection.ops.quote_name
-    columns = [*SCANNED, "path_key", "host_id", "first_seen", *STARTING]
+    """Writes rows of :func:`row_of`: a path that is known keeps its row, a new one starts unlisted.
+
+    Nobody else may write images of these pools meanwhile. (One statement that inserts or updates takes SQLite twice as
+    long, since the table has foreign keys.)
+    """
+    by_key = {row[-1]: row for row in rows}
+    known = _known_rows(host_id, list(by_key))
     fixed = (host_id, at, *STARTING.values())
-    names = ", ".join(map(quote, columns))
-    marks = ", ".join(["%s"] * len(columns))
-    updates = ", ".join(f"{quote(column)} = excluded.{quote(column)}" for column in SCANNED)
-    statement = (
-        f"INSERT INTO {quote(Image._meta.db_table)} ({names}) VALUES ({marks}) "  # noqa: S608 (names of our own)
-        f"ON CONFLICT (host_id, path_key) DO UPDATE SET {updates}"
-    )
+    names = [*SCANNED, "path_key", "host_id", "first_seen", *STARTING]
+    quote = connection.ops.quote_name
+    table, columns = quote(Image._meta.db_table), ", ".join(map(quote, names))
+    changes = ", ".join(f"{quote(column)} = %s" for column in SCANNED)
     with connection.cursor() as cursor:
-        cursor.executemany(statement, [row + fixed for row in rows])
+        cursor.executemany(
+            f"INSERT INTO {table} ({columns}) VALUES ({', '.join(['%s'] * len(names))})",  # noqa: S608 (our own names)
+            [row + fixed for key, row in by_key.items() if key not in known],
+        )
+        cursor.executemany(
+            f"UPDATE {table} SET {changes} WHERE id = %s",  # noqa: S608 (as above)
+            [(*row[:-1], known[key]) for key, row in by_key.items() if key in known],
+        )
+
+
+def _known_rows(host_id: int, keys: Sequence[str]) -> dict[str, int]:
+    """Ids of the rows that a host has by their paths' keys."""
+    if not keys:
+        return {}
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"SELECT path_key, id FROM {connection.ops.quote_name(Image._meta.db_table)} "  # noqa: S608 (our own names)
+            f"WHERE host_id = %s AND path_key IN ({', '.join(['%s'] * len(keys))})",
+            [host_id, *keys],
+        )
+        return dict(cursor.fetchall())

@@ -24,7 +24,7 @@ from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.names import path_key
 from storage_admin.jobs.models import Job
 
-BATCH = 1000
+BATCH = 2000
 FINGERPRINT = 16
 
 #: What a scan writes of a pool; the rest of its row belongs to admins.
@@ -152,12 +152,11 @@ class ScanRun:
             for path, answer in zip(self.asked, self.seen.get("probe", []), strict=False)
             if answer is not None  # else the host could not tell, and what was known stays
         }
-        rows = _standing_on_others(self.job.host_id)
-        moved = {
-            below: told[below]
-            for below, found in rows.values_list("backing_key", "backing_found").distinct()
-            if told.get(below, found) != found
-        }
+        keys, moved = list(told), dict[str, str]()
+        for start in range(0, len(keys), 500):
+            rows = _standing_on_others(self.job.host_id).filter(backing_key__in=keys[start : start + 500])
+            known = rows.values_list("backing_key", "backing_found").distinct()
+            moved |= {below: told[below] for below, found in known if told[below] != found}
         for below, found in moved.items():
             Image.every.filter(host=self.job.host_id, backing_key=below).update(backing_found=found)
         return bool(moved)

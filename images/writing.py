@@ -4,6 +4,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 from django.db import connection
@@ -29,20 +30,49 @@ def resolve_host(host: Host) -> None:
     """Works out links, states and owners of all images of a host, and writes those that came out otherwise."""
     unknown = {pool.pk: pool.owners_unknown or host.owners_unknown for pool in StoragePool.objects.filter(host=host)}
     rows, before = [], {}
-    for values in Image.every.filter(host=host).values_list(*ROW_COLUMNS, *RESOLVED_COLUMNS).iterator(5000):
-        facts = dict(zip(ROW_COLUMNS, values[: len(ROW_COLUMNS)], strict=True))
-        before[facts["id"]] = values[len(ROW_COLUMNS) :]
-        inode, pool_id = f"{facts.pop('dev')}:{facts.pop('inode')}", facts.pop("pool_id")
-        missing = facts.pop("missing_since") is not None
-        rows.append(Row(**facts, inode=inode, missing=missing, owners_unknown=unknown.get(pool_id, "")))
+    for values in _raw_rows(host, (*ROW_COLUMNS, *RESOLVED_COLUMNS)):
+        (
+            row_id, name, path_key, dev, inode, format_, unreadable, missing_since, admin_format, backing_file,
+            backing_format, backing_key, backing_found, backing_unsafe, held, pool_id, *resolved,
+        ) = values  # fmt: skip
+        before[row_id] = resolved
+        rows.append(
+            Row(
+                row_id, name, path_key, f"{dev}:{inode}", format_, unreadable, missing_since is not None, admin_format,
+                backing_file, backing_format, backing_key, backing_found, backing_unsafe, held,
+                unknown.get(pool_id, ""),
+            )
+        )  # fmt: skip
+    rows.sort()  # by id; the database would copy all columns to do that
     answers = Resolver(rows, _disks(host), _hypervisor(host)).resolve()
     changed = []
     for row_id, answer in answers.items():
         after = _resolved_values(answer)
-        if after != before[row_id]:
+        *plain, evidence, listed = before[row_id]
+        if after != (*plain, _evidence(evidence), listed):
             changed.append((*after[:-2], json.dumps(answer.orphan_evidence), True, row_id))
     _update(Image, RESOLVED_COLUMNS, changed)
     _write_uses(host, answers)
+
+
+def _raw_rows(host: Host, columns: Sequence[str]) -> Iterable[tuple[Any, ...]]:
+    """Columns of all images of a host as the database gives them: JSON as text, SQLite's booleans as numbers."""
+    quote = connection.ops.quote_name
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"SELECT {', '.join(map(quote, columns))} FROM {quote(Image._meta.db_table)} "  # noqa: S608 (our own names)
+            "WHERE host_id = %s",
+            [host.pk],
+        )
+        while batch := cursor.fetchmany(5000):
+            yield from batch
+
+
+@lru_cache(maxsize=1024)
+def _evidence(text: str) -> list[str]:
+    """A column of evidence; few sentences stand in very many rows."""
+    found: list[str] = json.loads(text)
+    return found
 
 
 def _resolved_values(answer: Resolved) -> tuple[Any, ...]:

@@ -25,6 +25,8 @@ BUFFER_SECONDS = 0.2
 GO_LIMIT = 30.0
 FAREWELL_LIMIT = 2.0
 
+_PING = protocol.encode(protocol.PING).rstrip()
+
 
 class AgentIO(Protocol):
     """What a verb needs of its controller."""
@@ -178,6 +180,8 @@ class Lifeline:
                 self._note(line)
 
     def _note(self, line: bytes) -> None:
+        if line == _PING:
+            return  # that it was heard is noted already; the controller may still be gathering its request
         with self._news:
             if self._request is None:
                 self._request = line
@@ -189,7 +193,7 @@ class Lifeline:
                 fields = {"event": "unreadable line"}
             if fields["event"] == protocol.CANCEL:
                 self.stop(protocol.CANCELLED, "cancelled")
-            elif fields["event"] != protocol.PING:
+            else:
                 self._answers.append(fields)
             self._news.notify_all()
 

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
-import platform
 import re
 import signal
 import sys
-import traceback
 from typing import Any, Callable
 
 from storage_admin.agent import protocol
 from storage_admin.agent.lifeline import AgentIO, Lifeline
 from storage_admin.agent.protocol import HostError, RefusedError, Request, StoppedError
-from storage_admin.agent.verbs import analyze, reclaim, recover, sample, scan, undo
 
 Verb = Callable[[Request, AgentIO], dict[str, Any]]
 
-VERBS: dict[str, Verb] = {
-    "scan": scan.run,
-    "analyze": analyze.run,
-    "sample": sample.run,
-    "reclaim": reclaim.run,
-    "undo": undo.run,
-    "discard_undo": undo.discard,
-    "recover": recover.run,
+#: Each verb's module and function. Only the one that is asked for is loaded: all of them took most of the agent's
+#: start, which a scan of a host where nothing changed waits for.
+VERBS = {
+    "scan": ("scan", "run"),
+    "analyze": ("analyze", "run"),
+    "sample": ("sample", "run"),
+    "reclaim": ("reclaim", "run"),
+    "undo": ("undo", "run"),
+    "discard_undo": ("undo", "discard"),
+    "recover": ("recover", "run"),
 }
 
 _JOB = re.compile(r"[0-9a-zA-Z]{1,40}")
@@ -48,7 +48,7 @@ def main() -> int:
             protocol=protocol.VERSION,
             hash=own_hash(),
             uid=os.geteuid(),
-            python=platform.python_version(),
+            python=".".join(map(str, sys.version_info[:3])),
         )
         result = answer(lifeline)
     except StoppedError as stopped:
@@ -56,6 +56,8 @@ def main() -> int:
     except (RefusedError, HostError) as error:
         taken = lifeline.farewell(protocol.ERROR, code=error.code, detail=error.detail)
     except Exception as bug:  # noqa: BLE001 - whatever else it is, it is a bug, and it is shown as one
+        import traceback  # noqa: PLC0415 (seldom needed, and slow to load)
+
         lifeline.farewell(protocol.LOG, text=traceback.format_exc(), level="error")
         taken = lifeline.farewell(protocol.ERROR, code=protocol.BUG, detail=f"{type(bug).__name__}: {bug}")
     else:
@@ -77,7 +79,14 @@ def answer(lifeline: Lifeline) -> dict[str, Any]:
         raise RefusedError(protocol.INVALID, f"this agent knows no verb {request.verb!r}")
     if not _JOB.fullmatch(request.job):
         raise RefusedError(protocol.INVALID, "a job's id is 1 to 40 letters and digits")
-    return VERBS[request.verb](request, lifeline)
+    return load(request.verb)(request, lifeline)
+
+
+def load(verb: str) -> Verb:
+    """The function that does a verb of :data:`VERBS`."""
+    module, function = VERBS[verb]
+    found: Verb = getattr(importlib.import_module(f"storage_admin.agent.verbs.{module}"), function)
+    return found
 
 
 def own_hash() -> str:

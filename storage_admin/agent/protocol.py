@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,9 +114,32 @@ def decode(line: bytes) -> dict[str, Any]:
         ValueError: it is no JSON object with an ``event``.
     """
     fields = json.loads(line)
-    if not isinstance(fields, dict) or not isinstance(fields.get("event"), str):
+    if not _is_event(fields):
         raise ValueError("not an event: " + line[:80].decode("ascii", "replace"))
-    return fields
+    event: dict[str, Any] = fields
+    return event
+
+
+def decode_all(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
+    """The fields of many lines, in one go where they are as they should be.
+
+    Raises:
+        ValueError: at the first line that is no event; those before it were given.
+    """
+    try:
+        # A list around each line: no line can then be two events, nor two lines one.
+        found = json.loads(b"[[" + b"],\n[".join(lines) + b"]]")
+    except ValueError:
+        found = []
+    if len(found) == len(lines) and all(len(one) == 1 and _is_event(one[0]) for one in found):
+        for one in found:
+            yield one[0]
+    else:
+        yield from map(decode, lines)
+
+
+def _is_event(fields: Any) -> bool:
+    return isinstance(fields, dict) and isinstance(fields.get("event"), str)
 
 
 def b64(raw: bytes) -> str:

@@ -21,8 +21,11 @@ from storage_admin.agent.protocol import HostError
 
 _PROGRESS = re.compile(rb"\(\s*([0-9]+(?:\.[0-9]+)?)/100%\)")
 _VERSION = re.compile(rb"qemu-img version ([0-9]+)\.([0-9]+)")
-#: Bytes from which on a second process pays for its start.
-_WORTH_A_PART = 128 << 20
+_MIB = 1 << 20
+#: Bytes that pay for the start of a process which compares them, and into how many parts an image is cut at most.
+_WORTH_A_PART = 128 * _MIB
+_MOST_PARTS = 16
+_MOST_AT_ONCE = 4
 #: Of a tool that may be slow on a large image and must not be big.
 _SLOW_QUERY = tools.Limits(cpu_seconds=None, wall_seconds=None)
 
@@ -77,17 +80,24 @@ class Effort:
 
     def on_output(self) -> Callable[[bytes], None] | None:
         """What reads the share out of the tool's ``(12.00/100%)\\r``."""
+        read = self.on_outputs([1])
+        return None if read is None else lambda chunk: read(0, chunk)
+
+    def on_outputs(self, sizes: Sequence[int]) -> Callable[[int, bytes], None] | None:
+        """The same for several tools, each with a part of the work of such a size."""
         if self.progress is None:
             return None
         tell = self.progress
-        tail = bytearray()
+        tails = [bytearray() for _ in sizes]
+        done = [0.0 for _ in sizes]
 
-        def read(chunk: bytes) -> None:
-            tail.extend(chunk)
-            shares = _PROGRESS.findall(tail)
-            del tail[:-32]
+        def read(number: int, chunk: bytes) -> None:
+            tails[number].extend(chunk)
+            shares = _PROGRESS.findall(tails[number])
+            del tails[number][:-32]
             if shares:
-                tell(float(shares[-1]) / 100)
+                done[number] = sizes[number] * float(shares[-1]) / 100
+                tell(sum(done) / sum(sizes))
 
         return read
 
@@ -183,25 +193,16 @@ def compare(io: AgentIO, first: Node, second: Node, virtual_size: int, effort: E
         HostError: one of them could not be read.
     """
     parts = _parts(virtual_size)
-    answers = tools.run_together(
-        [
-            # Only one tells its progress: they are equally long.
-            [
-                "qemu-img",
-                "compare",
-                "-U",
-                *(["-p"] if not number else []),
-                *(image.part(*part) for image in (first, second)),
-            ]
-            for number, part in enumerate(parts)
-        ],
+    answers = tools.run_all(
+        [["qemu-img", "compare", "-U", "-p", *(image.part(*part) for image in (first, second))] for part in parts],
         io,
+        at_once=_at_once(),
         limits=None,
         idle_io=effort.idle_io,
         pass_fds=sorted({*first.fds(), *second.fds()}),
-        on_output=effort.on_output(),
+        on_output=effort.on_outputs([size for _, size in parts]),
         watch=effort.watch,
-        shown=[_shown_part([first, second], part, len(parts)) for part in parts],
+        shown=_shown_compare([first, second], len(parts)),
     )
     for answer in answers:
         if answer.exit_code not in {0, 1}:
@@ -209,17 +210,27 @@ def compare(io: AgentIO, first: Node, second: Node, virtual_size: int, effort: E
     return all(answer.exit_code == 0 for answer in answers)
 
 
+def _at_once() -> int:
+    """How many comparisons run at the same time: the processors belong to the guests, and the disk is one."""
+    return min(_MOST_AT_ONCE, os.cpu_count() or 1)
+
+
 def _parts(virtual_size: int) -> list[tuple[int, int]]:
-    """Offset and length, in bytes, of the parts that are compared at the same time: one for each of two processors."""
-    half = virtual_size // 2 & -(1 << 20)
-    if half < _WORTH_A_PART or (os.cpu_count() or 1) < 2:
+    """Offset and length, in bytes, of the parts that are compared by themselves.
+
+    They are more than run at the same time: data stands together at one end of most disks, and who is done with an
+    empty part takes the next one.
+    """
+    count = min(_MOST_PARTS, virtual_size // _WORTH_A_PART) if _at_once() > 1 else 1
+    if count <= 1:
         return [(0, virtual_size)]
-    return [(0, half), (half, virtual_size - half)]
+    size = -(-virtual_size // count) + _MIB - 1 & -_MIB
+    return [(start, min(size, virtual_size - start)) for start in range(0, virtual_size, size)]
 
 
-def _shown_part(images: Sequence[Node], part: tuple[int, int], parts: int) -> list[str]:
+def _shown_compare(images: Sequence[Node], parts: int) -> list[str]:
     shown = ["qemu-img", "compare", "-U", *_formats(images), *(display(image.path) for image in images)]
-    return shown if parts == 1 else [*shown, f"({part[1]} bytes from {part[0]} on)"]
+    return shown if parts == 1 else [*shown, f"(in {parts} parts)"]
 
 
 @dataclass(frozen=True)

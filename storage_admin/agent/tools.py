@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Callable, Union
@@ -83,46 +84,49 @@ def run(
     watch: Callable[[], None] | None = None,
     shown: Sequence[str] | None = None,
 ) -> Finished:
-    """Run a tool to its end; see :func:`run_together`.
+    """Run a tool to its end; see :func:`run_all`.
 
     Args:
         argv: the tool's name and its arguments.
+        on_output: given each piece of its standard output as it comes.
         shown: the command as an admin should read it, instead of ``argv``.
     """
-    return run_together(
+    return run_all(
         [argv],
         io,
         limits=limits,
         idle_io=idle_io,
         pass_fds=pass_fds,
-        on_output=on_output,
+        on_output=None if on_output is None else lambda _, chunk: on_output(chunk),
         watch=watch,
-        shown=None if shown is None else [shown],
+        shown=shown,
     )[0]
 
 
-def run_together(
+def run_all(
     commands: Sequence[Sequence[Argument]],
     io: AgentIO,
     *,
+    at_once: int = 1,
     limits: Limits | None = QUERY,
     idle_io: bool = False,
     pass_fds: Sequence[int] = (),
-    on_output: Callable[[bytes], None] | None = None,
+    on_output: Callable[[int, bytes], None] | None = None,
     watch: Callable[[], None] | None = None,
-    shown: Sequence[Sequence[str]] | None = None,
+    shown: Sequence[str] | None = None,
 ) -> list[Finished]:
-    """Run tools at the same time, to the end of each.
+    """Run tools to the end of each, some of them at the same time.
 
     Args:
-        commands: each a tool's name and its arguments. All but the first must say less than a pipe holds (64 KiB).
+        commands: each a tool's name and its arguments.
         io: asked every 0.2 s whether to go on; told which command was run.
+        at_once: how many run at the same time.
         limits: of a query; ``None`` for a long tool, of which only the end of the output is kept.
         idle_io: run them when nobody else wants the disk.
         pass_fds: descriptors that they may open as ``/proc/self/fd/N``.
-        on_output: given each piece of the first one's standard output as it comes.
+        on_output: given each piece of standard output as it comes, after the number of its command.
         watch: called every 0.2 s; what it raises stops the tools.
-        shown: the commands as an admin should read them, instead of ``commands``.
+        shown: one command as an admin should read it, in place of all of ``commands``.
 
     Returns:
         How each ended, whatever the exit code.
@@ -132,25 +136,132 @@ def run_together(
         StoppedError: the controller stopped the work; the tools are gone by then.
         HostError: one went over a limit; the tools are gone by then.
     """
-    words = [[_text(argument) for argument in argv] for argv in commands] if shown is None else list(map(list, shown))
-    processes: list[subprocess.Popen[bytes]] = []
-    ended: list[Finished] = []
+    waiting = deque(enumerate(commands))
+    at_work: list[_Tool] = []
+    ended: dict[int, Finished] = {}
+    looked = 0.0
     try:
-        for argv in commands:
-            processes.append(_start(argv, limits, idle_io, pass_fds))
-            running.add(processes[-1].pid)
-        for process in processes:
-            stdout, stderr = _follow(process, io, limits, on_output if not ended else None, watch)
-            ended.append(Finished(process.wait(), stdout, stderr))
+        with selectors.DefaultSelector() as selector:
+            while waiting or at_work:
+                while waiting and len(at_work) < at_once:
+                    number, argv = waiting.popleft()
+                    at_work.append(_Tool(number, _start(argv, limits, idle_io, pass_fds), limits, selector))
+                for key, _ in selector.select(POLL_INTERVAL):
+                    tool: _Tool = key.data
+                    chunk = tool.read(key.fd)
+                    if chunk and on_output is not None and key.fd == tool.out:
+                        on_output(tool.number, chunk)
+                for tool in [tool for tool in at_work if tool.silent]:
+                    ended[tool.number] = tool.end()
+                    at_work.remove(tool)
+                now = time.monotonic()
+                if now - looked >= POLL_INTERVAL:
+                    looked = now
+                    _look(io, watch, at_work)
     finally:
-        for process in processes[len(ended) :]:
-            _kill(process)
-        running.difference_update(process.pid for process in processes)
-        for command in words[len(ended) : len(processes)]:
-            io.command(command, None)
-    for command, finished in zip(words, ended):
-        io.command(command, finished.exit_code)
-    return ended
+        for tool in at_work:
+            tool.kill()
+        _tell(io, commands, shown, ended, {tool.number for tool in at_work})
+    return [ended[number] for number in range(len(commands))]
+
+
+def _tell(
+    io: AgentIO,
+    commands: Sequence[Sequence[Argument]],
+    shown: Sequence[str] | None,
+    ended: dict[int, Finished],
+    stopped: set[int],
+) -> None:
+    """Say what was run, and how it ended; ``None`` for what was stopped."""
+    codes = {number: ended[number].exit_code if number in ended else None for number in sorted({*ended, *stopped})}
+    if shown is None:
+        for number, code in codes.items():
+            io.command([_text(argument) for argument in commands[number]], code)
+    elif codes:
+        # One for all: it was stopped if one was, else what went wrong counts.
+        worst = None if stopped else next((code for code in codes.values() if code), 0)
+        io.command(list(shown), worst)
+
+
+def _look(io: AgentIO, watch: Callable[[], None] | None, tools: Sequence[_Tool]) -> None:
+    """What is asked every now and then while tools are at work; raises to stop them."""
+    io.check()
+    if watch is not None:
+        watch()
+    if any(tool.overdue for tool in tools):
+        raise HostError("a tool took longer than its limit and was stopped")
+
+
+class _Tool:
+    """A tool at work: its process, what it has said, and how long it may take.
+
+    Args:
+        number: of its command.
+        process: with pipes as both its outputs.
+        limits: as of :func:`run_all`.
+        selector: its outputs are registered there, with itself as data.
+    """
+
+    def __init__(
+        self, number: int, process: subprocess.Popen[bytes], limits: Limits | None, selector: selectors.BaseSelector
+    ) -> None:
+        assert process.stdout is not None  # noqa: S101 - both were asked for as pipes
+        assert process.stderr is not None  # noqa: S101
+        self.number = number
+        self.out = process.stdout.fileno()
+        self._process, self._limits, self._selector = process, limits, selector
+        self._deadline = time.monotonic() + limits.wall_seconds if limits is not None and limits.wall_seconds else None
+        self._said = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
+        self._open = set(self._said)
+        for descriptor in self._said:
+            selector.register(descriptor, selectors.EVENT_READ, self)
+        running.add(process.pid)
+
+    @property
+    def silent(self) -> bool:
+        """Whether it has closed both its outputs."""
+        return not self._open
+
+    @property
+    def overdue(self) -> bool:
+        return self._deadline is not None and time.monotonic() > self._deadline
+
+    def read(self, descriptor: int) -> bytes:
+        """A piece of what it says; empty where it has closed that output."""
+        chunk = os.read(descriptor, 1 << 16)
+        if not chunk:
+            self._selector.unregister(descriptor)
+            self._open.discard(descriptor)
+        said = self._said[descriptor]
+        said += chunk
+        if self._limits is None:
+            if len(said) > 2 * TAIL_BYTES:
+                del said[:-TAIL_BYTES]
+        elif len(said) > self._limits.output_bytes:
+            raise HostError("a tool said more than its limit and was stopped")
+        return chunk
+
+    def end(self) -> Finished:
+        """How it ended, once it is silent."""
+        code = self._process.wait()
+        self._close()
+        stdout, stderr = (bytes(said) for said in self._said.values())
+        return Finished(code, stdout, stderr)
+
+    def kill(self) -> None:
+        """End its whole group, and wait until it is gone."""
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            self._process.kill()  # it is gone already, and waits to be asked how it ended
+        self._process.wait()
+        self._close()
+
+    def _close(self) -> None:
+        running.discard(self._process.pid)
+        for pipe in (self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
 
 
 def _start(
@@ -174,63 +285,6 @@ def _start(
         pass_fds=pass_fds,
         env={"PATH": os.environ.get("PATH", "") + ":" + _SEARCH_PATH, "LC_ALL": "C"},
     )
-
-
-def _follow(
-    process: subprocess.Popen[bytes],
-    io: AgentIO,
-    limits: Limits | None,
-    on_output: Callable[[bytes], None] | None,
-    watch: Callable[[], None] | None,
-) -> tuple[bytes, bytes]:
-    """Read what the tool says until it closes both its outputs; return standard output and error."""
-    assert process.stdout is not None  # noqa: S101 - both were asked for as pipes
-    assert process.stderr is not None  # noqa: S101
-    deadline = time.monotonic() + limits.wall_seconds if limits is not None and limits.wall_seconds else None
-    looked = 0.0
-    kept = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
-    out = process.stdout.fileno()
-    with process.stdout, process.stderr, selectors.DefaultSelector() as selector:
-        for descriptor in kept:
-            selector.register(descriptor, selectors.EVENT_READ)
-        while selector.get_map():
-            for key, _ in selector.select(POLL_INTERVAL):
-                chunk = os.read(key.fd, 1 << 16)
-                if not chunk:
-                    selector.unregister(key.fd)
-                    continue
-                kept[key.fd] += chunk
-                _bound(kept[key.fd], limits)
-                if on_output is not None and key.fd == out:
-                    on_output(chunk)
-            now = time.monotonic()
-            if now - looked < POLL_INTERVAL:
-                continue
-            looked = now
-            io.check()
-            if watch is not None:
-                watch()
-            if deadline is not None and now > deadline:
-                raise HostError("a tool took longer than its limit and was stopped")
-    error_output = next(bytes(text) for descriptor, text in kept.items() if descriptor != out)
-    return bytes(kept[out]), error_output
-
-
-def _bound(text: bytearray, limits: Limits | None) -> None:
-    if limits is None:
-        if len(text) > 2 * TAIL_BYTES:
-            del text[:-TAIL_BYTES]
-    elif len(text) > limits.output_bytes:
-        raise HostError("a tool said more than its limit and was stopped")
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End the tool's whole group, and wait until it is gone."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        process.kill()  # it is gone already, and waits to be asked how it ended
-    process.wait()
 
 
 def _text(argument: Argument) -> str:

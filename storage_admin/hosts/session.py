@@ -1,6 +1,7 @@
 """One agent at work: its lifeline, its events, and what the controller says to it."""
 
 import contextlib
+import fcntl
 import os
 import selectors
 import subprocess
@@ -18,6 +19,8 @@ from storage_admin.agent.protocol import HostError, RefusedError, Request
 HELLO_TIMEOUT = 30.0
 END_TIMEOUT = 45.0
 CHUNK = 1 << 18
+#: As much as everybody may ask for: an agent reads on while what it found before is written.
+PIPE_SIZE = 1 << 20
 
 
 class AgentSession:
@@ -34,10 +37,17 @@ class AgentSession:
     def __init__(self, command: list[str], expected_hash: str) -> None:
         self._expected_hash = expected_hash
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
         )
         if self._process.stdin is None or self._process.stdout is None or self._process.stderr is None:
             raise TypeError("the agent's pipes are missing")
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):  # it works as well with a small one
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
         self._stdin, self._stdout, self._stderr_pipe = self._process.stdin, self._process.stdout, self._process.stderr
         self._write_lock = threading.Lock()
         self._ended = threading.Event()
@@ -108,43 +118,44 @@ class AgentSession:
             HostError: ``interrupted``: the agent ended, or greeted wrongly, without an answer.
         """
         greeted, deadline = False, time.monotonic() + HELLO_TIMEOUT
-        for line in self._lines(tick):
-            if line is None:
+        for lines in self._lines(tick):
+            if not lines:
                 if not greeted and time.monotonic() > deadline:
                     raise HostError(f"The agent did not greet within {HELLO_TIMEOUT:.0f} s.", protocol.INTERRUPTED)
                 yield None
-                continue
-            event = self._decode(line)
-            if not greeted:
-                self._check_hello(event)
-                greeted = True
-            yield event
-            if event["event"] in {protocol.RESULT, protocol.ERROR}:
-                return
+            for event in self._decode(lines):
+                if not greeted:
+                    self._check_hello(event)
+                    greeted = True
+                yield event
+                if event["event"] in {protocol.RESULT, protocol.ERROR}:
+                    return
         raise HostError(f"The agent ended without an answer{self._why()}.", protocol.INTERRUPTED)
 
-    def _lines(self, tick: float) -> Iterator[bytes | None]:
+    def _lines(self, tick: float) -> Iterator[list[bytes]]:
+        """The lines that have come, together; none where nothing came within ``tick`` seconds."""
         fd, rest = self._stdout.fileno(), bytearray()
         with selectors.DefaultSelector() as selector:
             selector.register(fd, selectors.EVENT_READ)
             while True:
                 if not selector.select(tick):
-                    yield None
+                    yield []
                     continue
                 chunk = os.read(fd, CHUNK)
                 if not chunk:
                     return
                 rest += chunk
-                *lines, tail = rest.split(b"\n")
-                rest = bytearray(tail)
-                if len(rest) > protocol.MAX_LINE:
+                if len(rest) > protocol.MAX_LINE + CHUNK:
                     raise HostError("The agent sent a line beyond the limit.", protocol.INTERRUPTED)
-                yield from map(bytes, lines)
+                if b"\n" in chunk:
+                    *lines, tail = bytes(rest).split(b"\n")
+                    rest = bytearray(tail)
+                    yield lines
 
     @staticmethod
-    def _decode(line: bytes) -> dict[str, Any]:
+    def _decode(lines: list[bytes]) -> Iterator[dict[str, Any]]:
         try:
-            return protocol.decode(line)
+            yield from protocol.decode_all(lines)
         except ValueError as error:
             raise HostError(f"The agent said something that is no event: {error}.", protocol.INTERRUPTED) from error
 

@@ -1,6 +1,7 @@
 """Runs one job: claim it, have the agent do it, record how it ended."""
 
 import contextlib
+import gc
 import logging
 import threading
 import time
@@ -40,6 +41,16 @@ CODES = {
     protocol.INTERRUPTED: Job.State.INTERRUPTED,
     protocol.NO_GO: Job.State.INTERRUPTED,
 }
+
+
+def settle_memory() -> None:
+    """Call it once when a worker starts: what is loaded by then stays, and the garbage collector need not look at it.
+
+    A scan makes a million short-lived objects; a tenth of its time went into looking for cycles among all others.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 def run(job_id: int) -> None:
@@ -85,12 +96,12 @@ def _held(job: Job) -> Iterator[None]:
 
 def _work(job: Job, kind: JobKind, recorder: Recorder) -> dict[str, Any]:
     kind.prepare(job)
-    command = agent_command(job.host)
-    request = Request(verb=kind.verb, job=job.uid, generation=job.generation, args=kind.request(job))
-    recorder.flush()
-    if recorder.cancel_requested:
-        raise StoppedError(protocol.CANCELLED, "Cancelled before the agent was asked.")
-    with AgentSession(command, agent_bundle().hash) as session:
+    with AgentSession(agent_command(job.host), agent_bundle().hash) as session:
+        # The agent starts while its request is gathered: a scan asks libvirt for that.
+        request = Request(verb=kind.verb, job=job.uid, generation=job.generation, args=kind.request(job))
+        recorder.flush()
+        if recorder.cancel_requested:
+            raise StoppedError(protocol.CANCELLED, "Cancelled before the agent was asked.")
         session.send(request)
         told = False  # once it was told to stop, or let go, there is nothing more to be said
         for event in session.events():

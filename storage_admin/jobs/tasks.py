@@ -30,6 +30,7 @@ def sweep() -> None:
 
 @worker_ready.connect
 def _worker_ready(**_kwargs: Any) -> None:
+    runner.settle_memory()
     heart.start()
     reaper.reap_dead_workers()
     reaper.sweep()

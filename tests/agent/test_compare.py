@@ -25,12 +25,15 @@ def equal(first: Path, second: Path, size: int = SIZE) -> bool:
             os.close(fd)
 
 
-@pytest.mark.parametrize("offset", [0, (SIZE // 2) - 512, SIZE // 2, SIZE // 2 + (1 << 20), SIZE - 512])
+@pytest.mark.parametrize(
+    "offset", [0, SIZE // 4 - 512, SIZE // 4, SIZE // 2 - 512, SIZE // 2, SIZE // 2 + (1 << 20), SIZE - 512]
+)
 def test_one_sector_that_differs_is_found_wherever_it_is(tmp_path: Path, offset: int) -> None:
     for name in ("a", "b"):
         harness.qemu_img("create", "-q", "-f", "qcow2", tmp_path / name, str(SIZE))
         harness.write(tmp_path / name, 7, "10M", "1M")
         harness.write(tmp_path / name, 8, "500M", "1M")
+    assert len(qemu_img._parts(SIZE)) == 4
     assert equal(tmp_path / "a", tmp_path / "b")
     harness.write(tmp_path / "b", 9, str(offset), "512")
     assert not equal(tmp_path / "a", tmp_path / "b")

@@ -88,10 +88,10 @@ def test_a_signal_is_an_interruption() -> None:
 def test_a_bug_is_called_one_and_shows_its_traceback() -> None:
     program = (
         "import sys; from storage_admin.agent import main\n"
-        "main.VERBS['break'] = lambda request, io: {}['nothing']\nsys.exit(main.main())"
+        "main.load = lambda verb: lambda request, io: {}['nothing']\nsys.exit(main.main())"
     )
     with Agent([*Agent.python(), "-c", program]) as agent:
-        agent.request("break", {})
+        agent.request("scan", {})
         answer = agent.answer()
         assert answer["code"] == "bug"
         assert any("KeyError" in event.get("text", "") for event in agent.events)
@@ -120,6 +120,15 @@ def test_silence_stops_the_work_and_a_ping_does_not_let_it_come_to_that() -> Non
         line.say("ping")
         line.lifeline.check()
     assert stopped(line.lifeline).code == "interrupted"
+
+
+def test_a_ping_while_the_request_is_gathered_is_not_taken_for_one() -> None:
+    line = Line(silence_limit=0.5)
+    for _ in range(8):
+        time.sleep(0.1)
+        line.say("ping")
+    line.say("request", verb="x", job="j", generation=1, args={})
+    assert line.lifeline.read_request().verb == "x"
 
 
 def test_go_is_taken_only_after_ready_and_only_for_this_generation() -> None:

@@ -84,6 +84,38 @@ def test_what_the_watch_raises_ends_the_tool() -> None:
     assert children() == []
 
 
+def test_many_tools_run_a_few_at_a_time_and_answer_in_their_order() -> None:
+    io, said, most = Recorder(), [], []
+    script = "sleep $((6 - $1))e-1; echo $1; exit $((10 + $1))"
+    done = tools.run_all(
+        [["sh", "-c", script.replace("$1", str(number))] for number in range(6)],
+        io,
+        at_once=2,
+        on_output=lambda number, chunk: said.append((number, int(chunk))),
+        watch=lambda: most.append(len(tools.running)),
+    )
+    assert [one.exit_code for one in done] == [10, 11, 12, 13, 14, 15]
+    assert sorted(said) == [(number, number) for number in range(6)]
+    assert max(most) == 2
+    assert [code for _, code in io.commands] == [10, 11, 12, 13, 14, 15]
+    assert not tools.running
+
+
+def test_many_tools_may_be_told_as_one_command() -> None:
+    io = Recorder()
+    tools.run_all([["true"], ["sh", "-c", "exit 3"], ["true"]], io, at_once=2, shown=["all", "three"])
+    assert io.commands == [(["all", "three"], 3)]
+
+
+def test_a_stop_ends_all_tools_at_work_and_starts_no_more() -> None:
+    io = Recorder(looks=3)
+    with pytest.raises(StoppedError):
+        tools.run_all([["sleep", "600"], ["sleep", "601"], ["sleep", "602"]], io, at_once=2)
+    assert io.commands == [(["sleep", "600"], None), (["sleep", "601"], None)]
+    assert not children()
+    assert not tools.running
+
+
 def test_a_tool_dies_with_its_agent() -> None:
     program = (
         "from tests.agent.test_tools import Recorder; from storage_admin.agent import tools\n"

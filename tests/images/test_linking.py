@@ -21,7 +21,7 @@ def row(number: int, base: int | None = None, **changes: Any) -> Row:
         backing_format="" if base is None else "qcow2", backing_key="" if base is None else f"path{base}",
         backing_found="" if base is None else f"1:{base}", backing_unsafe="", held="", owners_unknown="",
     )  # fmt: skip
-    return replace(plain, **changes)
+    return plain._replace(**changes)
 
 
 def disk(number: int, of: int, *, off: bool = True, **changes: Any) -> Disk:
@@ -121,9 +121,9 @@ def test_the_guest_declares_the_format_before_anybody_else() -> None:
     assert (answers[1].declared_format, answers[1].declared_by) == ("raw", "overlay disk2.qcow2")
     answers = resolve(rows[0])
     assert (answers[1].declared_format, answers[1].declared_by) == ("vdi", "an admin")
-    answers = resolve(replace(rows[0], admin_format=""))
+    answers = resolve(rows[0]._replace(admin_format=""))
     assert (answers[1].declared_format, answers[1].declared_by) == ("raw", "its name (.raw)")
-    answers = resolve(replace(rows[0], admin_format="", name="disk.img"))
+    answers = resolve(rows[0]._replace(admin_format="", name="disk.img"))
     assert answers[1].declared_format == ""
 
 
