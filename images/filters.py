@@ -9,10 +9,11 @@ from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema_field
 
 from images.models import Image
-from images.selectors import ORDERINGS, ordered
+from images.selectors import ORDERINGS, at_least, at_most, of_host, ordered, with_text
 from storage_admin.accounts.authentication import actor_of
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.filters import HostFilter, PoolFilter, RowFilter, WholeNumberFilter
+from storage_admin.hosts.models import Host
 from storage_admin.hosts.selectors import in_scope
 
 #: What a scan may find an image to be.
@@ -35,15 +36,15 @@ def _guests(request: HttpRequest | None) -> QuerySet[Guest]:
 class ImageFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untyped library
     """Filters, search and order of the list of images."""
 
-    host = HostFilter()
+    host = HostFilter(method="by_host")
     pool = PoolFilter()
     guest = RowFilter(queryset=_guests, method="by_guest", label="Id of a guest.")
     format = django_filters.ChoiceFilter(choices=[(name, name) for name in FORMATS])
     state = django_filters.ChoiceFilter(choices=Image.State.choices)
-    min_chain_depth = WholeNumberFilter(field_name="chain_depth", lookup_expr="gte")
-    max_chain_depth = WholeNumberFilter(field_name="chain_depth", lookup_expr="lte")
+    min_chain_depth = WholeNumberFilter(field_name="chain_depth", method="by_least")
+    max_chain_depth = WholeNumberFilter(field_name="chain_depth", method="by_most")
     min_reclaimable = WholeNumberFilter(
-        field_name="reclaimable_bytes", lookup_expr="gte", label="Bytes; images that are not analyzed are left out."
+        field_name="reclaimable_bytes", method="by_least", label="Bytes; images that are not analyzed are left out."
     )
     in_use = django_filters.ChoiceFilter(choices=[(name, name) for name in ANSWERS], method="by_answer")
     orphan = django_filters.ChoiceFilter(choices=[(name, name) for name in ANSWERS], method="by_answer")
@@ -54,6 +55,9 @@ class ImageFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untype
         label="What is unknown comes last.",
     )
 
+    def by_host(self, rows: QuerySet[Image], _name: str, host: Host) -> QuerySet[Image]:
+        return rows.filter(of_host(host.pk))
+
     @extend_schema_field(OpenApiTypes.INT64)
     def by_guest(self, rows: QuerySet[Image], _name: str, guest: Guest) -> QuerySet[Image]:
         return rows.filter(pk__in=guest.disks.filter(use__isnull=False).values("use__image_id"))
@@ -62,8 +66,14 @@ class ImageFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untype
         answer = ANSWERS[value]
         return rows.filter(**({f"{name}__isnull": True} if answer is None else {name: answer}))
 
+    def by_least(self, rows: QuerySet[Image], column: str, value: int) -> QuerySet[Image]:
+        return rows.filter(at_least(column, value))
+
+    def by_most(self, rows: QuerySet[Image], column: str, value: int) -> QuerySet[Image]:
+        return rows.filter(at_most(column, value))
+
     def by_text(self, rows: QuerySet[Image], _name: str, value: str) -> QuerySet[Image]:
-        return rows.filter(Q(name__icontains=value) | Q(path__icontains=value))
+        return rows.filter(with_text(value))
 
     def by_order(self, rows: QuerySet[Image], _name: str, value: str) -> QuerySet[Image]:
         return ordered(rows, value)

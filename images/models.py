@@ -6,6 +6,7 @@ from typing import Any
 from django.db import models
 from django.db.models import Q
 
+from images.indexes import FilterIndex
 from storage_admin.guests.models import GuestDisk
 from storage_admin.hosts.models import Host, StoragePool
 
@@ -117,8 +118,25 @@ class Image(models.Model):
         # ``listed`` leads no index: nearly all rows are, and to list ten thousand would rewrite each index.
         indexes = [
             models.Index(fields=[column, "id"], name=f"image_by_{column[:20]}")
-            for column in ("name", "allocated_size", "virtual_size", "chain_depth", "reclaimable_bytes")
+            for column in ("name", "allocated_size", "reclaimable_bytes")
         ] + [
+            FilterIndex(
+                fields=[
+                    "path",
+                    "listed",
+                    "declared_format",
+                    "format",
+                    "state",
+                    "in_use",
+                    "orphan",
+                    "chain_depth",
+                    "virtual_size",
+                    "reclaimable_bytes",
+                    "host",
+                    "pool",
+                ],
+                name="image_filters",
+            ),
             models.Index(fields=["pool", "listed"], name="image_by_pool"),
             models.Index(fields=["host", "changed_scan"], name="image_by_scan"),
             models.Index(fields=["host", "dev", "inode"], name="image_by_inode"),

@@ -13,7 +13,7 @@ from rest_framework.response import Response
 from images.api.shapes import ChainSerializer
 from images.filters import ImageFilters
 from images.models import Image
-from images.selectors import chain_of, history_of, images_for, page_of
+from images.selectors import Matches, chain_of, history_of, images_for
 from images.serializers import ImageBody, ImageSerializer, SampleSerializer
 from images.services import declare_format
 from storage_admin.accounts.roles import Role
@@ -37,9 +37,9 @@ class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
     def get_queryset(self) -> QuerySet[Any]:
         return images_for(self.actor)
 
-    def page(self, rows: QuerySet[Any], start: int, stop: int, count: int) -> list[Any]:
-        """One page; samples of a history are few enough to be read directly."""
-        return page_of(rows, start, stop, count) if rows.model is Image else list(rows[start:stop])
+    def listed(self, rows: QuerySet[Any]) -> Any:
+        """What is cut into pages; samples of a history are few enough to be read directly."""
+        return Matches(rows) if rows.model is Image else rows
 
     @extend_schema(summary="Declare an image's format (admin)", request=ImageBody, responses=ImageSerializer)
     def partial_update(self, request: Request, **_where: Any) -> Response:

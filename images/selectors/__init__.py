@@ -2,7 +2,17 @@
 
 from images.selectors.chains import Chain, Edge, GuestRef, Node, chain_of
 from images.selectors.guests import guests_for
-from images.selectors.lists import ORDERINGS, history_of, images_for, ordered, page_of
+from images.selectors.lists import (
+    ORDERINGS,
+    Matches,
+    at_least,
+    at_most,
+    history_of,
+    images_for,
+    of_host,
+    ordered,
+    with_text,
+)
 from images.selectors.overview import overview
 from images.selectors.overview_shapes import Candidate, Concern, ConcernItem, Overview, PoolRow, Totals, Won
 from images.selectors.pools import days_until_full, pool_rows
@@ -15,18 +25,22 @@ __all__ = [
     "ConcernItem",
     "Edge",
     "GuestRef",
+    "Matches",
     "Node",
     "Overview",
     "PoolRow",
     "Totals",
     "Won",
+    "at_least",
+    "at_most",
     "chain_of",
     "days_until_full",
     "guests_for",
     "history_of",
     "images_for",
+    "of_host",
     "ordered",
     "overview",
-    "page_of",
     "pool_rows",
+    "with_text",
 ]

@@ -1,6 +1,9 @@
 """Images in lists: few columns, few queries, quick at 100,000 rows."""
 
-from django.db.models import F, OrderBy, Prefetch, QuerySet
+from functools import cached_property
+
+from django.db.models import F, OrderBy, Prefetch, Q, QuerySet
+from django.db.models.lookups import Exact, GreaterThanOrEqual, LessThanOrEqual
 
 from images.models import Image, ImageSample, ImageUse
 from storage_admin.accounts.roles import Actor
@@ -33,6 +36,34 @@ ORDERINGS = {
 NULLABLE = frozenset({"virtual_size", "reclaimable_bytes", "analyzed_at"})
 
 
+#: So few matches are sorted; of more, the first ones are found soon by walking along an index.
+FEW = 500
+
+
+def with_text(text: str) -> Q:
+    """Images with this in their path, whose end is the name; small and capital letters are the same."""
+    return Q(path__icontains=text)
+
+
+def at_least(column: str, value: int) -> Q:
+    """Images whose column is this number or more.
+
+    Written so that no index of that column alone answers it: all its entries would be looked up in the table one by
+    one, while the index of all filters is read from end to end.
+    """
+    return Q(GreaterThanOrEqual(F(column) + 0, value))
+
+
+def of_host(host_id: int) -> Q:
+    """Images of this host; see :func:`at_least`."""
+    return Q(Exact(F("host_id") + 0, host_id))
+
+
+def at_most(column: str, value: int) -> Q:
+    """Images whose column is this number or less; see :func:`at_least`."""
+    return Q(LessThanOrEqual(F(column) + 0, value))
+
+
 def images_for(actor: Actor) -> QuerySet[Image]:
     """The images that exist for ``actor``, also those that vanished, each with host, pool and guests.
 
@@ -59,21 +90,53 @@ def ordered(rows: QuerySet[Image], ordering: str) -> QuerySet[Image]:
     return rows.order_by(OrderBy(F(column), descending=down, nulls_last=True), tie)
 
 
-def page_of(rows: QuerySet[Image], start: int, stop: int, count: int | None = None) -> list[Image]:
-    """The rows from ``start`` up to ``stop``, in order.
+class Matches:
+    """The images of a list, filtered and ordered, of which a page is read at a time.
 
-    Their ids are picked first: that reads an index, while sorting whole rows of 100,000 images reads all of them.
+    Ids are picked first: that reads an index, while sorting whole rows of 100,000 images reads all of them.
 
     Args:
-        count: of all rows, where it is known: pages in the second half are then counted from the end.
+        rows: of :func:`images_for`, filtered and :func:`ordered`.
     """
-    picked = rows.values_list("pk", flat=True)
-    if count is not None and start > count // 2:
-        ids = list(picked.reverse()[max(0, count - stop) : count - start])[::-1]
-    else:
-        ids = list(picked[start:stop])
-    found = {image.pk: image for image in rows.order_by().filter(pk__in=ids)}
-    return [found[pk] for pk in ids if pk in found]
+
+    def __init__(self, rows: QuerySet[Image]) -> None:
+        self.rows = rows
+
+    @cached_property
+    def _few(self) -> list[int] | None:
+        """The ids of all matches, in no order, where they are few."""
+        ids = list(self.rows.order_by().values_list("pk", flat=True)[: FEW + 1])
+        return ids if len(ids) <= FEW else None
+
+    @cached_property
+    def _count(self) -> int:
+        return self.rows.count() if self._few is None else len(self._few)
+
+    def count(self) -> int:
+        """How many there are."""
+        return self._count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, part: slice) -> list[Image]:
+        """The matches from ``part.start`` up to ``part.stop``, in order."""
+        start, stop = part.start or 0, min(self._count, self._count if part.stop is None else part.stop)
+        if start >= stop:
+            return []
+        if self._few is not None:
+            # Along the index of their order, nearly all other rows would be looked at before the last match is found.
+            return list(self.rows.filter(pk__in=self._few)[start:stop])
+        ids = self._pick(start, stop)
+        found = {image.pk: image for image in self.rows.order_by().filter(pk__in=ids)}
+        return [found[pk] for pk in ids if pk in found]
+
+    def _pick(self, start: int, stop: int) -> list[int]:
+        """Ids in order; those in the second half are counted from the end."""
+        picked = self.rows.values_list("pk", flat=True)
+        if start > self._count // 2:
+            return list(picked.reverse()[self._count - stop : self._count - start])[::-1]
+        return list(picked[start:stop])
 
 
 def history_of(image: Image) -> QuerySet[ImageSample]:

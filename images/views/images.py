@@ -68,11 +68,8 @@ def _verb(image: Image) -> Verb | None:
 
 
 def _table(request: PageRequest, listing: Listing) -> dict[str, Any]:
-    rows = paginated(request, listing.rows, PER_PAGE)
-    start = (rows.number - 1) * PER_PAGE
-    shown: list[tuple[Image, Verb | None]] = [
-        (image, _verb(image)) for image in selectors.page_of(listing.rows, start, start + PER_PAGE)
-    ]
+    rows = paginated(request, selectors.Matches(listing.rows), PER_PAGE)
+    shown: list[tuple[Image, Verb | None]] = [(image, _verb(image)) for image in rows.object_list]
     return {
         "rows": rows,
         "shown": shown,

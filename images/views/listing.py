@@ -15,9 +15,8 @@ FORMATS = ("qcow2", "raw", "vmdk", "vdi", "vpc", "vhdx", "qed", "luks")
 DEFAULT_ORDERING = "-allocated_size"
 #: Words for what is known, not so, or not known, and what they mean of a column.
 KNOWN: dict[str, tuple[str, bool]] = {"true": ("", True), "false": ("", False), "unknown": ("__isnull", True)}
-LEAST = {"min_reclaimable": "reclaimable_bytes__gte", "min_chain_depth": "chain_depth__gte"}
-MOST = {"max_chain_depth": "chain_depth__lte"}
-IDS = {"host": "host_id", "pool": "pool_id", "guest": "uses__disk__guest_id"}
+LEAST = {"min_reclaimable": "reclaimable_bytes", "min_chain_depth": "chain_depth"}
+MOST = {"max_chain_depth": "chain_depth"}
 LARGEST = 2**63 - 1
 
 
@@ -56,13 +55,13 @@ def listing_of(request: PageRequest) -> Listing:
     return Listing(rows=selectors.ordered(rows, ordering), ordering=ordering, values=values, ignored=ignored)
 
 
-_NAMES = frozenset({"search", "format", "state", "in_use", "orphan", *IDS, *LEAST, *MOST})
+_NAMES = frozenset({"search", "format", "state", "in_use", "orphan", "guest", "host", "pool", *LEAST, *MOST})
 
 
 def _condition(name: str, text: str) -> Q | None:
     """What a filter means, ``None`` where it means nothing."""
     if name == "search":
-        return Q(name__icontains=text) | Q(path__icontains=text)
+        return selectors.with_text(text)
     if name == "format":
         return Q(declared_format=text) | Q(declared_format="", format=text) if text in FORMATS else None
     if name == "state":
@@ -70,11 +69,20 @@ def _condition(name: str, text: str) -> Q | None:
     if name in {"in_use", "orphan"}:
         suffix, value_of = KNOWN.get(text, ("", None))
         return None if value_of is None else Q(**{f"{name}{suffix}": value_of})
-    lookup = (IDS | LEAST | MOST).get(name)
     value = int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else -1
-    if lookup is None or not 0 <= value <= LARGEST:
-        return None
-    return _guest(value) if name == "guest" else Q(**{lookup: value})
+    return _number(name, value) if 0 <= value <= LARGEST else None
+
+
+def _number(name: str, value: int) -> Q | None:
+    if name in LEAST:
+        return selectors.at_least(LEAST[name], value)
+    if name in MOST:
+        return selectors.at_most(MOST[name], value)
+    if name == "guest":
+        return _guest(value)
+    if name == "host":
+        return selectors.of_host(value)
+    return Q(pool=value) if name == "pool" else None
 
 
 def _guest(guest_id: int) -> Q:

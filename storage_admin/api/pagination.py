@@ -55,7 +55,7 @@ PAGE = [
 class LimitPagination(LimitOffsetPagination):
     """``?limit=`` (50 unless told, at most 1000) and ``?offset=``.
 
-    A view with a method ``page(rows, start, stop, count)`` fetches its rows by that.
+    A view with a method ``listed(rows)`` gives what is counted and cut into pages instead of the rows.
     """
 
     default_limit = DEFAULT_LIMIT
@@ -71,12 +71,10 @@ class LimitPagination(LimitOffsetPagination):
         self.request = request
         self.limit = self.get_limit(request)
         self.offset = self.get_offset(request)
-        self.count = self.get_count(queryset)
-        if self.offset >= self.count:
-            return []
-        stop = self.offset + self.limit
-        page = getattr(view, "page", None)
-        return list(page(queryset, self.offset, stop, self.count) if page else queryset[self.offset : stop])
+        listed = getattr(view, "listed", None)
+        rows = listed(queryset) if listed else queryset
+        self.count = self.get_count(rows)
+        return list(rows[self.offset : self.offset + self.limit]) if self.offset < self.count else []
 
     def get_schema_operation_parameters(self, _view: APIView) -> list[dict[str, Any]]:
         return [LIMIT_PARAMETER, OFFSET_PARAMETER]

