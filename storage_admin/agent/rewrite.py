@@ -1,0 +1,292 @@
+"""What all rewrites of an image have in common: protocol P around a new file that a recipe makes.
+
+A recipe says how the new file is made from the image and what must be true of it; everything that keeps the image's
+bytes safe (who uses it, space, watching, verifying, attributes, the swap) is here, once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from storage_admin.agent import attributes, formats, links, qemu_img, space
+from storage_admin.agent.arguments import Arguments
+from storage_admin.agent.formats.facts import Facts, UnreadableError
+from storage_admin.agent.journal import file_name
+from storage_admin.agent.lifeline import AgentIO
+from storage_admin.agent.links import Chain, Planned
+from storage_admin.agent.pools import display, open_parent
+from storage_admin.agent.protocol import INVALID, HostError, RefusedError, Request
+from storage_admin.agent.qemu_img import Node
+from storage_admin.agent.swap import Replacement, Swapped, clear_earlier
+
+#: Seconds between two looks at the image and at the free space while a tool works.
+WATCH_INTERVAL = 0.5
+LONGEST_UNDO_HOURS = 24 * 366
+
+_LINK = ("path_b64", "pool_path_b64", "format", "dev", "inode", "file_size", "mtime_ns", "ctime_ns")
+#: Arguments that every rewriting verb takes.
+COMMON = frozenset(
+    (
+        *_LINK,
+        *("virtual_size", "chain", "children_known", "undo_hours", "bandwidth_bytes_sec", "idle_io", "reserve"),
+        *("reserved_elsewhere_bytes", "predicted_high"),
+    )
+)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is asked of every rewrite. Sizes are in bytes; ``predicted_high`` is the most that the result may need."""
+
+    image: Planned
+    ancestors: list[Planned]
+    virtual_size: int
+    children_known: bool
+    undo_hours: float
+    bandwidth: int | None
+    idle_io: bool
+    reserve: space.Reserve
+    reserved_elsewhere: int
+    predicted_high: int | None
+
+    @classmethod
+    def parse(cls, fields: dict[str, Any], args: Arguments) -> Wish:
+        """The arguments :data:`COMMON`; raises RefusedError(``invalid``)."""
+        reserve = Arguments(args.get("reserve", dict, {}), frozenset({"percent", "bytes"}))
+        wish = cls(
+            image=Planned.parse(fields),
+            ancestors=[Planned.parse(link) for link in args.get("chain", list, [])],
+            virtual_size=args.take("virtual_size", int),
+            children_known=args.get("children_known", bool, False),
+            undo_hours=args.get("undo_hours", float, 24.0),
+            bandwidth=args.size("bandwidth_bytes_sec"),
+            idle_io=args.get("idle_io", bool, True),
+            reserve=space.Reserve(reserve.get("percent", float, 5.0), reserve.get("bytes", int, 2 << 30)),
+            reserved_elsewhere=args.get("reserved_elsewhere_bytes", int, 0),
+            predicted_high=args.size("predicted_high"),
+        )
+        if not 0 <= wish.undo_hours <= LONGEST_UNDO_HOURS:
+            raise RefusedError(INVALID, f"undo_hours is 0 to {LONGEST_UNDO_HOURS}")
+        if wish.reserved_elsewhere < 0 or wish.reserve.minimum_bytes < 0 or not 0 <= wish.reserve.percent <= 100:
+            raise RefusedError(INVALID, "a reserve is not negative, and at most 100 percent")
+        return wish
+
+
+@contextlib.contextmanager
+def opened(wish: Wish) -> Iterator[Chain]:
+    """The image and its ancestors, open; what the host says while they are worked on becomes a refusal or an error.
+
+    Raises:
+        RefusedError: as :class:`links.Chain`; ``not_enough_space``; ``immutable``.
+        HostError: an I/O error.
+    """
+    try:
+        chain = Chain(wish.image, wish.ancestors)
+        try:
+            yield chain
+        finally:
+            chain.close()
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise RefusedError("not_enough_space", "the disk is full; free some space and try again") from error
+        if error.errno == errno.EPERM:
+            raise RefusedError("immutable", f"the host does not allow it: {error.strerror}") from error
+        raise HostError(f"the host failed: {error.strerror or error}") from error
+
+
+class Recipe(ABC):
+    """How a new file is made out of an image, and what must be true of it."""
+
+    #: What stands in the log and in the result.
+    method: str
+    #: Whether the new file has to be smaller to be worth the swap.
+    must_shrink = True
+    #: Whether a guest has to read the same bytes from both files.
+    must_equal = True
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """What the verb's result says beside what all rewrites say."""
+        return {}
+
+    @abstractmethod
+    def refuse(self, work: Rewrite) -> None:
+        """Refuse what this recipe cannot do to the image; nothing was made yet."""
+
+    @abstractmethod
+    def needed(self, work: Rewrite) -> int:
+        """The most that the new file may take, in bytes."""
+
+    @abstractmethod
+    def make(self, work: Rewrite, replacement: Replacement) -> None:
+        """Fill ``replacement.new``; raises HostError or RefusedError."""
+
+    @abstractmethod
+    def base(self, work: Rewrite) -> Node | None:
+        """What the new file stands on."""
+
+    @abstractmethod
+    def differences(self, work: Rewrite, made: Facts) -> list[str]:
+        """In what the new file's header is not as it should be, by name."""
+
+
+@dataclass
+class Rewrite:
+    """One run of a rewriting verb, step by step."""
+
+    request: Request
+    io: AgentIO
+    wish: Wish
+    recipe: Recipe
+    chain: Chain
+    folder: int = -1
+    name: bytes = b""
+    started: float = field(default_factory=time.monotonic)
+    _looked: float = 0.0
+
+    def run(self) -> dict[str, Any]:
+        """All steps of protocol P.
+
+        Returns:
+            Allocated sizes before and after, what the undo copy holds, what was freed, the new image's identity.
+
+        Raises:
+            RefusedError, HostError, StoppedError: the image is as it was.
+        """
+        self.folder, self.name = open_parent(self.wish.image.pool_path, self.wish.image.path)
+        try:
+            return self._run()
+        finally:
+            os.close(self.folder)
+
+    def _run(self) -> dict[str, Any]:
+        self.io.progress("checking", 0, None, "looking at the image and who uses it")
+        clear_earlier(self.folder, self.request)
+        self._refuse()
+        space.require(self.folder, self.recipe.needed(self), self.wish.reserve, self.wish.reserved_elsewhere)
+        before = os.fstat(self.chain.image.fd).st_blocks * 512
+        with Replacement(
+            self.folder, self.name, self.chain.image.fd, self.request, self.wish.undo_hours
+        ) as replacement:
+            self.recipe.make(self, replacement)
+            self._verify(replacement)
+            self.io.progress("attributes", 0, None, "owner, mode and attributes")
+            attributes.copy(self.chain.image.fd, replacement.new)
+            os.fsync(replacement.new)
+            # It was written through the host's page cache, which belongs to the guests.
+            os.posix_fadvise(replacement.new, 0, 0, os.POSIX_FADV_DONTNEED)
+            after = os.fstat(replacement.new).st_blocks * 512
+            if self.recipe.must_shrink and after >= before:
+                self.io.log(f"the copy needs {after} bytes, the image {before}: it is left as it is")
+                return self._result(before, before, None)
+            self.io.progress("swapping", 0, None, "waiting for the last word")
+            swapped = replacement.swap(self.io, lambda: self._recheck(replacement))
+        return self._result(before, swapped.new.allocated_size, swapped)
+
+    def _refuse(self) -> None:
+        image, facts = self.chain.image, self.chain.image.facts
+        links.refuse_unsafe(self.chain, children_known=self.wish.children_known)
+        if facts.virtual_size != self.wish.virtual_size:
+            raise RefusedError("stale_plan", f"{image.shown} was resized since it was scanned; scan the host again")
+        self.recipe.refuse(self)
+        self.chain.refuse_in_use()
+
+    def refuse_damaged(self) -> None:
+        """Refuse an image that ``qemu-img check`` finds errors in; formats without a check are taken as they are."""
+        image = self.chain.image
+        if image.planned.format not in qemu_img.CHECKED:
+            return
+        report = qemu_img.check(self.io, self.chain.node(), self.effort("checking", 0))
+        if not report.sound:
+            raise RefusedError(
+                "dirty_or_corrupt",
+                f"{image.shown} has {report.corruptions} corruptions and {report.errors} errors; check and repair it",
+            )
+
+    def shown(self, replacement: Replacement) -> bytes:
+        """The new file's path, for the log."""
+        return os.path.join(os.path.dirname(self.wish.image.path), replacement.new_name)
+
+    def failed(self, what: str, words: str, stderr: bytes) -> Exception:
+        """What a tool's failure means; raises what is truer: a guest that has started, a disk that is full."""
+        self.chain.refuse_changes()
+        space.watch(self.folder, self.wish.reserve)
+        if b"No space left" in stderr:
+            return RefusedError("not_enough_space", "the disk was full; free some space and try again")
+        return HostError(f"{what} failed, {words}")
+
+    def _verify(self, replacement: Replacement) -> None:
+        """The copy's header says what it should, its metadata is sound, and a guest reads the same bytes from it."""
+        os.fsync(replacement.new)
+        target = self.recipe_format
+        try:
+            size = os.fstat(replacement.new).st_size
+            made = formats.read(replacement.new, size, replacement.new_name, target)
+        except UnreadableError as error:
+            raise HostError(f"the copy cannot be read: {error}") from error
+        if different := self.recipe.differences(self, made):
+            raise HostError("the copy differs from the image in " + ", ".join(different))
+        copy = Node(replacement.new, target, self.shown(replacement), self.recipe.base(self))
+        if target in qemu_img.CHECKED:
+            report = qemu_img.check(self.io, copy, self.effort("verifying", 0))
+            if not report.sound or report.leaks:
+                raise HostError(f"the copy has {report.corruptions} corruptions and {report.leaks} leaks")
+        if not self.recipe.must_equal:
+            return
+        virtual_size = self.chain.image.facts.virtual_size
+        effort = self.effort("verifying", virtual_size)
+        if not qemu_img.compare(self.io, self.chain.node(), copy, virtual_size, effort):
+            self.chain.refuse_stale()
+            raise HostError("the copy's content differs from the image's")
+
+    @property
+    def recipe_format(self) -> str:
+        """The format of the new file: what takes an image's place is of its format."""
+        return self.chain.image.planned.format
+
+    def _recheck(self, replacement: Replacement) -> None:
+        """Everything that was true in the beginning must be true in the moment of the swap."""
+        self.chain.refuse_in_use()
+        self.chain.refuse_stale()
+        if difference := attributes.differences(self.chain.image.fd, replacement.new):
+            raise RefusedError("stale_plan", f"the image's {difference} changed while the work went on; try again")
+
+    def effort(self, stage: str, total: int) -> qemu_img.Effort:
+        """How a tool is to work: its progress counts for this stage of ``total`` bytes; 0 tells none."""
+
+        def progress(share: float) -> None:
+            self.io.progress(stage, int(total * share), total)
+
+        return qemu_img.Effort(self.wish.idle_io, self.watch, progress if total else None)
+
+    def watch(self) -> None:
+        """A guest that starts wins, and so do guests that need the last of the space."""
+        if time.monotonic() - self._looked > WATCH_INTERVAL:
+            self._looked = time.monotonic()
+            self.chain.refuse_changes()
+            space.watch(self.folder, self.wish.reserve)
+
+    def _result(self, before: int, after: int, swapped: Swapped | None) -> dict[str, Any]:
+        held = swapped.undo_bytes if swapped else 0
+        stamp = swapped.new if swapped else self.chain.image.stamp
+        undo = {"path": display(file_name(self.request.job, "orig")), "bytes": held}
+        return {
+            "method": self.recipe.method,
+            "before_bytes": before,
+            "after_bytes": after,
+            "held_bytes": held,
+            "freed_bytes": 0 if held else before - after,
+            "dev": stamp.dev,
+            "inode": stamp.inode,
+            "swapped": swapped is not None,
+            "seconds": round(time.monotonic() - self.started, 3),
+            "undo": undo if held else None,
+            **self.recipe.result,
+        }
