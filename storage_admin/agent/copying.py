@@ -41,9 +41,14 @@ class Copy(Recipe):
         """The same as the image's."""
         return work.chain.node().backing
 
+    def backing(self, work: Rewrite) -> tuple[bytes, str] | None:
+        """The base as the new header is to name it, and its format."""
+        written, base = work.chain.image.facts.backing_file, work.chain.ancestors[:1]
+        return None if written is None else (written, base[0].planned.format)
+
     def make(self, work: Rewrite, replacement: Replacement) -> None:
-        """Convert the image's own layer into the new file."""
-        facts, base = work.chain.image.facts, work.chain.ancestors[:1]
+        """Convert the image's own layer, or the whole of it without a base, into the new file."""
+        facts = work.chain.image.facts
         target = qemu_img.Conversion(
             folder=work.folder,
             name=replacement.new_name,
@@ -51,7 +56,7 @@ class Copy(Recipe):
             format=facts.format,
             options=self.options(work),
             compress=self.compress,
-            backing=(facts.backing_file, base[0].planned.format) if facts.backing_file is not None else None,
+            backing=self.backing(work),
             bitmaps=bool(facts.bitmaps),
             bandwidth=work.wish.bandwidth,
         )

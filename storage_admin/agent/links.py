@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -276,8 +276,13 @@ def _check_names(link: Link, named: bytes, below: Link | None) -> None:
         )
 
 
-def refuse_unsafe(chain: Chain, *, children_known: bool) -> None:
+def refuse_unsafe(chain: Chain, *, children_known: bool, carried: Collection[str] = ()) -> None:
     """Refuse what no replacement can keep whole.
+
+    Args:
+        chain: the image with its bases.
+        children_known: whether all images that stand on it are known.
+        carried: codes of what this one keeps of the image, such as ``has_internal_snapshots``.
 
     Raises:
         RefusedError: see SAFETY, by name of the code.
@@ -285,8 +290,8 @@ def refuse_unsafe(chain: Chain, *, children_known: bool) -> None:
     image, facts = chain.image, chain.image.facts
     status = os.fstat(image.fd)
     for link in chain.links:
-        _refuse_content(link)
-    if facts.snapshots:
+        _refuse_content(link, carried if link is image else ())
+    if facts.snapshots and "has_internal_snapshots" not in carried:
         raise RefusedError(
             "has_internal_snapshots",
             f"{image.shown} has {len(facts.snapshots)} internal snapshots, which a copy would lose; "
@@ -302,13 +307,13 @@ def refuse_unsafe(chain: Chain, *, children_known: bool) -> None:
         raise RefusedError("guests_unknown", f"which images stand on {image.shown} is not known; scan the host first")
 
 
-def _refuse_content(link: Link) -> None:
+def _refuse_content(link: Link, carried: Collection[str]) -> None:
     facts = link.facts
     if facts.encrypted:
         raise RefusedError("encrypted", f"{link.shown} is encrypted; it cannot be read without its key")
     if facts.data_file is not None:
         raise RefusedError("external_data_file", f"{link.shown} keeps its data in another file; convert it first")
-    if facts.dirty or facts.corrupt:
+    if (facts.dirty or facts.corrupt) and "dirty_or_corrupt" not in carried:
         state = "corrupt" if facts.corrupt else "dirty (it was not closed)"
         raise RefusedError("dirty_or_corrupt", f"{link.shown} is marked {state}; check and repair it first")
     if facts.extents:

@@ -25,6 +25,8 @@ VERBS = {
     "reclaim": ("reclaim", "run"),
     "undo": ("undo", "run"),
     "discard_undo": ("undo", "discard"),
+    "flatten": ("flatten", "run"),
+    "check": ("check", "run"),
     "recover": ("recover", "run"),
 }
 

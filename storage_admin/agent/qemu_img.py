@@ -21,8 +21,9 @@ from storage_admin.agent.protocol import HostError
 
 _PROGRESS = re.compile(rb"\(\s*([0-9]+(?:\.[0-9]+)?)/100%\)")
 _VERSION = re.compile(rb"qemu-img version ([0-9]+)\.([0-9]+)")
-#: Formats that ``qemu-img check`` knows.
+#: Formats that ``qemu-img check`` knows, and those that it repairs.
 CHECKED = frozenset({"qcow2", "qed", "vdi", "vhdx", "vmdk"})
+REPAIRED = frozenset({"qcow2", "qed", "vhdx"})
 _MIB = 1 << 20
 #: Bytes that pay for the start of a process which compares them, and into how many parts an image is cut at most.
 _WORTH_A_PART = 128 * _MIB
@@ -60,16 +61,39 @@ class Node:
 
     def argument(self) -> str:
         """The options as a file name that qemu takes."""
-        return "json:" + json.dumps(self.options(), separators=(",", ":"))
+        return _json(self.options())
+
+    def shared(self) -> str:
+        """As :meth:`argument`, for a subcommand that has no ``-U`` because it writes to another image: only read, and
+        without keeping anybody from writing.
+        """
+        return _json(self._sharing())
+
+    def _sharing(self) -> dict[str, Any]:
+        opened = self.options() | {"read-only": True, "force-share": True}
+        if self.backing is not None:
+            opened["backing"] = self.backing._sharing()
+        return opened
+
+    def written(self) -> str:
+        """As :meth:`argument`, to be written to; what is below it is only read."""
+        opened = self.options()
+        if self.backing is not None:
+            opened["backing"] = self.backing._sharing()
+        return _json(opened)
 
     def part(self, offset: int, size: int) -> str:
         """As :meth:`argument`, of ``size`` bytes from ``offset`` on as the guest sees them."""
         part = {"driver": "raw", "offset": offset, "size": size, "file": self.options()}
-        return "json:" + json.dumps(part, separators=(",", ":"))
+        return _json(part)
 
     def fds(self) -> list[int]:
         """All descriptors that the tool needs for it."""
         return [self.fd, *(self.backing.fds() if self.backing is not None else [])]
+
+
+def _json(options: dict[str, Any]) -> str:
+    return "json:" + json.dumps(options, separators=(",", ":"))
 
 
 @dataclass(frozen=True)
@@ -194,9 +218,12 @@ def compare(io: AgentIO, first: Node, second: Node, virtual_size: int, effort: E
     Raises:
         HostError: one of them could not be read.
     """
-    parts = _parts(virtual_size)
+    # Seen through another node, what an overlay does not hold would count as zeros and not as what its base holds.
+    alone = first.backing is None and second.backing is None
+    parts = _parts(virtual_size) if alone else [(0, virtual_size)]
+    asked = [[image.part(*part) if alone else image.argument() for image in (first, second)] for part in parts]
     answers = tools.run_all(
-        [["qemu-img", "compare", "-U", "-p", *(image.part(*part) for image in (first, second))] for part in parts],
+        [["qemu-img", "compare", "-U", "-p", *images] for images in asked],
         io,
         at_once=_at_once(),
         limits=None,
@@ -296,6 +323,65 @@ def convert(io: AgentIO, source: Node, target: Conversion, effort: Effort) -> to
         on_output=effort.on_output(),
         watch=effort.watch,
         shown=["qemu-img", *shown],
+    )
+
+
+def rebase(io: AgentIO, image: Node, base: Node | None, effort: Effort) -> tools.Finished:
+    """Have an image hold all that differs between its chain and a lower base, on which it stands afterwards.
+
+    The header then names the base by a descriptor, which :func:`name_base` puts right.
+
+    Args:
+        io: the controller.
+        image: a copy of our own, to be written to, on its present chain.
+        base: that becomes the immediate base; ``None`` for none.
+    """
+    declared = ["-F", base.format] if base is not None else []
+    asked = ["rebase", "-p", "-b", "" if base is None else base.shared(), *declared]
+    shown = ["rebase", "-p", "-f", image.format, "-b", "" if base is None else display(base.path), *declared]
+    return tools.run(
+        ["qemu-img", *asked, image.written()],
+        io,
+        limits=None,
+        idle_io=effort.idle_io,
+        pass_fds=sorted({*image.fds(), *([] if base is None else base.fds())}),
+        on_output=effort.on_output(),
+        watch=effort.watch,
+        shown=["qemu-img", *shown, display(image.path)],
+    )
+
+
+def name_base(io: AgentIO, image: Node, name: bytes, base_format: str) -> tools.Finished:
+    """Write another base's name and format into an image's header; no data is looked at."""
+    alone = Node(image.fd, image.format, image.path)
+    asked: list[tools.Argument] = ["rebase", "-u", "-b", name, "-F", base_format]
+    return tools.run(
+        ["qemu-img", *asked, alone.argument()],
+        io,
+        limits=_SLOW_QUERY,
+        pass_fds=alone.fds(),
+        shown=["qemu-img", *map(_text, asked[:2]), "-f", image.format, *map(_text, asked[2:]), display(image.path)],
+    )
+
+
+def repair(io: AgentIO, image: Node, level: str, effort: Effort) -> tools.Finished:
+    """``check -r`` on an image of our own, opened without its base.
+
+    Args:
+        level: ``leaks`` or ``all``.
+
+    Returns:
+        How it ended: 0 clean, 3 with leaks that remain.
+    """
+    asked = ["check", "-r", level]
+    return tools.run(
+        ["qemu-img", *asked, image.written()],
+        io,
+        limits=_SLOW_QUERY,
+        idle_io=effort.idle_io,
+        pass_fds=image.fds(),
+        watch=effort.watch,
+        shown=["qemu-img", *asked, "-f", image.format, display(image.path)],
     )
 
 

@@ -110,6 +110,8 @@ class Recipe(ABC):
     must_shrink = True
     #: Whether a guest has to read the same bytes from both files.
     must_equal = True
+    #: Codes of refusals that do not hold for it, because it keeps what they stand for.
+    carries: frozenset[str] = frozenset()
 
     @property
     def result(self) -> dict[str, Any]:
@@ -192,7 +194,7 @@ class Rewrite:
 
     def _refuse(self) -> None:
         image, facts = self.chain.image, self.chain.image.facts
-        links.refuse_unsafe(self.chain, children_known=self.wish.children_known)
+        links.refuse_unsafe(self.chain, children_known=self.wish.children_known, carried=self.recipe.carries)
         if facts.virtual_size != self.wish.virtual_size:
             raise RefusedError("stale_plan", f"{image.shown} was resized since it was scanned; scan the host again")
         self.recipe.refuse(self)

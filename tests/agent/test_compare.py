@@ -39,6 +39,25 @@ def test_one_sector_that_differs_is_found_wherever_it_is(tmp_path: Path, offset:
     assert not equal(tmp_path / "a", tmp_path / "b")
 
 
+@pytest.mark.parametrize("size", [8 << 20, SIZE])
+@pytest.mark.parametrize("hides", [True, False])
+def test_what_an_overlay_does_not_hold_is_what_its_base_holds(tmp_path: Path, size: int, hides: bool) -> None:
+    """Zeros that hide a base's bytes are not the same as nothing, above the same base."""
+    base = tmp_path / "base"
+    harness.qemu_img("create", "-q", "-f", "qcow2", base, str(size))
+    harness.write(base, 7, "2M", "1M")
+    for name in ("a", "b"):
+        harness.qemu_img("create", "-q", "-f", "qcow2", "-b", base, "-F", "qcow2", tmp_path / name)
+        harness.write(tmp_path / name, 8, "5M", "1M")
+    harness.write(tmp_path / "a", 0 if hides else 7, "2M", "64k")
+    fds = [os.open(tmp_path / name, os.O_RDONLY) for name in ("a", "b", "base")]
+    below = Node(fds[2], "qcow2", b"base")
+    first, second = (Node(fd, "qcow2", b"top", below) for fd in fds[:2])
+    assert qemu_img.compare(RecordingIO(), first, second, size, Effort()) is not hides
+    for fd in fds:
+        os.close(fd)
+
+
 @pytest.mark.parametrize("size", [512, 1 << 20, (256 << 20) - 512, 256 << 20, (512 << 20) + 1536, 1 << 45])
 def test_the_parts_are_the_whole(size: int) -> None:
     parts = qemu_img._parts(size)

@@ -1,0 +1,44 @@
+"""Look through an image's metadata, and repair it on a copy where that is asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from storage_admin.agent import qemu_img
+from storage_admin.agent.arguments import Arguments
+from storage_admin.agent.lifeline import AgentIO
+from storage_admin.agent.protocol import RefusedError, Request
+from storage_admin.agent.rewrite import COMMON, Rewrite, Wish, opened
+from storage_admin.agent.sibling import Repair
+
+LEVELS = frozenset({"none", "leaks", "all"})
+
+
+def run(request: Request, io: AgentIO) -> dict[str, Any]:
+    """``qemu-img check``, and ``-r`` by protocol P.
+
+    Args:
+        request: its ``args`` are :data:`rewrite.COMMON` and ``repair``: ``none``, ``leaks`` or ``all``.
+        io: the controller.
+
+    Returns:
+        ``found``: ``corruptions``, ``leaks`` and ``errors``; after a repair also all that :meth:`Rewrite.run` tells.
+
+    Raises:
+        RefusedError, HostError, StoppedError: the image is as it was.
+    """
+    args = Arguments(request.args, COMMON | {"repair"})
+    level = args.choice("repair", LEVELS, "none")
+    wish = Wish.parse(request.args, args)
+    with opened(wish) as chain:
+        if level != "none":
+            return Rewrite(request, io, wish, Repair(level), chain).run()
+        io.progress("checking", 0, None, "looking through its tables")
+        if chain.image.planned.format not in qemu_img.CHECKED:
+            raise RefusedError(
+                "unsupported_subformat",
+                f"{chain.image.shown} is {chain.image.planned.format}, which has nothing to check",
+            )
+        chain.refuse_in_use()
+        effort = qemu_img.Effort(wish.idle_io, chain.refuse_changes)
+        return {"found": vars(qemu_img.check(io, chain.node(alone=True), effort)), "swapped": False}

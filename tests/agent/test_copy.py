@@ -1,0 +1,74 @@
+"""``reclaim`` by ``copy``: without zeros and unused clusters, uncompressed."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.agent.harness import ask, image_info, leftovers, make_image, qemu_img, reclaim_args, same_content, write
+from tests.agent.test_reclaim import facts, keep_copy
+
+pytestmark = pytest.mark.qemu
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Path:
+    (tmp_path / "pool").mkdir()
+    return tmp_path / "pool"
+
+
+@pytest.mark.parametrize("options", ["", "cluster_size=2M", "cluster_size=512", "compat=0.10", "compression_type=zstd"])
+def test_a_qcow2_image_loses_its_zeros_and_keeps_its_options(pool: Path, options: str) -> None:
+    image = pool / "vm.qcow2"
+    make_image(image, options=options)
+    before, was = facts(image), keep_copy(image)
+    result = ask("reclaim", reclaim_args(image, method="copy"))
+    assert result["method"] == "copy"
+    assert result["after_bytes"] < result["before_bytes"] - (1 << 20)
+    assert same_content(image, was)
+    assert facts(image) == before
+    # Nothing of it is compressed: a guest that writes does not make it grow.
+    write(image, 0x62, "0", "2M")
+    assert image.stat().st_blocks * 512 <= result["after_bytes"] + 65536
+
+
+def test_an_overlay_stays_one_and_its_base_is_not_touched(pool: Path) -> None:
+    base, top = pool / "base.qcow2", pool / "top.qcow2"
+    make_image(base)
+    make_image(top, base="base.qcow2")
+    write(top, 0, "0", "1M")
+    was, untouched = keep_copy(top), base.stat()
+    keep_copy(base).rename(pool.parent / "base.qcow2")
+    result = ask("reclaim", reclaim_args(top, base, method="copy"))
+    assert result.get("swapped"), result
+    assert image_info(top)["backing-filename"] == "base.qcow2"
+    assert (base.stat().st_mtime_ns, base.stat().st_ino) == (untouched.st_mtime_ns, untouched.st_ino)
+    assert same_content(top, was)
+
+
+def test_a_raw_image_becomes_sparse(pool: Path) -> None:
+    image = pool / "disk.raw"
+    image.write_bytes(b"x" * 100_000 + bytes(5 << 20) + b"y" * 352 + bytes(1 << 20))
+    size, was = image.stat().st_size, image.read_bytes()
+    assert size % 512 == 0
+    result = ask("reclaim", reclaim_args(image, method="copy", format="raw"))
+    assert result["after_bytes"] < 300_000 < result["before_bytes"]
+    assert image.read_bytes() == was
+    assert leftovers(pool) == {".sa-j1.orig", ".sa-j1.journal"}
+
+
+def test_what_a_copy_makes_larger_is_left_as_it_is(pool: Path) -> None:
+    image = pool / "vm.qcow2"
+    make_image(image)
+    ask("reclaim", reclaim_args(image, undo_hours=0))
+    before = image.stat()
+    result = ask("reclaim", reclaim_args(image, method="copy"), job="j2")
+    assert not result["swapped"]
+    assert image.stat().st_ino == before.st_ino
+    assert leftovers(pool) == set()
+
+
+def test_a_format_that_is_not_written_anew_is_refused(pool: Path) -> None:
+    image = pool / "disk.vdi"
+    qemu_img("create", "-q", "-f", "vdi", image, "4M")
+    refused = ask("reclaim", reclaim_args(image, method="copy", format="vdi"))
+    assert refused["code"] == "unsupported_subformat"
