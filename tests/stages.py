@@ -148,7 +148,9 @@ def _environment(stage: Stage) -> Iterator[Mapping[str, str]]:
 
 def _wait(argv: Sequence[str], environment: Mapping[str, str], limit_seconds: float) -> int | None:
     """The exit code of the command, or None when it took too long and was killed with all that it had started."""
-    process = subprocess.Popen(argv, env=environment, cwd=ROOT, start_new_session=True)
+    # Who starts us in the background, or by nohup, has signals ignored in all that we start: tests send these.
+    command = ["env", "--default-signal=HUP,INT,QUIT,TERM,PIPE", *argv]
+    process = subprocess.Popen(command, env=environment, cwd=ROOT, start_new_session=True)
     try:
         return process.wait(limit_seconds)
     except subprocess.TimeoutExpired:

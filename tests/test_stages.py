@@ -1,5 +1,6 @@
 """How ``make test`` counts, and that it never calls a failure a success."""
 
+import signal
 import sys
 import time
 from pathlib import Path
@@ -55,6 +56,15 @@ def test_a_stage_that_does_not_end_is_killed_with_all_it_started_and_counts_as_f
     assert outcome.seconds < 1.9
     time.sleep(2)
     assert not late.exists()
+
+
+def test_a_stage_hears_the_signals_that_its_starter_ignores() -> None:
+    asked = "import signal, sys; sys.exit(signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL)"
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert counts(stages._run(Stage("signals", (sys.executable, "-c", asked)))) == (1, 0)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_tool_that_is_not_there_counts_as_failed() -> None:
