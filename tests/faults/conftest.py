@@ -16,3 +16,12 @@ def templates(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         build(folder / str(number), options)
         made.append(folder / str(number))
     return made
+
+
+@pytest.fixture(scope="session")
+def all_templates(tmp_path_factory: pytest.TempPathFactory, templates: list[Path]) -> list[Path]:
+    """The same, with an image that stands on another one, and a raw one."""
+    folder = tmp_path_factory.mktemp("more-templates")
+    build(folder / "based", "", based=True)
+    build(folder / "raw", "", "raw")
+    return [*templates, folder / "based", folder / "based", folder / "raw"]

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 
 DRIVER = str(Path(__file__).with_name("kill_self.py"))
 #: Random kills in a run; more with STORAGE_ADMIN_KILLS.
-RANDOM_KILLS = int(os.environ.get("STORAGE_ADMIN_KILLS", "100"))
+RANDOM_KILLS = int(os.environ.get("STORAGE_ADMIN_KILLS", "300"))
 #: More steps than any run takes: a run that gets through ends the walk.
 MOST_STEPS = 80
 
@@ -106,37 +106,48 @@ def kill(pid: int) -> None:
 
 @pytest.mark.parametrize("batch", range(4))
 def test_kills_at_random_moments_leave_the_original_or_the_result(
-    tmp_path: Path, templates: list[Path], batch: int
+    tmp_path: Path, all_templates: list[Path], batch: int
 ) -> None:
     start = seed()
     print(f"STORAGE_ADMIN_SEED={start}")
     tally: dict[str, int] = {}
-    longest = 0.6
     for trial in range(batch, RANDOM_KILLS, 4):
         rng = random.Random(f"{start}-{trial}")
-        scene = Scene(tmp_path / str(trial), rng.choice(templates))
-        victim = rng.choice(["agent", "tool", "tree"])
-        with Agent() as agent:
-            began = time.monotonic()
-            agent.request("reclaim", reclaim_args(scene.image, bandwidth_bytes_sec=rng.choice([None, 8 << 20])))
-            moment = rng.uniform(0, longest)
-            answered = listen(agent, began + moment)
-            tools = tools_of(agent)
-            for tool in tools if victim in {"tool", "tree"} else []:
-                kill(tool.pid)
-            if victim in {"agent", "tree"}:
-                kill(agent.process.pid)
-            listen(agent, time.monotonic() + 30)
-        wait_until_gone(tools)
-        tally[f"{victim}{' late' if answered else ''}"] = tally.get(f"{victim}{' late' if answered else ''}", 0) + 1
-        if victim == "tool" and not scene.swapped:
-            # The agent lived on: it has put everything back by itself.
-            assert leftovers(scene.pool) == set(), f"trial {trial} of seed {start}"
+        scene = Scene(tmp_path / str(trial), rng.choice(all_templates))
+        verb, own = rng.choice(scene.works())
+        args = scene.args(**own, bandwidth_bytes_sec=rng.choice([None, 8 << 20]))
+        when = kill_in_the_middle(rng, verb, args, scene)
+        what = f"{verb} {own.get('method') or own.get('repair')} of {scene.form}{' on a base' if scene.bases else ''}"
         scene.recover()
-        scene.verify()
+        try:
+            scene.verify()
+        except AssertionError as error:
+            raise AssertionError(f"trial {trial} of seed {start}, {what}, {when}: {error}") from error
+        tally[what] = tally.get(what, 0) + 1
+        tally[when] = tally.get(when, 0) + 1
         shutil.rmtree(tmp_path / str(trial))
     print(f"kills: {tally}")
     assert len(tally) >= 2
+
+
+def kill_in_the_middle(rng: random.Random, verb: str, args: dict[str, object], scene: Scene) -> str:
+    """Kills the agent, its tool or both at a random moment; tells whom, and whether the work had ended by then."""
+    victim = rng.choice(["agent", "tool", "tree"])
+    with Agent() as agent:
+        began = time.monotonic()
+        agent.request(verb, args)
+        answered = listen(agent, began + rng.uniform(0, 0.6))
+        tools = tools_of(agent)
+        for tool in tools if victim in {"tool", "tree"} else []:
+            kill(tool.pid)
+        if victim in {"agent", "tree"}:
+            kill(agent.process.pid)
+        listen(agent, time.monotonic() + 30)
+    wait_until_gone(tools)
+    if victim == "tool" and not scene.swapped:
+        # The agent lived on: it has put everything back by itself.
+        assert leftovers(scene.pool) == set()
+    return f"{victim}{' late' if answered else ''}"
 
 
 def listen(agent: Agent, until: float) -> bool:
