@@ -1,0 +1,99 @@
+"""``kill -9`` of the agent while an undo copy is removed, or while a lost one's journal is cleared (fault F1)."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage_admin.agent.protocol import b64
+from tests.agent.harness import ask, leftovers, recover_args, undo_args
+from tests.agent.harness import reclaim_args as args_for
+from tests.faults.scene import Scene
+from tests.faults.test_kills import run_to_death
+
+pytestmark = [pytest.mark.faults, pytest.mark.qemu]
+
+#: More steps than a removal or a clearing takes.
+MOST_STEPS = 20
+COPY, JOURNAL = ".sa-j1.orig", ".sa-j1.journal"
+
+
+def reclaimed(folder: Path, template: Path) -> Scene:
+    scene = Scene(folder, template)
+    assert ask("reclaim", args_for(scene.image))["swapped"]
+    return scene
+
+
+def recovery_args(scene: Scene) -> dict[str, Any]:
+    """As the dashboard asks that has the job on record with an undo copy."""
+    copy = {"job": "j1", "path_b64": b64(bytes(scene.image)), "pool_path_b64": b64(bytes(scene.pool))}
+    return recover_args(scene.pool) | {"jobs_recorded": ["j1"], "undo_copies": [copy]}
+
+
+def outcomes(scene: Scene) -> list[str]:
+    rows = ask("recover", recovery_args(scene))["recovered"]
+    return [str(row["outcome"]) for row in rows]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_removal_that_dies_at_any_step_leaves_the_whole_copy_or_none(
+    tmp_path: Path, templates: list[Path], when: str
+) -> None:
+    found = set()
+    for at in range(1, MOST_STEPS):
+        scene = reclaimed(tmp_path / str(at), templates[at % len(templates)])
+        died = run_to_death("discard_undo", undo_args(scene.image), "d1", at, when)
+        if died is None:
+            break
+        there = COPY in leftovers(scene.pool)
+        told = outcomes(scene)
+        print(f"step {at} {when}: {died}: {told}")
+        assert told == (["kept"] if there else ["lost"])
+        assert leftovers(scene.pool) == ({COPY, JOURNAL} if there else set())
+        scene.verify()
+        found.add(there)
+        if there:
+            assert ask("undo", undo_args(scene.image), job="u1")["inode"] == scene.original.st_ino
+            scene.verify()
+    else:
+        raise AssertionError("no run came to its end")
+    # Taking the copy's name away is the first step of all.
+    assert found == ({True, False} if when == "before" else {False})
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_recovery_that_dies_while_it_clears_a_lost_copy_can_be_asked_again(
+    tmp_path: Path, templates: list[Path], when: str
+) -> None:
+    for at in range(1, MOST_STEPS):
+        scene = reclaimed(tmp_path / str(at), templates[at % len(templates)])
+        (scene.pool / COPY).unlink()
+        died = run_to_death("recover", recovery_args(scene), "r1", at, when)
+        if died is None:
+            break
+        told = outcomes(scene)
+        print(f"step {at} {when}: {died}: {told}")
+        assert told == ["lost"]
+        assert leftovers(scene.pool) == set()
+        scene.verify()
+    else:
+        raise AssertionError("no run came to its end")
+    assert at > 1
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_recovery_that_dies_beside_a_copy_that_waits_never_touches_it(
+    tmp_path: Path, templates: list[Path], when: str
+) -> None:
+    scene = reclaimed(tmp_path / "scene", templates[0])
+    before = {name: (scene.pool / name).stat() for name in (COPY, JOURNAL)}
+    for at in range(1, MOST_STEPS):
+        if run_to_death("recover", recovery_args(scene), "r1", at, when) is None:
+            break
+    else:
+        raise AssertionError("no run came to its end")
+    assert outcomes(scene) == ["kept"]
+    for name, status in before.items():
+        now = (scene.pool / name).stat()
+        assert (now.st_ino, now.st_mtime_ns, now.st_size) == (status.st_ino, status.st_mtime_ns, status.st_size)
+    scene.verify()
