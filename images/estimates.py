@@ -1,16 +1,20 @@
 """What an analysis said an image could give back, on its row."""
 
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db.models import F, Q, QuerySet
 
 from images.models import Image
+from storage_admin.agent.prediction import best
 
-#: Methods that images can be reclaimed by; an estimate for another one is a fact, but no offer.
-METHODS = ("compress",)
-#: Formats whose clusters can be sampled.
-SAMPLED_FORMATS = ("qcow2", "raw")
+#: The formats that each method is offered for; an estimate for another one is a fact, but no offer.
+FORMATS = {"compress": ("qcow2",), "copy": ("qcow2", "raw"), "in_place": ("qcow2", "raw")}
+METHODS = tuple(FORMATS)
+#: Formats that are sampled in the background: those that something is offered for.
+SAMPLED_FORMATS = tuple(sorted({name for formats in FORMATS.values() for name in formats}))
+#: Formats that can be analyzed when somebody asks.
+ANALYZED_FORMATS = (*SAMPLED_FORMATS, "vdi", "vmdk", "vpc")
 
 
 def due(host_id: int) -> QuerySet[Image]:
@@ -25,16 +29,23 @@ def due(host_id: int) -> QuerySet[Image]:
 def record(image: Image, fingerprint: bytes, estimate: dict[str, Any], at: datetime) -> None:
     """Writes an estimate; where the agent could not make one, it says why and the numbers stay unknown.
 
+    All methods' numbers stay in ``estimate``. The row's own are those of the method that is offered and wins most, or
+    of a gentler one that wins at least 98 % of that: ``in_place``, which needs no scratch space, before ``copy``,
+    which leaves the image as quick as it was, before ``compress`` (:func:`storage_admin.agent.prediction.best`).
+
     Args:
-        fingerprint: of the content that was sampled; an image that is another one by now is sampled again.
+        fingerprint: of the content that was looked at; an image that is another one by now is sampled again.
     """
     if bytes(image.fingerprint) != fingerprint:
         return
+    methods = estimate.get("methods") or {}
+    method = best(methods, [name for name in METHODS if image.declared_format in FORMATS[name]])
+    numbers = methods[method] if method else {}
     image.estimate = estimate
-    image.reclaimable_bytes = estimate.get("reclaimable_bytes")
-    image.reclaimable_low = estimate.get("reclaimable_low")
-    image.reclaimable_high = estimate.get("reclaimable_high")
-    image.reclaimable_method = estimate.get("method") or ""
+    image.reclaimable_bytes = numbers.get("reclaimable_bytes")
+    image.reclaimable_low = numbers.get("reclaimable_low")
+    image.reclaimable_high = numbers.get("reclaimable_high")
+    image.reclaimable_method = method or ""
     image.analyzed_at = at
     image.analyzed_fingerprint = image.fingerprint
     image.save(
@@ -43,3 +54,43 @@ def record(image: Image, fingerprint: bytes, estimate: dict[str, Any], at: datet
             "analyzed_fingerprint",
         ]
     )  # fmt: skip
+
+
+class Predicted(NamedTuple):
+    """Allocated bytes after a method: best guess, lowest, highest; ``None`` where they are not known."""
+
+    after: int | None
+    low: int | None
+    high: int | None
+
+
+def predicted(image: Image, method: str, compression: str = "") -> Predicted:
+    """What an image takes after a method, by the estimate on its row.
+
+    Args:
+        method: one of :data:`METHODS`.
+        compression: ``zlib`` or ``zstd``, for ``compress``; without it, or where the host cannot measure it, the range
+            holds for each.
+
+    Returns:
+        Nothing known where the image was not looked at since it changed, or the method cannot be used for it.
+    """
+    numbers = _numbers(image, method)
+    each = numbers.get("compressions") or {}
+    numbers = each.get(compression) or numbers
+    return Predicted(*(numbers.get(f"predicted_{which}") for which in ("after_bytes", "low", "high")))
+
+
+def is_bound(image: Image) -> bool:
+    """Whether the highest numbers are sure ones: everything that is allocated was read, not a sample of it."""
+    return (image.estimate or {}).get("mode") == "full"
+
+
+def why_unknown(image: Image, method: str) -> str:
+    """The agent's sentence why a method cannot be predicted; empty where it can, or nothing was tried yet."""
+    return str(_numbers(image, method).get("reason") or "")
+
+
+def _numbers(image: Image, method: str) -> dict[str, Any]:
+    found = ((image.estimate or {}).get("methods") or {}).get(method)
+    return found if isinstance(found, dict) else {}

@@ -7,7 +7,7 @@ from pathlib import Path
 from images.kinds.targets import descendants
 from images.models import Image
 from storage_admin.agent.protocol import HostError, RefusedError
-from storage_admin.guests.models import OFF_STATES
+from storage_admin.guests.models import OFF_STATES, Guest
 from storage_admin.hosts import libvirt_reader
 from storage_admin.hosts.libvirt_reader import Domain
 
@@ -18,32 +18,47 @@ def check_guests_off(image: Image) -> None:
     Raises:
         RefusedError: ``guest_running``; ``guests_unknown`` where libvirt has guests and does not answer.
     """
+    for domain in running_domains(image):
+        raise RefusedError(
+            "guest_running", f"Guest {domain.name} is {domain.state} and uses {image.name}: shut it down first."
+        )
+
+
+def running_domains(image: Image) -> list[Domain]:
+    """The domains of libvirt that are not off and need the image, as libvirt tells now.
+
+    Raises:
+        RefusedError: ``guests_unknown`` where libvirt has guests and does not answer.
+    """
     known_to_have_guests = image.host.capabilities.get("libvirt") == "present"
     # A daemon that was started since the scan may have brought guests with it.
     if not known_to_have_guests and not libvirt_reader.listens():
-        return
+        return []
     try:
         domains = libvirt_reader.read().domains
     except HostError as error:
         if not known_to_have_guests:
-            return  # a socket that nobody listens at, on a host without any guest's definition
+            return []  # a socket that nobody listens at, on a host without any guest's definition
         raise RefusedError(
             "guests_unknown", f"{error.detail} Until libvirt tells which guests run, no image is touched."
         ) from error
     needed = [image, *descendants(image)]
     paths = {bytes(one.path_bytes) for one in needed}
     files = {(one.dev, one.inode) for one in needed}
-    names = set(
-        Image.objects.filter(pk__in=[one.pk for one in needed]).values_list("uses__disk__guest__uid", flat=True)
-    )
-    for domain in domains:
-        if domain.state in OFF_STATES:
-            continue
-        disks = _paths(domain)
-        if domain.uid in names or disks & paths or _files(disks) & files:
-            raise RefusedError(
-                "guest_running", f"Guest {domain.name} is {domain.state} and uses {image.name}: shut it down first."
-            )
+    uids = set(Image.objects.filter(pk__in=[one.pk for one in needed]).values_list("uses__disk__guest__uid", flat=True))
+    return [domain for domain in domains if domain.state not in OFF_STATES and _needs(domain, uids, paths, files)]
+
+
+def guests_known_to_run(image: Image) -> list[Guest]:
+    """The guests that are not off and need the image, as the last scan knew them."""
+    needed = [image.pk, *(above.pk for above in descendants(image))]
+    guests = Guest.objects.filter(disks__use__image__in=needed).exclude(state__in=OFF_STATES)
+    return list(guests.distinct().order_by("name", "pk"))
+
+
+def _needs(domain: Domain, uids: set[str], paths: set[bytes], files: set[tuple[str, str]]) -> bool:
+    disks = _paths(domain)
+    return domain.uid in uids or bool(disks & paths) or bool(_files(disks) & files)
 
 
 def _paths(domain: Domain) -> set[bytes]:

@@ -9,7 +9,7 @@ from storage_admin.jobs.plans import Refusal
 #: Chains deeper than that are refused: walking them costs more than they are worth, and they hint at a mistake.
 DEEPEST_CHAIN = 64
 #: Formats whose headers are read; what is unreadable in them is damaged rather than unknown.
-READ_FORMATS = frozenset({"qcow2", "vmdk", "vdi", "vpc", "raw"})
+READ_FORMATS = frozenset({"qcow2", "vmdk", "vdi", "vpc", "vhdx", "qed", "luks", "raw"})
 #: What must stay free on a filesystem while a job works: the larger of a share of it and a number of bytes.
 RESERVE_PERCENT = 5
 RESERVE_BYTES = 2 * 1024**3
@@ -45,15 +45,21 @@ def _host(image: Image) -> list[Refusal]:
         )
     if host.capabilities and not host.capabilities.get("qemu_img"):
         refusals.append(Refusal("tool_missing", f"qemu-img is not installed on {host.name}: install qemu-utils there."))
-    if image.pool.kind not in {StoragePool.Kind.DIR, StoragePool.Kind.NFS}:
+    return [*refusals, *for_pool(image.pool)]
+
+
+def for_pool(pool: StoragePool) -> list[Refusal]:
+    """What stands against writing files into a pool."""
+    refusals = []
+    if pool.kind not in {StoragePool.Kind.DIR, StoragePool.Kind.NFS}:
         refusals.append(
-            Refusal("unsupported_pool", f"Images in a {image.pool.kind} pool are not files: they cannot be rewritten.")
+            Refusal("unsupported_pool", f"Images in a {pool.kind} pool are not files: they cannot be rewritten.")
         )
-    if image.pool.network and not image.pool.all_hosts_registered:
+    if pool.network and not pool.all_hosts_registered:
         refusals.append(
             Refusal(
                 "shared_pool",
-                f"{image.pool.name} is on a network filesystem. An admin has to declare that every host that uses it "
+                f"{pool.name} is on a network filesystem. An admin has to declare that every host that uses it "
                 "is registered here.",
             )
         )
@@ -139,10 +145,10 @@ def _content(image: Image) -> list[Refusal]:
     return refusals
 
 
-def for_space(image: Image, scratch_bytes: int | None) -> list[Refusal]:
+def for_space(pool: StoragePool, scratch_bytes: int | None) -> list[Refusal]:
     """Whether the pool has room for that much scratch space and the reserve."""
-    capacity, available = image.pool.capacity_bytes, image.pool.available_bytes
-    if scratch_bytes is None or capacity is None or available is None:
+    capacity, available = pool.capacity_bytes, pool.available_bytes
+    if not scratch_bytes or capacity is None or available is None:
         return []
     reserve = max(capacity * RESERVE_PERCENT // 100, RESERVE_BYTES)
     if available - reserve >= scratch_bytes:
@@ -151,7 +157,7 @@ def for_space(image: Image, scratch_bytes: int | None) -> list[Refusal]:
         Refusal(
             "not_enough_space",
             f"It needs up to {scratch_bytes:,} bytes beside the original, and {reserve:,} must stay free; "
-            f"{image.pool.name} has {available:,} free. Free some space, or reclaim smaller images first.",
+            f"{pool.name} has {available:,} free. Free some space, or reclaim smaller images first.",
         )
     ]
 

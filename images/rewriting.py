@@ -3,19 +3,59 @@
 import contextlib
 import secrets
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from django.db import transaction
 from django.db.models import Sum
 from django.utils import timezone
 
 from images import writing
 from images.models import Image
 from storage_admin.accounts.roles import SYSTEM
+from storage_admin.accounts.services import audit
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.models import StoragePool
-from storage_admin.jobs import services
-from storage_admin.jobs.models import Job
+from storage_admin.jobs import claims, services
+from storage_admin.jobs.models import Job, JobLog
+
+#: The options of a rewriting job that say how fast it may go. Null means: as its host says.
+SPEED_OPTIONS: dict[str, dict[str, Any]] = {
+    "bandwidth_bytes_sec": {
+        "type": ["integer", "null"],
+        "minimum": 1_048_576,
+        "default": None,
+        "description": "At most so many bytes a second; null for what its host says, which may be no limit.",
+    },
+    "idle_io": {
+        "type": ["boolean", "null"],
+        "default": None,
+        "description": "Only use the disk when nobody else does; null for what its host says, which is yes at first.",
+    },
+}
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast a job may go.
+
+    Args:
+        bandwidth_bytes_sec: at most so many bytes a second; ``None`` for no limit.
+        idle_io: whether it only uses the disk when nobody else does.
+    """
+
+    bandwidth_bytes_sec: int | None
+    idle_io: bool
+
+
+def speed_for(job: Job) -> Speed:
+    """How fast a job may go: as its options say, and where they do not, as its host says."""
+    bandwidth, idle_io = job.options.get("bandwidth_bytes_sec"), job.options.get("idle_io")
+    return Speed(
+        job.host.bandwidth_bytes_sec if bandwidth is None else bandwidth,
+        job.host.idle_io if idle_io is None else idle_io,
+    )
 
 
 def image_replaced(image: Image, result: Mapping[str, Any]) -> None:
@@ -56,6 +96,40 @@ def close_undo(job: Job, state: str, freed_bytes: int) -> None:
     image = Image.objects.filter(pk=job.target_id).first()
     if image is not None:
         write_undo_bytes(image.pool)
+
+
+def won_bytes(job: Job) -> int:
+    """What a job has won once its undo copy is gone: by how much the image is smaller than before, in bytes."""
+    result = job.result or {}
+    return int(result.get("before_bytes") or 0) - int(result.get("after_bytes") or 0)
+
+
+def undo_copy_lost(job: Job, why: str, *, put_back: bool = False) -> bool:
+    """Somebody else took a job's undo copy away: its row, its log and the audit trail say so, once.
+
+    Args:
+        why: what was found, as a sentence without its full stop.
+        put_back: the copy has the image's name again, so that the job was undone by hand, and nothing was won.
+
+    Returns:
+        ``False`` where no undo copy of it waited any more.
+    """
+    with transaction.atomic():
+        waiting = Job.objects.select_for_update().filter(pk=job.pk, undo_state=Job.UndoState.AVAILABLE).first()
+        if waiting is None:
+            return False
+        held = waiting.undo_bytes
+        # A later job's new file may have got the inode's number that the deleted original left.
+        later = Job.objects.filter(
+            target_kind=waiting.target_kind, target_id=waiting.target_id, rewrites=True, pk__gt=waiting.pk
+        )
+        put_back = put_back and not later.filter(state=Job.State.SUCCEEDED).exists()
+        state = Job.UndoState.UNDONE if put_back else Job.UndoState.MISSING
+        close_undo(waiting, state, 0 if put_back else won_bytes(waiting))
+        claims.log(waiting, f"{why}: this job cannot be undone any more", JobLog.Level.WARNING)
+        what = "undo copy put back by somebody else" if put_back else "undo copy missing"
+        audit(SYSTEM, what, waiting.target_label, before={"job": job.pk, "undo_bytes": held}, after={"found": why})
+    return True
 
 
 def write_undo_bytes(pool: StoragePool) -> None:

@@ -60,6 +60,11 @@ class ScanRun:
         """Journals of jobs in the pools, whether they are at work, keep an undo copy or were interrupted."""
         return sum(facts.get("leftovers", 0) for facts in self.pool_facts)
 
+    @property
+    def undo_copies(self) -> dict[int, int]:
+        """How many undo copies lie in each pool that could be walked, by the pool's id."""
+        return {facts["id"]: facts.get("undo_copies", 0) for facts in self.pool_facts if facts["state"] == "ok"}
+
     def take(self, event: dict[str, Any]) -> None:
         """Takes one event of the scan.
 

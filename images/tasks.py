@@ -1,11 +1,13 @@
-"""What the scheduler rings for: scans, and undo copies whose window has closed."""
+"""What the scheduler rings for: scans, undo copies whose window has closed, jobs that wait for guests."""
 
 from datetime import timedelta
 
 from celery import shared_task
 from celery.contrib.django.task import DjangoTask
+from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 
+from images import rewriting, waiting
 from storage_admin.accounts.roles import SYSTEM
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.models import Host
@@ -15,6 +17,8 @@ from storage_admin.jobs.models import Job
 
 #: After a removal that failed, as on a folder that is not mounted, the next one waits for so long.
 TRY_AGAIN = timedelta(hours=1)
+#: Removals that one round submits.
+AT_ONCE = 500
 
 
 @shared_task(base=DjangoTask, ignore_result=True)
@@ -29,16 +33,28 @@ def scan_hosts() -> None:
 
 @shared_task(base=DjangoTask, ignore_result=True)
 def expire_undo() -> None:
-    """Submits the removal of undo copies whose window has closed."""
-    due = Job.objects.filter(undo_state=Job.UndoState.AVAILABLE, undo_expires__lte=timezone.now())
-    for job in due.order_by("undo_expires")[:100]:
-        tries = Job.objects.filter(kind="discard_undo", target_kind="job", target_id=job.pk)
-        lately = tries.filter(finished__gt=timezone.now() - TRY_AGAIN)
-        if tries.filter(state__in=Job.ACTIVE).exists() or lately.exists():
-            continue
+    """Submits the removal of undo copies whose window has closed.
+
+    One whose host does not answer, whose image is at work in another job (as in its undo), or that could not be
+    removed lately is seen again by a later round. Two rounds at once submit one removal: the second finds its lock.
+    """
+    now = timezone.now()
+    at_it = Job.objects.filter(target_kind="job", target_id=OuterRef("pk"))
+    tried = Q(kind="discard_undo", finished__gt=now - TRY_AGAIN)
+    due = Job.objects.filter(undo_state=Job.UndoState.AVAILABLE, undo_expires__lte=now, needs_recovery=False)
+    due = due.exclude(host__status=Host.Status.UNREACHABLE).exclude(
+        Exists(at_it.filter(Q(state__in=Job.ACTIVE) | Q(needs_recovery=True) | tried))
+    )
+    for job in due.order_by("undo_expires")[:AT_ONCE]:
         try:
             services.submit(SYSTEM, "discard_undo", job.pk, {})
-        except RefusedError:  # its image is at work in another job: the next round sees it again
+        except RefusedError:
             continue
-        except NotFoundError:  # the image's row is gone: nobody can say any more where the copy would be
-            Job.objects.filter(pk=job.pk).update(undo_state=Job.UndoState.MISSING, undo_bytes=0)
+        except NotFoundError:
+            rewriting.undo_copy_lost(job, "its image is not listed any more, so nobody knows where the copy would be")
+
+
+@shared_task(base=DjangoTask, ignore_result=True)
+def look_at_guests() -> None:
+    """Lets jobs go on whose guests were shut down, and starts guests whose jobs have ended."""
+    waiting.look()

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from images.views import admin, guests, hosts, image, images, jobs, overview, reclaim
+from images.views import admin, guests, hosts, image, images, jobs, overview, rewrite
 
 urlpatterns = [
     path("", overview.overview, name="overview"),
@@ -12,7 +12,10 @@ urlpatterns = [
     path("images/<int:image_id>/", image.image, name="image"),
     path("images/<int:image_id>/analyze/", image.image_analyze, name="image_analyze"),
     path("images/<int:image_id>/format/", image.image_format, name="image_format"),
-    path("images/<int:image_id>/reclaim/", reclaim.reclaim, name="reclaim"),
+    *(
+        path(f"images/<int:image_id>/{kind}/", rewrite.rewrite, {"kind_name": kind}, name=kind)
+        for kind in ("reclaim", "flatten", "convert", "check")
+    ),
     path("jobs/", jobs.jobs, name="jobs"),
     path("jobs/<int:job_id>/", jobs.job, name="job"),
     path("jobs/<int:job_id>/status/", jobs.job_status, name="job_status"),

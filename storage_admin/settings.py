@@ -77,6 +77,9 @@ JOB_KINDS = [
     "images.kinds.analyze.Analyze",
     "images.kinds.analyze.Sample",
     "images.kinds.reclaim.Reclaim",
+    "images.kinds.flatten.Flatten",
+    "images.kinds.check.Check",
+    "images.kinds.convert.Convert",
     "images.kinds.undo.Undo",
     "images.kinds.undo.DiscardUndo",
     "images.kinds.recover.Recover",
@@ -250,6 +253,7 @@ CELERY_BEAT_SCHEDULE = {
     "sweep": {"task": "storage_admin.jobs.tasks.sweep", "schedule": 15.0},
     "scan every host": {"task": "images.tasks.scan_hosts", "schedule": 15 * 60.0},
     "expire undo copies": {"task": "images.tasks.expire_undo", "schedule": 60.0},
+    "wait for guests": {"task": "images.tasks.look_at_guests", "schedule": 10.0},
 }
 
 # --- Files, language, log -------------------------------------------------------------------------------------------

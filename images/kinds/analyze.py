@@ -18,6 +18,12 @@ SAMPLE_IMAGES = 100
 SAMPLE_SECONDS = 1.0
 
 
+_REASONS = {
+    "sample": "Reads up to 2,000 clusters, spread over the image.",
+    "full": "Reads everything that the image has allocated, when nobody else wants the disk.",
+}
+
+
 def sampled(image: Image) -> dict[str, Any]:
     """The image as the agent wants it for an analysis."""
     known = facts(image)
@@ -25,25 +31,27 @@ def sampled(image: Image) -> dict[str, Any]:
 
 
 class Analyze(ImageKind):
-    """Samples one image: what could be won back, with a range."""
+    """Looks at one image's data: what each method could win back, with a range."""
 
     name = "analyze"
     title = "Analyze"
-    description = "Samples an image's clusters and says what a reclaim would win, with a range. Nothing is changed."
+    description = "Says what each method of reclaim would win, from a sample or from all data. Nothing is changed."
     verb = "analyze"
+    stages = {"reading": (0, 80), "zeros": (80, 100)}
     properties = {
         "mode": {
-            "enum": ["sample"],
+            "enum": ["sample", "full"],
             "default": "sample",
-            "description": "sample: about a second, with a range.",
+            "description": "sample: about a second, with a range. full: reads everything that is allocated, when "
+            "nobody else wants the disk, and gives an upper bound that a space check can rest on.",
         }
     }
 
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         image = find(target_id)
         return Plan(
-            method="sample",
-            reason="Reads up to 2,000 clusters, spread over the image.",
+            method=options["mode"],
+            reason=_REASONS[options["mode"]],
             facts_at=image.last_scanned,
             before_bytes=image.allocated_size,
             refusals=tuple(self._refusals(image)),
@@ -56,10 +64,9 @@ class Analyze(ImageKind):
             return [Refusal(code, image.state_detail)]
         if not image.declared_format:
             return [Refusal("format_undeclared", f"Nothing declares the format of {image.name}: declare it first.")]
-        if image.declared_format not in estimates.SAMPLED_FORMATS:
-            return [
-                Refusal("unsupported_subformat", f"{image.declared_format} images are not sampled; qcow2 and raw are.")
-            ]
+        if image.declared_format not in estimates.ANALYZED_FORMATS:
+            known = ", ".join(estimates.ANALYZED_FORMATS)
+            return [Refusal("unsupported_subformat", f"{image.declared_format} images are not analyzed; {known} are.")]
         return []
 
     def __init__(self) -> None:

@@ -3,10 +3,12 @@
 from datetime import timedelta
 from typing import Any
 
+from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from images import rewriting
 from images.kinds.scan import HostKind
+from images.kinds.undo import state_after_removal
 from images.models import Image
 from storage_admin.accounts.roles import Actor
 from storage_admin.agent.protocol import b64
@@ -29,12 +31,17 @@ class Recover(HostKind):
         return Plan(reason=f"Looks for journals of interrupted jobs in {host.pools.count()} pools.")
 
     def request(self, job: Job) -> dict[str, Any]:
-        active = Job.objects.filter(host=job.host_id, state=Job.State.RUNNING, rewrites=True)
+        jobs = Job.objects.filter(host=job.host_id)
+        active = jobs.filter(state=Job.State.RUNNING, rewrites=True)
+        kept = jobs.filter(undo_state=Job.UndoState.AVAILABLE)
+        lost = jobs.filter(undo_state=Job.UndoState.MISSING)
         return {
             "pools": [
                 {"id": pool.pk, "path_b64": b64(bytes(pool.path_bytes)), "kind": "dir"} for pool in job.host.pools.all()
             ],
             "jobs_active": list(active.values_list("uid", flat=True)),
+            "jobs_recorded": list((kept | lost).values_list("uid", flat=True)),
+            "undo_copies": _where(kept),
         }
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
@@ -46,7 +53,7 @@ class Recover(HostKind):
                 case "failed":
                     _say(found, found["detail"] or "it could not be recovered; look at its files on the host", "error")
                 case _:
-                    self._settle(found)
+                    self._settle(job, found)
         # Only what had ended before the agent looked: it may not have seen what a later one left.
         settled = Job.objects.filter(host=job.host_id, needs_recovery=True, finished__lt=job.started or job.created)
         at_work = Job.objects.filter(uid__in=busy)
@@ -59,25 +66,39 @@ class Recover(HostKind):
         }
 
     @staticmethod
-    def _settle(found: dict[str, Any]) -> None:
+    def _settle(job: Job, found: dict[str, Any]) -> None:
         lost = Job.objects.select_related("host").filter(uid=found["job"]).first()
         if lost is None or lost.active:
             return
         if found["undo_of"] is not None:
             _settle_undo(lost, found)
-        elif found["outcome"] in {"finished", "kept"} and _unrecorded(lost):
+        elif found["outcome"] in {"finished", "kept", "lost"} and _unrecorded(lost):
             _finished_after_all(lost, found)
         elif found["outcome"] == "reverted" and lost.needs_recovery:
             claims.log(lost, "recovered: the original stands, and what was left beside it is cleared")
-        elif found["outcome"] == "kept" and lost.undo_available and not found["undo_bytes"]:
-            rewriting.close_undo(lost, Job.UndoState.MISSING, _difference(found))
-            claims.log(lost, "its undo copy was deleted by somebody else", "warning")
+        elif found["outcome"] == "lost" and lost.undo_available:
+            _settle_lost(job, lost, found)
 
     def ended(self, job: Job) -> None:
         job.refresh_from_db(fields=["result"])
         # Only what was changed is read again: a scan submits a recovery, so the two must not go round in circles.
         if any(found["outcome"] in {"finished", "reverted"} for found in (job.result or {}).get("recovered", [])):
             rewriting.rescan(job)
+
+
+def _where(kept: QuerySet[Job]) -> list[dict[str, str]]:
+    """Where these jobs' undo copies should wait: beside their images."""
+    jobs = list(kept.filter(target_kind="image").values_list("uid", "target_id"))
+    images = Image.every.select_related("pool").in_bulk({image for _, image in jobs})
+    return [
+        {
+            "job": uid,
+            "path_b64": b64(bytes(images[image].path_bytes)),
+            "pool_path_b64": b64(bytes(images[image].pool.path_bytes)),
+        }
+        for uid, image in jobs
+        if image in images
+    ]
 
 
 def _say(found: dict[str, Any], text: str, level: str) -> None:
@@ -93,7 +114,12 @@ def _unrecorded(lost: Job) -> bool:
 
 def _finished_after_all(lost: Job, found: dict[str, Any]) -> None:
     """The image was swapped before the worker died: the job has succeeded, and nobody was left to write it down."""
-    held = found["undo_bytes"]
+    held, gone = found["undo_bytes"], found["outcome"] == "lost"
+    if gone and found["put_back"]:
+        claims.log(lost, "recovered: somebody else has put the original back; the job counts as interrupted", "warning")
+        # Its journal goes with the next recovery, now that this is on record.
+        Job.objects.filter(pk=lost.pk).update(undo_state=Job.UndoState.MISSING)
+        return
     Job.objects.filter(pk=lost.pk).update(
         state=Job.State.SUCCEEDED, error_code="", error_detail="", progress=100.0, stage="", message="",
         result={
@@ -107,7 +133,32 @@ def _finished_after_all(lost: Job, found: dict[str, Any]) -> None:
     image = Image.objects.select_related("pool").filter(pk=lost.target_id).first()
     if image is not None and found["inode"] is not None:
         rewriting.image_replaced(image, found)
+    if gone:
+        Job.objects.filter(pk=lost.pk).update(undo_state=Job.UndoState.AVAILABLE, undo_expires=timezone.now())
+        rewriting.undo_copy_lost(lost, found["detail"])
     rewriting.keep_undo(lost, held, timedelta(hours=float(lost.options.get("undo_hours", 24))))
+
+
+def _settle_lost(recovery: Job, lost: Job, found: dict[str, Any]) -> None:
+    """An undo copy does not wait where it should: our own removal was cut off, or somebody else took it away."""
+    at_it = Job.objects.filter(target_kind="job", target_id=lost.pk)
+    began = recovery.started or recovery.created
+    if at_it.filter(Q(state__in=Job.ACTIVE) | Q(finished__gte=began, needs_recovery=False)).exists():
+        return  # at work while the agent looked: its own end tells what it did
+    if found["before_bytes"] is None and found["inode"] is None:  # neither a journal nor the image was there
+        image = Image.every.filter(pk=lost.target_id).first()
+        if image is None or image.state != Image.State.MISSING:
+            return  # perhaps only a filesystem that is not mounted: a scan would have told that the image vanished
+    removal = at_it.filter(kind="discard_undo", needs_recovery=True).exclude(state__in=Job.ACTIVE).last()
+    if removal is None:
+        rewriting.undo_copy_lost(lost, found["detail"], put_back=found["put_back"])
+        return
+    rewriting.close_undo(lost, state_after_removal(lost, removal), rewriting.won_bytes(lost))
+    Job.objects.filter(pk=removal.pk).update(
+        state=Job.State.SUCCEEDED, error_code="", error_detail="", progress=100.0, stage="", message="",
+        result={"copy_bytes": lost.undo_bytes, "of_job": lost.pk, "recovered": True},
+    )  # fmt: skip
+    claims.log(removal, "recovered: the undo copy was gone already; its removal has succeeded")
 
 
 def _settle_undo(lost: Job, found: dict[str, Any]) -> None:

@@ -1,8 +1,12 @@
 """The job kind ``scan``: a host's pools, guests and images as they are now."""
 
+from collections import Counter
 from typing import Any
 
-from images import estimates, scanning
+from django.db.models import Exists, OuterRef
+
+from images import estimates, scanning, waiting
+from images.models import Image
 from images.scanning import ScanRun
 from storage_admin.accounts.roles import SYSTEM, Actor
 from storage_admin.agent.protocol import HostError, b64
@@ -89,10 +93,11 @@ class Scan(HostKind):
             return
         if run.new_pools:
             services.submit(SYSTEM, "scan", job.host_id, {})
-        if run.leftovers > self._waiting_copies(job):
+        if run.leftovers > self._waiting_copies(job) or self._copies_are_missing(job, run):
             services.submit(SYSTEM, "recover", job.host_id, {})
         if estimates.due(job.host_id).exists():
             services.submit(SYSTEM, "sample", job.host_id, {})
+        waiting.look(job.host_id)
 
     @staticmethod
     def _waiting_copies(job: Job) -> int:
@@ -100,6 +105,19 @@ class Scan(HostKind):
         jobs = Job.objects.filter(host=job.host_id)
         at_work = jobs.filter(state=Job.State.RUNNING, rewrites=True).count()
         return jobs.filter(undo_state=Job.UndoState.AVAILABLE).count() + at_work
+
+    @staticmethod
+    def _copies_are_missing(job: Job, run: ScanRun) -> bool:
+        """Whether a pool holds fewer undo copies than jobs keep in it; a recovery then tells which, and clears up."""
+        jobs = Job.objects.filter(host=job.host_id, undo_state=Job.UndoState.AVAILABLE, target_kind="image")
+        # What was kept, or given up, while the scan walked may have been counted or not: the next scan sees it.
+        jobs = jobs.filter(finished__lt=job.started or job.created)
+        at_it = Job.objects.filter(target_kind="job", target_id=OuterRef("pk"), state__in=Job.ACTIVE)
+        ids = list(jobs.exclude(Exists(at_it)).values_list("target_id", flat=True))
+        pools = dict(Image.every.filter(pk__in=ids).values_list("pk", "pool_id"))
+        expected = Counter(pools[image] for image in ids if image in pools)
+        found = run.undo_copies
+        return any(found[pool] < count for pool, count in expected.items() if pool in found)
 
 
 def _layout(pool: StoragePool) -> str:

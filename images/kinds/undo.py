@@ -1,15 +1,19 @@
 """The job kinds ``undo`` (the original comes back) and ``discard_undo`` (the undo copy goes, and frees space)."""
 
+import contextlib
 from typing import Any
+
+from django.db.models import Q
 
 from images import liveness, refusals, rewriting
 from images.kinds.targets import ancestors, facts, find, locks_on
 from images.models import Image
-from storage_admin.accounts.roles import Actor, Role
+from storage_admin.accounts.roles import SYSTEM, Actor, Role
 from storage_admin.agent.protocol import RefusedError
+from storage_admin.jobs import claims, services
 from storage_admin.jobs.errors import NotFoundError
 from storage_admin.jobs.kinds import JobKind, Lock, Target
-from storage_admin.jobs.models import Job
+from storage_admin.jobs.models import Job, JobLog
 from storage_admin.jobs.plans import Affected, Plan, Refusal
 
 
@@ -38,7 +42,7 @@ class OfJob(JobKind):
 
     def _missing(self, job: Job) -> list[Refusal]:
         if job.undo_available:
-            return []
+            return self._cut_off(job)
         words = {
             Job.UndoState.UNDONE: "was undone already",
             Job.UndoState.DISCARDED: "has had its undo copy discarded",
@@ -48,6 +52,16 @@ class OfJob(JobKind):
         return [
             Refusal("undo_missing", f"Job {job.pk} {words.get(Job.UndoState(job.undo_state), 'keeps no undo copy')}.")
         ]
+
+    @staticmethod
+    def _cut_off(job: Job) -> list[Refusal]:
+        """An undo that was cut off may have happened or not: only a recovery can tell, and it has to be first."""
+        there = Q(pk=job.pk) | Q(target_kind="job", target_id=job.pk)
+        other = Job.objects.filter(there, needs_recovery=True).first()
+        if other is None:
+            return []
+        sentence = f"Job {other.pk} ({other.kind}) was cut off at it. {job.host.name} is recovered first, by itself."
+        return [Refusal("busy", sentence)]
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:  # noqa: ARG002 (the same for all)
         image = self._image(self._job(target.id))
@@ -62,9 +76,9 @@ class OfJob(JobKind):
     def ended(self, job: Job) -> None:
         job.refresh_from_db(fields=["state", "error_code"])
         if job.error_code == "undo_missing":
-            undone = self._job(job.target_id)
-            if undone.undo_available:
-                rewriting.close_undo(undone, Job.UndoState.MISSING, _won(undone))
+            # Gone, exchanged or only written to? The journals and names on the host tell, and recovery reads them.
+            with contextlib.suppress(RefusedError):
+                services.submit(SYSTEM, "recover", job.host_id, {})
         rewriting.rescan(job)
 
 
@@ -156,12 +170,21 @@ class DiscardUndo(OfJob):
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         undone = self._job(job.target_id)
-        expired = undone.undo_expires is not None and undone.undo_expires <= job.created
-        rewriting.close_undo(undone, Job.UndoState.EXPIRED if expired else Job.UndoState.DISCARDED, _won(undone))
-        return {"copy_bytes": result["freed_bytes"], "of_job": undone.pk}
+        freed = int(result["freed_bytes"])
+        if not result["found"]:
+            why = "the undo copy was gone already when it was to be removed"
+            rewriting.undo_copy_lost(undone, why, put_back=result["put_back"])
+            return {"copy_bytes": 0, "of_job": undone.pk}
+        won = rewriting.won_bytes(undone)
+        if not freed and undone.undo_bytes:
+            # Somebody gave the file a second name: the original lives on, and nothing was freed.
+            won -= undone.undo_bytes
+            claims.log(undone, "its undo copy has another name on the host: nothing was freed", JobLog.Level.WARNING)
+        rewriting.close_undo(undone, state_after_removal(undone, job), won)
+        return {"copy_bytes": freed, "of_job": undone.pk}
 
 
-def _won(job: Job) -> int:
-    """What a job has won once its undo copy is gone: by how much the image is smaller than before."""
-    result = job.result or {}
-    return int(result.get("before_bytes", 0)) - int(result.get("after_bytes", 0))
+def state_after_removal(undone: Job, removal: Job) -> Job.UndoState:
+    """``expired`` where an undo copy was removed after its window had closed, else ``discarded``."""
+    expired = undone.undo_expires is not None and undone.undo_expires <= removal.created
+    return Job.UndoState.EXPIRED if expired else Job.UndoState.DISCARDED

@@ -12,13 +12,17 @@ from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
 from images import selectors
+from images.selectors.undo_copies import undo_copies
 from images.views.access import PageRequest, attempt, live, live_body, live_context, number, page, wants_fragment
 from storage_admin.accounts.roles import Role
 from storage_admin.hosts import services
 from storage_admin.hosts.errors import InvalidError, NotFoundError
 from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.hosts.services import UNCHANGED, Unchanged
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.services import submit
+
+MIB = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,10 @@ def tools_of(host: Host) -> list[Tool]:
     ]
 
 
+def _in_mib(bytes_sec: int | None) -> str:
+    return "" if bytes_sec is None else str(bytes_sec // MIB)
+
+
 def _shown(request: PageRequest) -> list[Host]:
     pools = Prefetch("pools", StoragePool.objects.order_by("name"))
     return [host for host in Host.objects.prefetch_related(pools) if request.actor.sees(host.slug)]
@@ -59,7 +67,15 @@ def _shown(request: PageRequest) -> list[Host]:
 def _context(request: PageRequest) -> dict[str, Any]:
     shown = _shown(request)
     scans = {job.host_id: job for job in Job.objects.filter(kind="scan", state__in=Job.ACTIVE).order_by("-id")}
-    rows = [{"host": host, "scan": scans.get(host.pk), "tools": tools_of(host)} for host in shown]
+    rows = [
+        {
+            "host": host,
+            "scan": scans.get(host.pk),
+            "tools": tools_of(host),
+            "bandwidth_mib": _in_mib(host.bandwidth_bytes_sec),
+        }
+        for host in shown
+    ]
     return {"rows": rows, "scanning": bool(scans)}
 
 
@@ -124,6 +140,7 @@ def pool(request: PageRequest, pool_id: int) -> HttpResponseBase:
     row = _pool(request, pool_id)
     largest = selectors.images_for(request.actor).filter(pool=row).order_by("-allocated_size", "-id")[:15]
     context = {"section": "hosts", "pool": row, "largest": largest, "chart": _chart(row)}
+    context["copies"] = undo_copies(row)
     return render(request, "hosts/pool.html", context)
 
 
@@ -184,13 +201,24 @@ def pool_remove(request: PageRequest, pool_id: int) -> HttpResponseBase:
 @require_POST
 @page(Role.ADMIN)
 def host_change(request: PageRequest, host_id: int) -> HttpResponseBase:
-    """What an admin decides of a host: its name, and how many rewriting jobs may run there at once."""
+    """What an admin decides of a host: its name, how many rewriting jobs run there at once, and how fast they go."""
     host = _host(request, host_id)
 
     def change() -> Host:
-        max_jobs = number(request.POST.get("max_jobs"))
+        bandwidth: int | Unchanged | None = UNCHANGED
+        text = request.POST.get("bandwidth_mib", "").strip()
+        # The field rounds: what it showed and nobody touched stays what it is.
+        if "bandwidth_mib" in request.POST and text != _in_mib(host.bandwidth_bytes_sec):
+            mib = number(text)
+            bandwidth = None if mib is None else mib * MIB
         return services.update_host(
-            request.actor, host, name=request.POST.get("name", "").replace("\0", ""), max_jobs=max_jobs
+            request.actor,
+            host,
+            name=request.POST.get("name", "").replace("\0", ""),
+            max_jobs=number(request.POST.get("max_jobs")),
+            bandwidth_bytes_sec=bandwidth,
+            # An empty checkbox sends nothing: only together with the field beside it does that mean no.
+            idle_io="idle_io" in request.POST if "bandwidth_mib" in request.POST else None,
         )
 
     attempt(request, change, f"{host.name} is changed.")

@@ -6,6 +6,7 @@ from typing import Any
 
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
 from images import selectors
@@ -33,6 +34,7 @@ LATEST = 32_503_680_000
 class Action:
     """Something that could be done with an image. ``plan.refusals`` say why it cannot be, and what to do about it."""
 
+    image_id: int
     kind: JobKind
     plan: Plan
     verb: Verb
@@ -40,6 +42,16 @@ class Action:
     @property
     def rewrites(self) -> bool:
         return self.kind.rewrites
+
+    @property
+    def address(self) -> str:
+        """The page of its plan."""
+        return reverse(self.kind.name, args=[self.image_id])
+
+    @property
+    def offered(self) -> bool:
+        """Whether a button makes sense: what the image's format or place rules out has none."""
+        return not {refusal.code for refusal in self.plan.refusals} & {"unsupported_subformat", "stale_plan"}
 
     @property
     def won_bytes(self) -> int | None:
@@ -67,7 +79,7 @@ def _actions(request: PageRequest, image: Image) -> list[Action]:
     for kind in kinds.every():
         if kind.target == "image":
             plan = services.plan(request.actor, kind.name, image.pk, {})
-            actions.append(Action(kind, plan, verb_of(plan.method)))
+            actions.append(Action(image.pk, kind, plan, verb_of(plan.method)))
     return sorted(actions, key=lambda action: not action.rewrites)
 
 

@@ -6,8 +6,7 @@ from storage_admin.agent import qemu_img
 from storage_admin.agent.formats.facts import Facts
 from storage_admin.agent.protocol import INVALID, RefusedError
 from storage_admin.agent.qemu_img import Node
-from storage_admin.agent.rewrite import Recipe, Rewrite
-from storage_admin.agent.swap import Replacement
+from storage_admin.agent.rewrite import NewFile, Recipe, Rewrite
 
 
 class Copy(Recipe):
@@ -46,7 +45,7 @@ class Copy(Recipe):
         written, base = work.chain.image.facts.backing_file, work.chain.ancestors[:1]
         return None if written is None else (written, base[0].planned.format)
 
-    def make(self, work: Rewrite, replacement: Replacement) -> None:
+    def make(self, work: Rewrite, replacement: NewFile) -> None:
         """Convert the image's own layer, or the whole of it without a base, into the new file."""
         facts = work.chain.image.facts
         target = qemu_img.Conversion(
@@ -54,7 +53,7 @@ class Copy(Recipe):
             name=replacement.new_name,
             shown=work.shown(replacement),
             format=facts.format,
-            options=self.options(work),
+            options=work.with_file_options(self.options(work)),
             compress=self.compress,
             backing=self.backing(work),
             bitmaps=bool(facts.bitmaps),

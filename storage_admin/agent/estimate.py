@@ -1,260 +1,264 @@
-"""How large an image would be after a reclaim, and how sure that is."""
+"""How large an image would be after each method of reclaim, how sure that is, and what it rests on."""
 
 from __future__ import annotations
 
-import errno
-import os
-import random
-from array import array
-from bisect import bisect_right
-from collections.abc import Callable, Iterator
+import time
 from dataclasses import dataclass
 from typing import Any
 
+from storage_admin.agent.compressors import Sizers, sizers
+from storage_admin.agent.file_data import EDGES, DataMap, FileZeros
 from storage_admin.agent.formats import Facts
-from storage_admin.agent.formats.qcow2 import l1_entries, parse_header
+from storage_admin.agent.formats.qcow2 import EXTENDED_L2, Header, parse_header
 from storage_admin.agent.formats.reader import Reader
-from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.qcow2_map import Cluster, Counts, Map
-from storage_admin.agent.sampling import BLOCK, MAX_PIECE, Budget, Sample, compressed_size, rounds, zero_bytes
+from storage_admin.agent.packing import Layout
+from storage_admin.agent.prediction import Fields, Prediction, impossible, result
+from storage_admin.agent.qcow2_map import Counts, Map
+from storage_admin.agent.refcounts import Leaks, find_leaks
+from storage_admin.agent.sampling import BLOCK, MAX_PIECE, Pace
+from storage_admin.agent.tally import PAIRED, Sums, Tally
 
-#: How far the size by zstd lies from that by zlib, which is what is measured: so much less to so much more.
-_ZSTD_LESS, _ZSTD_MORE = 0.10, 0.10
-#: Clusters below this many bytes are looked at in pairs: what one costs depends on its neighbour.
-_SMALL = 16 * 1024
-#: What the filesystem adds or saves at the edges of what is written, in bytes.
-_EDGES = 64 * 1024
-
-
-def unknown(allocated: int, reason: str) -> dict[str, Any]:
-    """The result for an image that no estimate is made for.
-
-    Args:
-        allocated: its allocated size in bytes.
-        reason: a sentence for the admin.
-    """
-    nothing = dict.fromkeys(("method", "predicted_after_bytes", "predicted_low", "predicted_high"))
-    more = dict.fromkeys(("reclaimable_bytes", "reclaimable_low", "reclaimable_high"))
-    return {**nothing, "allocated_size": allocated, **more, "reason": reason, "basis": {}}
+#: How the time of a sample is shared: clusters, and the file's blocks of zeros, which are quickly told.
+_CLUSTERS, _BLOCKS = 0.8, 0.2
+#: Seconds that a sample may take to find leaked clusters.
+_LEAKS_SECONDS = 0.5
+#: zstd looks further back than a piece of a sample reaches: so much smaller may larger clusters become.
+_ZSTD_LESS = 0.25
 
 
-def _result(
-    method: str, allocated: int, after: float, low: float, high: float, basis: dict[str, Any]
-) -> dict[str, Any]:
-    return {
-        "method": method,
-        "allocated_size": allocated,
-        "predicted_after_bytes": round(after),
-        "predicted_low": max(round(low), 0),
-        "predicted_high": round(high),
-        "reclaimable_bytes": max(round(allocated - after), 0),
-        "reclaimable_low": max(round(allocated - high), 0),
-        "reclaimable_high": max(round(allocated - max(low, 0)), 0),
-        "basis": basis,
-    }
+@dataclass(frozen=True)
+class _Qcow2:
+    """What is known of a qcow2 image once it was looked at; ``snapshots`` keep others than ``in_place`` out."""
+
+    layout: Layout
+    counts: Counts
+    tally: Tally
+    sizers: Sizers
+    allocated: int
+    overlay: bool
+    whole: bool
+
+    def _l2_tables(self) -> tuple[int, int]:
+        """How many a new image needs: at least, and at most."""
+        counts = self.counts
+        nothing = self.tally.plain.zeros.mean == 1 and not counts.compressed and not (self.overlay and counts.zero)
+        # Nothing is left for them to point to.
+        return (0 if nothing else counts.l2_tables), counts.l2_tables
+
+    def _edges(self, data: float) -> float:
+        # The filesystem's list of the file's pieces counts, too: a block of it for each 16 MiB of a file in small ones.
+        return (4 * BLOCK if self.whole else EDGES) + data / 4096
+
+    def compress(self, name: str) -> Prediction:
+        """A copy of which each cluster is compressed so."""
+        plain, size, layout = self.tally.plain, self.layout.cluster_size, self.layout
+        repacked, repacked_margin = self._repacked(name)
+        stored, margin, rounded = _stored(plain, name)
+        if not layout.packs:
+            stored = plain.kept.total() if layout.fills_gaps else rounded
+        margin += repacked_margin
+        share = plain.share(plain.plain, name)
+        incompressible = share * plain.population * plain.piece / size
+        packed = self.counts.data - incompressible + self.counts.compressed
+        # A cluster that does not compress starts at a cluster: the block before it is left half empty.
+        known = plain.in_order or size < PAIRED
+        alone = plain.share(plain.breaks, name) if known else share * (1 - share)
+        breaks = (self.counts.data * alone + layout.crowded(packed)) * layout.grain / 2 if layout.packs else 0.0
+        low_tables, tables = self._l2_tables()
+        data = stored + repacked
+        after = layout.metadata(low_tables, data) + data + breaks
+        rows = layout.rows_at_most(incompressible + margin / size, packed, tables, data + margin)
+        # Zeros among data, less than qemu looks at in one go, are stored as a compressed cluster of a hundred bytes.
+        stray = (plain.zeros.total() + self.tally.packed.zeros.total()) * self.sizers[name](bytes(plain.piece))
+        # At worst each compressed cluster stands alone, and takes whole blocks.
+        alone = max(rounded - stored, 0.0) + self.counts.compressed * layout.grain
+        if layout.fills_gaps:
+            alone = max(self._in_use() - data, 0.0)
+            rows = rows if layout.packs else packed
+        above = min(rows * layout.lost_at_most, alone) + stray + self._edges(data)
+        high = layout.metadata_at_most(tables, data + margin + above) + data + margin + above
+        least = data if layout.packs else rounded + repacked
+        low = layout.metadata(low_tables, least) + least - margin - self._edges(0)
+        if name == "zstd" and plain.piece < size:
+            low -= _ZSTD_LESS * stored
+        if not self.counts.compressed:
+            # What is a hole in the file is zeros: no more than what it takes now can be there to be stored.
+            most = self.allocated + above
+            high = min(high, layout.metadata_at_most(tables, most) + most)
+        return Prediction(after, low, high + self._from_base())
+
+    def _in_use(self, margins: int = 1) -> float:
+        """Bytes of all clusters that hold anything, each as a whole: at most, or with 0 as a guess."""
+        plain = self.tally.plain
+        used = plain.population * (1 - plain.zeros.mean) + margins * plain.zeros.margin()
+        return min(used, plain.population) * plain.piece + self.counts.compressed * self.layout.cluster_size
+
+    def _from_base(self) -> int:
+        """A cluster of which a part stands in the base is compressed as a whole: at most all of it comes to be here."""
+        return self.counts.partial * self.layout.cluster_size if self.overlay else 0
+
+    def _repacked(self, name: str) -> tuple[float, float]:
+        """What the compressed clusters take once they are compressed so, and how far that may be wrong."""
+        sums = self.tally.packed
+        if name not in sums.stored:
+            return 0.0, 0.0
+        new = (sums.stored if self.layout.packs else sums.rounded)[name]
+        if new.drawn == new.population:
+            return new.total(), 0.0
+        # Of a sample the ratio is told, not the sum: compressed the same way again, they are as large as they were.
+        before = self.counts.compressed_bytes
+        now = new.mean * new.drawn
+        ratio = now / self.tally.packed_bytes if self.tally.packed_bytes else 1.0
+        change = abs(ratio - 1) * before
+        unsure = self.counts.compressed * min(256, self.layout.cluster_size // 16)
+        return ratio * before, min(change, new.margin()) + unsure
+
+    def copy(self) -> Prediction:
+        """A copy that leaves out zeros and unused clusters; compressed ones are unpacked."""
+        size, layout = self.layout.cluster_size, self.layout
+        plain, packed = self.tally.plain, self.tally.packed
+        kept = plain.kept.total() + packed.kept.total()
+        margin = plain.kept.margin() + packed.kept.margin()
+        low_tables, tables = self._l2_tables()
+        dragged = 0.0
+        if size < BLOCK:
+            # qemu-img looks for zeros in blocks of 4 KiB: what shares one with data is written with it.
+            exact = self.whole and not self.counts.compressed
+            dragged = (plain.dragged if exact else plain.zeros.total() + packed.zeros.total()) * size
+        sure = dragged if self.whole and not self.counts.compressed else 0.0
+        usual = max(kept, self._in_use(0)) if layout.fills_gaps and not self.counts.compressed else kept
+        after = layout.metadata(low_tables, usual + sure) + usual + sure
+        low = layout.metadata(low_tables, kept) + kept - margin - self._edges(0)
+        edges = self._edges(kept)
+        most = max(kept + margin, self._in_use() if layout.fills_gaps else 0.0) + dragged + edges
+        if not self.counts.compressed:
+            most = min(most, self.counts.data * size + edges)
+        return Prediction(after, low, layout.metadata_at_most(tables, most) + most)
+
+    def compressed(self) -> Fields:
+        """The numbers of ``compress``: those of the compression taken unless another is asked for, and each one's."""
+        predictions = {name: self.compress(name) for name in self.sizers}
+        usual = next(iter(predictions))
+        overall = Prediction(
+            predictions[usual].after,
+            min(prediction.low for prediction in predictions.values()),
+            max(prediction.high for prediction in predictions.values()),
+        )
+        each = {name: prediction.fields(self.allocated) for name, prediction in predictions.items()}
+        return {**overall.fields(self.allocated), "compression": usual, "compressions": each}
 
 
-@dataclass
-class _Found:
-    """What the pieces of a qcow2 image were, as they were looked at."""
-
-    stored: Sample
-    zeros: Sample
-    incompressible: int = 0
-    breaks: int = 0
-
-    def add(self, piece: bytes, following: bytes | None) -> None:
-        is_zero = not piece.strip(b"\0")
-        size = 0 if is_zero else compressed_size(piece)
-        self.stored.add(size)
-        self.zeros.add(is_zero)
-        if size == len(piece):
-            self.incompressible += 1
-        elif not is_zero and following is not None:
-            self.breaks += compressed_size(following) == len(following)
-
-    def share(self, count: int) -> float:
-        return count / len(self.stored.values) if self.stored.values else 0.0
-
-
-def analyze_qcow2(
-    reader: Reader, facts: Facts, allocated: int, samples: int, seconds: float, chance: random.Random, io: AgentIO
-) -> dict[str, Any]:
-    """What ``qemu-img convert -c`` would make of a qcow2 image, its own layer only.
+def analyze_qcow2(reader: Reader, facts: Facts, allocated: int, pace: Pace, rewrite_refused: str = "") -> Fields:
+    """What each method would make of a qcow2 image, its own layer only.
 
     Args:
         reader: of the image.
         facts: of the image.
         allocated: its allocated size in bytes.
-        samples: how many pieces are wanted.
-        seconds: of processor time that the sample may take.
-        chance: where the luck comes from.
-        io: the controller.
+        pace: how much is looked at.
+        rewrite_refused: why the image cannot be written anew; then only ``in_place`` is told.
 
     Raises:
         RefusedError: ``dirty_or_corrupt``.
         StoppedError: the controller stopped the work.
     """
     header = parse_header(reader)
-    tables = Map(reader.fd, reader.file_size, header, io.check)
+    tables = Map(reader.fd, reader.file_size, header, pace.io.check)
     counts = tables.count()
-    size = tables.cluster_size
-    piece_size = min(size, MAX_PIECE)
-    pieces, l2_tables = counts.data * (size // piece_size), counts.l2_tables
-    found = _Found(Sample(pieces, piece_size), Sample(pieces, 1))
-    for piece, following in _qcow2_pieces(reader.fd, tables, pieces, piece_size, samples, seconds, chance, io):
-        found.add(piece, following)
-    stored, zeros, share = found.stored, found.zeros, found.share(found.incompressible)
-    if zeros.mean == 1 and not counts.compressed and not counts.zero:
-        l2_tables = 0  # nothing is left for them to point to
-    metadata = _metadata(size, l2_tables, l1_entries(header), stored.total() + counts.compressed_bytes, facts)
-    # A cluster that does not compress starts at a cluster: the block before it is left half empty.
-    breaks = counts.data * (found.share(found.breaks) if size < _SMALL else share * (1 - share)) * min(BLOCK, size) / 2
-    after = metadata + stored.total() + breaks + counts.compressed_bytes
-    squeezed = stored.total() - share * pieces * piece_size + counts.compressed_bytes
-    # Zeros among data, less than qemu looks at in one go, are stored as a compressed cluster of a hundred bytes.
-    stray = zeros.total() * compressed_size(bytes(piece_size))
-    unsure = counts.compressed * min(256, size // 16) + _EDGES + (counts.l2_tables - l2_tables) * size
-    low = after - stored.margin() - squeezed * _ZSTD_LESS - breaks - unsure
-    high = after + stored.margin() + squeezed * _ZSTD_MORE + breaks + stray + unsure
-    # What is a hole in the file is zeros: no more than what it takes now can be there to be stored.
-    high = min(high, metadata + max(allocated, counts.compressed_bytes) + breaks + unsure)
-    basis = {**_basis(size, piece_size, counts, found), "metadata_bytes": round(metadata)}
-    return _result("compress", allocated, after, low, high, basis)
+    data = DataMap(reader.fd, reader.file_size, pace.io.check)
+    leaks = _leaks(reader, header, pace)
+    zeros = FileZeros(data, whole=pace.whole)
+    basis = _table_basis(tables.cluster_size, counts, leaks)
+    if rewrite_refused:
+        zeros.look(pace)
+        refused = impossible(rewrite_refused)
+        methods = {"compress": refused, "copy": refused, "in_place": zeros.in_place().fields(allocated)}
+        return result(allocated, methods, {**basis, **_zero_basis(zeros)})
+    measured = sizers(facts.compat)
+    tally = Tally(
+        reader.fd, tables, counts, data, measured, facts.compression or "zlib",
+        extended=bool(header.incompatible & EXTENDED_L2),
+    )  # fmt: skip
+    tally.look(pace.share(_CLUSTERS))
+    zeros.look(pace.share(_BLOCKS))
+    layout = Layout.of(reader.fd, header, facts, leaks.bitmaps_bytes)
+    found = _Qcow2(layout, counts, tally, measured, allocated, overlay=facts.backing_file is not None, whole=pace.whole)
+    methods = {
+        "compress": found.compressed(),
+        "copy": found.copy().fields(allocated),
+        "in_place": zeros.in_place().fields(allocated),
+    }
+    return result(allocated, methods, {**basis, **_tally_basis(tally, counts, measured), **_zero_basis(zeros)})
 
 
-def _basis(size: int, piece_size: int, counts: Counts, found: _Found) -> dict[str, Any]:
-    sampled = len(found.stored.values)
+def _stored(sums: Sums, name: str) -> tuple[float, float, float]:
+    """Bytes of the clusters compressed so, how far that may be wrong, and their bytes in whole blocks."""
+    if name not in sums.stored:
+        return 0.0, sums.kept.margin(), 0.0
+    return sums.stored[name].total(), sums.stored[name].margin(), sums.rounded[name].total()
+
+
+def _leaks(reader: Reader, header: Header, pace: Pace) -> Leaks:
+    deadline = None if pace.whole else time.monotonic() + _LEAKS_SECONDS
+    return find_leaks(reader, header, pace.io.check, deadline)
+
+
+def _table_basis(size: int, counts: Counts, leaks: Leaks) -> Fields:
     return {
         "cluster_size": size,
         "clusters_data": counts.data,
-        "clusters_zero_allocated": counts.zero_allocated + round(found.zeros.mean * counts.data),
+        "clusters_zero_allocated": counts.zero_allocated,
         "clusters_zero_flagged": counts.zero,
         "clusters_compressed": counts.compressed,
-        "sampled": sampled,
-        "piece_bytes": piece_size,
-        "compressed_ratio": round(found.stored.mean / piece_size, 4) if sampled else None,
-        "incompressible_share": round(found.share(found.incompressible), 4),
-        "compressor": "zlib, as qemu; zstd is estimated by the same, the range allows for it",
+        "leaked_clusters": leaks.clusters,
+        "leaked_bytes": None if leaks.clusters is None else leaks.clusters * size,
+        **({} if leaks.clusters is not None else {"leaked_reason": leaks.reason}),
     }
 
 
-def _metadata(size: int, l2_tables: int, l1_size: int, data: float, facts: Facts) -> float:
-    """Header, L1, L2 and refcounts as qemu-img writes them, in bytes on disk."""
-    fixed = size + -(-l1_size * 8 // BLOCK) * BLOCK + l2_tables * size
-    clusters = (fixed + data) / size + 3
-    blocks = -(-clusters * (facts.refcount_bits or 16) // (size * 8))
-    table = -(-blocks * 8 // size)
-    return fixed + (blocks + table) * size
+def _tally_basis(tally: Tally, counts: Counts, measured: Sizers) -> Fields:
+    plain, usual = tally.plain, next(iter(measured))
+    sums: Sums = plain if plain.zeros.drawn or not tally.packed.zeros.drawn else tally.packed
+    ratios = {name: round(sample.mean / sums.piece, 4) for name, sample in sums.stored.items()}
+    return {
+        "clusters_zero_allocated": counts.zero_allocated + round(plain.zeros.mean * counts.data),
+        "clusters_unreadable": tally.unreadable,
+        "sampled": plain.zeros.drawn + tally.packed.zeros.drawn,
+        "piece_bytes": sums.piece,
+        "compressed_ratio": ratios.get(usual),
+        "compressed_ratios": ratios,
+        "incompressible_share": round(plain.share(plain.plain, usual), 4),
+    }
 
 
-def _qcow2_pieces(
-    fd: int,
-    tables: Map,
-    pieces: int,
-    piece_size: int,
-    samples: int,
-    seconds: float,
-    chance: random.Random,
-    io: AgentIO,
-) -> Iterator[tuple[bytes, bytes | None]]:
-    budget, each, done = Budget(seconds), tables.cluster_size // piece_size, 0
-    last = pieces // each - 1
-    pairs = tables.cluster_size < _SMALL
-    for drawn in rounds(pieces, samples, chance):
-        if not budget.allows_another_round():
-            return
-        ordinals = [piece // each for piece in drawn]
-        if pairs:
-            ordinals = [near for ordinal in ordinals for near in (ordinal, min(ordinal + 1, last))]
-        places, clusters = iter(drawn), tables.clusters(ordinals)
-        for cluster in clusters:
-            at = next(places, 0) % each * piece_size
-            follower = next(clusters, None) if pairs else None
-            following = None if follower is None else _read_piece(fd, follower, 0, piece_size, tables.cluster_size)
-            yield _read_piece(fd, cluster, at, piece_size, tables.cluster_size), following
-            done += 1
-            if done % 20 == 0:
-                io.check()
-                io.progress("sampling", done, min(samples, pieces))
-
-
-def _read_piece(fd: int, cluster: Cluster, start: int, length: int, cluster_size: int) -> bytes:
-    piece = os.pread(fd, length, cluster.offset + start)
-    piece += bytes(length - len(piece))
-    if cluster.subclusters == 0xFFFFFFFF:
-        return piece
-    # What a subcluster that is not there would read as does not count as this layer's data.
-    step = cluster_size // 32
-    parts = [
-        piece[at : at + step] if cluster.subclusters >> ((start + at) // step) & 1 else bytes(step)
-        for at in range(0, length, step)
-    ]
-    return b"".join(parts)
-
-
-def analyze_raw(
-    fd: int, file_size: int, allocated: int, samples: int, seconds: float, chance: random.Random, io: AgentIO
-) -> dict[str, Any]:
-    """What digging holes where a raw image holds zeros would give back; arguments as :func:`analyze_qcow2`."""
-    starts, sums = _data_map(fd, file_size, io.check)
-    data = sums[-1]
-    pieces = -(-data // MAX_PIECE)
-    zeros = Sample(pieces, MAX_PIECE)
-    budget, done = Budget(seconds), 0
-    for drawn in rounds(pieces, samples, chance):
-        if not budget.allows_another_round():
-            break
-        for piece in drawn:
-            at = piece * MAX_PIECE
-            length = min(MAX_PIECE, data - at)
-            content = _read_mapped(fd, starts, sums, at, length)
-            zeros.add(zero_bytes(content) * MAX_PIECE / length)
-            done += 1
-            if done % 20 == 0:
-                io.check()
-                io.progress("sampling", done, min(samples, pieces))
-    scale = data / (pieces * MAX_PIECE) if pieces else 0.0
-    found, margin = zeros.total() * scale, zeros.margin() * scale
-    found = min(found, allocated)
-    basis = {
+def _zero_basis(zeros: FileZeros) -> Fields:
+    found, data = zeros.total()[0], zeros.data.data_bytes
+    return {
         "data_bytes": data,
+        "zero_bytes": round(found),
         "zero_share": round(found / data, 4) if data else None,
-        "sampled": done,
-        "piece_bytes": MAX_PIECE,
+        "blocks_sampled": zeros.zeros.drawn,
     }
-    edges = _EDGES if margin else 0
-    low, high = allocated - min(found + margin + edges, data, allocated), allocated - max(found - margin - edges, 0)
-    return _result("in_place", allocated, allocated - found, low, high, basis)
 
 
-def _data_map(fd: int, file_size: int, check: Callable[[], None]) -> tuple[array[int], array[int]]:
-    """Where the file's data starts, and how many bytes of data there are before each start and in all."""
-    starts, sums = array("Q"), array("Q", [0])
-    at = 0
-    while at < file_size:
-        try:
-            start = os.lseek(fd, at, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno == errno.ENXIO:
-                break  # nothing but a hole up to the end
-            raise
-        at = min(os.lseek(fd, start, os.SEEK_HOLE), file_size)
-        starts.append(start)
-        sums.append(sums[-1] + at - start)
-        if len(starts) % 1000 == 0:
-            check()
-    return starts, sums
+def analyze_raw(fd: int, file_size: int, allocated: int, pace: Pace) -> Fields:
+    """What each method would make of a raw image.
 
+    Args:
+        fd: descriptor of the image.
+        file_size: in bytes.
+        allocated: its allocated size in bytes.
+        pace: how much is looked at.
 
-def _read_mapped(fd: int, starts: array[int], sums: array[int], at: int, length: int) -> bytes:
-    """Bytes of the data without its holes."""
-    content = bytearray()
-    stretch = bisect_right(sums, at) - 1
-    while len(content) < length and stretch < len(starts):
-        inside = at + len(content) - sums[stretch]
-        wanted = min(length - len(content), sums[stretch + 1] - sums[stretch] - inside)
-        got = os.pread(fd, wanted, starts[stretch] + inside)
-        content += got + bytes(wanted - len(got))
-        stretch += 1
-    return bytes(content)
+    Raises:
+        StoppedError: the controller stopped the work.
+    """
+    zeros = FileZeros(DataMap(fd, file_size, pace.io.check), whole=pace.whole)
+    zeros.look(pace)
+    methods: dict[str, Any] = {
+        "compress": impossible("a raw image cannot hold compressed data; convert it to qcow2"),
+        "copy": zeros.sparse_copy().fields(allocated),
+        "in_place": zeros.in_place().fields(allocated),
+    }
+    basis = {**_zero_basis(zeros), "sampled": zeros.zeros.drawn, "piece_bytes": MAX_PIECE}
+    return result(allocated, methods, basis)

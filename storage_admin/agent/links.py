@@ -297,11 +297,12 @@ def refuse_unsafe(chain: Chain, *, children_known: bool, carried: Collection[str
             f"{image.shown} has {len(facts.snapshots)} internal snapshots, which a copy would lose; "
             "delete them, or reclaim in place",
         )
-    if status.st_nlink > 1:
+    if status.st_nlink > 1 and "hard_linked" not in carried:
         raise RefusedError(
             "hard_linked", f"{image.shown} has {status.st_nlink} names; the others would keep the old content"
         )
-    if attributes.flags(image.fd) & (attributes.IMMUTABLE | attributes.APPEND_ONLY):
+    protected = attributes.flags(image.fd) & (attributes.IMMUTABLE | attributes.APPEND_ONLY)
+    if protected and "immutable" not in carried:
         raise RefusedError("immutable", f"{image.shown} is protected (chattr +i or +a); a template is left as it is")
     if not children_known:
         raise RefusedError("guests_unknown", f"which images stand on {image.shown} is not known; scan the host first")

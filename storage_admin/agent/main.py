@@ -27,6 +27,7 @@ VERBS = {
     "discard_undo": ("undo", "discard"),
     "flatten": ("flatten", "run"),
     "check": ("check", "run"),
+    "convert": ("convert", "run"),
     "recover": ("recover", "run"),
 }
 

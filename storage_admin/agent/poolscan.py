@@ -69,7 +69,7 @@ class PoolScan:
         self._before = before
         self._seen_files = 0
         self._failures: list[str] = []
-        self._others = self._others_bytes = self._undo_bytes = self._leftovers = 0
+        self._others = self._others_bytes = self._undo_bytes = self._undo_copies = self._leftovers = 0
         self.images = before
         self.changed = 0
         self.inodes: set[int] = set()
@@ -116,6 +116,7 @@ class PoolScan:
             "images": self.images - self._before,
             "others": {"count": self._others, "bytes": self._others_bytes},
             "undo_bytes": self._undo_bytes,
+            "undo_copies": self._undo_copies,
             "leftovers": self._leftovers,
             # What was not read has not vanished.
             "vanished_b64": b64(b"".join(sorted(self._known))) if state == "ok" else "",
@@ -260,8 +261,10 @@ class PoolScan:
             return
         if name.endswith(".journal"):
             self._leftovers += 1
-        elif name.endswith(".orig") and status.st_nlink == 1:  # else the image itself still has these bytes
-            self._undo_bytes += status.st_blocks * 512
+        elif name.endswith(".orig"):
+            self._undo_copies += 1
+            if status.st_nlink == 1:  # else the image itself still has these bytes
+                self._undo_bytes += status.st_blocks * 512
 
     def _vmdk_parts(self, folder: Folder) -> set[str]:
         """The names in a folder that are extents of a VMDK whose descriptor is there as well."""

@@ -10,7 +10,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from storage_admin.agent.formats.qcow2 import EXTENDED_L2, Header
 from storage_admin.agent.protocol import RefusedError
@@ -25,7 +25,10 @@ _L1_CHUNK = 8192
 
 @dataclass(frozen=True)
 class Counts:
-    """What the tables say, in clusters; ``compressed_bytes`` is what compressed ones take, as well as it is known."""
+    """What the tables say, in clusters; ``compressed_bytes`` is what compressed ones take, as well as it is known.
+
+    ``partial`` of the ``data`` ones have subclusters that are not there.
+    """
 
     data: int
     zero: int
@@ -33,6 +36,7 @@ class Counts:
     compressed: int
     compressed_bytes: int
     l2_tables: int
+    partial: int = 0
 
 
 _EMPTY = Counts(0, 0, 0, 0, 0, 0)
@@ -40,10 +44,23 @@ _EMPTY = Counts(0, 0, 0, 0, 0, 0)
 
 @dataclass(frozen=True)
 class Cluster:
-    """A data cluster: its place in the file, and which of its 32 subclusters are there (all, for the plain kind)."""
+    """A data cluster: its number as the guest counts, its place in the file, and which of its 32 subclusters are there.
 
+    All are, for the plain kind.
+    """
+
+    number: int
     offset: int
     subclusters: int
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A compressed cluster: its place in the file, and how many bytes from there on hold it and more."""
+
+    number: int
+    offset: int
+    length: int
 
 
 class Map:
@@ -63,8 +80,9 @@ class Map:
         self._check = check
         self.cluster_size = 1 << header.cluster_bits
         self._extended = bool(header.incompatible & EXTENDED_L2)
-        self._tables = array("Q")
-        self._data_counts = array("I")
+        #: Tables that anything is found through: their place, the number of the first cluster, what is in them.
+        self._tables, self._firsts = array("Q"), array("Q")
+        self._data_counts, self._packed_counts = array("I"), array("I")
 
     def count(self) -> Counts:
         """Read every L2 table once.
@@ -72,28 +90,26 @@ class Map:
         Raises:
             RefusedError: ``dirty_or_corrupt``, where a table lies outside the file or tables take more than the file.
         """
-        data = zero = zero_allocated = compressed = compressed_bytes = used_tables = 0
-        for read, offset in enumerate(self._l2_offsets(), 1):
+        totals = [0] * 7
+        entries = self.cluster_size // (16 if self._extended else 8)
+        for read, (place, offset) in enumerate(self._l2_offsets(), 1):
             if read * self.cluster_size > self._file_size:
                 raise RefusedError("dirty_or_corrupt", "the L2 tables take more than the whole file; check the image")
             table = self._count_table(os.pread(self._fd, self.cluster_size, offset))
-            data += table.data
-            zero += table.zero
-            zero_allocated += table.zero_allocated
-            compressed += table.compressed
-            compressed_bytes += table.compressed_bytes
-            used_tables += table.l2_tables
-            if table.data:
+            totals = [total + more for total, more in zip(totals, astuple(table))]
+            if table.data or table.compressed:
                 self._tables.append(offset)
+                self._firsts.append(place * entries)
                 self._data_counts.append(table.data)
+                self._packed_counts.append(table.compressed)
             if read % 16 == 0:
                 self._check()
-        return Counts(data, zero, zero_allocated, compressed, compressed_bytes, used_tables)
+        return Counts(*totals)
 
     def _count_table(self, raw: bytes) -> Counts:
         if not raw.strip(b"\0"):
             return _EMPTY
-        words = _big_endian(raw)
+        words = big_endian(raw)
         if not self._extended:
             # Most tables hold nothing but data that this image alone refers to (first byte 0x80, last one 0) and gaps.
             first, last = raw[::8], raw[7::8]
@@ -102,50 +118,81 @@ class Map:
                 return Counts(data, 0, 0, 0, 0, 1)
         entries = words[::2] if self._extended else words
         compressed = [entry for entry in entries if entry & _COMPRESSED]
-        zeros = [] if self._extended else [e for e in entries if e & (_ZERO | _COMPRESSED) == _ZERO]
+        partial = 0
+        if self._extended:
+            plain = [(e, b) for e, b in zip(entries, words[1::2]) if not e & _COMPRESSED]
+            zeros = [entry for entry, bitmap in plain if bitmap >> 32 and not bitmap & _SUBCLUSTERS]
+            kept = [entry for entry, bitmap in plain if entry & _OFFSET and not bitmap & _SUBCLUSTERS]
+            partial = sum(1 for entry, b in plain if entry & _OFFSET and 0 < b & _SUBCLUSTERS < _SUBCLUSTERS)
+        else:
+            zeros = [entry for entry in entries if entry & (_ZERO | _COMPRESSED) == _ZERO]
+            kept = [entry for entry in zeros if entry & _OFFSET]
         return Counts(
             data=len(self._data_indexes(raw)),
             zero=len(zeros),
-            zero_allocated=sum(1 for entry in zeros if entry & _OFFSET),
+            zero_allocated=len(kept),
             compressed=len(compressed),
             compressed_bytes=self._compressed_bytes(compressed),
             l2_tables=1,
+            partial=partial,
         )
 
-    def clusters(self, ordinals: list[int]) -> Iterator[Cluster]:
+    def clusters(self, ordinals: Sequence[int]) -> Iterator[Cluster]:
         """The data clusters with these numbers, counted over all tables.
 
         Args:
             ordinals: ascending, each below ``Counts.data``.
         """
+        for raw, first, index in self._located(ordinals, self._data_counts, self._data_indexes):
+            yield self._cluster(raw, first, index)
+
+    def packed(self, ordinals: Sequence[int]) -> Iterator[Packed]:
+        """The compressed clusters with these numbers, counted over all tables.
+
+        Args:
+            ordinals: ascending, each below ``Counts.compressed``.
+        """
+        shift = 62 - (self._header.cluster_bits - 8)
+        for raw, first, index in self._located(ordinals, self._packed_counts, self._packed_indexes):
+            (entry,) = struct.unpack_from(">Q", raw, index * (16 if self._extended else 8))
+            offset = entry & ((1 << shift) - 1)
+            sectors = ((entry & (_COMPRESSED - 1)) >> shift) + 1
+            yield Packed(first + index, offset, sectors * 512 - (offset & 511))
+
+    def _located(
+        self, ordinals: Sequence[int], counts: array[int], indexes: Callable[[bytes], Sequence[int]]
+    ) -> Iterator[tuple[bytes, int, int]]:
+        """Tables, the number of their first cluster, and which of their entries are wanted."""
         before, table, wanted = 0, 0, 0
         while wanted < len(ordinals):
-            while ordinals[wanted] >= before + self._data_counts[table]:
-                before += self._data_counts[table]
+            while ordinals[wanted] >= before + counts[table]:
+                before += counts[table]
                 table += 1
             raw = os.pread(self._fd, self.cluster_size, self._tables[table])
-            found = self._data_indexes(raw)
-            while wanted < len(ordinals) and ordinals[wanted] < before + self._data_counts[table]:
+            found = indexes(raw)
+            while wanted < len(ordinals) and ordinals[wanted] < before + counts[table]:
                 # A guest that writes meanwhile changes tables: what is gone is not looked at.
                 if ordinals[wanted] - before < len(found):
-                    yield self._cluster(raw, found[ordinals[wanted] - before])
+                    yield raw, self._firsts[table], found[ordinals[wanted] - before]
                 wanted += 1
             self._check()
 
-    def _l2_offsets(self) -> Iterator[int]:
+    def _l2_offsets(self) -> Iterator[tuple[int, int]]:
+        """Number in the L1 table, and place in the file."""
         for start in range(0, self._header.l1_size, _L1_CHUNK):
             length = min(_L1_CHUNK, self._header.l1_size - start) * 8
-            for entry in _big_endian(os.pread(self._fd, length, self._header.l1_offset + start * 8)):
+            table = os.pread(self._fd, length, self._header.l1_offset + start * 8)
+            for number, entry in enumerate(big_endian(table), start):
                 if entry:
                     offset = entry & _OFFSET
                     if offset % self.cluster_size or not offset or offset >= self._file_size:
                         raise RefusedError("dirty_or_corrupt", "an L2 table lies outside the file; check the image")
-                    yield offset
+                    yield number, offset
             self._check()
 
     def _data_indexes(self, raw: bytes) -> Sequence[int]:
         """Which entries of a table stand for data, by their number."""
-        words = _big_endian(raw)
+        words = big_endian(raw)
         if self._extended:
             return [
                 index
@@ -160,12 +207,17 @@ class Map:
             if entry and entry & _OFFSET and not entry & (_COMPRESSED | _ZERO)
         ]
 
-    def _cluster(self, raw: bytes, index: int) -> Cluster:
+    def _packed_indexes(self, raw: bytes) -> Sequence[int]:
+        """Which entries of a table stand for compressed clusters, by their number."""
+        words = big_endian(raw)
+        return [index for index, entry in enumerate(words[::2] if self._extended else words) if entry & _COMPRESSED]
+
+    def _cluster(self, raw: bytes, first: int, index: int) -> Cluster:
         if self._extended:
             entry, bitmap = struct.unpack_from(">QQ", raw, index * 16)
-            return Cluster(entry & _OFFSET, bitmap & _SUBCLUSTERS)
+            return Cluster(first + index, entry & _OFFSET, bitmap & _SUBCLUSTERS)
         (entry,) = struct.unpack_from(">Q", raw, index * 8)
-        return Cluster(entry & _OFFSET, _SUBCLUSTERS)
+        return Cluster(first + index, entry & _OFFSET, _SUBCLUSTERS)
 
     def _compressed_bytes(self, entries: list[int]) -> int:
         """What compressed clusters take. A descriptor counts sectors; where the next one starts tells the rest."""
@@ -183,7 +235,8 @@ class Map:
         return total
 
 
-def _big_endian(raw: bytes) -> array[int]:
+def big_endian(raw: bytes) -> array[int]:
+    """The 64-bit words of a table; what is left over at its end is no word."""
     words = array("Q", raw[: len(raw) // 8 * 8])
     if sys.byteorder == "little":
         words.byteswap()

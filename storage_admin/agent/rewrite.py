@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Union
 
 from storage_admin.agent import attributes, formats, links, qemu_img, space
 from storage_admin.agent.arguments import Arguments
@@ -21,8 +21,10 @@ from storage_admin.agent.formats.facts import Facts, UnreadableError
 from storage_admin.agent.journal import file_name
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.links import Chain, Planned
+from storage_admin.agent.mounts import Mounts
 from storage_admin.agent.pools import display, open_parent
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError, Request
+from storage_admin.agent.publish import Publication
 from storage_admin.agent.qemu_img import Node
 from storage_admin.agent.swap import Replacement, Swapped, clear_earlier
 
@@ -79,6 +81,9 @@ class Wish:
         return wish
 
 
+NewFile = Union[Replacement, Publication]
+
+
 @contextlib.contextmanager
 def opened(wish: Wish) -> Iterator[Chain]:
     """The image and its ancestors, open; what the host says while they are worked on becomes a refusal or an error.
@@ -118,6 +123,22 @@ class Recipe(ABC):
         """What the verb's result says beside what all rewrites say."""
         return {}
 
+    def place(self, work: Rewrite) -> tuple[int, bytes]:
+        """A descriptor of the folder for the new file, which the caller closes, and the name that it will have."""
+        return open_parent(work.wish.image.pool_path, work.wish.image.path)
+
+    def folder_path(self, work: Rewrite) -> bytes:
+        """The path of that folder, for the log."""
+        return os.path.dirname(work.wish.image.path)
+
+    def begin(self, work: Rewrite) -> NewFile:
+        """The new file, still empty, and how it gets its place."""
+        return Replacement(work.folder, work.name, work.chain.image.fd, work.request, work.wish.undo_hours)
+
+    def format(self, work: Rewrite) -> str:
+        """The format of the new file: what takes an image's place is of its format."""
+        return work.chain.image.planned.format
+
     @abstractmethod
     def refuse(self, work: Rewrite) -> None:
         """Refuse what this recipe cannot do to the image; nothing was made yet."""
@@ -127,7 +148,7 @@ class Recipe(ABC):
         """The most that the new file may take, in bytes."""
 
     @abstractmethod
-    def make(self, work: Rewrite, replacement: Replacement) -> None:
+    def make(self, work: Rewrite, replacement: NewFile) -> None:
         """Fill ``replacement.new``; raises HostError or RefusedError."""
 
     @abstractmethod
@@ -162,7 +183,7 @@ class Rewrite:
         Raises:
             RefusedError, HostError, StoppedError: the image is as it was.
         """
-        self.folder, self.name = open_parent(self.wish.image.pool_path, self.wish.image.path)
+        self.folder, self.name = self.recipe.place(self)
         try:
             return self._run()
         finally:
@@ -174,14 +195,14 @@ class Rewrite:
         self._refuse()
         space.require(self.folder, self.recipe.needed(self), self.wish.reserve, self.wish.reserved_elsewhere)
         before = os.fstat(self.chain.image.fd).st_blocks * 512
-        with Replacement(
-            self.folder, self.name, self.chain.image.fd, self.request, self.wish.undo_hours
-        ) as replacement:
+        with self.recipe.begin(self) as replacement:
             self.recipe.make(self, replacement)
             self._verify(replacement)
             self.io.progress("attributes", 0, None, "owner, mode and attributes")
             attributes.copy(self.chain.image.fd, replacement.new)
             os.fsync(replacement.new)
+            # Filesystems set room aside behind the end of a file that is open; it is not needed any more.
+            os.ftruncate(replacement.new, os.fstat(replacement.new).st_size)
             # It was written through the host's page cache, which belongs to the guests.
             os.posix_fadvise(replacement.new, 0, 0, os.POSIX_FADV_DONTNEED)
             after = os.fstat(replacement.new).st_blocks * 512
@@ -200,6 +221,13 @@ class Rewrite:
         self.recipe.refuse(self)
         self.chain.refuse_in_use()
 
+    def with_file_options(self, options: str) -> str:
+        """Creation options with those of the filesystem: on XFS, qemu-img rounds what a file takes up to 1 MiB."""
+        mount = Mounts.of_this_machine().of_descriptor(self.folder)
+        if mount is None or mount.filesystem != "xfs" or qemu_img.version(self.io) < (5, 2):
+            return options
+        return ",".join(filter(None, [options, "extent_size_hint=0"]))
+
     def refuse_damaged(self) -> None:
         """Refuse an image that ``qemu-img check`` finds errors in; formats without a check are taken as they are."""
         image = self.chain.image
@@ -212,9 +240,9 @@ class Rewrite:
                 f"{image.shown} has {report.corruptions} corruptions and {report.errors} errors; check and repair it",
             )
 
-    def shown(self, replacement: Replacement) -> bytes:
+    def shown(self, replacement: NewFile) -> bytes:
         """The new file's path, for the log."""
-        return os.path.join(os.path.dirname(self.wish.image.path), replacement.new_name)
+        return os.path.join(self.recipe.folder_path(self), replacement.new_name)
 
     def failed(self, what: str, words: str, stderr: bytes) -> Exception:
         """What a tool's failure means; raises what is truer: a guest that has started, a disk that is full."""
@@ -224,10 +252,10 @@ class Rewrite:
             return RefusedError("not_enough_space", "the disk was full; free some space and try again")
         return HostError(f"{what} failed, {words}")
 
-    def _verify(self, replacement: Replacement) -> None:
+    def _verify(self, replacement: NewFile) -> None:
         """The copy's header says what it should, its metadata is sound, and a guest reads the same bytes from it."""
         os.fsync(replacement.new)
-        target = self.recipe_format
+        target = self.recipe.format(self)
         try:
             size = os.fstat(replacement.new).st_size
             made = formats.read(replacement.new, size, replacement.new_name, target)
@@ -248,12 +276,7 @@ class Rewrite:
             self.chain.refuse_stale()
             raise HostError("the copy's content differs from the image's")
 
-    @property
-    def recipe_format(self) -> str:
-        """The format of the new file: what takes an image's place is of its format."""
-        return self.chain.image.planned.format
-
-    def _recheck(self, replacement: Replacement) -> None:
+    def _recheck(self, replacement: NewFile) -> None:
         """Everything that was true in the beginning must be true in the moment of the swap."""
         self.chain.refuse_in_use()
         self.chain.refuse_stale()

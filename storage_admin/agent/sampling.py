@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 import random
 import time
-import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
-#: Largest piece that is compressed at once, in bytes. qemu's window is 4 KiB: larger pieces say no more.
+from storage_admin.agent.lifeline import AgentIO
+
+#: Largest piece that a sample compresses at once, in bytes. The window of qemu's zlib is 4 KiB: more says no more.
 MAX_PIECE = 64 * 1024
 #: Rounds that the sample is drawn in, so that a sample that runs out of time is still spread over the whole image.
 ROUNDS = 16
 #: Bytes in which space can be given back to a filesystem.
 BLOCK = 4096
+_TELL_SECONDS = 0.1
 #: How many standard errors the range spans to either side.
 _SIGMAS = 3.0
 
@@ -35,19 +37,18 @@ def rounds(pieces: int, samples: int, chance: random.Random) -> Iterator[list[in
         ]
 
 
-def compressed_size(piece: bytes) -> int:
-    """Bytes that qemu's zlib makes of a piece: raw deflate, 4 KiB window (qcow2-threads.c); at most all of it."""
-    deflate = zlib.compressobj(zlib.Z_DEFAULT_COMPRESSION, zlib.DEFLATED, -12, 9, zlib.Z_DEFAULT_STRATEGY)
-    return min(len(deflate.compress(piece)) + len(deflate.flush()), len(piece))
+def zero_runs(piece: bytes) -> tuple[int, int]:
+    """Bytes of a piece in blocks of 4 KiB that hold zeros only, and how many separate stretches these make.
 
-
-def zero_bytes(piece: bytes) -> int:
-    """Bytes of a piece in blocks of 4 KiB that hold zeros only."""
+    Args:
+        piece: a multiple of 4 KiB long.
+    """
     if not piece.strip(b"\0"):
-        return len(piece)
+        return len(piece), 1 if piece else 0
     empty = bytes(BLOCK)
-    blocks = range(0, len(piece) - BLOCK + 1, BLOCK)
-    return BLOCK * sum(piece[start : start + BLOCK] == empty for start in blocks)
+    # One byte a block, so that stretches are counted by looking for their beginnings.
+    blocks = bytes([piece[start : start + BLOCK] == empty for start in range(0, len(piece), BLOCK)])
+    return BLOCK * blocks.count(1), blocks.count(b"\0\1") + blocks[0]
 
 
 @dataclass
@@ -61,16 +62,25 @@ class Sample:
 
     population: int
     most: float
-    values: list[float] = field(default_factory=list)
+    drawn: int = 0
+    _mean: float = 0.0
+    _squares: float = 0.0
 
-    def add(self, value: float) -> None:
-        """Take in what was measured on one more piece."""
-        self.values.append(value)
+    def add(self, value: float, times: int = 1) -> None:
+        """Take in what was measured on one more piece, or the same on several.
+
+        No value is kept, as there may be millions (Welford's sums, as Chan and others put two together).
+        """
+        before, away = self.drawn, value - self._mean
+        self.drawn += times
+        if self.drawn:
+            self._mean += away * times / self.drawn
+            self._squares += away * away * before * times / self.drawn
 
     @property
     def mean(self) -> float:
         """Of what was measured; 0 where nothing was."""
-        return math.fsum(self.values) / len(self.values) if self.values else 0.0
+        return self._mean
 
     def total(self) -> float:
         """Of all pieces, estimated."""
@@ -82,13 +92,12 @@ class Sample:
         A rare kind of piece may not have been drawn at all: three in as many as were drawn are allowed for that
         (the rule of three).
         """
-        drawn = len(self.values)
+        drawn = self.drawn
         if drawn >= self.population:
             return 0.0
         if drawn < 2:
             return self.most * self.population
-        mean = self.mean
-        variance = math.fsum((value - mean) ** 2 for value in self.values) / (drawn - 1)
+        variance = self._squares / (drawn - 1)
         share_left = math.sqrt(1 - drawn / self.population)
         by_chance = max(_SIGMAS * math.sqrt(variance / drawn), _SIGMAS / drawn * self.most)
         return min(by_chance, self.most) * share_left * self.population
@@ -123,3 +132,49 @@ class Budget:
         if self._rounds == 1:
             return True
         return now - self._begun + last <= self._seconds and self._clock() < self._deadline
+
+
+class Pace:
+    """Which pieces are looked at, how long that may take, and who is told of it.
+
+    Args:
+        io: the controller.
+        whole: every piece is looked at, however long it takes.
+        samples: how many pieces are wanted, else.
+        seconds: of processor time that the sample may take, else.
+        chance: where the luck comes from.
+    """
+
+    def __init__(self, io: AgentIO, *, whole: bool, samples: int, seconds: float, chance: random.Random) -> None:
+        self.io, self.whole = io, whole
+        self._samples, self._seconds, self._chance = samples, seconds, chance
+        self._told = 0.0
+
+    def tell(self, stage: str, done: int, total: int) -> None:
+        """Look after the lifeline and say how far a stage is, in bytes; ten times a second are enough."""
+        now = time.monotonic()
+        if now - self._told >= _TELL_SECONDS:
+            self._told = now
+            self.io.check()
+            self.io.progress(stage, done, total)
+
+    def share(self, share: float) -> Pace:
+        """As this one, with such a share of its time."""
+        return Pace(
+            self.io, whole=self.whole, samples=self._samples, seconds=self._seconds * share, chance=self._chance
+        )
+
+    def looked_at(self, population: int) -> int:
+        """How many pieces are looked at, at most."""
+        return population if self.whole else min(population, self._samples)
+
+    def drawn(self, population: int) -> Iterator[Sequence[int]]:
+        """Numbers of the pieces to look at, in ascending lists: all of them at once, or round after round."""
+        if self.whole:
+            yield range(population)
+            return
+        budget = Budget(self._seconds)
+        for numbers in rounds(population, self._samples, self._chance):
+            if not budget.allows_another_round():
+                return
+            yield numbers

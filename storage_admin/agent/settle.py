@@ -16,6 +16,8 @@ from storage_admin.agent.protocol import unb64
 
 #: How a replacement was settled.
 FINISHED, REVERTED, KEPT, BUSY, FAILED = "finished", "reverted", "kept", "busy", "failed"
+#: Swapped, and the undo copy that should wait beside the image does not.
+LOST = "lost"
 
 
 @dataclass(frozen=True)
@@ -24,12 +26,14 @@ class Settled:
 
     Args:
         job: whose files they are; an undo has its own id.
-        outcome: ``finished``, ``reverted``, ``kept`` (swapped, the undo copy waits), ``busy``, or ``failed``: an admin
-            has to look, and nothing was removed that may be a last copy.
+        outcome: ``finished``, ``reverted``, ``kept`` (swapped, the undo copy waits), ``lost`` (swapped, and somebody
+            else took the undo copy away), ``busy``, or ``failed``: an admin has to look, and nothing was removed that
+            may be a last copy.
         name: of the image, in the journal's folder; ``None`` where the journal does not say it.
         before: the original, as it was before the swap.
         undo_bytes: that the undo copy occupies; 0 where there is none.
         undo_of: the job that an undo undid.
+        put_back: whether what became of a lost undo copy is that somebody gave it the image's name again.
         detail: what an admin should know, else empty.
     """
 
@@ -39,6 +43,7 @@ class Settled:
     before: Stamp | None = None
     undo_bytes: int = 0
     undo_of: str | None = None
+    put_back: bool = False
     detail: str = ""
 
 
@@ -46,7 +51,8 @@ def settle(one: Journal) -> Settled:
     """Finish or put back what a journal tells of, by names and the journal alone.
 
     Args:
-        one: an open journal; it is removed where nothing is left to be kept.
+        one: an open journal; it is removed where nothing is left to be kept. That of a lost undo copy stays: it is all
+            that tells of the swap until the controller has that on record.
 
     Returns:
         What became of it.
@@ -129,12 +135,26 @@ def _settle_done(one: Journal, story: Story) -> Settled:
     settled = Settled(one.job, KEPT, story.name, story.original)
     if story.keep_undo:
         if copy is None or copy.inode != story.original.inode:
-            return replace(settled, detail="the undo copy was removed by somebody else")
+            return _lost(one, story, copy)
         return replace(settled, undo_bytes=copy.allocated_size)
     if copy is not None and copy.inode == story.original.inode:
         unlink(one.folder, undo_name)
+    # A new file that got a name of its own still has the one that it was made under.
+    unlink(one.folder, journal.file_name(one.job, "new"))
     one.remove()
     return replace(settled, outcome=FINISHED)
+
+
+def _lost(one: Journal, story: Story, copy: Stamp | None) -> Settled:
+    named = stat_in(one.folder, story.name)
+    put_back = named is not None and named.inode == story.original.inode
+    if put_back:
+        detail = "somebody else has put the original back in the image's place"
+    elif copy is None:
+        detail = "the undo copy was removed by somebody else"
+    else:
+        detail = "the undo copy was removed by somebody else, and another file has its name; look at that yourself"
+    return Settled(one.job, LOST, story.name, story.original, put_back=put_back, detail=detail)
 
 
 def _revert(one: Journal, story: Story, named: Stamp | None) -> Settled:

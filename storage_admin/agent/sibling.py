@@ -14,14 +14,13 @@ from storage_admin.agent.copying import Copy, differences
 from storage_admin.agent.formats.facts import Facts
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 from storage_admin.agent.qemu_img import Node
-from storage_admin.agent.rewrite import Recipe, Rewrite
-from storage_admin.agent.swap import Replacement
+from storage_admin.agent.rewrite import NewFile, Recipe, Rewrite
 
 #: Longest backing file that a qcow2 header takes, in bytes (docs/interop/qcow2.txt).
 _LONGEST_BACKING = 1023
 
 
-def copy_image(work: Rewrite, replacement: Replacement) -> None:
+def copy_image(work: Rewrite, replacement: NewFile) -> None:
     """Give the new file the image's bytes."""
     image = work.chain.image
     size = image.stamp.file_size
@@ -102,7 +101,7 @@ class Rebase(Recipe):
         base = self.base(work)
         return b"" if base is None else base.shared().encode()
 
-    def make(self, work: Rewrite, replacement: Replacement) -> None:
+    def make(self, work: Rewrite, replacement: NewFile) -> None:
         """Copy the file, have qemu-img pull the data, and write the base's name."""
         copy_image(work, replacement)
         size = work.chain.image.facts.virtual_size
@@ -208,7 +207,7 @@ class Repair(Recipe):
         """The same as the image's."""
         return work.chain.below(1)
 
-    def make(self, work: Rewrite, replacement: Replacement) -> None:
+    def make(self, work: Rewrite, replacement: NewFile) -> None:
         """Copy the file, and have qemu-img repair the copy."""
         copy_image(work, replacement)
         copy = Node(replacement.new, work.chain.image.planned.format, work.shown(replacement))

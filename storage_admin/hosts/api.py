@@ -40,7 +40,7 @@ class HostEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSe
     def get_queryset(self) -> QuerySet[Any]:
         return hosts_for(self.actor)
 
-    @extend_schema(summary="Change a host's name or limit (admin)", request=HostBody, responses=HostSerializer)
+    @extend_schema(summary="Change a host's name or limits (admin)", request=HostBody, responses=HostSerializer)
     def partial_update(self, request: Request, **_where: Any) -> Response:
         host = self.get_object()
         body = HostBody(data=request.data)

@@ -33,6 +33,10 @@ class Host(models.Model):
     capabilities = models.JSONField(default=dict, blank=True)
     #: Rewriting jobs at once.
     max_jobs = models.PositiveSmallIntegerField(default=1)
+    #: Bytes a second that each rewriting job may take where it does not say otherwise; null for no limit.
+    bandwidth_bytes_sec = models.BigIntegerField(null=True, blank=True)
+    #: Whether such a job only uses the disk when nobody else does.
+    idle_io = models.BooleanField(default=True)
     #: Why it is not known which guests use which images; empty where it is known.
     owners_unknown = models.TextField(blank=True, default="The host has not been scanned yet.")
     #: Links, depths and totals hold for all scans up to this job.

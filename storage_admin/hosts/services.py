@@ -4,6 +4,7 @@ import os
 import socket
 import stat
 from datetime import datetime
+from enum import Enum
 from typing import Any
 
 from django.db import transaction
@@ -19,6 +20,18 @@ SYSTEM_TREES = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/p
 SYSTEM_FOLDERS = frozenset(
     ["/", "/home", "/media", "/mnt", "/opt", "/root", "/run", "/srv", "/tmp", "/var", "/var/lib"]  # noqa: S108
 )
+
+#: The least that a job's speed can be limited to, in bytes a second: below it a job would not end.
+LEAST_BANDWIDTH = 1_048_576
+
+
+class Unchanged(Enum):
+    """Stands for a setting that stays as it is, where ``None`` is a value of its own."""
+
+    UNCHANGED = "unchanged"
+
+
+UNCHANGED = Unchanged.UNCHANGED
 
 #: libvirt's standard folder for images; it is a pool of its own even where libvirt is not asked.
 STANDARD_FOLDER = "/var/lib/libvirt/images"
@@ -152,8 +165,20 @@ def in_the_way_of_removal(pool: StoragePool) -> str:
     return ""
 
 
-def update_host(actor: Actor, host: Host, *, name: str | None = None, max_jobs: int | None = None) -> Host:
+def update_host(
+    actor: Actor,
+    host: Host,
+    *,
+    name: str | None = None,
+    max_jobs: int | None = None,
+    bandwidth_bytes_sec: int | Unchanged | None = UNCHANGED,
+    idle_io: bool | None = None,
+) -> Host:
     """Changes what an admin decides of a host; ``None`` leaves a setting as it is.
+
+    Args:
+        bandwidth_bytes_sec: at most so many bytes a second for each rewriting job; ``None`` takes the limit away.
+        idle_io: whether rewriting jobs only use the disk when nobody else does.
 
     Raises:
         ForbiddenError: the actor is no admin.
@@ -164,8 +189,14 @@ def update_host(actor: Actor, host: Host, *, name: str | None = None, max_jobs: 
         raise InvalidError("From 1 to 64 rewriting jobs may run at once.", {"max_jobs": "From 1 to 64."})
     if name is not None and not name.strip():
         raise InvalidError("A host needs a name.", {"name": "Give it a name."})
-    given = {"name": name, "max_jobs": max_jobs}
-    _change(actor, host, "host changed", {key: value for key, value in given.items() if value is not None})
+    given: dict[str, Any] = {"name": name, "max_jobs": max_jobs, "idle_io": idle_io}
+    given = {key: value for key, value in given.items() if value is not None}
+    if bandwidth_bytes_sec is not UNCHANGED:
+        if bandwidth_bytes_sec is not None and not LEAST_BANDWIDTH <= bandwidth_bytes_sec < 1 << 63:
+            sentence = f"At least {LEAST_BANDWIDTH:,} bytes a second, or no limit."
+            raise InvalidError(f"A job cannot be that slow. {sentence}", {"bandwidth_bytes_sec": sentence})
+        given["bandwidth_bytes_sec"] = bandwidth_bytes_sec
+    _change(actor, host, "host changed", given)
     return host
 
 

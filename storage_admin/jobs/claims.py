@@ -10,6 +10,7 @@ from django.utils import timezone
 from storage_admin.agent import protocol
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import kinds
+from storage_admin.jobs.kinds import Wait
 from storage_admin.jobs.models import Job, JobLog, ResourceLock
 
 HEARTBEAT_INTERVAL = 10.0
@@ -24,8 +25,18 @@ def claim(job_id: int, worker: str) -> Job | None:
     Returns:
         The job, running and ours; ``None`` when it is not queued any more, or has to wait (which its row then says).
     """
+    free = Job.objects.select_related("host").filter(pk=job_id, state=Job.State.QUEUED, parked_at=None)
+    job = free.first()
+    if job is None:
+        return None
+    # Outside of the transaction, because a hypervisor may take its time; nobody is asked for a job that has no slot.
+    kind = kinds.get(job.kind)
+    wait = kind.must_wait(job, ask=False) or (None if _must_wait(job) else kind.must_wait(job, ask=True))
+    if wait is not None:
+        park(job, wait)
+        return None
     with transaction.atomic():
-        job = Job.objects.select_related("host").filter(pk=job_id, state=Job.State.QUEUED).first()
+        job = free.first()
         if job is None:
             return None
         # On PostgreSQL the host's row orders the claims; SQLite's immediate transaction does it by itself.
@@ -37,7 +48,7 @@ def claim(job_id: int, worker: str) -> Job | None:
         now = timezone.now()
         taken = Job.objects.filter(pk=job.pk, state=Job.State.QUEUED, generation=job.generation).update(
             state=Job.State.RUNNING, generation=job.generation + 1, worker=worker, heartbeat=now, started=now,
-            waiting_for="", stage="starting",
+            waiting_for="", stage="starting", start_due=bool(job.options.get("start_after")),
         )  # fmt: skip
         if taken != 1:
             return None
@@ -53,6 +64,61 @@ def _must_wait(job: Job) -> str:
     if kinds.get(job.kind).single and running.filter(kind=job.kind).exists():
         return f"the {job.kind} at work on {job.host.name}"
     return ""
+
+
+def park(job: Job, wait: Wait) -> bool:
+    """A queued job waits for something outside. It holds its locks and no slot, and can be cancelled.
+
+    Returns:
+        ``False`` when it is not queued any more, or waits already.
+    """
+    known = {guest["uid"] for guest in job.waited_guests}
+    guests = [*job.waited_guests, *(guest for guest in wait.guests if guest["uid"] not in known)]
+    with transaction.atomic():
+        done = Job.objects.filter(
+            pk=job.pk, state=Job.State.QUEUED, generation=job.generation, parked_at=None
+        ).update(
+            parked_at=timezone.now(), wait_until=wait.until, waited_guests=guests, waiting_for=wait.reason[:200]
+        )  # fmt: skip
+        if done:
+            log(job, f"waits for {wait.reason}")
+    return bool(done)
+
+
+def parked(job: Job) -> Any:
+    """The row, as long as it waits for something outside as we know it; for ``update``."""
+    return Job.objects.filter(pk=job.pk, state=Job.State.QUEUED, parked_at=job.parked_at)
+
+
+def let_go_on(job: Job, why: str) -> bool:
+    """What a job waited for has come: it is queued like any other. Whoever let it go on rings for it.
+
+    Returns:
+        ``False`` when it does not wait any more.
+    """
+    with transaction.atomic():
+        if parked(job).update(parked_at=None, waiting_for="", rung=timezone.now()) != 1:
+            return False
+        log(job, why)
+    return True
+
+
+def give_up(job: Job, code: str, detail: str) -> bool:
+    """What a job waited for has not come in time: it has failed, nothing was touched, and its locks are given back.
+
+    Returns:
+        ``False`` when it does not wait any more.
+    """
+    with transaction.atomic():
+        failed = parked(job).update(
+            state=Job.State.FAILED, finished=timezone.now(), waiting_for="", error_code=code, error_detail=detail
+        )
+        if failed != 1:
+            return False
+        ResourceLock.objects.filter(job=job).delete()
+        log(job, f"{code}: {detail}", JobLog.Level.ERROR)
+        log(job, f"ended: failed ({code})")
+    return True
 
 
 def ours(job: Job) -> Any:

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from copy import deepcopy
 from dataclasses import dataclass
+from datetime import datetime
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -33,6 +34,21 @@ class Target:
     id: int
     host: Host
     label: str
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Something outside of the dashboard that a queued job waits for.
+
+    Args:
+        reason: what it is, as in "waits for …".
+        until: when the job is given up.
+        guests: the guests whose end it waits for: each ``kind``, ``uid``, ``name``.
+    """
+
+    reason: str
+    until: datetime
+    guests: tuple[dict[str, str], ...] = ()
 
 
 class JobKind(ABC):
@@ -98,6 +114,14 @@ class JobKind(ABC):
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:  # noqa: ARG002 (for those that need it)
         """What the job needs for itself or shared, from its submission to its end."""
         return []
+
+    def must_wait(self, job: Job, *, ask: bool) -> Wait | None:  # noqa: ARG002 (most kinds wait for nothing outside)
+        """What outside of the dashboard a queued job has to wait for; called whenever it might be claimed.
+
+        Args:
+            ask: also ask outside, which may take seconds; else the database alone answers.
+        """
+        return None
 
     def prepare(self, job: Job) -> None:  # noqa: B027 (most kinds need nothing)
         """Looks at what the controller itself can see, right before the agent is asked.

@@ -73,6 +73,14 @@ class Job(models.Model):
     undo_bytes = models.BigIntegerField(default=0)
     #: The host still has to be recovered after this job was interrupted.
     needs_recovery = models.BooleanField(default=False)
+    #: Since when a queued job waits for something outside, such as a guest to be shut down. Nobody rings for it then;
+    #: who watches what it waits for lets it go on, or gives it up when ``wait_until`` has passed.
+    parked_at = models.DateTimeField(null=True)
+    wait_until = models.DateTimeField(null=True)
+    #: The guests that it waited for: each ``kind``, ``uid``, ``name``.
+    waited_guests = models.JSONField(default=list)
+    #: It has been claimed, and when it has ended its guests are to be started.
+    start_due = models.BooleanField(default=False)
 
     class Meta:
         ordering = ["-id"]
@@ -81,6 +89,8 @@ class Job(models.Model):
             models.Index(fields=["host", "state"]),
             models.Index(fields=["target_kind", "target_id", "-id"]),
             models.Index(fields=["undo_expires"], condition=Q(undo_state="available"), name="job_undo_due"),
+            models.Index(fields=["parked_at"], condition=Q(parked_at__isnull=False, state="queued"), name="job_parked"),
+            models.Index(fields=["id"], condition=Q(start_due=True), name="job_start_due"),
         ]
 
     def __str__(self) -> str:

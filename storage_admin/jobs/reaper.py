@@ -85,11 +85,13 @@ def recover_hosts() -> None:
 def sweep(now: datetime | None = None) -> int:
     """Rings for queued jobs that nobody claimed. Harmless: whoever comes second finds the row taken.
 
+    A parked job waits for something outside: who watches that rings for it.
+
     Returns:
         How many were rung for.
     """
     now = now or timezone.now()
-    unheard = Job.objects.filter(state=Job.State.QUEUED, rung__lt=now - RING_AGAIN).order_by("id")
+    unheard = Job.objects.filter(state=Job.State.QUEUED, parked_at=None, rung__lt=now - RING_AGAIN).order_by("id")
     ids = list(unheard.values_list("pk", flat=True)[:500])
     Job.objects.filter(pk__in=ids).update(rung=now)
     for job_id in ids:

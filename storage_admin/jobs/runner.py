@@ -215,6 +215,6 @@ def _persist(write: Any) -> None:
 
 
 def _ring_next(job: Job) -> None:
-    waiting = Job.objects.filter(host=job.host_id, state=Job.State.QUEUED).exclude(waiting_for="").order_by("id")
-    for next_id in waiting.values_list("pk", flat=True)[:5]:
+    waiting = Job.objects.filter(host=job.host_id, state=Job.State.QUEUED, parked_at=None).exclude(waiting_for="")
+    for next_id in waiting.order_by("id").values_list("pk", flat=True)[:5]:
         ring_now(next_id)

@@ -6,12 +6,14 @@ import os
 import random
 import struct
 import subprocess
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from storage_admin.agent.priority import io_priority
 from storage_admin.agent.protocol import RefusedError, StoppedError
 from storage_admin.agent.sampling import Budget
 from storage_admin.agent.verbs import analyze
@@ -81,17 +83,20 @@ def image_of(path: Path, content: bytes, options: str = "") -> None:
 
 
 def assert_estimate_holds(result: dict[str, Any], path: Path, *options: str, within: float = 0.05) -> None:
-    """The true size lies in the range, and the estimate is near it."""
+    """The true size after a compression lies in the range, and the estimate is near it."""
     target = path.with_suffix(".packed")
     qemu_img("convert", "-f", "qcow2", "-O", "qcow2", "-c", *options, path, target)
     after, before = allocated(target), result["allocated_size"]
     assert before == path.stat().st_blocks * 512
-    assert result["predicted_low"] <= after <= result["predicted_high"]
-    assert result["reclaimable_low"] <= max(before - after, 0) <= result["reclaimable_high"]
-    assert result["predicted_low"] <= result["predicted_after_bytes"] <= result["predicted_high"]
-    assert abs(result["predicted_after_bytes"] - after) <= within * before
+    compress = result["methods"]["compress"]
+    assert compress["predicted_low"] <= after <= compress["predicted_high"]
+    named = compress["compressions"]["zstd" if "compression_type=zstd" in options else "zlib"]
+    assert named["predicted_low"] <= after <= named["predicted_high"]
+    assert named["reclaimable_low"] <= max(before - after, 0) <= named["reclaimable_high"]
+    assert named["predicted_low"] <= named["predicted_after_bytes"] <= named["predicted_high"]
+    assert abs(named["predicted_after_bytes"] - after) <= within * before
     if after < before // 2:
-        assert abs(result["reclaimable_bytes"] - (before - after)) <= within * (before - after)
+        assert abs(named["reclaimable_bytes"] - (before - after)) <= within * (before - after)
 
 
 @pytest.mark.parametrize("make", [prose, noise, zeros, mixed])
@@ -139,7 +144,7 @@ def test_an_image_that_is_compressed_already_has_nothing_to_win(tmp_path: Path) 
     result = analyzed(path)
     assert result["basis"]["clusters_compressed"] > 100
     assert_estimate_holds(result, path)
-    assert result["reclaimable_bytes"] < result["allocated_size"] // 20
+    assert result["methods"]["compress"]["compressions"]["zlib"]["reclaimable_bytes"] < result["allocated_size"] // 20
 
 
 def test_counts_an_overlays_own_layer_only(tmp_path: Path) -> None:
@@ -193,12 +198,22 @@ def test_holes_of_a_raw_image_do_not_count_as_zeros(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("image_format", ["vmdk", "vdi", "vpc"])
-def test_says_why_there_is_no_estimate_for_other_formats(tmp_path: Path, image_format: str) -> None:
+def test_says_why_a_method_is_not_for_a_format(tmp_path: Path, image_format: str) -> None:
     path = tmp_path / "disk"
     create(path, image_format)
-    result = analyzed(path, image_format)
+    methods = analyzed(path, image_format)["methods"]
+    assert methods["compress"]["reason"].startswith(f"a {image_format} image cannot")
+    assert methods["in_place"]["reason"].endswith(f"not in {image_format}")
+    assert methods["in_place"]["reclaimable_bytes"] is methods["compress"]["predicted_high"] is None
+    assert methods["copy"]["predicted_after_bytes"] is not None
+
+
+def test_says_that_nothing_is_known_where_data_cannot_be_read_as_it_stands(tmp_path: Path) -> None:
+    path = tmp_path / "disk"
+    create(path, "vmdk", "subformat=streamOptimized")
+    result = analyzed(path, "vmdk")
     assert (result["reclaimable_bytes"], result["method"]) == (None, None)
-    assert result["reason"].startswith(f"{image_format} images cannot")
+    assert "streamOptimized" in result["methods"]["copy"]["reason"]
 
 
 def test_makes_no_estimate_where_a_rewrite_would_lose_something(tmp_path: Path) -> None:
@@ -207,7 +222,11 @@ def test_makes_no_estimate_where_a_rewrite_would_lose_something(tmp_path: Path) 
     assert "encrypted" in analyzed(path)["reason"]
     create(path, "qcow2")
     qemu_img("snapshot", "-c", "one", path)
-    assert "snapshots" in analyzed(path)["reason"]
+    result = analyzed(path)
+    assert "snapshots" in result["methods"]["compress"]["reason"]
+    assert "snapshots" in result["methods"]["copy"]["reason"]
+    assert result["method"] == "in_place"  # which keeps them
+    assert result["reclaimable_bytes"] is not None
     create(path, "qcow2", f"data_file={tmp_path}/data")
     assert "external data file" in analyzed(path)["reason"]
 
@@ -241,7 +260,16 @@ def test_refuses_what_is_not_the_image_that_was_asked_for(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     "more",
-    [{"mode": "full"}, {"samples": 0}, {"seconds": -1}, {"seconds": "1"}, {"dev": "x"}, {"format": None}, {"extra": 1}],
+    [
+        {"mode": "half"},
+        {"mode": ["full"]},
+        {"samples": 0},
+        {"seconds": -1},
+        {"seconds": "1"},
+        {"dev": "x"},
+        {"format": None},
+        {"extra": 1},
+    ],
 )
 def test_refuses_arguments_that_are_not_as_they_should_be(tmp_path: Path, more: dict[str, Any]) -> None:
     create(tmp_path / "disk.qcow2", "qcow2")
@@ -269,6 +297,51 @@ def test_stops_when_the_controller_says_so(tmp_path: Path) -> None:
 
     with pytest.raises(StoppedError):
         analyzed(path, io=RecordingIO(stop))
+
+
+def test_a_full_look_tells_how_far_it_is_and_stops_when_told(tmp_path: Path) -> None:
+    path = tmp_path / "disk.qcow2"
+    image_of(path, noise(random.Random(1), 48 * MIB))
+    said: list[int] = []
+
+    def stop() -> None:
+        if said:
+            raise StoppedError("cancelled", "cancelled")
+        said.extend(event["done"] for event in io.all("progress") if event["stage"] == "reading")
+
+    io = RecordingIO(stop)
+    with pytest.raises(StoppedError):
+        analyzed(path, io=io, mode="full")
+    assert 0 < said[0] < 48 * MIB
+
+
+def test_a_full_look_runs_when_nobody_else_wants_the_disk_and_leaves_no_trace_of_that(tmp_path: Path) -> None:
+    path = tmp_path / "disk.qcow2"
+    image_of(path, prose(random.Random(1), MIB))
+    before, during = priorities(), set()
+    analyzed(path, io=RecordingIO(lambda: during.add(priorities())), mode="full")
+    assert (19, 3 << 13) in during
+    assert priorities() == before
+    during.clear()
+    analyzed(path, io=RecordingIO(lambda: during.add(priorities())))
+    assert during == {before}
+
+
+def priorities() -> tuple[int, int | None]:
+    """Of processor and disk."""
+    return os.getpriority(os.PRIO_PROCESS, 0), io_priority()
+
+
+def test_a_full_look_at_a_large_empty_image_takes_neither_long_nor_much_memory(tmp_path: Path) -> None:
+    path = tmp_path / "disk.qcow2"
+    create(path, "qcow2", "preallocation=metadata", "8G")
+    tracemalloc.start()
+    result = analyzed(path, mode="full")
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert result["basis"]["sampled"] == 1 << 17
+    assert most < 4 * MIB
+    assert result["predicted_high"] < 2 * MIB
 
 
 def test_stays_within_its_time(tmp_path: Path) -> None:

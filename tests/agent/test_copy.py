@@ -6,6 +6,7 @@ import pytest
 
 from tests.agent.harness import ask, image_info, leftovers, make_image, qemu_img, reclaim_args, same_content, write
 from tests.agent.test_reclaim import facts, keep_copy
+from tests.harness.filesystems import loop_filesystem
 
 pytestmark = pytest.mark.qemu
 
@@ -72,3 +73,12 @@ def test_a_format_that_is_not_written_anew_is_refused(pool: Path) -> None:
     qemu_img("create", "-q", "-f", "vdi", image, "4M")
     refused = ask("reclaim", reclaim_args(image, method="copy", format="vdi"))
     assert refused["code"] == "unsupported_subformat"
+
+
+def test_on_xfs_a_copy_takes_no_more_than_it_holds(tmp_path: Path) -> None:
+    with loop_filesystem(tmp_path, 400, form="xfs") as folder:
+        image = folder / "disk.raw"
+        image.write_bytes(b"".join(b"x" * 4096 + bytes(1020 << 10) for _ in range(16)))
+        result = ask("reclaim", reclaim_args(image, method="copy", format="raw"))
+        assert result.get("swapped"), result
+        assert result["after_bytes"] < 1 << 20

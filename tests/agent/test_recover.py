@@ -75,12 +75,77 @@ def test_a_finished_job_whose_undo_copy_waits_is_kept(image: Path) -> None:
     assert recover(image) == [row]
 
 
-def test_a_vanished_undo_copy_is_said(image: Path) -> None:
+def test_a_vanished_undo_copy_is_said_and_its_journal_goes_once_the_swap_is_on_record(image: Path) -> None:
     ask("reclaim", reclaim_args(image))
+    new = image.stat().st_ino
     (image.parent / ".sa-j1.orig").unlink()
-    (row,) = recover(image)
-    assert (row["outcome"], row["undo_bytes"]) == ("kept", 0)
-    assert "removed" in row["detail"]
+    for recorded in ([], ["j2"], ["j1"]):
+        assert leftovers(image.parent) == {".sa-j1.journal"}
+        (row,) = recover(image, jobs_recorded=recorded)
+        assert (row["outcome"], row["undo_bytes"], row["inode"], row["put_back"]) == ("lost", 0, new, False)
+        assert "removed by somebody else" in row["detail"]
+    assert leftovers(image.parent) == set()
+    assert recover(image) == []
+
+
+def test_an_undo_copy_that_another_file_stands_for_is_lost_and_that_file_is_left_alone(image: Path) -> None:
+    ask("reclaim", reclaim_args(image))
+    copy, other = image.parent / ".sa-j1.orig", image.parent / "other"
+    other.write_bytes(b"somebody's")
+    other.rename(copy)
+    (row,) = recover(image, jobs_recorded=["j1"])
+    assert (row["outcome"], row["undo_bytes"]) == ("lost", 0)
+    assert "another file has its name" in row["detail"]
+    assert leftovers(image.parent) == {".sa-j1.orig"}
+    assert copy.read_bytes() == b"somebody's"
+
+
+def test_an_original_that_somebody_put_back_by_hand_is_told_from_one_that_was_deleted(image: Path) -> None:
+    original = image.stat().st_ino
+    ask("reclaim", reclaim_args(image))
+    (image.parent / ".sa-j1.orig").rename(image)
+    (row,) = recover(image, jobs_recorded=["j1"])
+    assert (row["outcome"], row["put_back"], row["inode"]) == ("lost", True, original)
+    assert leftovers(image.parent) == set()
+
+
+def copy_of(image: Path) -> dict[str, Any]:
+    paths = {"path_b64": b64(bytes(image)), "pool_path_b64": b64(bytes(image.parent.parent))}
+    return {"undo_copies": [{"job": "j1", **paths}]}
+
+
+def test_an_undo_copy_that_is_gone_together_with_its_journal_is_said_where_it_should_wait(image: Path) -> None:
+    ask("reclaim", reclaim_args(image))
+    (row,) = recover(image, **copy_of(image))
+    assert row["outcome"] == "kept"
+    for name in leftovers(image.parent):
+        (image.parent / name).unlink()
+    assert recover(image) == []
+    (row,) = recover(image, **copy_of(image))
+    assert (row["job"], row["outcome"], row["inode"]) == ("j1", "lost", image.stat().st_ino)
+    assert row["path_b64"] == b64(bytes(image))
+    image.unlink()
+    (row,) = recover(image, **copy_of(image))
+    assert (row["outcome"], row["inode"]) == ("lost", None)
+    image.parent.rename(image.parent.parent / "elsewhere")
+    assert recover(image, **copy_of(image)) == []
+
+
+def test_a_copy_whose_undo_was_finished_by_recovery_is_not_called_lost(image: Path) -> None:
+    ask("reclaim", reclaim_args(image))
+    agent = Agent()
+    agent.request("undo", undo_args(image), job="u1")
+    agent.until("ready")
+    agent.process.kill()
+    agent.close()
+    (image.parent / ".sa-j1.orig").rename(image)
+    assert [(row["job"], row["outcome"]) for row in recover(image, **copy_of(image))] == [("u1", "finished")]
+
+
+@pytest.mark.parametrize("job", ["", "../x", "a" * 41, 7, None])
+def test_an_undo_copy_of_no_jobs_id_is_no_argument(image: Path, job: Any) -> None:
+    wanted = {"undo_copies": [copy_of(image)["undo_copies"][0] | {"job": job}]}
+    assert ask("recover", {**recover_args(image.parent.parent), **wanted})["code"] == "invalid"
 
 
 def cut_last_record(journal: Path) -> None:

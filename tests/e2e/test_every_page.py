@@ -12,7 +12,9 @@ pytestmark = pytest.mark.browser
 THEMES: tuple[Theme, ...] = ("light", "dark")
 PAGES = (
     "/", "/images/", "/images/?search=nothing-is-called-this", "/images/{mail}/", "/images/{broken}/", "/images/{odd}/",
-    "/images/{leaf}/", "/images/{mail}/reclaim/", "/images/{broken}/reclaim/", "/jobs/", "/jobs/{job}/", "/hosts/",
+    "/images/{leaf}/", "/images/{mail}/reclaim/", "/images/{leaf}/flatten/",
+    "/images/{leaf}/convert/", "/images/{leaf}/check/", "/images/{broken}/reclaim/",
+    "/jobs/", "/jobs/{job}/", "/hosts/",
     "/pools/{pool}/", "/guests/", "/tokens/", "/users/", "/audit/", "/password/",
 )  # fmt: skip
 

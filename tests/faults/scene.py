@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from storage_admin.agent.protocol import b64
 from tests.agent.harness import (
     ask,
     leftovers,
@@ -59,10 +60,18 @@ class Scene:
         self._before = folder / "before.qcow2"
         self._overlay_before = folder / "overlay-before.qcow2"
         self.original = self.image.stat()
+        self.converted = self.pool / "converted.img"
+
+    @property
+    def _target(self) -> dict[str, str]:
+        return {"pool_path_b64": b64(bytes(self.pool)), "path_b64": b64(bytes(self.converted))}
 
     def works(self) -> list[tuple[str, dict[str, Any]]]:
         """Every way to rewrite the image: the verb, and what is its own in the arguments."""
-        works: list[tuple[str, dict[str, Any]]] = [("reclaim", {"method": "copy"})]
+        works: list[tuple[str, dict[str, Any]]] = [
+            ("reclaim", {"method": "copy"}),
+            ("convert", {"target": {**self._target, "format": "raw"}}),
+        ]
         if self.form == "qcow2":
             works += [("reclaim", {"method": "compress"}), ("check", {"repair": "leaks"}), ("check", {"repair": "all"})]
         if self.bases:
@@ -91,6 +100,10 @@ class Scene:
         assert self.form == "raw" or b"No errors" in qemu_img("check", "-f", self.form, self.image)
         assert self._reads(self.image)
         assert same_content(self.overlay, self._overlay_before)
+        if self.converted.exists():
+            compare = ("qemu-img", "compare", "-f", "raw", "-F", "qcow2", str(self.converted), str(self._before))
+            assert subprocess.run(compare, capture_output=True).returncode == 0
+            assert self.converted.stat().st_nlink == 1
         left = leftovers(self.pool)
         if self.swapped:
             assert left in ({".sa-j1.journal", ".sa-j1.orig"}, set()), left

@@ -117,7 +117,8 @@ def test_kills_at_random_moments_leave_the_original_or_the_result(
         verb, own = rng.choice(scene.works())
         args = scene.args(**own, bandwidth_bytes_sec=rng.choice([None, 8 << 20]))
         when = kill_in_the_middle(rng, verb, args, scene)
-        what = f"{verb} {own.get('method') or own.get('repair')} of {scene.form}{' on a base' if scene.bases else ''}"
+        how = own.get("method") or own.get("repair") or ""
+        what = f"{verb} {how} of {scene.form}{' on a base' if scene.bases else ''}"
         scene.recover()
         try:
             scene.verify()

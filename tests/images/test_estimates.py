@@ -4,12 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
 from images import estimates, tasks
 from images.kinds.analyze import Sample
+from images.models import Image
 from storage_admin.jobs.models import Job
 from tests.agent.harness import make_image, write
-from tests.factories import HostFactory
+from tests.factories import HostFactory, ImageFactory
 from tests.working import OPERATOR, image_at, run, said, scan, this_machine, work
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor")]
@@ -62,6 +64,63 @@ def test_one_image_is_analyzed_on_request(tmp_path: Path) -> None:
     job = work("analyze", image_at(tmp_path / "a.qcow2").pk, OPERATOR)
     assert job.state == "succeeded", job.error_detail
     assert image_at(tmp_path / "a.qcow2").reclaimable_bytes == (job.result or {})["reclaimable_bytes"]
+
+
+def test_a_full_analysis_says_what_each_method_would_win_with_a_bound(tmp_path: Path) -> None:
+    make_image(tmp_path / "a.qcow2")
+    scan(this_machine(tmp_path))
+    image = image_at(tmp_path / "a.qcow2")
+    assert not estimates.is_bound(image)
+    assert estimates.predicted(image, "compress") == (None, None, None)
+    job = work("analyze", image.pk, OPERATOR, mode="full")
+    assert job.state == "succeeded", job.error_detail
+    assert job.plan["method"] == "full"
+    image = image_at(tmp_path / "a.qcow2")
+    assert estimates.is_bound(image)
+    wins = {}
+    for method in estimates.METHODS:
+        after, low, high = estimates.predicted(image, method)
+        assert after is not None
+        assert low is not None
+        assert high is not None
+        assert low <= after <= high
+        wins[method] = max(image.allocated_size - after, 0)
+    assert image.reclaimable_bytes == wins[image.reclaimable_method] >= 0.98 * max(wins.values())
+    usual = estimates.predicted(image, "compress")
+    for compression in ("zlib", "zstd"):
+        one = estimates.predicted(image, "compress", compression)
+        assert (usual.low or 0) <= (one.low or 0) <= (one.high or 0) <= (usual.high or 0)
+
+
+def test_a_raw_image_has_no_number_for_what_it_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "a.raw").write_bytes(b"x" * (1 << 20) + bytes(1 << 20))
+    scan(this_machine(tmp_path))
+    Image.objects.update(declared_format="raw")
+    image = image_at(tmp_path / "a.raw")
+    work("analyze", image.pk, OPERATOR)
+    image = image_at(tmp_path / "a.raw")
+    assert image.reclaimable_method == "in_place"
+    assert image.reclaimable_bytes == 1 << 20
+    assert estimates.predicted(image, "compress") == (None, None, None)
+    assert "cannot hold compressed data" in estimates.why_unknown(image, "compress")
+    assert estimates.predicted(image, "copy").after is not None
+    assert estimates.why_unknown(image, "copy") == ""
+
+
+def test_a_method_that_is_not_offered_for_a_format_is_a_fact_and_no_offer() -> None:
+    image = ImageFactory.create(declared_format="vdi", reclaimable_bytes=None)
+    numbers = dict.fromkeys(("reclaimable_bytes", "reclaimable_low", "reclaimable_high"), 5)
+    after = {"predicted_after_bytes": 7, "predicted_low": 6, "predicted_high": 8}
+    estimates.record(image, bytes(image.fingerprint), {"methods": {"copy": numbers | after}}, timezone.now())
+    image.refresh_from_db()
+    assert (image.reclaimable_bytes, image.reclaimable_method) == (None, "")
+    assert estimates.predicted(image, "copy") == (7, 6, 8)
+
+
+def test_an_estimate_from_before_there_were_methods_says_nothing_of_them() -> None:
+    image = ImageFactory.create(estimate={"method": "compress", "predicted_after_bytes": 5})
+    assert estimates.predicted(image, "compress") == (None, None, None)
+    assert estimates.why_unknown(image, "compress") == ""
 
 
 def test_every_host_is_scanned_and_none_twice() -> None:

@@ -106,7 +106,7 @@ def test_the_largest_wins_come_first_with_their_guests() -> None:
     ).image  # fmt: skip
     ImageFactory.create(reclaimable_bytes=0, reclaimable_method="compress")
     ImageFactory.create(reclaimable_bytes=None)
-    ImageFactory.create(reclaimable_bytes=9 * GIB, reclaimable_method="in_place")  # nothing does that yet
+    ImageFactory.create(reclaimable_bytes=9 * GIB, reclaimable_method="sparsify")  # nothing does that yet
     ImageFactory.create(reclaimable_bytes=9 * GIB, reclaimable_method="compress", state="chain_broken")
     found = overview(SYSTEM).win_back_now
     assert [candidate.id for candidate in found] == [large.pk, small.pk]

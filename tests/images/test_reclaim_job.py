@@ -202,16 +202,6 @@ def test_an_undo_copy_that_cannot_be_removed_now_is_tried_again_later(path: Path
     assert run(Job.objects.get(kind="discard_undo", state="queued")).state == "succeeded"
 
 
-def test_an_undo_copy_that_somebody_else_deleted_is_reported(path: Path) -> None:
-    job = reclaim(path)
-    (path.parent / f".sa-{job.uid}.orig").unlink()
-    undo = run(services.undo(OPERATOR, job))
-    assert (undo.state, undo.error_code) == ("failed", "undo_missing")
-    job.refresh_from_db()
-    assert (job.undo_state, job.undo_bytes) == ("missing", 0)
-    assert (job.result or {})["freed_bytes"] == (job.result or {})["before_bytes"] - allocated(path)
-
-
 def test_a_pool_with_undo_copies_is_not_forgotten(path: Path) -> None:
     job = reclaim(path)
     pool = image_at(path).pool

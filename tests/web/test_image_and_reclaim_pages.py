@@ -7,7 +7,7 @@ from django.test import Client
 
 from images.models import Image
 from images.selectors import chain_of
-from images.views.reclaim import growth_of
+from images.views.rewrite import growth_of
 from images.views.tree import tree_of
 from storage_admin.jobs.models import Job
 from tests.factories import GIB, ImageFactory
@@ -87,6 +87,10 @@ def test_a_plan_says_in_numbers_what_would_happen(operator: Client, filled: Fill
     image = ImageFactory.create(
         pool=filled.pool, name="alone.qcow2", reclaimable_bytes=3 * GIB, reclaimable_low=2 * GIB,
         reclaimable_high=3 * GIB, reclaimable_method="compress",
+        estimate={"methods": {"compress": {
+            "predicted_after_bytes": GIB, "predicted_low": GIB, "predicted_high": 2 * GIB,
+            "reclaimable_bytes": 3 * GIB, "reclaimable_low": 2 * GIB, "reclaimable_high": 3 * GIB,
+        }}},
     )  # fmt: skip
     text = text_of(operator.get(f"/images/{image.pk}/reclaim/").content.decode())
     assert "4 GiB → about 1 GiB between 1 GiB and 2 GiB wins about 3 GiB" in text
@@ -97,14 +101,14 @@ def test_a_plan_says_in_numbers_what_would_happen(operator: Client, filled: Fill
 
 def test_options_change_the_plan_alone(operator: Client, filled: Filled) -> None:
     image = ImageFactory.create(pool=filled.pool)
-    options = {"given": "1", "compression": "zlib", "undo_hours": "0", "bandwidth_mib": "50"}
+    options = {"compression": "zlib", "undo_hours": "0", "bandwidth_mib": "50", "idle_io": "false"}
     fragment = operator.get(f"/images/{image.pk}/reclaim/", options, headers=HTMX).content.decode()
     assert "<html" not in fragment
     assert "compressed with zlib" in fragment
     assert "without an undo copy" in text_of(fragment)
     assert f"-r {50 * 1024**2}" in fragment
     assert hidden(fragment)["undo_hours"] == "0"
-    assert "idle_io" not in hidden(fragment)
+    assert hidden(fragment)["idle_io"] == "false"
 
 
 @pytest.mark.parametrize(
@@ -124,7 +128,9 @@ def test_a_bad_option_gets_a_sentence_and_no_plan(operator: Client, filled: Fill
 def test_confirming_starts_the_job_that_the_plan_showed_once(operator: Client, filled: Filled) -> None:
     image = ImageFactory.create(pool=filled.pool, name="alone.qcow2")
     address = f"/images/{image.pk}/reclaim/"
-    form = hidden(operator.get(address, {"given": "1", "compression": "zlib", "undo_hours": "48"}).content.decode())
+    form = hidden(
+        operator.get(address, {"compression": "zlib", "undo_hours": "48", "idle_io": "false"}).content.decode()
+    )
     first, second = operator.post(address, form), operator.post(address, form)
     job = Job.objects.get(kind="reclaim", target_id=image.pk)
     assert first["Location"] == second["Location"] == f"/jobs/{job.pk}/"
@@ -136,7 +142,7 @@ def test_confirming_starts_the_job_that_the_plan_showed_once(operator: Client, f
 def test_replacing_without_an_undo_copy_wants_its_own_confirmation(operator: Client, filled: Filled) -> None:
     image = ImageFactory.create(pool=filled.pool, name="alone.qcow2")
     address = f"/images/{image.pk}/reclaim/"
-    answer = operator.post(address, {"given": "1", "undo_hours": "0"})
+    answer = operator.post(address, {"undo_hours": "0"})
     assert "Confirm that alone.qcow2 is replaced without an undo copy." in text_of(answer.content.decode())
     assert not Job.objects.filter(target_id=image.pk, kind="reclaim").exists()
     operator.post(address, {"given": "1", "undo_hours": "0", "without_undo": "on"})

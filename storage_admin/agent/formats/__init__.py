@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 
-from storage_admin.agent.formats import qcow2, raw, vdi, vmdk, vpc
+from storage_admin.agent.formats import luks, qcow2, qed, raw, vdi, vhdx, vmdk, vpc
 from storage_admin.agent.formats.facts import Facts, Snapshot, UnreadableError
 from storage_admin.agent.formats.reader import Reader
 
 __all__ = ["Facts", "Reader", "Snapshot", "UnreadableError", "guess", "probe", "probe_reader", "read", "read_as"]
 
-_READERS = {"qcow2": qcow2.read, "vmdk": vmdk.read, "vdi": vdi.read, "vpc": vpc.read, "raw": raw.read, "iso": raw.read}
+_READERS = {
+    "qcow2": qcow2.read, "vmdk": vmdk.read, "vdi": vdi.read, "vpc": vpc.read, "vhdx": vhdx.read, "qed": qed.read,
+    "luks": luks.read, "raw": raw.read, "iso": raw.read,
+}  # fmt: skip
 
 _MAGICS = (
-    (b"vhdxfile", "vhdx"),
-    (b"QED\0", "qed"),
-    (b"LUKS\xba\xbe", "luks"),
+    (vhdx.MAGIC, "vhdx"),
+    (qed.MAGIC, "qed"),
+    (luks.MAGIC, "luks"),
     (b"WithoutFreeSpace", "parallels"),
     (b"WithouFreSpacExt", "parallels"),
     (b"Bochs Virtual HD Image", "bochs"),

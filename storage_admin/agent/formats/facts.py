@@ -27,6 +27,7 @@ class Facts:
     """An image's header. ``None`` means that the format does not say; sizes are in bytes.
 
     ``backing_file`` and ``data_file`` stand as they were written: relative to the image, or with a protocol.
+    ``encryption`` is ``aes`` or ``luks`` for what a qcow2 holds, ``luks (CIPHER)`` or ``luks2`` for a LUKS volume.
     ``extents`` are the names of further files that hold the image's data (VMDK), relative to the image.
     """
 

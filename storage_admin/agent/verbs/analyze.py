@@ -1,4 +1,4 @@
-"""The verb ``analyze``: what an image would take after a reclaim, from a sample of its data."""
+"""The verb ``analyze``: what an image would take after each method of reclaim, from a sample of its data or all."""
 
 from __future__ import annotations
 
@@ -9,20 +9,27 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from storage_admin.agent.estimate import analyze_qcow2, analyze_raw, unknown
-from storage_admin.agent.formats import UnreadableError, probe_reader, read_as
+from storage_admin.agent.estimate import analyze_qcow2, analyze_raw
+from storage_admin.agent.extents import analyze_other
+from storage_admin.agent.formats import Facts, UnreadableError, probe_reader, read_as
 from storage_admin.agent.formats.reader import Reader
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.pools import display, open_beneath
+from storage_admin.agent.prediction import unknown
+from storage_admin.agent.priority import idle
 from storage_admin.agent.protocol import HostError, RefusedError, Request, unb64
+from storage_admin.agent.sampling import Pace
 
 _WORDS = frozenset({"path_b64", "pool_path_b64", "format", "dev", "inode", "mode", "samples", "seconds", "seed"})
+_MODES = frozenset({"sample", "full"})
+#: What keeps every method out.
 _REASONS = {
-    "encrypted": "encrypted data does not compress",
+    "encrypted": "encrypted data does not compress, and its zeros do not look like zeros",
     "data_file": "the data is in an external data file, which is not rewritten",
-    "snapshots": "it has internal snapshots, which a rewrite would drop",
     "dirty": "it is marked dirty or corrupt; check it first",
+    "corrupt": "it is marked dirty or corrupt; check it first",
 }
+_SNAPSHOTS = "it has internal snapshots, which a rewrite would drop"
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,7 @@ class AnalyzeArgs:
     format: str
     dev: int
     inode: int
+    mode: str
     samples: int
     seconds: float
     seed: int
@@ -44,13 +52,21 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
 
     Args:
         request: ``path_b64``, ``pool_path_b64``, ``format`` (declared), ``dev``, ``inode`` (as scanned), ``mode``
-            (``sample``), ``samples`` (2000), ``seconds`` (1.0), ``seed`` (by chance).
+            (``sample``; ``full`` reads everything that is allocated, when nobody else wants the disk), ``samples``
+            (2000), ``seconds`` (1.0), ``seed`` (by chance).
         io: the controller.
 
     Returns:
-        ``mode``, ``method``, ``allocated_size``, ``predicted_after_bytes`` with ``predicted_low`` and ``_high``,
-        ``reclaimable_bytes`` with ``_low`` and ``_high`` (all in bytes, ``None`` where it cannot be told, with a
-        ``reason``), ``basis`` (how it was found), ``seconds``.
+        ``mode``, ``allocated_size``, ``methods``: for ``compress``, ``copy`` and ``in_place`` each
+        ``predicted_after_bytes`` with ``predicted_low`` and ``_high``, ``reclaimable_bytes`` with ``reclaimable_low``
+        and ``_high`` (all in bytes, ``None`` where it cannot be told, with a ``reason``). Of ``compress`` the numbers
+        are those of the ``compression`` that is taken unless another is asked for, the range holds for each, and
+        ``compressions`` has the numbers of each. ``method`` is the best one (:func:`prediction.best`), whose numbers
+        stand on top, too. ``basis`` says how they were found: ``leaked_clusters`` and ``leaked_bytes`` (``None`` with
+        a ``leaked_reason``), ``clusters_zero_allocated``, ``compressed_ratio``, ``sampled``. ``seconds``.
+
+        After ``full`` the result of a method is never larger than its ``predicted_high``, as long as the image stays as
+        it is.
 
     Raises:
         RefusedError: ``invalid``, ``outside_pool``, ``stale_plan``, ``format_mismatch``, ``dirty_or_corrupt``.
@@ -62,12 +78,13 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     fd = _open(args)
     try:
         io.check()
-        result = _analyze(fd, args, io)
+        with idle(args.mode == "full"):
+            result = _analyze(fd, args, io)
     except OSError as error:
         raise HostError(f"{display(args.path)} could not be read: {error.strerror}") from error
     finally:
         os.close(fd)
-    return {"mode": "sample", **result, "seconds": round(time.monotonic() - started, 3)}
+    return {"mode": args.mode, **result, "seconds": round(time.monotonic() - started, 3)}
 
 
 def _open(args: AnalyzeArgs) -> int:
@@ -89,9 +106,10 @@ def _analyze(fd: int, args: AnalyzeArgs, io: AgentIO) -> dict[str, Any]:
     allocated = status.st_blocks * 512
     reader = Reader(fd, status.st_size)
     chance = random.Random(args.seed)  # noqa: S311
+    pace = Pace(io, whole=args.mode == "full", samples=args.samples, seconds=args.seconds, chance=chance)
     if args.format == "raw":
         # Whatever a guest wrote into it: where zeros stand in a raw file does not depend on what it looks like.
-        return analyze_raw(fd, status.st_size, allocated, args.samples, args.seconds, chance, io)
+        return analyze_raw(fd, status.st_size, allocated, pace)
     looks_like = probe_reader(reader)
     if looks_like != args.format and not (args.format == "vpc" and looks_like == "raw"):
         raise RefusedError("format_mismatch", f"it is declared as {args.format} and looks like {looks_like}")
@@ -99,12 +117,15 @@ def _analyze(fd: int, args: AnalyzeArgs, io: AgentIO) -> dict[str, Any]:
         facts = read_as(reader, args.format)
     except UnreadableError as error:
         raise RefusedError("dirty_or_corrupt", f"its header cannot be read: {error}") from error
+    if reason := _untouchable(facts):
+        return unknown(allocated, reason)
     if args.format != "qcow2":
-        return unknown(allocated, f"{args.format} images cannot be reclaimed in their own format yet; convert to qcow2")
-    for name, reason in _REASONS.items():
-        if getattr(facts, name) or (name == "dirty" and facts.corrupt):
-            return unknown(allocated, reason)
-    return analyze_qcow2(reader, facts, allocated, args.samples, args.seconds, chance, io)
+        return analyze_other(fd, facts, args.path, allocated, pace)
+    return analyze_qcow2(reader, facts, allocated, pace, _SNAPSHOTS if facts.snapshots else "")
+
+
+def _untouchable(facts: Facts) -> str | None:
+    return next((reason for name, reason in _REASONS.items() if getattr(facts, name)), None)
 
 
 def _parse(args: dict[str, Any]) -> AnalyzeArgs:
@@ -118,6 +139,7 @@ def _parse(args: dict[str, Any]) -> AnalyzeArgs:
             format=args["format"],
             dev=args["dev"],
             inode=args["inode"],
+            mode=args.get("mode", "sample"),
             samples=args.get("samples", 2000),
             seconds=args.get("seconds", 1.0),
             seed=time.time_ns() if seed is None else seed,
@@ -127,8 +149,8 @@ def _parse(args: dict[str, Any]) -> AnalyzeArgs:
     whole = (parsed.dev, parsed.inode, parsed.samples, parsed.seed)
     if any(isinstance(number, bool) or not isinstance(number, int) for number in whole):
         raise RefusedError("invalid", "dev, inode, samples and seed are whole numbers")
-    if not isinstance(parsed.format, str) or args.get("mode", "sample") != "sample":
-        raise RefusedError("invalid", "analyze's mode is sample, its format a name such as qcow2")
+    if not isinstance(parsed.format, str) or not isinstance(parsed.mode, str) or parsed.mode not in _MODES:
+        raise RefusedError("invalid", "analyze's mode is sample or full, its format a name such as qcow2")
     if not 1 <= parsed.samples <= 1_000_000 or not _is_time(parsed.seconds):
         raise RefusedError("invalid", "samples are 1 to 1,000,000, seconds above 0 and up to 3,600")
     return parsed

@@ -9,8 +9,9 @@ from storage_admin.agent.copying import Compress, Copy
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import Request
 from storage_admin.agent.rewrite import COMMON, Recipe, Rewrite, Wish, opened
+from storage_admin.agent.verbs import in_place
 
-METHODS = frozenset({"compress", "copy"})
+METHODS = frozenset({"compress", "copy", "in_place"})
 _COMPRESSIONS = frozenset({"auto", "zlib", "zstd"})
 
 
@@ -33,4 +34,8 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     wish = Wish.parse(request.args, args)
     recipe: Recipe = Compress(compression) if method == "compress" else Copy()
     with opened(wish) as chain:
+        if method == "in_place":
+            known = wish.children_known
+            dug = in_place.reclaim(io, chain, children_known=known, bandwidth=wish.bandwidth, idle_io=wish.idle_io)
+            return {"method": method, **dug}
         return Rewrite(request, io, wish, recipe, chain).run()

@@ -11,7 +11,7 @@ from storage_admin.agent import settle
 from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.journal import Journal, JournalError, file_name, parse_name
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.pools import display
+from storage_admin.agent.pools import display, open_parent
 from storage_admin.agent.protocol import INVALID, RefusedError, Request, b64
 
 #: How deep folders are looked into; as deep as a scan goes.
@@ -33,16 +33,21 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     """Settle every journal in some storage pools that no agent is at work on.
 
     Args:
-        request: ``args``: ``pools`` (each ``id``, ``path_b64``, ``kind``), ``jobs_active`` (ids to leave alone).
+        request: ``args``: ``pools`` (each ``id``, ``path_b64``, ``kind``), ``jobs_active`` (ids to leave alone),
+            ``jobs_recorded`` (ids of jobs whose swap the controller has on record, so that the journal of a lost undo
+            copy may go), ``undo_copies`` (those that should wait: each ``job``, ``path_b64`` of the image,
+            ``pool_path_b64``).
         io: the controller.
 
     Returns:
         ``recovered``: one entry per job with ``job``, ``pool``, ``path_b64``, ``outcome`` (``finished``, ``reverted``,
-        ``kept``, ``busy``, ``failed``), ``undo_bytes``, ``before_bytes``, ``after_bytes``, ``dev``, ``inode``,
-        ``undo_of``, ``detail``. What is not known is null.
+        ``kept``, ``lost``, ``busy``, ``failed``), ``undo_bytes``, ``before_bytes``, ``after_bytes``, ``dev``,
+        ``inode``, ``undo_of``, ``put_back``, ``detail``. What is not known is null.
     """
-    args = Arguments(request.args, frozenset({"pools", "jobs_active"}))
+    args = Arguments(request.args, frozenset({"pools", "jobs_active", "jobs_recorded", "undo_copies"}))
     active = frozenset(args.get("jobs_active", list, []))
+    recorded = frozenset(args.get("jobs_recorded", list, []))
+    expected = [_expected(fields) for fields in args.get("undo_copies", list, [])]
     recovered: list[dict[str, Any]] = []
     seen: set[tuple[int, int]] = set()
     for fields in args.take("pools", list):
@@ -52,8 +57,54 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         depth = 0 if pool.get("kind", str, "dir") == "libvirt" else MAX_DEPTH
         for folder in _folders(fields.get("id"), pool.path("path_b64"), depth, seen, io):
             for job, kinds in sorted(folder.jobs.items()):
-                recovered += _recover(folder, job, kinds, job in active, io)
+                if job in active:
+                    recovered.append(_row(folder, settle.Settled(job, settle.BUSY)))
+                else:
+                    recovered += _recover(folder, job, kinds, job in recorded, io)
+    told = {row["job"] for row in recovered} | {row["undo_of"] for row in recovered} | active
+    recovered += [row for one in expected if one.job not in told for row in _without_a_trace(one, io)]
     return {"recovered": recovered}
+
+
+@dataclass(frozen=True)
+class _Expected:
+    """An undo copy that should wait: the job, the image's path, its pool's path."""
+
+    job: str
+    path: bytes
+    pool_path: bytes
+
+
+def _expected(fields: Any) -> _Expected:
+    if not isinstance(fields, dict):
+        raise RefusedError(INVALID, "an undo copy has a job, a path and its pool's path")
+    args = Arguments(fields, frozenset({"job", "path_b64", "pool_path_b64"}))
+    job = args.take("job", str)
+    if parse_name(f".sa-{job}.orig".encode("utf-8", "replace")) is None:
+        raise RefusedError(INVALID, "an undo copy's job is no job's id")
+    return _Expected(job, args.path("path_b64"), args.path("pool_path_b64"))
+
+
+def _without_a_trace(one: _Expected, io: AgentIO) -> list[dict[str, Any]]:
+    """An undo copy that is gone together with its journal; nothing where the folder cannot be looked into.
+
+    ``inode`` of the row is null where the image is gone as well. Then the folder may be the mount point of a filesystem
+    that is not mounted, and the controller has to know better.
+    """
+    try:
+        fd, name = open_parent(one.pool_path, one.path)
+    except (OSError, RefusedError) as error:
+        io.log(f"the folder of {display(one.path)} cannot be opened: {error}", "warning")
+        return []
+    try:
+        if any(settle.stat_in(fd, file_name(one.job, kind)) is not None for kind in ("journal", "orig")):
+            return []  # deeper than recovery looks, or it came this moment
+        detail = "the undo copy and its journal were removed by somebody else"
+        settled = settle.Settled(one.job, settle.LOST, name, detail=detail)
+        folder = _Folder(None, one.path.rpartition(b"/")[0] or b"/", fd, {})
+        return [_row(folder, settled)]
+    finally:
+        os.close(fd)
 
 
 def _folders(pool: Any, path: bytes, depth: int, seen: set[tuple[int, int]], io: AgentIO) -> Iterator[_Folder]:
@@ -102,9 +153,7 @@ def _listing(fd: int) -> tuple[dict[str, set[str]], list[bytes]]:
     return jobs, sorted(below)
 
 
-def _recover(folder: _Folder, job: str, kinds: set[str], active: bool, io: AgentIO) -> list[dict[str, Any]]:
-    if active:
-        return [_row(folder, settle.Settled(job, settle.BUSY))]
+def _recover(folder: _Folder, job: str, kinds: set[str], recorded: bool, io: AgentIO) -> list[dict[str, Any]]:
     try:
         one = Journal.open(folder.fd, job)
     except FileNotFoundError:
@@ -119,6 +168,8 @@ def _recover(folder: _Folder, job: str, kinds: set[str], active: bool, io: Agent
         found = [settled]
         if settled.undo_of is not None and settled.outcome == settle.REVERTED:
             found.append(settle.settle(one))  # the job whose undo was put back: its copy waits again
+        if found[-1].outcome == settle.LOST and recorded:
+            one.remove()  # it has nothing more to say, and would ask for a recovery at every scan
     except OSError as error:
         io.log(f"{_shown(folder, job, 'journal')} cannot be settled now: {error.strerror}", "error")
         found = [settle.Settled(job, settle.FAILED, detail=f"the host failed: {error.strerror}")]
@@ -156,6 +207,7 @@ def _row(folder: _Folder, settled: settle.Settled) -> dict[str, Any]:
         "before_bytes": settled.before.allocated_size if settled.before else None,
         "after_bytes": now.allocated_size if now else None,
         "undo_of": settled.undo_of,
+        "put_back": settled.put_back,
         "detail": settled.detail,
     }
 

@@ -83,7 +83,8 @@ def discard(request: Request, io: AgentIO) -> dict[str, Any]:
         io: the controller.
 
     Returns:
-        ``freed_bytes``: what the filesystem got back; 0 where the copy was gone already.
+        ``freed_bytes``: what the filesystem got back, 0 where the copy has another name as well; ``found``: whether the
+        copy was there; ``put_back``: whether it was not, because somebody gave it the image's name again.
 
     Raises:
         RefusedError: ``image_in_use``, where somebody uses the copy; ``stale_plan``, where it is the only one left.
@@ -91,12 +92,14 @@ def discard(request: Request, io: AgentIO) -> dict[str, Any]:
     with _place(Arguments(request.args, _KNOWN)) as place:
         story = _story(place)
         undo_name = file_name(place.journal.job, "orig")
-        freed = 0
+        freed, found = 0, False
+        named = settle.stat_in(place.folder, place.name)
         try:
             old = os.open(undo_name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place.folder)
         except FileNotFoundError:
             io.log("the undo copy was removed by somebody else already", "warning")
         else:
+            found = True
             try:
                 status = os.fstat(old)
                 if status.st_ino != story.original.inode:
@@ -107,7 +110,8 @@ def discard(request: Request, io: AgentIO) -> dict[str, Any]:
             finally:
                 os.close(old)
         place.journal.remove()
-        return {"freed_bytes": freed}
+        put_back = not found and named is not None and named.inode == story.original.inode
+        return {"freed_bytes": freed, "found": found, "put_back": put_back}
 
 
 @contextlib.contextmanager

@@ -265,13 +265,13 @@ def test_rounds_a_raw_file_up_to_sectors_as_qemu_does(tmp_path: Path, size: int)
     assert_same(tmp_path / "disk.raw", "raw")
 
 
-UNREAD = {"qcow": "disk.qcow", "qed": "disk.qed", "vhdx": "disk.vhdx", "luks": "disk.luks", "parallels": "disk.hds"}
+UNREAD = {"qcow": "disk.qcow", "parallels": "disk.hds"}
 
 
 @pytest.mark.parametrize("image_format", sorted(UNREAD))
 def test_says_which_known_format_is_not_read(tmp_path: Path, image_format: str) -> None:
     path = tmp_path / UNREAD[image_format]
-    create(path, image_format, "key-secret=key,iter-time=10" if image_format == "luks" else "")
+    create(path, image_format)
     assert probed(path) == image_format
     with pytest.raises(UnreadableError, match=f"looks like {image_format}, which this version does not read"):
         facts_of(path)

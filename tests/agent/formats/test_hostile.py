@@ -22,7 +22,7 @@ from tests.agent.formats.test_against_qemu import create, facts_of, qemu_img
 
 pytestmark = pytest.mark.qemu
 
-FORMATS = ("qcow2", "vmdk", "vdi", "vpc", "raw")
+FORMATS = ("qcow2", "vmdk", "vdi", "vpc", "vhdx", "qed", "luks", "raw")
 
 
 def outcome(path: Path, declared: str | None = None) -> Facts | UnreadableError:
@@ -52,7 +52,8 @@ def seeds(tmp_path: Path) -> list[Path]:
     create(tmp_path / "disk.vdi", "vdi")
     create(tmp_path / "dynamic.vhd", "vpc")
     create(tmp_path / "fixed.vhd", "vpc", "subformat=fixed", "100k")
-    return sorted(path for path in tmp_path.iterdir() if path.suffix in (".qcow2", ".vmdk", ".vdi", ".vhd"))
+    create(tmp_path / "disk.qed", "qed", "cluster_size=4k,table_size=2", "8M", "-b", "base.qcow2", "-F", "qcow2")
+    return sorted(path for path in tmp_path.iterdir() if path.suffix in (".qcow2", ".vmdk", ".vdi", ".vhd", ".qed"))
 
 
 def mutate(chance: random.Random, image: bytearray) -> None:
@@ -95,6 +96,7 @@ HEADERS = [
     ("1.vmdk", 4, 80),
     ("disk.vdi", 64, 480),
     ("dynamic.vhd", 8, 64),
+    ("disk.qed", 4, 64),
 ]
 
 

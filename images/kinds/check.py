@@ -1,0 +1,91 @@
+"""The job kind ``check``: an image's metadata is looked through, and repaired on a copy."""
+
+from typing import Any
+
+from images import refusals
+from images.kinds.rewrites import REWRITE_OPTIONS, Choice, Rewriting, beside, swap_commands, verify_commands
+from images.models import Image
+from storage_admin.accounts.roles import Actor, Role
+from storage_admin.jobs.models import Job
+from storage_admin.jobs.plans import Plan, Refusal
+
+#: Formats that qemu-img checks, and those that it repairs.
+CHECKED = ("qcow2", "qed", "vdi", "vhdx", "vmdk")
+REPAIRED = ("qcow2", "qed", "vhdx")
+
+
+class Check(Rewriting):
+    """``qemu-img check``; a repair works on a copy that takes the image's place."""
+
+    name = "check"
+    title = "Check"
+    description = "Looks through an image's tables; repairs leaks, or all errors, on a copy that takes its place."
+    verb = "check"
+    stages = {
+        "checking": (0, 20),
+        "copying": (20, 60),
+        "repairing": (60, 70),
+        "verifying": (70, 97),
+        "attributes": (97, 98),
+        "swapping": (98, 100),
+    }
+    properties = {
+        "repair": {
+            "enum": ["none", "leaks", "all"],
+            "default": "none",
+            "description": "leaks gives clusters back that nothing refers to; all also mends errors, after which a "
+            "guest may read other bytes (admin).",
+        },
+        **REWRITE_OPTIONS,
+    }
+
+    def against(self, image: Image, options: dict[str, Any]) -> list[Refusal]:  # noqa: ARG002 (the same for all)
+        # An image with these is what a check is for, and a copy of the file keeps them.
+        found = refusals.for_rewrite(image)
+        return [
+            one for one in found if one.code not in {"dirty_or_corrupt", "has_internal_snapshots"} or image.unreadable
+        ]
+
+    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:
+        if options["repair"] == "all":
+            actor.require(Role.ADMIN)
+        return super().plan(actor, target_id, options)
+
+    def choose(self, image: Image, below: list[Image], options: dict[str, Any]) -> Choice:  # noqa: ARG002
+        level, form = options["repair"], image.declared_format
+        against = []
+        if form and form not in (CHECKED if level == "none" else REPAIRED):
+            what = "look through" if level == "none" else "repair"
+            against.append(Refusal("unsupported_subformat", f"qemu-img cannot {what} {form} images."))
+        look = ["qemu-img", "check", "-f", form, image.path]
+        if level == "none":
+            return Choice(
+                "check", "Looks through the image's tables for errors and leaks. Nothing is written.", [look],
+                scratch=0, keeps_undo=False, refusals=against,
+            )  # fmt: skip
+        copy = beside(image)
+        verify = verify_commands(image) if level == "leaks" else verify_commands(image)[:1]
+        what = "gives back what nothing refers to" if level == "leaks" else "mends all that it can"
+        mend = ["qemu-img", "check", "-r", level, "-f", form, copy]
+        return Choice(
+            f"repair {level}",
+            f"A copy of the file is repaired (qemu-img {what}), looked through again, and takes the image's place.",
+            [look, ["cp", "--sparse=always", image.path, copy], mend, *verify, *swap_commands(image)],
+            scratch=image.allocated_size + image.file_size // 64,
+            refusals=against,
+            warnings=[] if level == "leaks" else [_UNSURE],
+        )
+
+    def asked(self, image: Image, below: list[Image], job: Job) -> dict[str, Any]:  # noqa: ARG002
+        return {"repair": job.options["repair"]}
+
+    def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
+        if job.options["repair"] == "none":
+            return {"found": result["found"], "swapped": False}
+        return super().record(job, result)
+
+
+_UNSURE = (
+    "Where tables are wrong, nobody knows which data belonged where: a guest may read other bytes than before. Look at "
+    "it before the undo copy goes."
+)

@@ -1,0 +1,194 @@
+"""The job kind ``convert``: an image is written in another format or with other options, under a name of its own."""
+
+import os
+from typing import Any
+
+from images import refusals
+from images.kinds.rewrites import REWRITE_OPTIONS, Choice, Rewriting
+from images.kinds.targets import ancestors, find, locks_on
+from images.models import Image
+from storage_admin.accounts.roles import Actor
+from storage_admin.agent.conversion import LONGEST_NAME, OPTIONS, SUBFORMATS
+from storage_admin.agent.protocol import b64
+from storage_admin.hosts.errors import NotFoundError as HostsNotFoundError
+from storage_admin.hosts.models import StoragePool
+from storage_admin.hosts.names import display, path_key
+from storage_admin.jobs.errors import InvalidError
+from storage_admin.jobs.kinds import Lock, Target
+from storage_admin.jobs.models import Job
+from storage_admin.jobs.plans import Plan, Refusal
+
+#: The extension that each format is named with.
+EXTENSIONS = {"qcow2": "qcow2", "raw": "raw", "vmdk": "vmdk", "vdi": "vdi", "vhdx": "vhdx", "vpc": "vhd"}
+
+
+class Convert(Rewriting):
+    """Writes the whole of an image, its chain included, into a new file; the image stays as it is."""
+
+    name = "convert"
+    title = "Convert"
+    description = (
+        "Writes an image in another format or with other options into a new, verified file. It stays as it is."
+    )
+    verb = "convert"
+    stages = {
+        "checking": (0, 2),
+        "copying": (2, 70),
+        "verifying": (70, 97),
+        "attributes": (97, 98),
+        "swapping": (98, 100),
+    }
+    properties = {
+        "format": {"enum": list(OPTIONS), "default": "qcow2", "description": "The format of the new file."},
+        "format_options": {
+            "type": "object",
+            "additionalProperties": {"type": ["string", "integer", "boolean"]},
+            "default": {},
+            "description": "Creation options of that format, as qemu-img names them: "
+            + "; ".join(f"{form}: {', '.join(sorted(names))}" for form, names in OPTIONS.items())
+            + ".",
+        },
+        "target_pool": {
+            "type": ["integer", "null"],
+            "default": None,
+            "description": "Id of a pool on the same host; null for the folder that the image is in.",
+        },
+        "target_name": {
+            "type": ["string", "null"],
+            "default": None,
+            "description": "Name of the new file; null for the image's own with another extension, or with -copy.",
+        },
+        **{name: schema for name, schema in REWRITE_OPTIONS.items() if name != "undo_hours"},
+    }
+
+    def clean(self, options: Any) -> dict[str, Any]:
+        cleaned = super().clean(options)
+        form, given = cleaned["format"], cleaned["format_options"]
+        fields = {
+            name: f"{form} has no such option; it knows: {', '.join(sorted(OPTIONS[form]))}."
+            for name in given
+            if name not in OPTIONS[form]
+        }
+        if given.get("subformat") not in {None, *SUBFORMATS.get(form, ())}:
+            fields["subformat"] = f"choose one of {', '.join(sorted(SUBFORMATS[form]))}."
+        name = cleaned["target_name"]
+        if name is not None and not _is_name(name):
+            fields["target_name"] = "a name of 1 to 255 bytes without a slash, which does not begin with .sa-"
+        if fields:
+            raise InvalidError(" ".join(f"{name}: {text}" for name, text in fields.items()), fields)
+        return cleaned
+
+    def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
+        image = find(target.id)
+        read = [lock for one in (image, *ancestors(image)) for lock in locks_on(one, exclusive=False)]
+        _, path = target_of(image, options)
+        return [*read, Lock(f"path:{image.host_id}:{path_key(path)}", exclusive=True)]
+
+    def against(self, image: Image, options: dict[str, Any]) -> list[Refusal]:
+        # The image itself is only read, and what a copy does not carry stays in it.
+        stays = {"has_internal_snapshots", "hard_linked"}
+        found = [refusal for refusal in refusals.for_rewrite(image) if refusal.code not in stays]
+        pool, path = target_of(image, options)
+        if pool.pk != image.pool_id:
+            found += refusals.for_pool(pool)
+        if Image.objects.filter(host=image.host, path_key=path_key(path), missing_since=None).exists():
+            found.append(Refusal("target_exists", f"There is a {display(path)} already: choose another name."))
+        return found
+
+    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:
+        image = find(target_id)
+        try:
+            target_of(image, options)
+        except HostsNotFoundError as error:
+            raise InvalidError(f"target_pool: {error.detail}", {"target_pool": error.detail}) from error
+        return super().plan(actor, target_id, options)
+
+    def choose(self, image: Image, below: list[Image], options: dict[str, Any]) -> Choice:
+        pool, path = target_of(image, options)
+        form, given = options["format"], words(options["format_options"])
+        whole = sum(one.allocated_size for one in (image, *below))
+        fixed = given.get("subformat") == "fixed" or given.get("preallocation") in {"full", "falloc"}
+        warnings = []
+        if image.snapshots:
+            warnings.append(f"Its {len(image.snapshots)} internal snapshots stay in the image: the new file has none.")
+        if not fixed:
+            warnings.append("How large it becomes is not known before: zeros and unused clusters are left out.")
+        return Choice(
+            "convert",
+            f"The whole of {image.name}{' and what it stands on' if below else ''} is written as {form} into "
+            f"{display(path)}, compared with the image, and named. The image stays as it is.",
+            _commands(image, path, form, given, options),
+            after=None,
+            high=None,
+            scratch=(image.virtual_size if fixed else whole) or whole,
+            keeps_undo=False,
+            warnings=warnings,
+            below={image.pk: "read, not changed"},
+            space_in=pool,
+        )
+
+    def asked(self, image: Image, below: list[Image], job: Job) -> dict[str, Any]:  # noqa: ARG002 (the same for all)
+        pool, path = target_of(image, job.options)
+        target = {"pool_path_b64": b64(bytes(pool.path_bytes)), "path_b64": b64(path)}
+        return {
+            "target": {**target, "format": job.options["format"], "options": words(job.options["format_options"])},
+        }
+
+    def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
+        image = find(job.target_id)
+        pool, path = target_of(image, job.options)
+        return {
+            "before_bytes": result["before_bytes"], "after_bytes": result["after_bytes"], "held_bytes": 0,
+            "freed_bytes": 0, "freed_at": None, "method": result["method"], "format": result["format"],
+            "path": display(path), "pool": pool.pk, "seconds": result["seconds"], "swapped": False,
+        }  # fmt: skip
+
+
+def _is_name(name: str) -> bool:
+    raw = os.fsencode(name) if name.isprintable() else b""
+    return 0 < len(raw) <= LONGEST_NAME and "/" not in name and name not in {".", ".."} and not name.startswith(".sa-")
+
+
+def words(options: dict[str, Any]) -> dict[str, str]:
+    """Options as qemu-img takes them."""
+    return {
+        name: {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+        for name, value in options.items()
+    }
+
+
+def target_of(image: Image, options: dict[str, Any]) -> tuple[StoragePool, bytes]:
+    """The pool and the path that a conversion goes to.
+
+    Raises:
+        NotFoundError: there is no such pool on the image's host.
+    """
+    pool, raw = image.pool, bytes(image.path_bytes)
+    folder, name = os.path.split(raw)
+    if options["target_pool"] is not None and options["target_pool"] != pool.pk:
+        found = StoragePool.objects.filter(pk=options["target_pool"], host=image.host_id).first()
+        if found is None:
+            raise HostsNotFoundError(f"There is no pool {options['target_pool']} on {image.host.name}.")
+        pool, folder = found, bytes(found.path_bytes).rstrip(b"/")
+    if options["target_name"] is not None:
+        return pool, folder + b"/" + os.fsencode(options["target_name"])
+    stem, dot, extension = name.rpartition(b".")
+    known = extension.lower() in {b"qcow2", b"raw", b"img", b"vmdk", b"vdi", b"vhdx", b"vhd", b"vpc", b"qed"}
+    path = folder + b"/" + (stem if dot and known else name) + b"." + EXTENSIONS[options["format"]].encode()
+    if path == raw:
+        path = folder + b"/" + stem + b"-copy." + extension
+    return pool, path
+
+
+def _commands(image: Image, path: bytes, form: str, given: dict[str, str], options: dict[str, Any]) -> list[list[str]]:
+    source, target = image.declared_format, display(path)
+    if not source:
+        return []
+    convert = ["qemu-img", "convert", "-p", "-m", "8", "-W"]
+    convert += ["-c"] if "compression_type" in given or given.get("subformat") == "streamOptimized" else []
+    convert += ["-r", str(options["bandwidth_bytes_sec"])] if options["bandwidth_bytes_sec"] else []
+    convert += ["-f", source, "-O", form]
+    wanted = given | ({"force_size": "on"} if form == "vpc" else {})
+    convert += ["-o", ",".join(f"{name}={value}" for name, value in sorted(wanted.items()))] if wanted else []
+    compare = ["qemu-img", "compare", "-p", "-f", source, "-F", form, image.path, target]
+    return [[*convert, image.path, target], compare]

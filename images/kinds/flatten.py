@@ -1,0 +1,134 @@
+"""The job kind ``flatten``: a chain is made shorter, by what its bases hold moving up into the image."""
+
+from typing import Any
+
+from images.kinds.rewrites import (
+    REWRITE_OPTIONS,
+    Choice,
+    Rewriting,
+    beside,
+    format_below,
+    swap_commands,
+    verify_commands,
+)
+from images.models import Image
+from storage_admin.jobs.models import Job
+from storage_admin.jobs.plans import Refusal
+
+
+class Flatten(Rewriting):
+    """Makes an overlay stand on a lower image, or on none."""
+
+    name = "flatten"
+    title = "Flatten"
+    description = "Shortens a chain: what lies between moves up into a verified copy that takes the image's place."
+    verb = "flatten"
+    stages = {
+        "checking": (0, 2),
+        "copying": (2, 40),
+        "flattening": (40, 70),
+        "verifying": (70, 97),
+        "attributes": (97, 98),
+        "swapping": (98, 100),
+    }
+    properties = {
+        "method": {
+            "enum": ["auto", "rebase", "convert"],
+            "default": "auto",
+            "description": "rebase keeps the image's own clusters as they are and adds what lies below; convert writes "
+            "all anew, without zeros, and always makes the image stand alone; auto is rebase.",
+        },
+        "down_to": {
+            "type": ["integer", "null"],
+            "default": None,
+            "description": "Id of the image below that stays its base (rebase only); null for none.",
+        },
+        **REWRITE_OPTIONS,
+    }
+
+    def choose(self, image: Image, below: list[Image], options: dict[str, Any]) -> Choice:
+        method = "rebase" if options["method"] == "auto" else options["method"]
+        keep, against = _keep(image, below, options)
+        taken = below if keep is None else below[: keep - 1]
+        base = None if keep is None else below[keep - 1]
+        # Compressed clusters of a base are stored uncompressed: no bound, but the agent measures before it begins.
+        held = sum(one.allocated_size for one in taken)
+        stands = f"stand on {base.name}" if base else "stand alone"
+        return Choice(
+            method,
+            f"What {'1 image' if len(taken) == 1 else f'{len(taken)} images'} below can give moves up into a copy of "
+            f"{image.name}, which will then {stands}: "
+            f"its chain depth will be {1 if base is None else 1 + base.chain_depth} instead of {image.chain_depth}.",
+            _commands(image, below, method, base),
+            low=image.allocated_size if method == "rebase" else None,
+            scratch=image.allocated_size + held,
+            refusals=against,
+            warnings=_warnings(image, taken),
+            below={one.pk: _needed_by(one, image) for one in taken},
+        )
+
+    def asked(self, image: Image, below: list[Image], job: Job) -> dict[str, Any]:
+        method = "rebase" if job.options["method"] == "auto" else job.options["method"]
+        keep, _ = _keep(image, below, job.options)
+        return {"method": method} | ({} if keep is None else {"keep": keep})
+
+
+def _keep(image: Image, below: list[Image], options: dict[str, Any]) -> tuple[int | None, list[Refusal]]:
+    """Number of the link that stays the base (the immediate base is 1), and what stands against flattening so."""
+    if image.declared_format not in {"", "qcow2"}:
+        return None, [
+            Refusal(
+                "unsupported_subformat", f"Only chains of qcow2 images are shortened; this is {image.declared_format}."
+            )
+        ]
+    if not below:
+        return None, [Refusal("stale_plan", f"{image.name} stands on no other image: there is nothing to flatten.")]
+    wanted = options["down_to"]
+    if wanted is None:
+        return None, []
+    if options["method"] == "convert":
+        return None, [Refusal("stale_plan", "convert makes an image stand alone: leave down_to out, or use rebase.")]
+    ids = [base.pk for base in below]
+    if wanted not in ids:
+        return None, [Refusal("stale_plan", f"Image {wanted} is not among what {image.name} stands on.")]
+    keep = ids.index(wanted) + 1
+    if keep == 1:
+        return None, [Refusal("stale_plan", f"{image.name} stands right on {below[0].name} already.")]
+    return keep, []
+
+
+def _needed_by(base: Image, image: Image) -> str:
+    """What else needs a base whose data moves up."""
+    others = Image.objects.filter(backing=base).exclude(pk=image.pk).count()
+    guests = sorted({use.disk.guest.name for use in base.uses.select_related("disk__guest")})
+    needed = [f"{others} other overlays"] if others else []
+    needed += [f"guest {name}" for name in guests]
+    needed += [f"{len(base.snapshots)} snapshots in it"] if base.snapshots else []
+    if not needed:
+        return "its data is taken over; nothing else that is known here needs it afterwards"
+    return f"its data is taken over; still needed by {', '.join(needed)}"
+
+
+def _warnings(image: Image, taken: list[Image]) -> list[str]:
+    warnings = ["What the bases hold is stored once more: the image grows by what it takes over."]
+    if any(one.compression == "zstd" or one.reclaimable_bytes is None for one in taken):
+        warnings.append(
+            "Compressed clusters of its bases are stored uncompressed: it may need more than they take now."
+        )
+    if image.uses.exists():
+        warnings.append("The bases are left as they are: delete them yourself once nothing needs them any more.")
+    return warnings
+
+
+def _commands(image: Image, below: list[Image], method: str, base: Image | None) -> list[list[str]]:
+    if image.declared_format != "qcow2" or not below:
+        return []
+    copy = beside(image)
+    check = ["qemu-img", "check", "-f", "qcow2", image.path]
+    if method == "convert":
+        work = [["qemu-img", "convert", "-p", "-m", "8", "-W", "-f", "qcow2", "-O", "qcow2", image.path, copy]]
+    else:
+        declared = ["-F", format_below(below[-1], base)] if base else []
+        rebase = ["qemu-img", "rebase", "-p", "-f", "qcow2", "-b", base.path if base else "", *declared, copy]
+        work = [["cp", "--sparse=always", image.path, copy], rebase]
+    return [check, *work, *verify_commands(image), *swap_commands(image)]

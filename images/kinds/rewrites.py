@@ -1,0 +1,196 @@
+"""What all kinds that rewrite an image share: their options, their plan, what the agent is asked, what is recorded."""
+
+import shlex
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from django.utils import timezone
+
+from images import liveness, refusals, rewriting, waiting
+from images.kinds.targets import RewriteKind, ancestors, descendants, facts, find
+from images.models import Image
+from storage_admin.accounts.roles import Actor
+from storage_admin.agent.protocol import RefusedError
+from storage_admin.guests.models import Guest
+from storage_admin.hosts.models import StoragePool
+from storage_admin.jobs.models import Job
+from storage_admin.jobs.plans import Affected, Plan, Refusal
+
+#: Options that every rewriting kind takes.
+REWRITE_OPTIONS: dict[str, dict[str, Any]] = {
+    "undo_hours": {
+        "type": "number",
+        "minimum": 0,
+        "maximum": 8760,
+        "default": 24,
+        "description": "How long the original is kept beside the new image, in hours; 0 keeps none.",
+    },
+    **rewriting.SPEED_OPTIONS,
+    **waiting.WAIT_OPTIONS,
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a kind would do to an image with these options. Sizes are in bytes, ``None`` where it is not known.
+
+    Args:
+        after, low, high: allocated bytes afterwards: the best guess, at least, at most.
+        scratch: what the work may take beside the original; ``None`` where only the agent can tell.
+        below: how each base is affected, by its id, where that is not just being read.
+        space_in: the pool that the new file comes into, where that is not the image's own.
+    """
+
+    method: str
+    reason: str
+    commands: list[list[str]] = field(default_factory=list)
+    after: int | None = None
+    low: int | None = None
+    high: int | None = None
+    scratch: int | None = None
+    keeps_undo: bool = True
+    refusals: list[Refusal] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    below: dict[int, str] = field(default_factory=dict)
+    space_in: StoragePool | None = None
+
+
+class Rewriting(waiting.WaitsForGuests, RewriteKind):
+    """A kind whose verb puts another file in an image's place by protocol P."""
+
+    @abstractmethod
+    def choose(self, image: Image, below: list[Image], options: dict[str, Any]) -> Choice:
+        """What would be done, from the database alone.
+
+        Args:
+            below: the image's ancestors, the immediate base first.
+        """
+
+    @abstractmethod
+    def asked(self, image: Image, below: list[Image], job: Job) -> dict[str, Any]:
+        """The verb's own arguments."""
+
+    def against(self, image: Image, options: dict[str, Any]) -> list[Refusal]:  # noqa: ARG002 (for those that need it)
+        """What stands against it whatever is chosen."""
+        return refusals.for_rewrite(image)
+
+    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
+        image = find(target_id)
+        against = self.against(image, options)
+        below: list[Image] = []
+        try:
+            below = ancestors(image)
+        except RefusedError as error:
+            against.append(Refusal(error.code, error.detail))
+        choice = self.choose(image, below, options)
+        against += [
+            *refusals.for_bases(image, below),
+            *choice.refusals,
+            *refusals.for_space(choice.space_in or image.pool, choice.scratch),
+        ]
+        against, patience = waiting.set_aside(image, against, options)
+        above = descendants(image)
+        guests = Guest.objects.filter(disks__use__image__in=[image, *above]).distinct()
+        return Plan(
+            method=choice.method,
+            reason=choice.reason,
+            commands=tuple(shlex.join(command) for command in choice.commands),
+            facts_at=image.last_scanned,
+            before_bytes=image.allocated_size,
+            predicted_after_bytes=choice.after,
+            predicted_low=choice.low,
+            predicted_high=choice.high,
+            scratch_bytes=choice.scratch,
+            undo_bytes=image.allocated_size if choice.keeps_undo and options["undo_hours"] else 0,
+            refusals=tuple({(refusal.code, refusal.detail): refusal for refusal in against}.values()),
+            warnings=(*patience, *refusals.age_warning(image), *choice.warnings, *_lasting(choice, above, options)),
+            affected_images=(
+                Affected(image.pk, image.name, choice.below.get(image.pk, "rewritten")),
+                *(Affected(base.pk, base.name, choice.below.get(base.pk, "read, not changed")) for base in below),
+                *(Affected(overlay.pk, overlay.name, "reads it as its base, and goes on to") for overlay in above),
+            ),
+            affected_guests=tuple(Affected(guest.pk, guest.name, guest.state) for guest in guests),
+            options=options,
+        )
+
+    def prepare(self, job: Job) -> None:
+        liveness.check_guests_off(find(job.target_id))
+
+    def request(self, job: Job) -> dict[str, Any]:
+        image = find(job.target_id)
+        below = ancestors(image)
+        against = [*self.against(image, job.options), *refusals.for_bases(image, below)]
+        if against := [*against, *self.choose(image, below, job.options).refusals]:
+            raise RefusedError(against[0].code, against[0].detail)
+        speed = rewriting.speed_for(job)
+        return facts(image) | {
+            "virtual_size": image.virtual_size,
+            "chain": [facts(base) | {"format": format_below(image, base)} for base in below],
+            "children_known": True,
+            "undo_hours": float(job.options.get("undo_hours", 0)),
+            "bandwidth_bytes_sec": speed.bandwidth_bytes_sec,
+            "idle_io": speed.idle_io,
+            "reserve": {"percent": float(refusals.RESERVE_PERCENT), "bytes": refusals.RESERVE_BYTES},
+            "reserved_elsewhere_bytes": rewriting.reserved_elsewhere(job, image),
+            **self.asked(image, below, job),
+        }
+
+    def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
+        image = find(job.target_id)
+        if result["swapped"]:
+            rewriting.image_replaced(image, result)
+            rewriting.keep_undo(job, result["held_bytes"], timedelta(hours=job.options["undo_hours"]))
+        shown = {
+            "before_bytes": result["before_bytes"],
+            "predicted_after_bytes": job.plan.get("predicted_after_bytes"),
+            "after_bytes": result["after_bytes"],
+            "held_bytes": result["held_bytes"],
+            "freed_bytes": result["freed_bytes"],
+            "freed_at": timezone.now().isoformat() if result["swapped"] and not result["held_bytes"] else None,
+            "method": result["method"],
+            "seconds": result["seconds"],
+            "swapped": result["swapped"],
+        }
+        return shown | {name: result[name] for name in ("compression", "found") if name in result}
+
+    def ended(self, job: Job) -> None:
+        rewriting.rescan(job)
+
+
+def format_below(image: Image, base: Image) -> str:
+    """A base's format as its overlay declares it, which is what qemu goes by."""
+    return base.declared_format or image.backing_format
+
+
+def beside(image: Image) -> str:
+    """The new file's path, as commands show it."""
+    return image.path.rpartition("/")[0] + "/.sa-JOB.new"
+
+
+def swap_commands(image: Image) -> list[list[str]]:
+    """What the swap amounts to, as an admin would type it."""
+    copy = beside(image)
+    return [["ln", image.path, copy.removesuffix("new") + "orig"], ["mv", copy, image.path]]
+
+
+def verify_commands(image: Image) -> list[list[str]]:
+    """How the new file is looked at before the swap."""
+    form, copy = image.declared_format, beside(image)
+    check = [["qemu-img", "check", "-f", form, copy]] if form != "raw" else []
+    return [*check, ["qemu-img", "compare", "-p", "-f", form, "-F", form, image.path, copy]]
+
+
+def _lasting(choice: Choice, above: list[Image], options: dict[str, Any]) -> list[str]:
+    """Warnings that hold for every replacement."""
+    warnings = []
+    if above:
+        warnings.append(f"{len(above)} overlays read this image. What they read stays the same to the byte.")
+    if not choice.keeps_undo:
+        return warnings
+    if not options["undo_hours"]:
+        warnings.append("No undo copy: the original is removed as soon as the new image stands verified in its place.")
+    else:
+        warnings.append("Until its undo copy goes, the pool holds both: nothing is free before that.")
+    return warnings

@@ -1,0 +1,196 @@
+"""The recipe that writes an image in another format, or with other options, under a name of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+from storage_admin.agent import qemu_img
+from storage_admin.agent.formats.facts import Facts
+from storage_admin.agent.pools import components, open_parent
+from storage_admin.agent.protocol import INVALID, HostError, RefusedError, unb64
+from storage_admin.agent.publish import Publication
+from storage_admin.agent.qemu_img import Node
+from storage_admin.agent.rewrite import NewFile, Recipe, Rewrite
+
+#: The formats that are written, each with the creation options of qemu-img that it takes.
+OPTIONS = {
+    "qcow2": frozenset(
+        {
+            "cluster_size",
+            "preallocation",
+            "compression_type",
+            "lazy_refcounts",
+            "refcount_bits",
+            "compat",
+            "extended_l2",
+        }
+    ),
+    "raw": frozenset({"preallocation"}),
+    "vmdk": frozenset({"subformat", "adapter_type", "hwversion", "compat6", "zeroed_grain"}),
+    "vdi": frozenset({"preallocation"}),
+    "vhdx": frozenset({"subformat", "block_size", "log_size", "block_state_zero"}),
+    "vpc": frozenset({"subformat"}),
+}
+#: Subformats of one file; the others have parts that a rename would tear from it.
+SUBFORMATS = {
+    "vmdk": frozenset({"monolithicSparse", "streamOptimized"}),
+    "vhdx": frozenset({"dynamic", "fixed"}),
+    "vpc": frozenset({"dynamic", "fixed"}),
+}
+LONGEST_NAME = 255
+#: Bytes that any format may need beside the data: tables, headers, a footer.
+_TABLES = 8 << 20
+_VALUE = re.compile(r"[0-9A-Za-z._]{1,40}")
+_VMDK_HEADER = struct.Struct("<4sIIQQQQ")
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a conversion goes: absolute paths of the pool's folder and of the file, its format and creation options."""
+
+    pool_path: bytes
+    path: bytes
+    format: str
+    options: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, fields: Any) -> Target:
+        """A target as it travels; raises RefusedError(``invalid``), with the option's name."""
+        try:
+            pool_path, path = unb64(fields["pool_path_b64"]), unb64(fields["path_b64"])
+            form, options = fields["format"], dict(fields.get("options") or {})
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise RefusedError(INVALID, f"the target is not described completely: {error}") from error
+        name = os.path.basename(path)
+        if not name or len(name) > LONGEST_NAME or name.startswith(b".sa-") or b"\n" in name:
+            raise RefusedError(INVALID, "the target needs a name of 1 to 255 bytes that is none of a job's own files")
+        components(pool_path, path)
+        if form not in OPTIONS:
+            raise RefusedError(INVALID, f"images are converted to {', '.join(sorted(OPTIONS))}")
+        for option, value in options.items():
+            if option not in OPTIONS[form]:
+                known = ", ".join(sorted(OPTIONS[form]))
+                raise RefusedError(INVALID, f"{form} knows no option {option}; it knows {known}")
+            if not isinstance(value, str) or not _VALUE.fullmatch(value):
+                raise RefusedError(INVALID, f"{option} is a word or a number")
+        if "subformat" in options and options["subformat"] not in SUBFORMATS[form]:
+            raise RefusedError("unsupported_subformat", f"{form} is written as {' or '.join(sorted(SUBFORMATS[form]))}")
+        return cls(pool_path, path, form, options)
+
+
+class Convert(Recipe):
+    """``qemu-img convert`` of the whole chain into a file of its own; the image stays as it is."""
+
+    method = "convert"
+    must_shrink = False
+    #: The image itself is not touched: what a copy would not carry stays in it, and the plan says so.
+    carries = frozenset({"has_internal_snapshots", "hard_linked", "immutable"})
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The format that was written; the original stays, so that nothing becomes free."""
+        return {"format": self.target.format, "freed_bytes": 0}
+
+    def place(self, work: Rewrite) -> tuple[int, bytes]:  # noqa: ARG002 (it is told where)
+        """The target's folder and name."""
+        return open_parent(self.target.pool_path, self.target.path)
+
+    def folder_path(self, work: Rewrite) -> bytes:  # noqa: ARG002
+        """The target's folder."""
+        return os.path.dirname(self.target.path)
+
+    def begin(self, work: Rewrite) -> NewFile:
+        """A file that will get the target's name."""
+        return Publication(work.folder, work.name, work.chain.image.fd, work.request)
+
+    def format(self, work: Rewrite) -> str:  # noqa: ARG002
+        """The target's."""
+        return self.target.format
+
+    def refuse(self, work: Rewrite) -> None:
+        """Refuse an image with errors, and bitmaps, which only qcow2 holds."""
+        image = work.chain.image
+        if image.facts.bitmaps and self.target.format != "qcow2":
+            raise RefusedError(
+                "unsupported_subformat",
+                f"{image.shown} has persistent bitmaps, which {self.target.format} cannot hold; delete them first",
+            )
+        work.refuse_damaged()
+
+    def needed(self, work: Rewrite) -> int:
+        """What qemu-img measures for the whole chain; all of the virtual size where that is preallocated."""
+        if work.wish.predicted_high is not None:
+            return work.wish.predicted_high
+        virtual_size = work.chain.image.facts.virtual_size
+        if self.target.options.get("preallocation") in {"full", "falloc"} or self._is_fixed():
+            return virtual_size + _TABLES
+        # For other formats it measures nothing; qcow2 with as large clusters needs no less.
+        options = f"cluster_size={self.target.options.get('cluster_size', '65536')}"
+        return qemu_img.measure(work.io, work.chain.node(), options) + _TABLES
+
+    def _is_fixed(self) -> bool:
+        return self.target.options.get("subformat") == "fixed"
+
+    def base(self, work: Rewrite) -> Node | None:  # noqa: ARG002
+        """None: the target holds all."""
+        return None
+
+    def make(self, work: Rewrite, replacement: NewFile) -> None:
+        """Convert, and put a VMDK's own name into it."""
+        facts, options = work.chain.image.facts, dict(self.target.options)
+        if self.target.format == "vpc":
+            options["force_size"] = "on"  # else it rounds up to what a disk's geometry can say
+        target = qemu_img.Conversion(
+            folder=work.folder,
+            name=replacement.new_name,
+            shown=work.shown(replacement),
+            format=self.target.format,
+            options=work.with_file_options(",".join(f"{name}={value}" for name, value in sorted(options.items()))),
+            compress="compression_type" in options or options.get("subformat") == "streamOptimized",
+            bitmaps=bool(facts.bitmaps),
+            bandwidth=work.wish.bandwidth,
+        )
+        done = qemu_img.convert(work.io, work.chain.node(), target, work.effort("copying", facts.virtual_size))
+        if done.exit_code:
+            raise work.failed("qemu-img convert", done.words(), done.stderr)
+        if self.target.format == "vmdk":
+            name_extent(replacement.new, replacement.new_name, work.name)
+
+    def differences(self, work: Rewrite, made: Facts) -> list[str]:
+        """The virtual size to the byte, no base, and the options that were asked for."""
+        wrong = []
+        if made.virtual_size != work.chain.image.facts.virtual_size:
+            wrong.append("virtual_size")
+        if made.backing_file is not None or made.dirty or made.corrupt:
+            wrong.append("state")
+        subformat = self.target.options.get("subformat")
+        if subformat is not None and made.subformat not in {None, subformat}:
+            wrong.append("subformat")
+        return wrong
+
+
+def name_extent(fd: int, made: bytes, name: bytes) -> None:
+    """Put a VMDK's real name where its descriptor names its only extent.
+
+    Layout: VMware, Virtual Disk Format 5.0, "Hosted Sparse Extent Header": the descriptor's place and size, in sectors.
+
+    Raises:
+        HostError: it is not as qemu-img writes it.
+    """
+    _, _, _, _, _, offset, size = _VMDK_HEADER.unpack(os.pread(fd, _VMDK_HEADER.size, 0))
+    room = size * 512
+    text = os.pread(fd, room, offset * 512)
+    old, new = b'"' + made + b'"', b'"' + name + b'"'
+    if not offset or text.count(old) != 1:
+        raise HostError("the VMDK's descriptor does not name its file once")
+    changed = text.replace(old, new).rstrip(b"\0")
+    if len(changed) > room:
+        raise HostError("the target's name is too long for a VMDK's descriptor; choose a shorter one")
+    os.pwrite(fd, changed.ljust(room, b"\0"), offset * 512)

@@ -1,0 +1,120 @@
+"""A door before a file: while it is shut, whoever opens the file waits in ``open`` until it is opened again.
+
+Image locks refuse, and only qemu asks for them. A lease waits, but answers ``EWOULDBLOCK`` to those that open without
+blocking, as libvirt does when it refreshes a storage pool, which then drops the whole pool. A permission event of
+fanotify(7) makes every opener wait, whatever he is and however he opens: a guest that starts, ``mount -o loop``, a
+container. He is let in as soon as the door opens, and also when this process dies: the kernel answers for it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import select
+
+from storage_admin.agent import locking
+from storage_admin.agent.protocol import RefusedError
+
+# linux/fanotify.h
+_CLASS_CONTENT, _CLOEXEC, _NONBLOCK = 0x4, 0x1, 0x2
+_MARK_ADD, _OPEN_PERM = 0x1, 0x10000
+# linux/fcntl.h
+_SETLEASE = 1024
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class Door:
+    """A shut door. This process must not open the file either before :meth:`open` is called.
+
+    Args:
+        fd: descriptor of the file. Whoever has it open already is not affected.
+
+    Raises:
+        RefusedError: ``guests_unknown``, where the kernel lets nobody, or not this user, keep a door.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._group = _call("fanotify_init", _CLASS_CONTENT | _CLOEXEC | _NONBLOCK, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            _call("fanotify_mark", self._group, _MARK_ADD, ctypes.c_uint64(_OPEN_PERM), fd, None)
+            self._poll = select.poll()
+            self._poll.register(self._group, select.POLLIN)
+        except BaseException:
+            self.open()
+            raise
+
+    def knocked(self, seconds: float = 0.0) -> bool:
+        """Whether somebody waits to open the file; looks for at most so many seconds."""
+        return bool(self._poll.poll(max(seconds, 0.0) * 1000))
+
+    def open(self) -> None:
+        """Let in who waits. The end of the group is the kernel's leave for all of them."""
+        if self._group >= 0:
+            group, self._group = self._group, -1
+            os.close(group)
+
+
+def shut_alone(fd: int) -> Door | None:
+    """Shut the door before a file that nobody else has open.
+
+    First the door, then the question: whoever is in counts by then, whoever is not waits. The kernel grants a write
+    lease only where the asking descriptor is the only one on the file, in whatever process, container, mapping or part
+    of the kernel (fcntl(2); a kernel before 5.3 counts the door itself). It is given back at once. Somebody who is just
+    between the two, on the last steps of opening the file for reading only, may be in unseen: he changes nothing.
+
+    Args:
+        fd: the only descriptor of this process on the file, open for writing.
+
+    Returns:
+        The shut door, or ``None`` where somebody else has the file open, or is about to.
+
+    Raises:
+        RefusedError: ``guests_unknown``.
+    """
+    door = Door(fd)
+    try:
+        alone = _leased(fd)
+        if alone is None:
+            # No leases here: the tables of processes, loop devices and swap have to do.
+            alone = locking.user(fd) is None
+    except BaseException:
+        door.open()
+        raise
+    if alone:
+        return door
+    door.open()
+    return None
+
+
+def _leased(fd: int) -> bool | None:
+    """Whether a write lease was granted, and given back; ``None`` where the filesystem has no leases."""
+    try:
+        fcntl.fcntl(fd, _SETLEASE, fcntl.F_WRLCK)
+    except OSError as error:
+        if error.errno == errno.EAGAIN:
+            return False
+        if error.errno in {errno.EINVAL, errno.ENOTSUP, errno.ENOLCK, errno.EACCES}:
+            return None
+        raise
+    fcntl.fcntl(fd, _SETLEASE, fcntl.F_UNLCK)
+    return True
+
+
+def _call(name: str, *args: object) -> int:
+    """One of fanotify's calls; a kernel or a user that cannot is a refusal."""
+    function = getattr(_LIBC, name)
+    function.restype = ctypes.c_int
+    answer: int = function(*args)
+    if answer >= 0:
+        return answer
+    number = ctypes.get_errno()
+    if number in {errno.EPERM, errno.ENOSYS, errno.EINVAL}:
+        raise RefusedError(
+            "guests_unknown",
+            f"this host does not let the agent hold back who opens the image ({os.strerror(number)}); "
+            "run the agent as root on the host itself, outside any container, or reclaim by a copy",
+        )
+    raise OSError(number, os.strerror(number))

@@ -1,0 +1,143 @@
+"""A door before a file, and who waits at it."""
+
+import fcntl
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from storage_admin.agent import door as door_module
+from storage_admin.agent import locking, priority
+from storage_admin.agent.door import Door, shut_alone
+from tests.agent.harness import ROOT
+
+OPENER = "import os, sys; os.open(sys.argv[1], eval(sys.argv[2])); print('in', flush=True); sys.stdin.read()"
+
+
+class Opener:
+    """Another process that opens a file and holds it until it is left."""
+
+    def __init__(self, path: Path, flags: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", OPENER, path, flags], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+
+    def wait_until_in(self) -> None:
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == b"in\n"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.communicate(timeout=20)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "file").write_bytes(b"content")
+    return tmp_path / "file"
+
+
+@pytest.fixture
+def fd(path: Path) -> Iterator[int]:
+    # As the agent does: who comes while a lease is asked for makes the kernel say so.
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)
+    descriptor = os.open(path, os.O_RDWR)
+    yield descriptor
+    os.close(descriptor)
+    signal.signal(signal.SIGIO, before)
+
+
+@pytest.mark.parametrize(
+    "flags", ["os.O_RDONLY", "os.O_RDWR", "os.O_RDONLY | os.O_NONBLOCK", "os.O_WRONLY | os.O_TRUNC"]
+)
+def test_whoever_opens_the_file_waits_until_the_door_opens(path: Path, fd: int, flags: str) -> None:
+    door = shut_alone(fd)
+    assert door is not None
+    assert not door.knocked()
+    with Opener(path, flags) as opener:
+        assert door.knocked(20)
+        time.sleep(0.2)
+        assert path.stat().st_size == 7  # and nothing is cut off while he waits
+        door.open()
+        opener.wait_until_in()
+
+
+@pytest.mark.parametrize("flags", ["os.O_RDONLY", "os.O_RDWR"])
+def test_it_does_not_shut_before_a_file_that_somebody_has_open(path: Path, fd: int, flags: str) -> None:
+    os.link(path, path.with_name("another name"))
+    with Opener(path.with_name("another name"), flags) as opener:
+        opener.wait_until_in()
+        assert shut_alone(fd) is None
+    door = shut_alone(fd)
+    assert door is not None
+    door.open()
+
+
+def test_a_mapping_counts_as_open(path: Path, fd: int) -> None:
+    own = os.open(path, os.O_RDWR)
+    with mmap.mmap(own, 0):
+        os.close(own)
+        assert shut_alone(fd) is None
+
+
+def test_without_leases_the_tables_of_processes_tell(path: Path, fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No local filesystem here is without leases: it is told that this one is."""
+    monkeypatch.setattr(door_module, "_leased", lambda fd: None)
+    monkeypatch.setattr(locking, "open_for_writing", lambda fd: False)
+    with Opener(path, "os.O_RDWR") as opener:
+        opener.wait_until_in()
+        assert shut_alone(fd) is None
+    door = shut_alone(fd)
+    assert door is not None
+    door.open()
+
+
+def test_no_lease_is_left(path: Path, fd: int) -> None:
+    door = shut_alone(fd)
+    assert door is not None
+    assert fcntl.fcntl(fd, 1025) == fcntl.F_UNLCK
+    door.open()
+
+
+def test_the_door_of_a_process_that_is_killed_is_open(path: Path) -> None:
+    program = (
+        "import os, sys, time; from storage_admin.agent.door import shut_alone\n"
+        "door = shut_alone(os.open(sys.argv[1], os.O_RDWR)); print('shut', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, path], stdout=subprocess.PIPE, cwd=ROOT) as keeper:
+        assert keeper.stdout is not None
+        assert keeper.stdout.readline() == b"shut\n"
+        with Opener(path, "os.O_RDWR") as opener:
+            time.sleep(0.2)
+            keeper.kill()
+            opener.wait_until_in()
+
+
+def test_other_files_have_no_door(path: Path, fd: int) -> None:
+    other = path.with_name("other")
+    other.write_bytes(b"")
+    door = Door(fd)
+    try:
+        assert other.read_bytes() == b""
+        assert not door.knocked()
+    finally:
+        door.open()
+
+
+def test_idle_work_is_idle_and_then_as_before() -> None:
+    before = (os.getpriority(os.PRIO_PROCESS, 0), priority.io_priority())
+    with priority.idle(True):
+        assert os.getpriority(os.PRIO_PROCESS, 0) == 19
+        assert priority.io_priority() == 3 << 13
+    assert (os.getpriority(os.PRIO_PROCESS, 0), priority.io_priority()) == before
+    with priority.idle(False):
+        assert (os.getpriority(os.PRIO_PROCESS, 0), priority.io_priority()) == before

@@ -1,0 +1,223 @@
+"""Digging holes into files on real filesystems."""
+
+import contextlib
+import os
+import random
+import subprocess
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from storage_admin.agent import holes
+from storage_admin.agent.protocol import RefusedError
+from tests.harness.filesystems import loop_filesystem
+
+BLOCK = 4096
+#: What a filesystem may need for itself to remember where the pieces of a fragmented file are.
+EXTENT_TREE = 64 << 10
+
+
+@pytest.fixture(scope="module", params=[("ext4", 100), ("ext4", 600), ("xfs", 320)], ids=["ext4-1k", "ext4-4k", "xfs"])
+def disk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A filesystem; a small ext4 has blocks of 1 KiB, less than a page of memory."""
+    form, size_mib = request.param
+    with loop_filesystem(tmp_path_factory.mktemp(form), size_mib, form=form) as place:
+        yield place
+
+
+def dig(path: Path, piece_bytes: int = holes.PIECE_BYTES) -> int:
+    """Digs through a whole file; how many bytes were let go of."""
+    fd = os.open(path, os.O_RDWR)
+    try:
+        digger = holes.Digger(os.fstat(fd).st_size, holes.block_size(fd), piece_bytes)
+        while not digger.done:
+            digger.step(fd)
+        os.fsync(fd)
+        return digger.dug
+    finally:
+        os.close(fd)
+
+
+def allocated(path: Path) -> int:
+    return path.stat().st_blocks * 512
+
+
+def random_content(rng: random.Random) -> bytes:
+    """Runs of zeros, of noise, and of zeros with a single other byte, up to a size that need be no whole block."""
+    parts = []
+    for _ in range(rng.randrange(1, 60)):
+        length = rng.choice([1, 3, 16, 200]) * BLOCK
+        kind = rng.choice(["zeros", "noise", "almost"])
+        part = bytearray(rng.randbytes(length) if kind == "noise" else length)
+        if kind == "almost":
+            part[rng.choice([0, length - 1, rng.randrange(length)])] = 1
+        parts.append(bytes(part))
+    content = b"".join(parts)
+    return content[: len(content) - rng.choice([0, 0, 1, 511, 512, BLOCK - 1])]
+
+
+@pytest.mark.parametrize("trial", range(12))
+def test_every_block_of_zeros_goes_and_no_byte_changes(disk: Path, trial: int) -> None:
+    seed = int(os.environ.get("STORAGE_ADMIN_SEED") or random.SystemRandom().randrange(1 << 32))
+    print(f"STORAGE_ADMIN_SEED={seed}")
+    rng = random.Random(f"{seed}-{trial}")
+    content, path = random_content(rng), disk / "file"
+    path.write_bytes(content)
+    if rng.random() < 0.5:
+        os.sync()  # else its blocks have no place on the disk yet
+    size = os.statvfs(disk).f_bsize
+    blocks = [content[at : at + size] for at in range(0, len(content), size)]
+    zeros = [block for block in blocks if not block.strip(b"\0")]
+    dug = dig(path, rng.choice([BLOCK, 5 * BLOCK, 1 << 20, holes.PIECE_BYTES]))
+    assert path.read_bytes() == content
+    assert dug == sum(map(len, zeros))
+    kept = (len(blocks) - len(zeros)) * size
+    assert kept <= allocated(path) <= kept + EXTENT_TREE
+    assert dig(path) == 0
+
+
+def test_blocks_that_were_preallocated_and_never_written_go_as_well(disk: Path) -> None:
+    path = disk / "file"
+    with path.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 32 << 20)
+        os.pwrite(file.fileno(), b"x" * 5000, 10 << 20)
+    os.sync()
+    assert allocated(path) >= 32 << 20
+    before = path.read_bytes()
+    dig(path)
+    assert path.read_bytes() == before
+    assert path.stat().st_size == 32 << 20
+    assert allocated(path) <= 2 * BLOCK + EXTENT_TREE
+
+
+def test_what_was_preallocated_and_is_written_in_memory_only_stays(disk: Path) -> None:
+    path = disk / "file"
+    with path.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 8 << 20)
+        os.fsync(file.fileno())
+        for at in range(0, 8 << 20, 64 << 10):
+            os.pwrite(file.fileno(), b"not on the disk yet", at)
+        before = path.read_bytes()
+        dig(path)
+    assert path.read_bytes() == before
+
+
+def test_a_file_without_anything_to_win_is_not_touched(disk: Path) -> None:
+    path = disk / "file"
+    path.write_bytes(b"x" * 100_000)
+    with path.open("r+b") as file:
+        file.truncate(50 << 20)
+        file.seek(70 << 20)
+        file.write(b"y")
+    dig(path)  # XFS may have reserved blocks behind the end
+    before = path.stat()
+    assert dig(path) == 0
+    after = path.stat()
+    assert (after.st_ctime_ns, after.st_blocks) == (before.st_ctime_ns, before.st_blocks)
+
+
+def test_what_is_reserved_behind_the_end_goes_as_well(tmp_path: Path) -> None:
+    with loop_filesystem(tmp_path, 320, form="xfs") as place:
+        path = place / "file"
+        path.write_bytes(b"x" * 10_000)
+        subprocess.run(["fallocate", "--keep-size", "--length", "64M", path], check=True)
+        assert allocated(path) >= 64 << 20
+        dig(path)
+        assert allocated(path) == 3 * BLOCK
+        assert path.read_bytes() == b"x" * 10_000
+
+
+@pytest.mark.parametrize("size", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1])
+def test_a_small_file_keeps_its_size(disk: Path, size: int) -> None:
+    path = disk / "file"
+    path.write_bytes(bytes(size))
+    dig(path)
+    assert path.read_bytes() == bytes(size)
+    assert allocated(path) == 0
+
+
+@pytest.mark.parametrize(("form", "size_mib"), [("ext4", 64), ("xfs", 320)])
+def test_a_full_disk_is_helped(tmp_path: Path, form: str, size_mib: int) -> None:
+    """Splitting extents takes blocks as well; it must not need any that are not there."""
+    with loop_filesystem(tmp_path, size_mib, form=form) as place:
+        path, content = place / "file", bytearray(random.Random(7).randbytes(40 << 20))
+        for at in range(0, len(content), 2 * BLOCK):
+            content[at : at + BLOCK] = bytes(BLOCK)
+        path.write_bytes(content)
+        os.sync()
+        fill(place / "ballast")
+        dig(path)
+        assert path.read_bytes() == content
+        assert allocated(path) < (21 << 20)
+
+
+def fill(ballast: Path) -> None:
+    """Takes all that a filesystem gives."""
+    with ballast.open("wb") as file:
+        size, take = 0, 1 << 30
+        while take >= 512:
+            try:
+                os.posix_fallocate(file.fileno(), size, take)
+                size += take
+            except OSError:
+                take //= 2  # no room for so much
+    assert os.statvfs(ballast).f_bavail < 100
+
+
+def test_a_filesystem_without_holes_is_named(tmp_path: Path) -> None:
+    with ramfs(tmp_path) as place:
+        path = place / "file"
+        path.write_bytes(bytes(1 << 20))
+        with pytest.raises(RefusedError) as refused:
+            dig(path)
+        assert refused.value.code == "unsupported_pool"
+        assert path.read_bytes() == bytes(1 << 20)
+
+
+def test_what_was_read_does_not_stay_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    content = random.Random(3).randbytes(16 << 20)
+    path.write_bytes(content)
+    with path.open("r+b") as file:
+        os.fsync(file.fileno())
+        assert cached(file.fileno(), 8 << 20)
+        dig(path)
+        assert not any(cached(file.fileno(), at) for at in range(0, 16 << 20, 1 << 20))
+
+
+def test_a_tebibyte_takes_no_more_memory_than_a_gibibyte(tmp_path: Path) -> None:
+    peaks = []
+    for size in (1 << 30, 1 << 40):
+        path = tmp_path / str(size)
+        with path.open("wb") as file:
+            file.truncate(size)
+            for part in range(50):
+                os.pwrite(file.fileno(), b"x" + bytes(100_000), part * (size // 50))
+        tracemalloc.start()
+        dig(path)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert allocated(path) <= 50 * 2 * BLOCK + EXTENT_TREE
+    assert peaks[1] < peaks[0] * 1.1 + 100_000
+
+
+def cached(fd: int, offset: int) -> bool:
+    """Whether a byte of a file can be read without the disk."""
+    try:
+        return os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+    except BlockingIOError:
+        return False
+
+
+@contextlib.contextmanager
+def ramfs(folder: Path) -> Iterator[Path]:
+    """A filesystem that cannot make holes."""
+    place = folder / "ramfs"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "ramfs", "none", place], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", place], check=True)

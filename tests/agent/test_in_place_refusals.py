@@ -1,0 +1,162 @@
+"""What a reclaim in place refuses, with which code, and that nothing is changed then."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage_admin.agent import links
+from storage_admin.agent.links import Chain
+from storage_admin.agent.protocol import RefusedError
+from tests.agent.harness import Agent, Writer, link, make_image, qemu_img, same_content, write
+from tests.agent.test_in_place import AGENT, copy_of, reclaim
+from tests.harness.filesystems import loop_filesystem
+
+pytestmark = pytest.mark.qemu
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    make_image(tmp_path / "vm.qcow2")
+    return tmp_path / "vm.qcow2"
+
+
+def refused(code: str, reclaim_it: Callable[[], Any], path: Path) -> str:
+    """Expects a refusal, and that the image was not touched; the sentence."""
+    before = path.stat()
+    with pytest.raises(RefusedError) as caught:
+        reclaim_it()
+    assert caught.value.code == code, caught.value
+    after = path.stat()
+    assert (after.st_ctime_ns, after.st_blocks) == (before.st_ctime_ns, before.st_blocks)
+    assert len(caught.value.detail) > 20
+    return caught.value.detail
+
+
+def test_an_image_that_a_guest_has_open(image: Path) -> None:
+    for read_only in (False, True):
+        with Writer(image, read_only=read_only):
+            refused("image_in_use", lambda: reclaim(image), image)
+
+
+def test_the_base_of_a_running_overlay(image: Path) -> None:
+    overlay = image.with_name("overlay.qcow2")
+    qemu_img("create", "-q", "-f", "qcow2", "-b", image, "-F", "qcow2", overlay)
+    with Writer(overlay):
+        refused("image_in_use", lambda: reclaim(image), image)
+
+
+def test_an_image_behind_a_loop_device(image: Path) -> None:
+    loop = subprocess.run(["losetup", "-f", "--show", image], capture_output=True, text=True, check=True).stdout.strip()
+    try:
+        refused("image_in_use", lambda: reclaim(image), image)
+    finally:
+        subprocess.run(["losetup", "-d", loop], check=True)
+
+
+def test_a_protected_image(image: Path) -> None:
+    subprocess.run(["chattr", "+i", image], check=True)
+    try:
+        refused("immutable", lambda: reclaim(image), image)
+    finally:
+        subprocess.run(["chattr", "-i", image], check=True)
+
+
+def test_an_image_whose_guests_are_not_known(image: Path) -> None:
+    refused("guests_unknown", lambda: reclaim(image, children_known=False), image)
+
+
+def test_an_encrypted_image(tmp_path: Path) -> None:
+    path = tmp_path / "secret.qcow2"
+    secret = "secret,id=s,data=password"
+    options = "encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10"
+    qemu_img("create", "-q", "-f", "qcow2", "--object", secret, "-o", options, path, "1M")
+    refused("encrypted", lambda: reclaim(path), path)
+
+
+def test_an_external_data_file(tmp_path: Path) -> None:
+    path = tmp_path / "split.qcow2"
+    qemu_img("create", "-q", "-f", "qcow2", "-o", f"data_file={tmp_path}/data.raw", path, "1M")
+    refused("external_data_file", lambda: reclaim(path), path)
+
+
+@pytest.mark.parametrize("bit", [1, 2], ids=["dirty", "corrupt"])
+def test_an_image_that_is_marked_dirty_or_corrupt(image: Path, bit: int) -> None:
+    with image.open("r+b") as raw:
+        raw.seek(79)
+        raw.write(bytes([bit]))
+    refused("dirty_or_corrupt", lambda: reclaim(image), image)
+
+
+def test_an_image_whose_tables_lie(image: Path) -> None:
+    with image.open("r+b") as raw:
+        raw.seek(40)
+        raw.seek(int.from_bytes(raw.read(8), "big"))
+        raw.write((0x8000000000000000 | 1 << 50).to_bytes(8, "big"))
+    refused("dirty_or_corrupt", lambda: reclaim(image), image)
+
+
+@pytest.mark.parametrize("form", ["vmdk", "vdi", "vpc"])
+def test_a_format_that_keeps_its_own_accounts(tmp_path: Path, form: str) -> None:
+    path = tmp_path / f"vm.{form}"
+    qemu_img("create", "-q", "-f", form, path, "8M")
+    write(path, 0, "1M", "4M", form)
+    assert "convert" in refused("unsupported_subformat", lambda: reclaim(path, form=form), path)
+
+
+def test_a_filesystem_without_holes(tmp_path: Path) -> None:
+    place = tmp_path / "ramfs"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "ramfs", "none", place], check=True)
+    try:
+        path = place / "vm.qcow2"
+        make_image(path)
+        before = copy_of(path, tmp_path)
+        assert "copy" in refused("unsupported_pool", lambda: reclaim(path), path)
+        assert same_content(path, before)
+    finally:
+        subprocess.run(["umount", place], check=True)
+
+
+def test_an_agent_that_may_keep_no_door(image: Path) -> None:
+    """As in a container: root, and without the right to watch who opens a file."""
+    before = image.stat()
+    with Agent(["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", *AGENT]) as agent:
+        agent.request("in_place", {"image": link(image), "chain": [], "bandwidth": None})
+        answer = agent.answer()
+    assert answer.get("code") == "guests_unknown", answer
+    assert "root on the host itself" in answer["detail"]
+    assert image.stat().st_ctime_ns == before.st_ctime_ns
+    with Writer(image) as guest:
+        assert not guest.refused
+
+
+def test_a_filesystem_that_is_mounted_only_for_reading(tmp_path: Path) -> None:
+    with loop_filesystem(tmp_path, 64) as place:
+        path = place / "vm.qcow2"
+        make_image(path)
+        subprocess.run(["mount", "-o", "remount,ro", place], check=True)
+        refused("immutable", lambda: reclaim(path), path)
+
+
+@pytest.mark.parametrize("form", ["qcow2", "raw"])
+def test_an_image_that_changes_after_it_was_looked_at(
+    tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody wrote to it and has gone before the door was shut."""
+    image, looked = tmp_path / f"vm.{form}", links.Chain.refuse_stale
+    qemu_img("create", "-q", "-f", form, image, "8M")
+    write(image, 0, "2M", "4M", form)
+
+    def look_then_write(chain: Chain, **how: Any) -> None:
+        looked(chain, **how)
+        write(image, 0x71, "3M", "64k", form)
+
+    monkeypatch.setattr(links.Chain, "refuse_stale", look_then_write)
+    with pytest.raises(RefusedError) as caught:
+        reclaim(image, form=form)
+    assert caught.value.code == "stale_plan"
+    command = ["qemu-io", "-r", "-f", form, "-c", "read -P 0x71 3M 64k", str(image)]
+    assert b"Pattern verification failed" not in subprocess.run(command, capture_output=True, check=True).stdout

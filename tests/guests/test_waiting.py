@@ -1,0 +1,190 @@
+"""A job that waits for a real guest of a real libvirt to be shut down, and starts it again."""
+
+import hashlib
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import libvirt
+import pytest
+
+from images import refusals, waiting
+from images.models import Image
+from storage_admin.accounts.models import AuditEntry
+from storage_admin.agent.protocol import HostError
+from storage_admin.hosts import libvirt_control
+from storage_admin.jobs import services
+from storage_admin.jobs.models import Job
+from tests.harness.guests import Disk, Domains, LibvirtGuest
+from tests.patient import patient
+from tests.working import OPERATOR, create, digests, image_at, run, said, scan, this_machine
+
+pytestmark = [
+    pytest.mark.guest,
+    pytest.mark.services,
+    pytest.mark.django_db,
+    pytest.mark.usefixtures("quiet", "libvirtd", "patient"),
+]
+
+__all__ = ["patient"]
+
+
+@pytest.fixture(autouse=True)
+def no_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The filesystem of tests may be as full as it likes."""
+    monkeypatch.setattr(refusals, "RESERVE_BYTES", 0)
+    monkeypatch.setattr(refusals, "RESERVE_PERCENT", 0)
+
+
+@pytest.fixture
+def disk(shared_folder: Path) -> Path:
+    """An image in a folder that libvirt's user may enter."""
+    return create(shared_folder / "disk.qcow2", "64M")
+
+
+def scan_that_was_asked_for() -> None:
+    done = run(Job.objects.get(kind="scan", state="queued"))
+    assert done.state == "succeeded", (done.error_code, done.error_detail)
+
+
+def submit(image: Image, **options: object) -> Job:
+    return services.submit(OPERATOR, "reclaim", image.pk, {"when_running": "wait", "start_after": True, **options})
+
+
+def test_a_running_guest_is_waited_for_and_started_again_and_none_of_its_writes_is_lost(
+    tcg_guest: Callable[..., LibvirtGuest], disk: Path
+) -> None:
+    guest = tcg_guest(Disk(disk))
+    scan(this_machine(disk.parent))
+    job = run(submit(image_at(disk)))
+    assert job.state == "queued"
+    assert job.waiting_for.startswith(f"guest {guest.name} to be shut down (until ")
+    waiting.look()
+    assert not Job.objects.filter(kind="scan", state="queued").exists()
+
+    guest.write(3, 5, 0x61)
+    written = guest.digest(3, 5)
+    guest.stop()
+    waiting.look()
+    job.refresh_from_db()
+    assert (job.state, f"now that guest {guest.name} is off" in job.waiting_for) == ("queued", True)
+    scan_that_was_asked_for()  # its end looks at what waits on the host
+    job = run(job)
+    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    assert (job.result or {})["swapped"]
+    assert not guest.domain.isActive()
+    waiting.look()
+    assert guest.domain.isActive()
+    assert f"guest {guest.name} was started" in said(job)
+    assert AuditEntry.objects.get(what="guest started").target == guest.name
+    guest.stop()
+    raw = disk.parent / "raw"
+    subprocess.run(["qemu-img", "convert", "-f", "qcow2", "-O", "raw", disk, raw], check=True)
+    with raw.open("rb") as content:
+        content.seek(3 << 20)
+        assert hashlib.sha256(content.read(5 << 20)).hexdigest() == written
+
+
+def test_a_guest_that_was_started_after_the_scan_is_waited_for_and_the_image_read_again(
+    domains: Domains, disk: Path
+) -> None:
+    domain = domains.define([Disk(disk)])
+    scan(this_machine(disk.parent))
+    job = submit(image_at(disk))
+    domain.create()
+    before = digests(disk.parent)
+    job = run(job)
+    assert (job.state, domain.name() in job.waiting_for) == ("queued", True)
+    waiting.look()
+    domain.destroy()
+    assert digests(disk.parent)["disk.qcow2"] == before["disk.qcow2"]
+    waiting.look()
+    scan_that_was_asked_for()
+    job = run(job)
+    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+
+
+def test_a_disk_that_is_taken_from_a_guests_definition_alone_is_waited_for(
+    tcg_guest: Callable[..., LibvirtGuest], disk: Path
+) -> None:
+    other = create(disk.parent / "other.qcow2", "64M")
+    guest = tcg_guest(Disk(disk), Disk(other))
+    host = this_machine(disk.parent)
+    scan(host)
+    job = run(submit(image_at(other), start_after=False))
+    guest.domain.detachDeviceFlags(
+        f"<disk type='file' device='disk'><source file='{other}'/><target dev='vdb' bus='virtio'/></disk>",
+        libvirt.VIR_DOMAIN_AFFECT_CONFIG,
+    )
+    waiting.look()
+    job.refresh_from_db()
+    assert guest.name in job.waiting_for  # it has the disk until its end
+    scan(host)
+    job = run(job)
+    assert (job.state, job.parked_at is not None) == ("queued", True)
+
+
+def test_while_libvirt_does_not_answer_a_job_waits(
+    domains: Domains, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    domain = domains.define([Disk(disk)])
+    scan(this_machine(disk.parent))
+    job = submit(image_at(disk))
+    monkeypatch.setattr("storage_admin.hosts.libvirt_reader.TIMEOUT", 0.001)
+    monkeypatch.setattr(libvirt_control, "STATES_TIMEOUT", 0.001)
+    job = run(job)
+    waiting.look()
+    job.refresh_from_db()
+    assert (job.state, "libvirt on" in job.waiting_for) == ("queued", True)
+    monkeypatch.setattr("storage_admin.hosts.libvirt_reader.TIMEOUT", 20.0)
+    monkeypatch.setattr(libvirt_control, "STATES_TIMEOUT", 20.0)
+    waiting.look()
+    scan_that_was_asked_for()
+    job = run(job)
+    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    waiting.look()
+    assert domain.isActive()
+
+
+def test_a_guest_that_cannot_be_started_is_a_warning_of_a_job_that_has_succeeded(domains: Domains, disk: Path) -> None:
+    lost = create(disk.parent / "lost.qcow2", "8M")
+    domain = domains.define([Disk(disk), Disk(lost)])
+    scan(this_machine(disk.parent))
+    job = run(submit(image_at(disk)))
+    assert job.state == "succeeded", (job.error_code, job.error_detail)
+    lost.unlink()
+    waiting.look()
+    job.refresh_from_db()
+    assert (job.state, job.start_due, bool(domain.isActive())) == ("succeeded", False, False)
+    (line,) = job.log_lines.filter(level="warning", text__contains="could not be started")
+    assert "lost.qcow2" in line.text
+    assert AuditEntry.objects.filter(what="guest start failed", target=domain.name()).count() == 1
+
+
+def test_states_and_a_start_of_a_domain(domains: Domains, disk: Path) -> None:
+    domain = domains.define([Disk(disk)])
+    uid = domain.UUIDString()
+    assert libvirt_control.states()[uid] == "shut off"
+    assert libvirt_control.start(uid) == "started"
+    assert libvirt_control.states()[uid] == "running"
+    assert libvirt_control.start(uid) == "running already"
+    domain.suspend()
+    assert libvirt_control.states()[uid] == "paused"
+    assert libvirt_control.start(uid) == "running already"
+    assert libvirt_control.states()[uid] == "paused"
+    domain.destroy()
+    with pytest.raises(HostError, match=r"libvirt said: .*[Dd]omain not found"):
+        libvirt_control.start("00000000-0000-4000-8000-000000000000")
+
+
+def test_a_start_that_hangs_is_given_up(domains: Domains, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libvirt_control, "START_TIMEOUT", 0.001)
+    with pytest.raises(HostError, match="did not answer within"):
+        libvirt_control.start(domains.define([Disk(disk)]).UUIDString())
+
+
+def test_the_states_are_one_document_on_standard_output(libvirtd: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "storage_admin.hosts.libvirt_states"], capture_output=True, check=True)
+    assert done.stderr == b""
+    assert done.stdout.startswith(b'{"states"')

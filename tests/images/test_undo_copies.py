@@ -1,0 +1,345 @@
+"""The life of an undo copy, with real files: its window closes, somebody deletes it, its removal is cut off."""
+
+import os
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test import Client
+from django.utils import timezone
+
+from images import refusals, tasks
+from images.selectors.undo_copies import undo_copies
+from storage_admin.accounts.models import AuditEntry
+from storage_admin.agent.protocol import RefusedError
+from storage_admin.hosts.models import Host
+from storage_admin.jobs import services
+from storage_admin.jobs.models import Job
+from tests.agent.harness import leftovers, make_image
+from tests.factories import HostFactory, ImageFactory, JobFactory, UserFactory
+from tests.working import ADMIN, OPERATOR, image_at, run, said, scan, this_machine, work
+
+pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
+
+
+@pytest.fixture
+def no_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The filesystem of tests may be as full as it likes."""
+    monkeypatch.setattr(refusals, "RESERVE_BYTES", 0)
+    monkeypatch.setattr(refusals, "RESERVE_PERCENT", 0)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A scanned image with something to win."""
+    (tmp_path / "pool").mkdir()
+    path = Path(os.fsdecode(make_image(tmp_path / "pool" / "disk.qcow2")))
+    scan(this_machine(tmp_path / "pool"))
+    return path
+
+
+@pytest.fixture
+def job(path: Path) -> Job:
+    """A finished reclaim whose undo copy waits; the host was scanned since."""
+    job = work("reclaim", image_at(path).pk, OPERATOR, undo_hours=1)
+    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    run(Job.objects.get(kind="scan", state="queued"))
+    return job
+
+
+def allocated(path: Path) -> int:
+    return path.stat().st_blocks * 512
+
+
+def window_closes(job: Job) -> None:
+    Job.objects.filter(pk=job.pk).update(undo_expires=timezone.now() - timedelta(seconds=1))
+
+
+def recovery() -> Job:
+    """The recovery that was asked for, as it ended."""
+    done = run(Job.objects.get(kind="recover", state="queued"))
+    assert done.state == "succeeded", (done.error_code, done.error_detail)
+    return done
+
+
+def asked(kind: str) -> int:
+    return Job.objects.filter(kind=kind, state="queued").count()
+
+
+def test_an_expired_copy_goes_and_only_then_something_is_freed(path: Path, job: Job) -> None:
+    before = (job.result or {})["before_bytes"]
+    assert image_at(path).pool.undo_bytes == before
+    window_closes(job)
+    tasks.expire_undo()
+    removal = run(Job.objects.get(kind="discard_undo"))
+    assert (removal.state, removal.created_by) == ("succeeded", "system")
+    job.refresh_from_db()
+    result = job.result or {}
+    assert (job.undo_state, job.undo_bytes, leftovers(path.parent)) == ("expired", 0, set())
+    assert (result["held_bytes"], result["freed_bytes"]) == (0, before - allocated(path))
+    assert result["freed_at"] is not None
+    assert image_at(path).pool.undo_bytes == 0
+    assert AuditEntry.objects.filter(who="system", what="discard_undo queued").count() == 1
+    tasks.expire_undo()
+    assert Job.objects.filter(kind="discard_undo").count() == 1
+
+
+def test_a_copy_is_not_removed_while_its_job_is_being_undone(path: Path, job: Job) -> None:
+    inode = (path.parent / f".sa-{job.uid}.orig").stat().st_ino
+    undo = services.undo(OPERATOR, job)
+    window_closes(job)
+    tasks.expire_undo()
+    assert not Job.objects.filter(kind="discard_undo").exists()
+    Job.objects.filter(pk=undo.pk).update(state="running")
+    tasks.expire_undo()
+    assert not Job.objects.filter(kind="discard_undo").exists()
+    Job.objects.filter(pk=undo.pk).update(state="queued")
+    assert run(undo).state == "succeeded"
+    tasks.expire_undo()
+    assert (path.stat().st_ino, Job.objects.filter(kind="discard_undo").count()) == (inode, 0)
+
+
+def test_after_an_undo_that_was_cut_off_recovery_comes_first(path: Path, job: Job) -> None:
+    undo = services.undo(OPERATOR, job)
+    undo.locks.all().delete()
+    now = timezone.now()
+    Job.objects.filter(pk=undo.pk).update(state="interrupted", needs_recovery=True, finished=now)
+    window_closes(job)
+    tasks.expire_undo()
+    assert not Job.objects.filter(kind="discard_undo").exists()
+    assert not AuditEntry.objects.filter(who="system", what="discard_undo refused").exists()
+    with pytest.raises(RefusedError, match="recovered first") as refused:
+        services.discard_undo(ADMIN, job)
+    assert refused.value.code == "busy"
+    work("recover", job.host_id)
+    tasks.expire_undo()
+    assert run(Job.objects.get(kind="discard_undo")).state == "succeeded"
+
+
+def test_a_host_that_does_not_answer_is_asked_when_it_does(path: Path, job: Job) -> None:
+    window_closes(job)
+    Host.objects.update(status="unreachable")
+    tasks.expire_undo()
+    assert not Job.objects.filter(kind="discard_undo").exists()
+    Host.objects.update(status="ok")
+    tasks.expire_undo()
+    assert asked("discard_undo") == 1
+
+
+def test_copies_that_cannot_be_removed_do_not_keep_others_from_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "AT_ONCE", 2)
+    host, now = HostFactory.create(), timezone.now()
+    jobs = [
+        JobFactory.create(
+            kind="reclaim", target=ImageFactory.create(pool__host=host), state="succeeded", undo_state="available",
+            undo_expires=now - timedelta(hours=10 - number),
+        ) for number in range(4)
+    ]  # fmt: skip
+    for stuck in jobs[:2]:
+        values: dict[str, Any] = {"target_kind": "job", "target_id": stuck.pk, "finished": now}
+        JobFactory.create(kind="discard_undo", host=host, state="failed", **values)
+    tasks.expire_undo()
+    queued = Job.objects.filter(kind="discard_undo", state="queued").values_list("target_id", flat=True)
+    assert set(queued) == {jobs[2].pk, jobs[3].pk}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_many_schedulers_at_once_one_removes_a_copy(path: Path, job: Job) -> None:
+    window_closes(job)
+    ready = threading.Barrier(6)
+
+    def expire() -> None:
+        try:
+            ready.wait()
+            tasks.expire_undo()
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=expire) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert run(Job.objects.get(kind="discard_undo")).state == "succeeded"
+    assert leftovers(path.parent) == set()
+
+
+def by_name(job: Job, path: Path) -> None:
+    (path.parent / f".sa-{job.uid}.orig").unlink()
+
+
+def with_its_journal(job: Job, path: Path) -> None:
+    for name in leftovers(path.parent):
+        (path.parent / name).unlink()
+
+
+@pytest.mark.parametrize("delete", [by_name, with_its_journal])
+def test_a_copy_that_somebody_deleted_is_noticed_by_the_next_scan_and_reported(
+    path: Path, job: Job, delete: Callable[[Job, Path], None]
+) -> None:
+    held = job.undo_bytes
+    scan(job.host)
+    assert asked("recover") == 0
+    delete(job, path)
+    scan(job.host)
+    recovery()
+    job.refresh_from_db()
+    result = job.result or {}
+    assert (job.undo_state, job.undo_bytes, leftovers(path.parent)) == ("missing", 0, set())
+    assert (result["held_bytes"], result["freed_bytes"]) == (0, result["before_bytes"] - allocated(path))
+    (line,) = job.log_lines.filter(level="warning", text__contains="removed by somebody else")
+    assert "cannot be undone" in line.text
+    entry = AuditEntry.objects.get(what="undo copy missing")
+    assert (entry.who, entry.before) == ("system", {"job": job.pk, "undo_bytes": held})
+    assert image_at(path).pool.undo_bytes == 0
+    scan(job.host)
+    assert asked("recover") == 0
+    with pytest.raises(RefusedError, match="somebody else deleted it"):
+        services.undo(OPERATOR, job)
+
+
+def test_an_undo_that_finds_no_copy_has_the_host_looked_at(path: Path, job: Job) -> None:
+    by_name(job, path)
+    undo = run(services.undo(OPERATOR, job))
+    assert (undo.state, undo.error_code) == ("failed", "undo_missing")
+    recovery()
+    job.refresh_from_db()
+    assert (job.undo_state, leftovers(path.parent)) == ("missing", set())
+
+
+def test_a_copy_that_was_written_to_still_holds_its_bytes_and_can_only_be_discarded(path: Path, job: Job) -> None:
+    os.utime(path.parent / f".sa-{job.uid}.orig", ns=(1, 1))
+    undo = run(services.undo(OPERATOR, job))
+    assert (undo.state, undo.error_code) == ("failed", "undo_missing")
+    recovery()
+    job.refresh_from_db()
+    assert (job.undo_state, image_at(path).pool.undo_bytes) == ("available", job.undo_bytes)
+    assert run(services.discard_undo(ADMIN, job)).state == "succeeded"
+    assert leftovers(path.parent) == set()
+
+
+def test_an_expired_copy_that_somebody_deleted_is_missing_and_not_expired(path: Path, job: Job) -> None:
+    window_closes(job)
+    by_name(job, path)
+    tasks.expire_undo()
+    removal = run(Job.objects.get(kind="discard_undo"))
+    assert (removal.state, removal.result) == ("succeeded", {"copy_bytes": 0, "of_job": job.pk})
+    job.refresh_from_db()
+    assert (job.undo_state, leftovers(path.parent)) == ("missing", set())
+    assert AuditEntry.objects.filter(what="undo copy missing").count() == 1
+
+
+def test_an_original_that_somebody_put_back_by_hand_has_won_nothing(path: Path, job: Job) -> None:
+    (path.parent / f".sa-{job.uid}.orig").rename(path)
+    scan(job.host)
+    recovery()
+    job.refresh_from_db()
+    assert (job.undo_state, (job.result or {})["freed_bytes"], leftovers(path.parent)) == ("undone", 0, set())
+    assert any("put the original back" in line for line in said(job))
+
+
+def test_an_image_that_a_later_job_has_replaced_was_not_put_back_by_hand(path: Path, job: Job) -> None:
+    (path.parent / f".sa-{job.uid}.orig").rename(path)  # or a new file that got the number of the deleted one
+    JobFactory.create(kind="reclaim", target=image_at(path), state="succeeded", finished=timezone.now())
+    work("recover", job.host_id)
+    job.refresh_from_db()
+    assert job.undo_state == "missing"
+
+
+def test_a_copy_with_a_second_name_frees_nothing(path: Path, job: Job) -> None:
+    os.link(path.parent / f".sa-{job.uid}.orig", path.parent / "kept-by-somebody")
+    run(services.discard_undo(ADMIN, job))
+    job.refresh_from_db()
+    assert job.undo_state == "discarded"
+    assert (job.result or {})["freed_bytes"] == -allocated(path)
+    assert any("another name" in line for line in said(job))
+
+
+def test_a_pool_that_is_not_mounted_has_lost_no_copy(path: Path, job: Job) -> None:
+    path.parent.rename(path.parent.parent / "unmounted")
+    path.parent.mkdir()
+    work("recover", job.host_id)
+    job.refresh_from_db()
+    assert job.undo_state == "available"
+    path.parent.rmdir()
+    (path.parent.parent / "unmounted").rename(path.parent)
+    assert run(services.undo(OPERATOR, job)).state == "succeeded"
+
+
+def test_a_copy_that_went_together_with_its_image_is_reported_once_the_image_is_known_to_be_gone(
+    path: Path, job: Job
+) -> None:
+    with_its_journal(job, path)
+    path.unlink()
+    scan(job.host)
+    recovery()
+    job.refresh_from_db()
+    assert (image_at(path).state, job.undo_state) == ("missing", "missing")
+
+
+def test_a_removal_that_was_cut_off_after_its_only_step_has_succeeded_after_all(path: Path, job: Job) -> None:
+    removal = services.discard_undo(ADMIN, job)
+    removal.locks.all().delete()
+    by_name(job, path)  # what the agent did before it was killed
+    Job.objects.filter(pk=removal.pk).update(
+        state="interrupted", needs_recovery=True, finished=timezone.now(), error_code="interrupted"
+    )
+    work("recover", job.host_id)
+    job.refresh_from_db()
+    removal.refresh_from_db()
+    assert (job.undo_state, removal.state, removal.needs_recovery) == ("discarded", "succeeded", False)
+    assert not AuditEntry.objects.filter(what="undo copy missing").exists()
+
+
+def test_a_copy_that_is_removed_while_recovery_looks_is_left_to_its_removal(path: Path, job: Job) -> None:
+    removal = services.discard_undo(ADMIN, job)
+    Job.objects.filter(pk=removal.pk).update(state="running")
+    with_its_journal(job, path)
+    work("recover", job.host_id)
+    job.refresh_from_db()
+    assert job.undo_state == "available"
+
+
+def test_a_pool_tells_what_its_undo_copies_hold_job_by_job(path: Path, job: Job, client: Client) -> None:
+    (path.parent / ".sa-stranger.orig").write_bytes(b"x" * 8192)
+    scan(job.host)
+    told = undo_copies(image_at(path).pool)
+    assert (told.held_bytes, told.others_bytes, told.missing) == (job.undo_bytes, 8192, ())
+    (row,) = told.rows
+    assert row.image is not None
+    assert (row.job.pk, row.image.name, row.overdue, row.trouble) == (job.pk, "disk.qcow2", False, "")
+    address = f"/pools/{image_at(path).pool_id}/"
+    client.force_login(UserFactory.create(role="viewer"))
+    page = client.get(address).content.decode()
+    assert f"job {job.pk}" in page
+    assert "held, not yet freed" in page
+    assert f"/jobs/{job.pk}/discard-undo/" not in page
+    client.force_login(UserFactory.create(role="admin"))
+    assert f"/jobs/{job.pk}/discard-undo/" in client.get(address).content.decode()
+    client.post(f"/jobs/{job.pk}/discard-undo/", {"confirm": f"job {job.pk}"})
+    run(Job.objects.get(kind="discard_undo"))
+    assert undo_copies(image_at(path).pool).rows == ()
+
+
+def test_a_pool_tells_of_copies_that_are_missing_and_of_those_that_could_not_be_removed(
+    path: Path, job: Job, client: Client
+) -> None:
+    window_closes(job)
+    services.discard_undo(ADMIN, job).locks.all().delete()
+    Job.objects.filter(kind="discard_undo").update(state="failed", error_detail="the copy is in use by qemu-nbd")
+    (row,) = undo_copies(image_at(path).pool).rows
+    assert (row.overdue, row.trouble) == (True, "the copy is in use by qemu-nbd")
+    client.force_login(UserFactory.create(role="viewer"))
+    address = f"/pools/{image_at(path).pool_id}/"
+    assert "the copy is in use by qemu-nbd" in client.get(address).content.decode()
+    by_name(job, path)
+    scan(job.host)
+    recovery()
+    told = undo_copies(image_at(path).pool)
+    assert (told.rows, [row.job.pk for row in told.missing]) == ((), [job.pk])
+    assert "deleted by somebody else" in client.get(address).content.decode()
+    assert "deleted by somebody else" in client.get(f"/jobs/{job.pk}/").content.decode()

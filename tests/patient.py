@@ -1,0 +1,39 @@
+"""A kind that waits for guests, whatever the kinds of this version do."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from images import waiting
+from images.kinds.reclaim import Reclaim
+from images.kinds.targets import find
+from storage_admin.accounts.roles import Actor
+from storage_admin.jobs import kinds
+from storage_admin.jobs.kinds import JobKind, Wait
+from storage_admin.jobs.models import Job
+from storage_admin.jobs.plans import Plan
+
+_WAITING = waiting.WaitsForGuests()
+
+
+class PatientReclaim(Reclaim):
+    """Reclaim with the options of a job that waits."""
+
+    properties = {**Reclaim.properties, **waiting.WAIT_OPTIONS}
+
+    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:
+        plan = super().plan(actor, target_id, options)
+        left, warnings = waiting.set_aside(find(target_id), list(plan.refusals), options)
+        return replace(plan, refusals=tuple(left), warnings=(*plan.warnings, *warnings))
+
+    def must_wait(self, job: Job, *, ask: bool) -> Wait | None:
+        return _WAITING.must_wait(job, ask=ask)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> JobKind:
+    """``reclaim`` takes ``when_running``, ``wait_hours`` and ``start_after``."""
+    kind = PatientReclaim()
+    monkeypatch.setitem(kinds._table(), "reclaim", kind)
+    return kind
