@@ -11,7 +11,9 @@ from images.kinds.rewrites import (
     swap_commands,
     verify_commands,
 )
+from images.kinds.targets import descendants
 from images.models import Image
+from storage_admin.guests.models import GuestDisk
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Refusal
 
@@ -62,7 +64,7 @@ class Flatten(Rewriting):
             _commands(image, below, method, base),
             low=image.allocated_size if method == "rebase" else None,
             scratch=image.allocated_size + held,
-            refusals=against,
+            refusals=[*against, *_recorded(image)],
             warnings=_warnings(image, taken),
             below={one.pk: _needed_by(one, image) for one in taken},
         )
@@ -95,6 +97,19 @@ def _keep(image: Image, below: list[Image], options: dict[str, Any]) -> tuple[in
     if keep == 1:
         return None, [Refusal("stale_plan", f"{image.name} stands right on {below[0].name} already.")]
     return keep, []
+
+
+def _recorded(image: Image) -> list[Refusal]:
+    """Guests whose definitions name the chain that is to change, for this image or for one that stands on it."""
+    disks = GuestDisk.objects.filter(use__image__in=[image, *descendants(image)], records_chain=True)
+    return [
+        Refusal(
+            "guest_records_chain",
+            f"The definition of guest {disk.guest.name} itself names what its disk {disk.target} stands on "
+            "(<backingStore>), and would contradict the new chain. Take that out of it (virsh edit) and scan again.",
+        )
+        for disk in disks.select_related("guest")[:3]
+    ]
 
 
 def _needed_by(base: Image, image: Image) -> str:

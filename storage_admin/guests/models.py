@@ -56,6 +56,8 @@ class GuestDisk(models.Model):
     cache = models.CharField(max_length=20, blank=True)
     discard = models.CharField(max_length=20, blank=True)
     readonly = models.BooleanField(default=False)
+    #: Its definition names the images that its own stands on: another chain would contradict it.
+    records_chain = models.BooleanField(default=False)
 
     class Meta:
         ordering = ["guest", "target"]

@@ -62,7 +62,7 @@ def _record_disks(guest: Guest, disks: tuple[DomainDisk, ...], inodes: Mapping[b
         values = {
             "device": told.device, "path": display(raw), "path_bytes": raw, "path_key": path_key(raw) if raw else "",
             "dev": dev, "inode": inode, "format": told.format, "cache": told.cache, "discard": told.discard,
-            "readonly": told.readonly,
+            "readonly": told.readonly, "records_chain": told.records_chain,
         }  # fmt: skip
         if disk.pk is None or {key: _plain(getattr(disk, key)) for key in values} != values:
             changed = True

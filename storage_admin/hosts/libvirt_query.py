@@ -70,11 +70,29 @@ def _domain(connection: Any, domain: Any) -> dict[str, Any]:
         for disk in _disks(connection, domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE)):
             if disk["path"] not in {known["path"] for known in disks.values()}:
                 disks[disk["target"] + " (next start)"] = disk | {"target": disk["target"] + " (next start)"}
+    recording = _recording_chains(domain)
+    for disk in disks.values():
+        disk["records_chain"] = disk["target"].removesuffix(" (next start)") in recording
     return {
         "uid": domain.UUIDString(),
         "name": domain.name(),
         "state": STATES.get(domain.state()[0], "unknown"),
         "disks": list(disks.values()),
+    }
+
+
+def _recording_chains(domain: Any) -> set[str]:
+    """The targets of disks whose definition itself says what their images stand on, instead of leaving it to headers.
+
+    Of a running domain libvirt shows what it has found out; only the definition counts.
+    """
+    if not domain.isPersistent():
+        return set()
+    root = ET.fromstring(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE))  # noqa: S314 (libvirt wrote it)
+    return {
+        target.get("dev", "?")
+        for disk in root.findall("devices/disk")
+        if disk.find("backingStore/source") is not None and (target := disk.find("target")) is not None
     }
 
 

@@ -38,6 +38,8 @@ class DomainDisk:
     cache: str
     discard: str
     readonly: bool
+    #: Its definition names the images that its own stands on.
+    records_chain: bool = False
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,8 @@ class Disk:
     cache: str = "none"
     discard: str = "unmap"
     readonly: bool = False
+    #: What the definition itself says that the image stands on.
+    backing: Path | None = None
 
 
 class Console:
@@ -257,10 +259,17 @@ def _drive_cache(disk: Disk) -> str:
     return f"{disk.cache},discard={disk.discard}"
 
 
+def _backing_xml(disk: Disk) -> str:
+    if disk.backing is None:
+        return ""
+    source = f"<format type='qcow2'/><source file={quoteattr(str(disk.backing))}/>"
+    return f"<backingStore type='file'>{source}<backingStore/></backingStore>"
+
+
 def _domain_xml(name: str, initrd: Path, console: Path, disks: Sequence[Disk]) -> str:
     drives = "".join(
         f"<disk type='file' device='disk'><driver name='qemu' type='{disk.format}' cache='{disk.cache}'"
-        f" discard='{disk.discard}'/><source file={quoteattr(str(disk.path))}/>"
+        f" discard='{disk.discard}'/><source file={quoteattr(str(disk.path))}/>{_backing_xml(disk)}"
         f"<target dev='vd{chr(ord('a') + number)}' bus='virtio'/>{'<readonly/>' if disk.readonly else ''}</disk>"
         for number, disk in enumerate(disks)
     )
