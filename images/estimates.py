@@ -9,12 +9,12 @@ from images.models import Image
 from storage_admin.agent.prediction import best
 
 #: The formats that each method is offered for; an estimate for another one is a fact, but no offer.
-FORMATS = {"compress": ("qcow2",), "copy": ("qcow2", "raw"), "in_place": ("qcow2", "raw")}
+FORMATS = {"compress": ("qcow2",), "copy": ("qcow2", "raw", "vdi", "vmdk", "vpc"), "in_place": ("qcow2", "raw")}
 METHODS = tuple(FORMATS)
 #: Formats that are sampled in the background: those that something is offered for.
 SAMPLED_FORMATS = tuple(sorted({name for formats in FORMATS.values() for name in formats}))
 #: Formats that can be analyzed when somebody asks.
-ANALYZED_FORMATS = (*SAMPLED_FORMATS, "vdi", "vmdk", "vpc")
+ANALYZED_FORMATS = SAMPLED_FORMATS
 
 
 def due(host_id: int) -> QuerySet[Image]:

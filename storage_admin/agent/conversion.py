@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import struct
 from dataclasses import dataclass, field
 from typing import Any
 
-from storage_admin.agent import qemu_img
+from storage_admin.agent import qemu_img, vmdk_text
 from storage_admin.agent.formats.facts import Facts
 from storage_admin.agent.pools import components, open_parent
-from storage_admin.agent.protocol import INVALID, HostError, RefusedError, unb64
+from storage_admin.agent.protocol import INVALID, RefusedError, unb64
 from storage_admin.agent.publish import Publication
 from storage_admin.agent.qemu_img import Node
 from storage_admin.agent.rewrite import NewFile, Recipe, Rewrite
@@ -45,7 +44,6 @@ LONGEST_NAME = 255
 #: Bytes that any format may need beside the data: tables, headers, a footer.
 _TABLES = 8 << 20
 _VALUE = re.compile(r"[0-9A-Za-z._]{1,40}")
-_VMDK_HEADER = struct.Struct("<4sIIQQQQ")
 
 
 @dataclass(frozen=True)
@@ -161,7 +159,7 @@ class Convert(Recipe):
         if done.exit_code:
             raise work.failed("qemu-img convert", done.words(), done.stderr)
         if self.target.format == "vmdk":
-            name_extent(replacement.new, replacement.new_name, work.name)
+            vmdk_text.name_extent(replacement.new, work.name)
 
     def differences(self, work: Rewrite, made: Facts) -> list[str]:
         """The virtual size to the byte, no base, and the options that were asked for."""
@@ -174,23 +172,3 @@ class Convert(Recipe):
         if subformat is not None and made.subformat not in {None, subformat}:
             wrong.append("subformat")
         return wrong
-
-
-def name_extent(fd: int, made: bytes, name: bytes) -> None:
-    """Put a VMDK's real name where its descriptor names its only extent.
-
-    Layout: VMware, Virtual Disk Format 5.0, "Hosted Sparse Extent Header": the descriptor's place and size, in sectors.
-
-    Raises:
-        HostError: it is not as qemu-img writes it.
-    """
-    _, _, _, _, _, offset, size = _VMDK_HEADER.unpack(os.pread(fd, _VMDK_HEADER.size, 0))
-    room = size * 512
-    text = os.pread(fd, room, offset * 512)
-    old, new = b'"' + made + b'"', b'"' + name + b'"'
-    if not offset or text.count(old) != 1:
-        raise HostError("the VMDK's descriptor does not name its file once")
-    changed = text.replace(old, new).rstrip(b"\0")
-    if len(changed) > room:
-        raise HostError("the target's name is too long for a VMDK's descriptor; choose a shorter one")
-    os.pwrite(fd, changed.ljust(room, b"\0"), offset * 512)

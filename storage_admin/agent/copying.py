@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from storage_admin.agent import qemu_img
+from storage_admin.agent import qemu_img, vmdk_text
 from storage_admin.agent.formats.facts import Facts
 from storage_admin.agent.protocol import INVALID, RefusedError
 from storage_admin.agent.qemu_img import Node
 from storage_admin.agent.rewrite import NewFile, Recipe, Rewrite
+
+#: Bytes that tables may take beside the data, in formats that qemu-img does not measure.
+_TABLES = 8 << 20
 
 
 class Copy(Recipe):
     """``qemu-img convert`` into the same format with the same options; an overlay keeps its immediate base."""
 
     method = "copy"
-    formats = frozenset({"qcow2", "raw"})
+    formats = frozenset({"qcow2", "raw", "vdi", "vmdk", "vpc"})
     compress = False
 
     def refuse(self, work: Rewrite) -> None:
@@ -21,20 +24,26 @@ class Copy(Recipe):
         image, form = work.chain.image, work.chain.image.facts.format
         if form not in self.formats:
             raise RefusedError("unsupported_subformat", f"{image.shown} is {form}, which {self.method} does not write")
+        if form == "vmdk":
+            vmdk_text.refuse_unnamed(image.fd, image.shown)
         work.refuse_damaged()
 
     def needed(self, work: Rewrite) -> int:
         """What the plan's estimate says at most, else what qemu-img measures for the layer uncompressed."""
         if work.wish.predicted_high is not None:
             return work.wish.predicted_high
-        if work.chain.image.facts.format != "qcow2":
+        if work.chain.image.facts.format not in {"qcow2", "raw"}:
+            return work.chain.image.stamp.allocated_size + _TABLES  # qemu-img does not measure these
+        if work.chain.image.facts.format == "raw":
             return work.chain.image.stamp.allocated_size
         return qemu_img.measure(work.io, work.chain.node(alone=True), self.options(work))
 
     def options(self, work: Rewrite) -> str:
         """Creation options of the new file, for ``-o``."""
         facts = work.chain.image.facts
-        return creation_options(facts, facts.compression or "zlib") if facts.format == "qcow2" else ""
+        if facts.format == "qcow2":
+            return creation_options(facts, facts.compression or "zlib")
+        return other_options(facts)
 
     def base(self, work: Rewrite) -> Node | None:
         """The same as the image's."""
@@ -54,7 +63,7 @@ class Copy(Recipe):
             shown=work.shown(replacement),
             format=facts.format,
             options=work.with_file_options(self.options(work)),
-            compress=self.compress,
+            compress=self.compress or facts.subformat == "streamOptimized",
             backing=self.backing(work),
             bitmaps=bool(facts.bitmaps),
             bandwidth=work.wish.bandwidth,
@@ -62,6 +71,8 @@ class Copy(Recipe):
         done = qemu_img.convert(work.io, work.chain.node(), target, work.effort("copying", facts.virtual_size))
         if done.exit_code:
             raise work.failed("qemu-img convert", done.words(), done.stderr)
+        if facts.format == "vmdk":
+            vmdk_text.carry_over(work.chain.image.fd, replacement.new, work.name)
 
     def differences(self, work: Rewrite, made: Facts) -> list[str]:
         """What a copy leaves alone must be as it was."""
@@ -138,6 +149,16 @@ def creation_options(facts: Facts, compression: str) -> str:
     return ",".join(options)
 
 
+def other_options(facts: Facts) -> str:
+    """The options that an image of another format than qcow2 was created with, for ``-o`` of its copy."""
+    if facts.format == "vdi":
+        return "static=on" if facts.subformat == "static" else ""
+    if facts.format == "vpc":
+        # Without force_size the virtual size is rounded up to what a disk's geometry can say.
+        return f"subformat={facts.subformat},force_size=on"
+    return f"subformat={facts.subformat}" if facts.format == "vmdk" else ""
+
+
 def differences(old: Facts, new: Facts, compression: str | None, base_format: str | None) -> list[str]:
     """In what two headers differ that a copy should have left alone, by name.
 
@@ -148,6 +169,7 @@ def differences(old: Facts, new: Facts, compression: str | None, base_format: st
         base_format: of the base, which the copy declares also where the image does not.
     """
     same = ["virtual_size", "cluster_size", "compat", "refcount_bits", "extended_l2", "backing_file", "encrypted"]
+    same.append("subformat")
     different = [name for name in same if getattr(old, name) != getattr(new, name)]
     if bool(old.lazy_refcounts) != bool(new.lazy_refcounts):
         different.append("lazy_refcounts")

@@ -1,5 +1,6 @@
 """``reclaim`` by ``copy``: without zeros and unused clusters, uncompressed."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -68,10 +69,49 @@ def test_what_a_copy_makes_larger_is_left_as_it_is(pool: Path) -> None:
     assert leftovers(pool) == set()
 
 
+@pytest.mark.parametrize(
+    ("form", "options"),
+    [
+        ("vdi", ""),
+        ("vpc", "force_size=on"),
+        ("vmdk", "subformat=monolithicSparse,adapter_type=lsilogic,hwversion=7"),
+        ("vmdk", "subformat=streamOptimized"),
+    ],
+)
+def test_other_formats_are_written_anew_and_keep_what_they_say(pool: Path, form: str, options: str) -> None:
+    source, image = pool / "source.qcow2", pool / f"disk.{form}"
+    make_image(source)
+    words = ["-o", options] if options else []
+    compress = ["-c"] if "streamOptimized" in options else []
+    qemu_img("convert", "-S", "0", *compress, "-f", "qcow2", "-O", form, *words, source, image)
+    before, said = image_info(image, form), descriptor(image) if form == "vmdk" else b""
+    result = ask("reclaim", reclaim_args(image, method="copy", format=form))
+    assert result.get("swapped") or "streamOptimized" in options, result
+    compare = ["qemu-img", "compare", "-f", "qcow2", "-F", form, str(source), str(image)]
+    assert subprocess.run(compare, capture_output=True).returncode == 0
+    after = image_info(image, form)
+    assert after["virtual-size"] == before["virtual-size"]
+    if form == "vmdk":
+        assert descriptor(image) == said
+        assert b'"disk.vmdk"' in said
+
+
+def test_a_vmdk_that_was_renamed_names_its_file_again(pool: Path) -> None:
+    make_image(pool / "source.qcow2")
+    qemu_img("convert", "-S", "0", "-f", "qcow2", "-O", "vmdk", pool / "source.qcow2", pool / "old.vmdk")
+    image = (pool / "old.vmdk").rename(pool / "new.vmdk")
+    assert ask("reclaim", reclaim_args(image, method="copy", format="vmdk")).get("swapped")
+    assert b'"new.vmdk"' in descriptor(image)
+
+
+def descriptor(path: Path) -> bytes:
+    return path.read_bytes()[512 : 512 + 20 * 512].rstrip(b"\0")
+
+
 def test_a_format_that_is_not_written_anew_is_refused(pool: Path) -> None:
-    image = pool / "disk.vdi"
-    qemu_img("create", "-q", "-f", "vdi", image, "4M")
-    refused = ask("reclaim", reclaim_args(image, method="copy", format="vdi"))
+    image = pool / "disk.vhdx"
+    qemu_img("create", "-q", "-f", "vhdx", image, "4M")
+    refused = ask("reclaim", reclaim_args(image, method="copy", format="vhdx"))
     assert refused["code"] == "unsupported_subformat"
 
 

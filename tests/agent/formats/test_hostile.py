@@ -86,7 +86,7 @@ def test_mutated_headers_give_facts_or_a_refusal_and_nothing_else(tmp_path: Path
             believed += isinstance(result, Facts)
     assert refused > 300
     assert believed > 300
-    assert slowest < 0.1
+    assert slowest < 0.5  # of processor time, on a busy machine as well; a bomb takes seconds
 
 
 HEADERS = [
