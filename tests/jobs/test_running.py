@@ -33,8 +33,8 @@ def say(event, **fields):
 def hear(seconds=20):
     return json.loads(sys.stdin.readline()) if select.select([sys.stdin], [], [], seconds)[0] else None
 HELLO = dict(protocol=1, hash=sys.argv[1], uid=0, python="3")
-RESULT = dict(method="compress", before_bytes=100, after_bytes=40, held_bytes=100, freed_bytes=0, compression="zstd", dev=1,
-              inode=2, swapped=True, seconds=0.1, undo=None)
+RESULT = dict(method="compress", before_bytes=100, after_bytes=40, held_bytes=100, freed_bytes=0, compression="zstd",
+              dev=1, inode=2, swapped=True, seconds=0.1, undo=None)
 """
 POLITE = PROGRAM + 'say("hello", **HELLO)\nrequest = hear()\n'
 

@@ -223,7 +223,7 @@ def test_a_full_snapshot_table_is_read_in_little_time_and_memory(tmp_path: Path)
     before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.thread_time()
     with pytest.raises(UnreadableError, match="beyond the bounds"):
         facts_of(tmp_path / "disk.qcow2")
-    assert time.thread_time() - started < 0.1
+    assert time.thread_time() - started < 0.5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 16 * 1024
 
 

@@ -136,7 +136,7 @@ def test_mutated_headers_give_what_qemu_believes_or_a_refusal(disk: Path) -> Non
             file.write(image)
         started = time.thread_time()
         facts = outcome(disk, "luks")
-        assert time.thread_time() - started < 0.1
+        assert time.thread_time() - started < 0.5
         refused += isinstance(facts, UnreadableError)
         if isinstance(facts, Facts) and number % 5 == 0:
             done = subprocess.run(["qemu-img", "info", "-f", "luks", "--output=json", disk], capture_output=True)
@@ -211,4 +211,4 @@ def test_one_changed_bit_of_a_luks2_header_is_found_by_its_checksum(tmp_path: Pa
     started = time.thread_time()
     with pytest.raises(UnreadableError, match="checksum is wrong"):
         facts_of(path)
-    assert time.thread_time() - started < 0.1
+    assert time.thread_time() - started < 0.5

@@ -225,7 +225,7 @@ def test_a_field_beyond_its_bounds_is_named(
     before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.thread_time()
     with pytest.raises(UnreadableError, match=sentence):
         facts_of(disk)
-    assert time.thread_time() - started < 0.1
+    assert time.thread_time() - started < 0.5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 16 * 1024
 
 
@@ -304,7 +304,7 @@ def test_mutated_headers_give_what_qemu_believes_or_a_refusal(disk: Path) -> Non
     assert refused > 100
     assert believed > 100
     assert compared > 10
-    assert slowest < 0.1
+    assert slowest < 0.5
 
 
 def qemu_agrees(path: Path, facts: Facts) -> bool:
