@@ -2,13 +2,14 @@
 
 from django.urls import path
 
-from images.views import admin, guests, hosts, image, images, jobs, overview, rewrite
+from images.views import admin, bulk, guests, hosts, image, images, jobs, overview, rewrite
 
 urlpatterns = [
     path("", overview.overview, name="overview"),
     path("images/", images.images, name="images"),
     path("images/export.csv", images.images_csv, name="images_csv"),
     path("images/analyze/", images.images_analyze, name="images_analyze"),
+    path("images/reclaim/", bulk.images_reclaim, name="images_reclaim"),
     path("images/<int:image_id>/", image.image, name="image"),
     path("images/<int:image_id>/analyze/", image.image_analyze, name="image_analyze"),
     path("images/<int:image_id>/format/", image.image_format, name="image_format"),

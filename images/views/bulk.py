@@ -1,0 +1,181 @@
+"""Many images reclaimed at once: one page with the plan of each and the sums, then one job each."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from django.contrib import messages
+from django.http import QueryDict
+from django.http.response import HttpResponseBase
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_POST
+
+from images import refusals, selectors
+from images.models import Image
+from images.verbs import verb_of
+from images.views.access import PageRequest, page
+from images.views.rewrite import options_from
+from storage_admin.accounts.roles import Role
+from storage_admin.agent.protocol import RefusedError
+from storage_admin.hosts.errors import InvalidError, NotFoundError
+from storage_admin.hosts.models import StoragePool
+from storage_admin.jobs import kinds, services
+from storage_admin.jobs.plans import Plan, Refusal
+
+KIND = "reclaim"
+METHODS = ("auto", "compress", "copy", "in_place")
+WORDS = {"auto": "auto: what suits each best"} | {name: verb_of(name).title for name in METHODS[1:]}
+#: At most so many images are planned on one page.
+AT_ONCE = 100
+
+
+@dataclass(frozen=True)
+class Line:
+    """One image with its plan, and its method in words."""
+
+    image: Image
+    plan: Plan
+
+    @property
+    def refusal(self) -> Refusal | None:
+        return self.plan.refusals[0] if self.plan.refusals else None
+
+    @property
+    def method(self) -> str:
+        return verb_of(self.plan.method).title
+
+    @property
+    def won_bytes(self) -> int | None:
+        """What it would win, where that is known."""
+        if self.plan.before_bytes is None or self.plan.predicted_after_bytes is None:
+            return None
+        return max(self.plan.before_bytes - self.plan.predicted_after_bytes, 0)
+
+
+@dataclass(frozen=True)
+class Need:
+    """What the jobs need of one pool, in bytes, and whether that fits beside its reserve (``None``: not known)."""
+
+    pool: StoragePool
+    scratch_bytes: int
+    fits: bool | None
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Over all images that are not refused, in bytes.
+
+    Args:
+        unknown: of how many images it is not known what they would win.
+        freed_bytes: becomes free as the jobs end.
+        held_bytes: is held by undo copies until their windows close.
+        later_bytes: becomes free when these go.
+    """
+
+    accepted: int
+    refused: int
+    unknown: int
+    won_bytes: int
+    freed_bytes: int
+    held_bytes: int
+    later_bytes: int
+
+
+def sums_of(lines: Sequence[Line]) -> Sums:
+    """Adds the plans up."""
+    accepted = [line for line in lines if line.refusal is None]
+    at_once = [line for line in accepted if not line.plan.undo_bytes]
+    won = sum(line.won_bytes or 0 for line in accepted)
+    freed = sum(line.won_bytes or 0 for line in at_once)
+    return Sums(
+        accepted=len(accepted), refused=len(lines) - len(accepted),
+        unknown=sum(line.won_bytes is None for line in accepted), won_bytes=won, freed_bytes=freed,
+        held_bytes=sum(line.plan.undo_bytes or 0 for line in accepted), later_bytes=won - freed,
+    )  # fmt: skip
+
+
+def needs_of(lines: Iterable[Line]) -> list[Need]:
+    """What each pool has to hold in the worst moment.
+
+    Copies whose originals wait as undo copies stay beside them, so that they add up; of the others only those at work
+    at the same time count, the largest of them.
+    """
+    by_pool: dict[int, list[Line]] = {}
+    for line in lines:
+        if line.refusal is None:
+            by_pool.setdefault(line.image.pool_id, []).append(line)
+    needs = []
+    for found in by_pool.values():
+        pool, host = found[0].image.pool, found[0].image.host
+        kept = sum(line.plan.scratch_bytes or 0 for line in found if line.plan.undo_bytes)
+        passing = sorted((line.plan.scratch_bytes or 0 for line in found if not line.plan.undo_bytes), reverse=True)
+        scratch = kept + sum(passing[: host.max_jobs])
+        known = pool.capacity_bytes is not None and pool.available_bytes is not None
+        needs.append(Need(pool, scratch, not refusals.for_space(pool, scratch) if known else None))
+    return sorted(needs, key=lambda need: need.pool.name)
+
+
+def _chosen(request: PageRequest) -> list[Image]:
+    """The images that were selected and exist for who asks, in the order of what they would win."""
+    given = request.POST.getlist("image")[:AT_ONCE]
+    ids = [int(text) for text in given if text.isascii() and text.isdecimal() and len(text) < 19]
+    rows = selectors.images_for(request.actor).defer(None).filter(pk__in=ids)
+    return sorted(rows, key=lambda image: (-(image.reclaimable_bytes or 0), image.name))
+
+
+def _planned(request: PageRequest, images: Sequence[Image], options: dict[str, Any]) -> list[Line]:
+    return [Line(image, services.plan(request.actor, KIND, image.pk, options)) for image in images]
+
+
+@require_POST
+@page(Role.OPERATOR)
+def images_reclaim(request: PageRequest) -> HttpResponseBase:
+    """The plan of all selected images; with ``confirmed`` the jobs are queued."""
+    images = _chosen(request)
+    if not images:
+        messages.warning(request, "No image was selected.")
+        return redirect("images")
+    form: QueryDict = request.POST
+    kind = kinds.get(KIND)
+    try:
+        options = options_from(kind, form)
+        lines = _planned(request, images, options)
+    except InvalidError as error:
+        messages.error(request, f"{error.detail} Nothing was changed.")
+        options = {}
+        lines = _planned(request, images, options)
+    else:
+        if "confirmed" in form:
+            return _submit(request, lines, options)
+    defaults = kind.clean({}) | options
+    context = {
+        "section": "images",
+        "lines": lines,
+        "sums": sums_of(lines),
+        "needs": needs_of(lines),
+        "methods": [(name, WORDS.get(name, name), name == defaults["method"]) for name in METHODS],
+        "undo_hours": defaults["undo_hours"],
+        "method": defaults["method"],
+        "key": uuid4().hex,
+    }  # fmt: skip
+    return render(request, "images/bulk.html", context)
+
+
+def _submit(request: PageRequest, lines: Sequence[Line], options: dict[str, Any]) -> HttpResponseBase:
+    key = "".join(filter(str.isalnum, request.POST.get("key", "")))[:64]
+    queued, refused = 0, []
+    for line in lines:
+        if line.refusal is not None:
+            continue
+        try:
+            own = f"{key}-{line.image.pk}" if key else ""
+            services.submit(request.actor, KIND, line.image.pk, options, idempotency_key=own)
+            queued += 1
+        except (RefusedError, InvalidError, NotFoundError) as error:
+            refused.append(f"{line.image.name}: {error.detail}")
+    if queued:
+        messages.success(request, f"{queued} queued. They run one after the other on each host, as its limit says.")
+    if refused:
+        messages.warning(request, f"{len(refused)} refused meanwhile. The first one: {refused[0]}")
+    return redirect("jobs")
