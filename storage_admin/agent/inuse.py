@@ -9,10 +9,10 @@ import fcntl
 import os
 import re
 import struct
-import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+from storage_admin.agent.fellows import fellow_agents
 from storage_admin.agent.mounts import unescape
 
 #: The bytes that qemu locks: 100 + n says that permission n is used, 200 + n that it is not shared (file-posix.c).
@@ -122,7 +122,7 @@ def _own_processes() -> set[int]:
     An agent that samples an image reads it and is gone in a moment. The tools of one that rewrites an image hold qemu's
     locks on it, which are seen whoever holds them.
     """
-    waiting, found = [os.getpid(), *_fellow_agents()], set()
+    waiting, found = [os.getpid(), *fellow_agents()], set()
     while waiting:
         pid = waiting.pop()
         found.add(pid)
@@ -133,22 +133,6 @@ def _own_processes() -> set[int]:
         except OSError:
             continue  # ended, or a kernel without the list of children: it counts as a stranger's process then
     return found
-
-
-def _fellow_agents() -> Iterator[int]:
-    program = os.fsencode(sys.argv[0])
-    if not program.endswith(b".pyz"):
-        return  # it runs from a folder, as in development
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
-            with open(f"/proc/{name}/cmdline", "rb") as file:
-                words = file.read().split(b"\0")
-            if program in words[:4] and os.stat(f"/proc/{name}").st_uid == os.geteuid():
-                yield int(name)
-        except OSError:
-            continue  # the process has ended
 
 
 def _command(pid: str) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from storage_admin.agent import tools
+from storage_admin.agent.fellows import fellow_agents, only_reads
 from storage_admin.agent.protocol import RefusedError
 
 #: What a program does with an image: 100 reads, 101 writes, 103 resizes; and what it forbids others: 201 and 203.
@@ -140,14 +141,21 @@ def open_for_writing(fd: int) -> bool | None:
 
 
 def _process(files: frozenset[FileId], unseen: list[str]) -> str | None:
-    """The first process with one of the files open; ``unseen`` gets those that may not be looked into."""
+    """The first process with one of the files open; ``unseen`` gets those that may not be looked into.
+
+    A fellow agent that only reads, such as one that takes a sample, does no harm and suffers none.
+    """
     ours = {str(pid) for pid in (os.getpid(), *tools.running)}
+    fellows = {str(pid) for pid in fellow_agents()}
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or entry in ours:
             continue
         folder = f"/proc/{entry}/fd"
         try:
-            if any(_is_one_of(f"{folder}/{name}", files) for name in os.listdir(folder)):
+            found = [name for name in os.listdir(folder) if _is_one_of(f"{folder}/{name}", files)]
+            if entry in fellows:
+                found = [name for name in found if not only_reads(entry, name)]
+            if found:
                 return f"process {entry} ({_process_name(entry)})"
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has ended

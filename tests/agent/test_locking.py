@@ -112,3 +112,21 @@ def test_sees_swap(tmp_path: Path) -> None:
     finally:
         subprocess.run(["swapoff", area], check=True)
     os.close(fd)
+
+
+@pytest.mark.parametrize(("mode", "uses"), [("rb", False), ("r+b", True)])
+def test_another_agent_that_only_reads_is_no_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, uses: bool
+) -> None:
+    image, program = tmp_path / "image", str(tmp_path / "agent-0.pyz")
+    image.write_bytes(b"x")
+    monkeypatch.setattr(sys, "argv", [program])
+    hold = f"import sys; f = open({str(image)!r}, {mode!r}); print(flush=True); sys.stdin.read()"
+    for words, is_fellow in (([program], True), ([], False)):
+        command = [sys.executable, "-c", hold, *words]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+            assert holder.stdout is not None
+            holder.stdout.readline()
+            with image.open("rb") as file:
+                assert (locking.user(file.fileno()) is not None) is (uses or not is_fellow)
+            holder.communicate()

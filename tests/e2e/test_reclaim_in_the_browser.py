@@ -58,6 +58,7 @@ def test_an_image_is_found_reclaimed_and_put_back(
     page.get_by_role("link", name=re.compile("Reclaim")).first.click()
     expect(page.get_by_role("heading", name=re.compile("The plan"))).to_be_visible()
     expect(page.locator("#plan")).to_contain_text("wins about")
+    page.get_by_label("Method").select_option("compress")
     page.get_by_label("At most (MiB/s)").fill("3")
     page.get_by_label("At most (MiB/s)").blur()
     expect(page.locator('#plan input[name="bandwidth_mib"]')).to_have_value("3")
@@ -89,6 +90,28 @@ def test_an_image_is_found_reclaimed_and_put_back(
     assert seen.exact("Physical") == before == physical(path)
     assert equal(path, original)
     assert [file.name for file in path.parent.glob(".sa-*")] == []
+
+
+def test_many_images_are_planned_on_one_page_and_reclaimed(
+    admin_tab: Callable[..., Tab], rest: Rest, shared_folder: Path
+) -> None:
+    paths = [disk(shared_folder, f"many-{number}.qcow2") for number in range(3)]
+    registered(rest, shared_folder)
+    before = [physical(path) for path in paths]
+    seen = admin_tab()
+    seen.open("/images/?search=many-")
+    seen.page.get_by_label("Select all images on this page").check()
+    seen.page.get_by_role("button", name="Reclaim selected…").click()
+    expect(seen.page.get_by_role("heading", name="Reclaim 3 images")).to_be_visible()
+    seen.page.get_by_label("Method").select_option("compress")
+    seen.page.get_by_role("button", name="Plan again").click()
+    seen.page.get_by_role("button", name="Reclaim 3 images").click()
+    expect(seen.page).to_have_url(re.compile(r"/jobs/$"))
+    expect(seen.page.locator("body")).to_contain_text("3 queued")
+    jobs = [job for job in rest.get("jobs/?kind=reclaim&limit=50")["results"] if job["options"]["method"] == "compress"]
+    for job in jobs[:3]:
+        assert rest.finished(job)["state"] == "succeeded"
+    assert [physical(path) < size / 4 for path, size in zip(paths, before, strict=True)] == [True] * 3
 
 
 @pytest.mark.guest
