@@ -47,11 +47,20 @@ class Daemon:
         grace: float = 15.0,
     ) -> None:
         self.log, self._grace = log, grace
-        with log.open("ab") as output:
-            self.process = subprocess.Popen(
-                list(argv), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                env=dict(env) if env is not None else None, cwd=cwd, start_new_session=True,
+        self._argv, self._env, self._cwd = list(argv), dict(env) if env is not None else None, cwd
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with self.log.open("ab") as output:
+            return subprocess.Popen(
+                self._argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=self._env,
+                cwd=self._cwd, start_new_session=True,
             )  # fmt: skip
+
+    def start_again(self) -> None:
+        """Ends it at once, and starts it anew."""
+        self.kill()
+        self.process = self._start()
 
     def __enter__(self) -> Self:
         return self
