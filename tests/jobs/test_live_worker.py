@@ -106,6 +106,7 @@ def slow_reclaim(host: Host, pool: Path, worker: LiveWorker) -> Job:
     subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write -P 7 8M 48M", pool / "disk.qcow2"], check=True, stdout=-3)
     subprocess.run(["cp", pool / "disk.qcow2", pool.parent / "copy.qcow2"], check=True)
     assert ended(services.submit(OPERATOR, "scan", host.pk, {}), worker).state == "succeeded"
+    worker.wait_for(lambda: Job.objects.filter(kind="sample").exists(), 30, "the new image is sampled")
     settled(worker)
     image = image_at(pool / "disk.qcow2")
     job = services.submit(OPERATOR, "reclaim", image.pk, {"bandwidth_bytes_sec": 1_048_576})
