@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from django.db import connection, transaction
-from django.db.models import F, QuerySet
+from django.db.models import F, Q, QuerySet
 from django.utils import timezone
 
 from images import scan_rows, writing
@@ -95,8 +95,24 @@ class ScanRun:
         with transaction.atomic():
             # An admin may have removed a pool since the scan began; nothing of it is written then.
             there = set(self._pools_that_are_there().values_list("pk", flat=True))
-            rows = [row for row in self._batch if row[0] in there]
+            moved = self._rewritten_meanwhile()
+            rows = [row for row in self._batch if row[0] in there and row[-1] not in moved]
             scan_rows.upsert(self.job.host_id, self.stamp, rows)
+
+    def _rewritten_meanwhile(self) -> set[str]:
+        """Keys of the paths of images that a job has rewritten, or may be rewriting, since this scan began.
+
+        What the agent read of them may be of the file that stood there before. The job has written what it knows, and
+        asks for the scan that reads the rest.
+        """
+        since = Q(finished__gt=self.at) | Q(state=Job.State.RUNNING)
+        jobs = Job.objects.filter(since, host=self.job.host_id, rewrites=True)
+        images = set(jobs.filter(target_kind="image").values_list("target_id", flat=True))
+        undone = jobs.filter(target_kind="job").values_list("target_id", flat=True)
+        images |= set(Job.objects.filter(pk__in=list(undone), target_kind="image").values_list("target_id", flat=True))
+        if not images:
+            return set()
+        return set(Image.objects.filter(pk__in=images).values_list("path_key", flat=True))
 
     def _pools_that_are_there(self) -> QuerySet[StoragePool]:
         return StoragePool.objects.select_for_update().filter(pk__in=self.pools).order_by("pk")

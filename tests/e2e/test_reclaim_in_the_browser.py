@@ -67,9 +67,10 @@ def test_an_image_is_found_reclaimed_and_put_back(
     expect(page).to_have_url(re.compile(r"/jobs/\d+/$"))
     bar = page.get_by_role("progressbar")
     expect(bar).to_be_visible()
-    seen_on_the_way = set()
+    seen_on_the_way: set[str] = set()
     while bar.is_visible():
-        seen_on_the_way.add(page.locator("#percent").inner_text())
+        # It may be gone by the time that it is read.
+        seen_on_the_way |= set(page.locator("#percent").all_inner_texts())
         page.wait_for_timeout(200)
     assert len(seen_on_the_way) >= 3, "the bar does not move"
     expect(page.locator("#status")).to_contain_text("Undo: put the original back", timeout=60_000)

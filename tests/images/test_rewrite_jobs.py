@@ -11,6 +11,7 @@ import pytest
 from images import refusals
 from images.kinds.reclaim import chosen_method
 from images.models import Image
+from images.scanning import ScanRun
 from storage_admin.accounts.roles import ForbiddenError
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.jobs import services
@@ -177,6 +178,34 @@ def test_auto_takes_what_fits_into_a_full_pool(pool: Path, monkeypatch: pytest.M
     assert [r.code for r in services.plan(OPERATOR, "reclaim", image.pk, {"method": "copy"}).refusals] == [
         "not_enough_space"
     ]
+
+
+def test_a_scan_that_began_before_a_rewrite_does_not_bring_the_old_numbers_back(
+    pool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(os.fsdecode(make_image(pool / "disk.qcow2")))
+    host = image_at(pool / "top.qcow2").host
+    scan(host)
+    write(path, 0x33, "7M", "64k")  # so that the scan reads it again
+    scan(host)
+    write(path, 0x34, "7M", "64k")
+    really = ScanRun.finish
+    jobs: list[Job] = []
+
+    def rewrite_first(run_: ScanRun) -> dict[str, Any]:
+        if not jobs:
+            Image.objects.filter(pk=image_at(path).pk).update(file_size=path.stat().st_size)
+            row, now = image_at(path), path.stat()
+            row.mtime_ns, row.ctime_ns, row.file_size = now.st_mtime_ns, now.st_ctime_ns, now.st_size
+            row.save()
+            jobs.append(work("reclaim", row.pk, OPERATOR, method="compress"))
+        return really(run_)
+
+    monkeypatch.setattr(ScanRun, "finish", rewrite_first)
+    scan(host)
+    assert jobs[0].state == "succeeded", jobs[0].error_detail
+    image = image_at(path)
+    assert (image.allocated_size, image.inode) == (path.stat().st_blocks * 512, str(path.stat().st_ino))
 
 
 @pytest.mark.parametrize(("form", "name"), [("raw", "top.raw"), ("vpc", "top.vhd"), ("vmdk", "top.vmdk")])
