@@ -13,8 +13,6 @@ FORMATS = {"compress": ("qcow2",), "copy": ("qcow2", "raw", "vdi", "vmdk", "vpc"
 METHODS = tuple(FORMATS)
 #: Formats that are sampled in the background: those that something is offered for.
 SAMPLED_FORMATS = tuple(sorted({name for formats in FORMATS.values() for name in formats}))
-#: Formats that can be analyzed when somebody asks.
-ANALYZED_FORMATS = SAMPLED_FORMATS
 
 
 def due(host_id: int) -> QuerySet[Image]:

@@ -64,8 +64,8 @@ class Analyze(ImageKind):
             return [Refusal(code, image.state_detail)]
         if not image.declared_format:
             return [Refusal("format_undeclared", f"Nothing declares the format of {image.name}: declare it first.")]
-        if image.declared_format not in estimates.ANALYZED_FORMATS:
-            known = ", ".join(estimates.ANALYZED_FORMATS)
+        if image.declared_format not in estimates.SAMPLED_FORMATS:
+            known = ", ".join(estimates.SAMPLED_FORMATS)
             return [Refusal("unsupported_subformat", f"{image.declared_format} images are not analyzed; {known} are.")]
         return []
 

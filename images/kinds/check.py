@@ -6,12 +6,9 @@ from images import refusals
 from images.kinds.rewrites import REWRITE_OPTIONS, Choice, Rewriting, beside, swap_commands, verify_commands
 from images.models import Image
 from storage_admin.accounts.roles import Actor, Role
+from storage_admin.agent.qemu_img import CHECKED, REPAIRED
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Plan, Refusal
-
-#: Formats that qemu-img checks, and those that it repairs.
-CHECKED = ("qcow2", "qed", "vdi", "vhdx", "vmdk")
-REPAIRED = ("qcow2", "qed", "vhdx")
 
 
 class Check(Rewriting):

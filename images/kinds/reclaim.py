@@ -37,7 +37,7 @@ class Reclaim(Rewriting):
     }
     properties = {
         "method": {
-            "enum": ["auto", "compress", "copy", "in_place"],
+            "enum": ["auto", *estimates.METHODS],
             "default": "auto",
             "description": "auto chooses by the image's state, its host's tools, free space and what each would win.",
         },

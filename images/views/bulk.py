@@ -11,7 +11,7 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_POST
 
-from images import refusals, selectors
+from images import estimates, refusals, selectors
 from images.models import Image
 from images.verbs import verb_of
 from images.views.access import PageRequest, page
@@ -24,7 +24,7 @@ from storage_admin.jobs import kinds, services
 from storage_admin.jobs.plans import Plan, Refusal
 
 KIND = "reclaim"
-METHODS = ("auto", "compress", "copy", "in_place")
+METHODS = ("auto", *estimates.METHODS)
 WORDS = {"auto": "auto: what suits each best"} | {name: verb_of(name).title for name in METHODS[1:]}
 #: At most so many images are planned on one page.
 AT_ONCE = 100

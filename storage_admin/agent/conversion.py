@@ -13,7 +13,8 @@ from storage_admin.agent.pools import components, open_parent
 from storage_admin.agent.protocol import INVALID, RefusedError, unb64
 from storage_admin.agent.publish import Publication
 from storage_admin.agent.qemu_img import Node
-from storage_admin.agent.rewrite import NewFile, Recipe, Rewrite
+from storage_admin.agent.rewrite import Recipe, Rewrite
+from storage_admin.agent.swap import NewFile
 
 #: The formats that are written, each with the creation options of qemu-img that it takes.
 OPTIONS = {

@@ -6,7 +6,8 @@ from storage_admin.agent import qemu_img, vmdk_text
 from storage_admin.agent.formats.facts import Facts
 from storage_admin.agent.protocol import INVALID, RefusedError
 from storage_admin.agent.qemu_img import Node
-from storage_admin.agent.rewrite import NewFile, Recipe, Rewrite
+from storage_admin.agent.rewrite import Recipe, Rewrite
+from storage_admin.agent.swap import NewFile
 
 #: Bytes that tables may take beside the data, in formats that qemu-img does not measure.
 _TABLES = 8 << 20
@@ -78,7 +79,11 @@ class Copy(Recipe):
         """What a copy leaves alone must be as it was."""
         old, ancestors = work.chain.image.facts, work.chain.ancestors
         base = ancestors[0].planned.format if ancestors else None
-        return differences(old, made, old.compression, base)
+        return differences(old, made, self.compression_of(work), base)
+
+    def compression_of(self, work: Rewrite) -> str | None:
+        """What the copy's header has to name."""
+        return work.chain.image.facts.compression
 
 
 class Compress(Copy):
@@ -126,11 +131,9 @@ class Compress(Copy):
         """Creation options, with the chosen compression."""
         return creation_options(work.chain.image.facts, self.compression)
 
-    def differences(self, work: Rewrite, made: Facts) -> list[str]:
-        """As :meth:`Copy.differences`, but for the compression."""
-        ancestors = work.chain.ancestors
-        base = ancestors[0].planned.format if ancestors else None
-        return differences(work.chain.image.facts, made, self.compression, base)
+    def compression_of(self, work: Rewrite) -> str | None:  # noqa: ARG002 (it was chosen before)
+        """The chosen one."""
+        return self.compression
 
 
 def creation_options(facts: Facts, compression: str) -> str:

@@ -9,19 +9,22 @@ from collections.abc import Iterator
 
 def fellow_agents() -> Iterator[int]:
     """Process ids of all agents that run the same file as the same user, this one among them."""
+    for name in os.listdir("/proc"):
+        if name.isdigit() and is_fellow(name):
+            yield int(name)
+
+
+def is_fellow(pid: str) -> bool:
+    """Whether a process is an agent that runs the same file as the same user."""
     program = os.fsencode(sys.argv[0])
     if not program.endswith(b".pyz"):
-        return  # it runs from a folder, as in development
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
-            with open(f"/proc/{name}/cmdline", "rb") as file:
-                words = file.read().split(b"\0")
-            if program in words[:4] and os.stat(f"/proc/{name}").st_uid == os.geteuid():
-                yield int(name)
-        except OSError:
-            continue  # the process has ended
+        return False  # it runs from a folder, as in development
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().split(b"\0")
+        return program in words[:4] and os.stat(f"/proc/{pid}").st_uid == os.geteuid()
+    except OSError:
+        return False  # the process has ended
 
 
 def only_reads(pid: str, descriptor: str) -> bool:

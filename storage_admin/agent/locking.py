@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from storage_admin.agent import tools
-from storage_admin.agent.fellows import fellow_agents, only_reads
+from storage_admin.agent.fellows import is_fellow, only_reads
 from storage_admin.agent.protocol import RefusedError
 
 #: What a program does with an image: 100 reads, 101 writes, 103 resizes; and what it forbids others: 201 and 203.
@@ -146,14 +146,13 @@ def _process(files: frozenset[FileId], unseen: list[str]) -> str | None:
     A fellow agent that only reads, such as one that takes a sample, does no harm and suffers none.
     """
     ours = {str(pid) for pid in (os.getpid(), *tools.running)}
-    fellows = {str(pid) for pid in fellow_agents()}
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or entry in ours:
             continue
         folder = f"/proc/{entry}/fd"
         try:
             found = [name for name in os.listdir(folder) if _is_one_of(f"{folder}/{name}", files)]
-            if entry in fellows:
+            if found and is_fellow(entry):
                 found = [name for name in found if not only_reads(entry, name)]
             if found:
                 return f"process {entry} ({_process_name(entry)})"

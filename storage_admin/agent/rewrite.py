@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any
 
 from storage_admin.agent import attributes, formats, links, qemu_img, space
 from storage_admin.agent.arguments import Arguments
@@ -24,9 +24,8 @@ from storage_admin.agent.links import Chain, Planned
 from storage_admin.agent.mounts import Mounts
 from storage_admin.agent.pools import display, open_parent
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError, Request
-from storage_admin.agent.publish import Publication
 from storage_admin.agent.qemu_img import Node
-from storage_admin.agent.swap import Replacement, Swapped, clear_earlier
+from storage_admin.agent.swap import NewFile, Replacement, Swapped, clear_earlier
 
 #: Seconds between two looks at the image and at the free space while a tool works.
 WATCH_INTERVAL = 0.5
@@ -79,9 +78,6 @@ class Wish:
         if wish.reserved_elsewhere < 0 or wish.reserve.minimum_bytes < 0 or not 0 <= wish.reserve.percent <= 100:
             raise RefusedError(INVALID, "a reserve is not negative, and at most 100 percent")
         return wish
-
-
-NewFile = Union[Replacement, Publication]
 
 
 @contextlib.contextmanager

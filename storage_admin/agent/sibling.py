@@ -14,7 +14,8 @@ from storage_admin.agent.copying import Copy, differences
 from storage_admin.agent.formats.facts import Facts
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 from storage_admin.agent.qemu_img import Node
-from storage_admin.agent.rewrite import NewFile, Recipe, Rewrite
+from storage_admin.agent.rewrite import Recipe, Rewrite
+from storage_admin.agent.swap import NewFile
 
 #: Longest backing file that a qcow2 header takes, in bytes (docs/interop/qcow2.txt).
 _LONGEST_BACKING = 1023

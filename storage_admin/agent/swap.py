@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Callable
@@ -30,17 +31,17 @@ class Swapped:
     undo_bytes: int
 
 
-class Replacement:
-    """A new file beside an image that will take its place.
+class NewFile(ABC):
+    """A new file with its journal, which will get a name: an image's, or one of its own.
 
-    Use it as a context manager: whatever is not swapped when it is left is put back.
+    Use it as a context manager: whatever has not got its name when it is left is put back.
 
     Args:
-        folder: descriptor of the image's folder.
-        name: the image's name in it.
-        original: descriptor of the image.
+        folder: descriptor of the folder that it is made in.
+        name: that it will have.
+        original: descriptor of the image that it is made from.
         request: whose work it is.
-        undo_hours: how long the original is kept; 0 removes it right after the swap.
+        undo_hours: how long the original is kept; 0 keeps none.
 
     Raises:
         OSError: the files cannot be made; FileExistsError, where the job has some (see :func:`clear_earlier`).
@@ -50,7 +51,6 @@ class Replacement:
         self.folder, self.name, self.original = folder, name, original
         self.job, self.generation = request.job, request.generation
         self.new_name = journal.file_name(self.job, "new")
-        self._keep_undo = undo_hours > 0
         self._journal = Journal.create(
             folder,
             self.job,
@@ -63,12 +63,15 @@ class Replacement:
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             self.new = os.open(self.new_name, flags, 0o600, dir_fd=folder)
-            attributes.copy_flags(original, self.new)
+            self._prepare()
         except BaseException:
             self._end()
             raise
 
-    def __enter__(self) -> Replacement:  # noqa: PYI034 - Self is younger than Python 3.9
+    def _prepare(self) -> None:  # noqa: B027 (not every file needs anything)
+        """What has to be done to the file before its first byte."""
+
+    def __enter__(self) -> NewFile:  # noqa: PYI034 - Self is younger than Python 3.9
         return self
 
     def __exit__(
@@ -83,6 +86,17 @@ class Replacement:
             self._journal.close()
             if self.new >= 0:
                 os.close(self.new)
+
+    @abstractmethod
+    def swap(self, io: AgentIO, recheck: Callable[[], None]) -> Swapped:
+        """Give the new file its name, once the controller has said ``go`` and ``recheck`` raises nothing."""
+
+
+class Replacement(NewFile):
+    """A new file beside an image that will take its place."""
+
+    def _prepare(self) -> None:
+        attributes.copy_flags(self.original, self.new)
 
     def swap(self, io: AgentIO, recheck: Callable[[], None]) -> Swapped:
         """Put the new file in the image's place.

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from storage_admin.agent import protocol
+from storage_admin.agent.journal import Stamp
 from storage_admin.agent.protocol import b64
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -192,6 +193,11 @@ def undo_args(path: Path | bytes, job: str = "j1", **changes: Any) -> dict[str, 
 def recover_args(pool: Path) -> dict[str, Any]:
     """The arguments of a recovery of one pool."""
     return {"pools": [{"id": 1, "path_b64": b64(os.fsencode(pool)), "kind": "dir"}], "jobs_active": []}
+
+
+def stamp(path: Path) -> Stamp:
+    """What changes with a file; the time of the last reading does not count."""
+    return Stamp.of(path.stat())
 
 
 def leftovers(folder: Path) -> set[str]:

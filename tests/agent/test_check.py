@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.agent.harness import ask, leftovers, make_image, qemu_img, reclaim_args, same_content
+from tests.agent.harness import ask, leftovers, make_image, qemu_img, reclaim_args, same_content, stamp
 from tests.agent.test_reclaim import keep_copy
 
 pytestmark = pytest.mark.qemu
@@ -58,9 +58,9 @@ def _at(file: Any, offset: int, length: int) -> bytes:
 
 
 def test_a_sound_image_has_no_errors_and_nothing_is_written(image: Path) -> None:
-    before = image.stat()
+    before = stamp(image)
     assert ask("check", check_args(image)) == {"found": {"corruptions": 0, "leaks": 0, "errors": 0}, "swapped": False}
-    assert image.stat() == before
+    assert stamp(image) == before
     assert leftovers(image.parent) == set()
 
 
@@ -77,10 +77,10 @@ def test_leaks_are_counted_and_given_back_on_a_copy(image: Path) -> None:
 
 def test_errors_are_not_mended_unless_all_is_asked_for(image: Path) -> None:
     break_entry(image)
-    before = image.stat()
+    before = stamp(image)
     assert ask("check", check_args(image))["found"]["corruptions"] > 0
     assert ask("check", check_args(image, repair="leaks"))["code"] == "dirty_or_corrupt"
-    assert image.stat() == before
+    assert stamp(image) == before
     result = ask("check", check_args(image, repair="all"), job="j2")
     assert result.get("swapped"), result
     assert result["found"]["corruptions"] > 0

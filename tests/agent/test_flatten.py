@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 
-from tests.agent.harness import ask, image_info, leftovers, qemu_img, reclaim_args, same_content, undo_args, write
+from tests.agent.harness import (
+    ask,
+    image_info,
+    leftovers,
+    qemu_img,
+    reclaim_args,
+    same_content,
+    stamp,
+    undo_args,
+    write,
+)
 
 pytestmark = pytest.mark.qemu
 
@@ -97,9 +107,9 @@ def test_overlays_with_internal_snapshots_are_refused(chain: list[Path]) -> None
     [({"keep": 1}, "invalid"), ({"keep": 9}, "invalid"), ({"method": "convert", "keep": 2}, "invalid")],
 )
 def test_nonsense_changes_nothing(chain: list[Path], changes: dict[str, Any], code: str) -> None:
-    stat = chain[0].stat()
+    before_it = stamp(chain[0])
     assert ask("flatten", flatten_args(chain, **changes))["code"] == code
-    assert chain[0].stat() == stat
+    assert stamp(chain[0]) == before_it
     assert leftovers(chain[0].parent) == set()
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.harness import Agent, leftovers, qemu_img
+from tests.agent.harness import Agent, leftovers, qemu_img, stamp
 from tests.faults.scene import Scene, seed
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]
@@ -101,13 +101,13 @@ def test_a_corrupt_image_is_refused_and_left_as_it_is(tmp_path: Path, all_templa
         (entry,) = struct.unpack(">Q", file.read(8))
         file.seek((l2 & 0x00FFFFFFFFFFFE00) + 16)
         file.write(struct.pack(">Q", entry | 1 << 63))  # two guest clusters in one place, counted once
-    before = scene.image.stat(), scene.image.read_bytes()
+    before = stamp(scene.image), scene.image.read_bytes()
     verbs = [one for one in scene.works() if one[1].get("repair") != "all"]
     verb, own = verbs[work % len(verbs)]
     with Agent() as agent:
         agent.request(verb, scene.args(**own))
         assert agent.answer()["code"] == "dirty_or_corrupt"
-    assert (scene.image.stat(), scene.image.read_bytes()) == before
+    assert (stamp(scene.image), scene.image.read_bytes()) == before
     assert leftovers(scene.pool) == set()
     with Agent() as agent:
         agent.request("check", scene.args(repair="all"), "j2")
