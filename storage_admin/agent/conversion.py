@@ -10,8 +10,8 @@ from typing import Any
 from storage_admin.agent import qemu_img, vmdk_text
 from storage_admin.agent.formats.facts import Facts
 from storage_admin.agent.pools import components, open_parent
-from storage_admin.agent.protocol import INVALID, RefusedError, unb64
-from storage_admin.agent.publish import Publication
+from storage_admin.agent.protocol import INVALID, RefusedError, b64, unb64
+from storage_admin.agent.publish import Publication, Succession
 from storage_admin.agent.qemu_img import Node
 from storage_admin.agent.rewrite import Recipe, Rewrite
 from storage_admin.agent.swap import NewFile
@@ -55,6 +55,8 @@ class Target:
     path: bytes
     format: str
     options: dict[str, str] = field(default_factory=dict)
+    #: Whether it takes the place of the image that it is made from, in the same folder.
+    replaces: bool = False
 
     @classmethod
     def parse(cls, fields: Any) -> Target:
@@ -62,6 +64,7 @@ class Target:
         try:
             pool_path, path = unb64(fields["pool_path_b64"]), unb64(fields["path_b64"])
             form, options = fields["format"], dict(fields.get("options") or {})
+            replaces = bool(fields.get("replaces", False))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RefusedError(INVALID, f"the target is not described completely: {error}") from error
         name = os.path.basename(path)
@@ -78,27 +81,35 @@ class Target:
                 raise RefusedError(INVALID, f"{option} is a word or a number")
         if "subformat" in options and options["subformat"] not in SUBFORMATS[form]:
             raise RefusedError("unsupported_subformat", f"{form} is written as {' or '.join(sorted(SUBFORMATS[form]))}")
-        return cls(pool_path, path, form, options)
+        return cls(pool_path, path, form, options, replaces)
 
 
 class Convert(Recipe):
-    """``qemu-img convert`` of the whole chain into a file of its own; the image stays as it is."""
+    """``qemu-img convert`` of the whole chain into a file of its own, or into one that takes the image's place."""
 
     method = "convert"
     must_shrink = False
-    #: The image itself is not touched: what a copy would not carry stays in it, and the plan says so.
-    carries = frozenset({"has_internal_snapshots", "hard_linked", "immutable"})
 
     def __init__(self, target: Target) -> None:
         self.target = target
+        if not target.replaces:
+            # The image itself is not touched: what a copy would not carry stays in it, and the plan says so.
+            self.carries = frozenset({"has_internal_snapshots", "hard_linked", "immutable"})
 
     @property
     def result(self) -> dict[str, Any]:
-        """The format that was written; the original stays, so that nothing becomes free."""
-        return {"format": self.target.format, "freed_bytes": 0}
+        """The format that was written; where the original stays, nothing becomes free."""
+        told = {"format": self.target.format, "name_b64": b64(os.path.basename(self.target.path))}
+        return told if self.target.replaces else {**told, "freed_bytes": 0}
 
-    def place(self, work: Rewrite) -> tuple[int, bytes]:  # noqa: ARG002 (it is told where)
+    def place(self, work: Rewrite) -> tuple[int, bytes]:
         """The target's folder and name."""
+        if self.target.replaces:
+            image = work.wish.image
+            if os.path.dirname(self.target.path) != os.path.dirname(image.path):
+                raise RefusedError(INVALID, "what takes an image's place is in its folder")
+            folder, _ = open_parent(image.pool_path, image.path)
+            return folder, os.path.basename(self.target.path)
         return open_parent(self.target.pool_path, self.target.path)
 
     def folder_path(self, work: Rewrite) -> bytes:  # noqa: ARG002
@@ -107,7 +118,21 @@ class Convert(Recipe):
 
     def begin(self, work: Rewrite) -> NewFile:
         """A file that will get the target's name."""
-        return Publication(work.folder, work.name, work.chain.image.fd, work.request)
+        if not self.target.replaces:
+            return Publication(work.folder, work.name, work.chain.image.fd, work.request)
+        if self._keeps_name(work):
+            return super().begin(work)
+        return Succession(
+            work.folder,
+            work.name,
+            work.chain.image.fd,
+            work.request,
+            work.wish.undo_hours,
+            os.path.basename(work.wish.image.path),
+        )
+
+    def _keeps_name(self, work: Rewrite) -> bool:
+        return self.target.path == work.wish.image.path
 
     def format(self, work: Rewrite) -> str:  # noqa: ARG002
         """The target's."""
@@ -116,6 +141,10 @@ class Convert(Recipe):
     def refuse(self, work: Rewrite) -> None:
         """Refuse an image with errors, and bitmaps, which only qcow2 holds."""
         image = work.chain.image
+        if self.target.replaces and self._keeps_name(work) and self.target.format != image.planned.format:
+            raise RefusedError(
+                "target_exists", f"{image.shown} is named like a {self.target.format} already; give it another name"
+            )
         if image.facts.bitmaps and self.target.format != "qcow2":
             raise RefusedError(
                 "unsupported_subformat",

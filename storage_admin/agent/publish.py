@@ -1,7 +1,9 @@
-"""A new file gets a name that no other file has: what a conversion beside the original ends in.
+"""A new file gets a name that no other file has: what a conversion ends in.
 
-The journal is that of a swap that keeps no undo copy, so that :mod:`storage_admin.agent.settle` treats both alike:
-before the name leads to the new file, all is put back; from then on it is finished.
+Beside the original (:class:`Publication`) the journal is that of a swap that keeps no undo copy, so that
+:mod:`storage_admin.agent.settle` treats both alike: before the name leads to the new file, all is put back; from then
+on it is finished. In the original's place (:class:`Succession`) the original's own name goes as well; at any moment at
+least one of both names leads to a whole image, and from the moment that the new one does, it is finished.
 """
 
 from __future__ import annotations
@@ -9,13 +11,13 @@ from __future__ import annotations
 import os
 from typing import Callable
 
-from storage_admin.agent import journal
+from storage_admin.agent import attributes, journal, locking
 from storage_admin.agent.journal import Stamp
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.pools import display
-from storage_admin.agent.protocol import HostError, RefusedError, Request
-from storage_admin.agent.settle import settle, stat_in
-from storage_admin.agent.swap import NewFile, Swapped
+from storage_admin.agent.protocol import HostError, RefusedError, Request, b64
+from storage_admin.agent.settle import retire_old_name, settle, stat_in, unlink
+from storage_admin.agent.swap import NewFile, Swapped, outlast_late_openers
 
 
 class Publication(NewFile):
@@ -62,6 +64,72 @@ class Publication(NewFile):
         self._journal.append(journal.DONE, new=new)
         settle(self._journal)
         return Swapped(new, 0)
+
+
+class Succession(NewFile):
+    """A new file under a new name, which takes over from an image; that one's own name goes.
+
+    Args:
+        folder, name, original, request, undo_hours: as for :class:`swap.NewFile`; the original is in that folder.
+        old_name: the name of the original.
+
+    Raises:
+        RefusedError: ``target_exists``.
+        OSError: the files cannot be made.
+    """
+
+    def __init__(
+        self, folder: int, name: bytes, original: int, request: Request, undo_hours: float, old_name: bytes
+    ) -> None:
+        _refuse_taken(folder, name)
+        self.old_name = old_name
+        super().__init__(folder, name, original, request, undo_hours, old_name_b64=b64(old_name))
+
+    def _prepare(self) -> None:
+        attributes.copy_flags(self.original, self.new)
+
+    def swap(self, io: AgentIO, recheck: Callable[[], None]) -> Swapped:
+        """Give the new file its name, and take the original's away.
+
+        Args:
+            io: the controller, which has to say ``go``.
+            recheck: raises where the original, its base or their users changed; called under the image locks.
+
+        Raises:
+            StoppedError: the controller did not say ``go``; nothing was changed.
+            RefusedError: what ``recheck`` raised, ``target_exists`` or ``immutable``; nothing was changed.
+        """
+        os.fsync(self.new)
+        self._journal.append(journal.READY, new=Stamp.of(os.fstat(self.new)))
+        io.wait_for_go(self.generation)
+        locking.keep_writers_away(self.original)
+        locking.keep_writers_away(self.new)
+        recheck()
+        self.check_names(self.old_name)
+        before = Stamp.of(os.fstat(self.original))
+        try:
+            self._link(self.old_name, journal.file_name(self.job, "orig"))
+            self._link(self.new_name, self.name)
+            if not retire_old_name(self.folder, self.old_name, before):
+                raise HostError("the original was written to in the moment of the swap")
+            unlink(self.folder, self.new_name)
+        except FileExistsError:
+            _refuse_taken(self.folder, self.name)
+            raise
+        except PermissionError as error:
+            raise RefusedError(
+                "immutable", "the image or its folder is protected (chattr +i), so it cannot be replaced"
+            ) from error
+        os.fsync(self.folder)
+        new = Stamp.of(os.fstat(self.new))
+        self._journal.append(journal.DONE, new=new, undo=Stamp.of(os.fstat(self.original)))
+        outlast_late_openers(io, locking.file_id(self.original))
+        return Swapped(new, settle(self._journal).undo_bytes)
+
+    def _link(self, name: bytes, other: bytes) -> None:
+        """Another name for a file, on the disk before anything follows."""
+        os.link(name, other, src_dir_fd=self.folder, dst_dir_fd=self.folder, follow_symlinks=False)
+        os.fsync(self.folder)
 
 
 def _refuse_taken(folder: int, name: bytes) -> None:

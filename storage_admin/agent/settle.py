@@ -79,6 +79,8 @@ class Story:
         done: the new file under the image's name; ``None`` before that.
         copy: the original as undo copy, where the agent that swapped could still write it down.
         undo_job: the undo that has begun, if any.
+        undone: the new file as it was when that undo began.
+        old_name: that the image had before, where the job gave it another one; else ``None``.
     """
 
     name: bytes
@@ -88,6 +90,13 @@ class Story:
     done: Stamp | None = None
     copy: Stamp | None = None
     undo_job: str | None = None
+    undone: Stamp | None = None
+    old_name: bytes | None = None
+
+    @property
+    def name_before(self) -> bytes:
+        """The name under which the original was found."""
+        return self.old_name or self.name
 
     @classmethod
     def of(cls, records: list[dict[str, Any]]) -> Story:
@@ -95,12 +104,13 @@ class Story:
         first = records[0]
         try:
             name = unb64(first["name_b64"])
+            old_name = unb64(first["old_name_b64"]) if "old_name_b64" in first else None
             keep_undo = bool(first["undo_hours"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise JournalError("it does not say of which image it is") from error
-        if not name or b"/" in name or b"\0" in name or name in {b".", b".."} or journal.parse_name(name):
+        if not all(map(_is_image_name, filter(lambda one: one is not None, (name, old_name)))) or name == old_name:
             raise JournalError("it names something that is no image")
-        story = cls(name, Stamp.parse(first.get("original")), keep_undo)
+        story = cls(name, Stamp.parse(first.get("original")), keep_undo, old_name=old_name)
         for record in records[1:]:
             if record["step"] == journal.READY:
                 story = replace(story, ready=Stamp.parse(record.get("new")))
@@ -108,25 +118,64 @@ class Story:
                 copy = Stamp.parse(record["undo"]) if "undo" in record else None
                 story = replace(story, done=Stamp.parse(record.get("new")), copy=copy)
             elif record["step"] == journal.UNDO:
-                story = replace(story, undo_job=str(record.get("job")))
+                undone = Stamp.parse(record["new"]) if "new" in record else None
+                story = replace(story, undo_job=str(record.get("job")), undone=undone)
             elif record["step"] == journal.UNDO_REVERTED:
                 story = replace(story, undo_job=None)
         return story
 
 
+def _is_image_name(name: bytes) -> bool:
+    return not (not name or b"/" in name or b"\0" in name or name in {b".", b".."} or journal.parse_name(name))
+
+
 def _settle(one: Journal, story: Story) -> Settled:
-    named = stat_in(one.folder, story.name)
     if story.undo_job is not None:
-        return _settle_undo(one, story, named)
+        return _settle_undo(one, story)
+    named = stat_in(one.folder, story.name)
     if story.done is None and story.ready is not None and named is not None and named.inode == story.ready.inode:
         # Renamed, but the last record is missing. Written to since? Then its time and size differ from these.
+        if story.old_name is not None:
+            if not retire_old_name(one.folder, story.old_name, story.original):
+                return _two_images(one, story)
+            unlink(one.folder, journal.file_name(one.job, "new"))
+            named = stat_in(one.folder, story.name) or named
         os.fsync(one.folder)
         done = replace(named, file_size=story.ready.file_size, mtime_ns=story.ready.mtime_ns)
         one.append(journal.DONE, new=done)
         return replace(_settle_done(one, story), outcome=FINISHED)
     if story.done is not None:
         return _settle_done(one, story)
-    return _revert(one, story, named)
+    return _revert(one, story)
+
+
+def retire_old_name(folder: int, name: bytes, original: Stamp) -> bool:
+    """Take the name that an image had away from its original, which has another one as undo copy.
+
+    Returns:
+        ``False`` where somebody has written to it under that name since: then it keeps the name.
+    """
+    named = stat_in(folder, name)
+    if named is None or named.inode != original.inode:
+        return True
+    if (named.file_size, named.mtime_ns) != (original.file_size, original.mtime_ns):
+        return False
+    unlink(folder, name)
+    os.fsync(folder)
+    return True
+
+
+def _two_images(one: Journal, story: Story) -> Settled:
+    copy = stat_in(one.folder, journal.file_name(one.job, "orig"))
+    return Settled(
+        one.job,
+        FAILED,
+        story.name,
+        story.original,
+        copy.allocated_size if copy is not None else 0,
+        detail="the original was written to under its old name when the new image stood beside it already: both are "
+        "there; keep the one that is right, and remove the other with the job's files",
+    )
 
 
 def _settle_done(one: Journal, story: Story) -> Settled:
@@ -146,7 +195,7 @@ def _settle_done(one: Journal, story: Story) -> Settled:
 
 
 def _lost(one: Journal, story: Story, copy: Stamp | None) -> Settled:
-    named = stat_in(one.folder, story.name)
+    named = stat_in(one.folder, story.name_before)
     put_back = named is not None and named.inode == story.original.inode
     if put_back:
         detail = "somebody else has put the original back in the image's place"
@@ -157,11 +206,12 @@ def _lost(one: Journal, story: Story, copy: Stamp | None) -> Settled:
     return Settled(one.job, LOST, story.name, story.original, put_back=put_back, detail=detail)
 
 
-def _revert(one: Journal, story: Story, named: Stamp | None) -> Settled:
+def _revert(one: Journal, story: Story) -> Settled:
+    named = stat_in(one.folder, story.name_before)
     unlink(one.folder, journal.file_name(one.job, "new"))
     undo_name = journal.file_name(one.job, "orig")
     copy = stat_in(one.folder, undo_name)
-    settled = Settled(one.job, REVERTED, story.name, story.original)
+    settled = Settled(one.job, REVERTED, story.name_before, story.original)
     if copy is not None and (named is None or named.inode != copy.inode):
         # Somebody else removed or exchanged the image in the moment before the rename: this is its last name.
         return replace(
@@ -176,16 +226,32 @@ def _revert(one: Journal, story: Story, named: Stamp | None) -> Settled:
     return settled
 
 
-def _settle_undo(one: Journal, story: Story, named: Stamp | None) -> Settled:
-    undo_job = str(story.undo_job)
+def _settle_undo(one: Journal, story: Story) -> Settled:
+    undo_job, copy_name = str(story.undo_job), journal.file_name(one.job, "orig")
+    named = stat_in(one.folder, story.name_before)
     if named is not None and named.inode == story.original.inode:
-        os.fsync(one.folder)
+        detail = ""
+        if story.old_name is not None:
+            detail = _take_the_new_one_away(one, story)
+            unlink(one.folder, copy_name)
+            os.fsync(one.folder)
         one.remove()
-        return Settled(undo_job, FINISHED, story.name, story.original, undo_of=one.job)
+        return Settled(undo_job, FINISHED, story.name_before, story.original, undo_of=one.job, detail=detail)
     one.append(journal.UNDO_REVERTED, job=undo_job)
-    copy = stat_in(one.folder, journal.file_name(one.job, "orig"))
+    copy = stat_in(one.folder, copy_name)
     held = copy.allocated_size if copy is not None else 0
     return Settled(undo_job, REVERTED, story.name, story.original, held, undo_of=one.job)
+
+
+def _take_the_new_one_away(one: Journal, story: Story) -> str:
+    """Once the original has its old name again; what somebody has written to since the undo began is left there."""
+    named = stat_in(one.folder, story.name)
+    if named is None or story.undone is None or named.inode != story.undone.inode:
+        return ""
+    if (named.file_size, named.mtime_ns) != (story.undone.file_size, story.undone.mtime_ns):
+        return "the new image was written to while it was undone, and was left where it is"
+    unlink(one.folder, story.name)
+    return ""
 
 
 def _settle_unreadable(one: Journal, why: str) -> Settled:

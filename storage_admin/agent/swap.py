@@ -42,12 +42,15 @@ class NewFile(ABC):
         original: descriptor of the image that it is made from.
         request: whose work it is.
         undo_hours: how long the original is kept; 0 keeps none.
+        more: what the journal's first record says beside that.
 
     Raises:
         OSError: the files cannot be made; FileExistsError, where the job has some (see :func:`clear_earlier`).
     """
 
-    def __init__(self, folder: int, name: bytes, original: int, request: Request, undo_hours: float) -> None:
+    def __init__(
+        self, folder: int, name: bytes, original: int, request: Request, undo_hours: float, **more: str
+    ) -> None:
         self.folder, self.name, self.original = folder, name, original
         self.job, self.generation = request.job, request.generation
         self.new_name = journal.file_name(self.job, "new")
@@ -58,6 +61,7 @@ class NewFile(ABC):
             name_b64=b64(name),
             original=Stamp.of(os.fstat(original)),
             undo_hours=undo_hours,
+            **more,
         )
         self.new = -1
         try:
@@ -86,6 +90,28 @@ class NewFile(ABC):
             self._journal.close()
             if self.new >= 0:
                 os.close(self.new)
+
+    def check_names(self, image: bytes) -> None:
+        """Both names, in the very folder that is worked in, must be of the files that were looked at and made.
+
+        The folder and the image were opened one after the other, and who may rename folders of the pool could have put
+        another one there in between.
+
+        Args:
+            image: the name that the original has.
+
+        Raises:
+            RefusedError: ``stale_plan``.
+            HostError: the new file was exchanged, or is used.
+        """
+        named = stat_in(self.folder, image)
+        if named is None or not named.same_file(Stamp.of(os.fstat(self.original))):
+            raise RefusedError("stale_plan", "the image was exchanged by somebody else; scan the host and try again")
+        made = stat_in(self.folder, self.new_name)
+        if made is None or not made.same_file(Stamp.of(os.fstat(self.new))) or os.fstat(self.new).st_nlink != 1:
+            raise HostError("the temporary file was exchanged by somebody else")
+        if locking.locked_bytes(self.new) or locking.opener([locking.file_id(self.new)]):
+            raise HostError("the temporary file is used by somebody else")
 
     @abstractmethod
     def swap(self, io: AgentIO, recheck: Callable[[], None]) -> Swapped:
@@ -119,7 +145,7 @@ class Replacement(NewFile):
         locking.keep_writers_away(self.original)
         locking.keep_writers_away(self.new)
         recheck()
-        self._check_names()
+        self.check_names(self.name)
         undo_name = journal.file_name(self.job, "orig")
         try:
             os.link(self.name, undo_name, src_dir_fd=self.folder, dst_dir_fd=self.folder, follow_symlinks=False)
@@ -133,24 +159,9 @@ class Replacement(NewFile):
         os.fsync(self.folder)
         new = Stamp.of(os.fstat(self.new))
         self._journal.append(journal.DONE, new=new, undo=Stamp.of(os.fstat(self.original)))
-        _outlast_late_openers(io, locking.file_id(self.original))
+        outlast_late_openers(io, locking.file_id(self.original))
         settled = settle(self._journal)
         return Swapped(new, settled.undo_bytes)
-
-    def _check_names(self) -> None:
-        """Both names, in the very folder that is worked in, must be of the files that were looked at and made.
-
-        The folder and the image were opened one after the other, and who may rename folders of the pool could have put
-        another one there in between.
-        """
-        named = stat_in(self.folder, self.name)
-        if named is None or not named.same_file(Stamp.of(os.fstat(self.original))):
-            raise RefusedError("stale_plan", "the image was exchanged by somebody else; scan the host and try again")
-        made = stat_in(self.folder, self.new_name)
-        if made is None or not made.same_file(Stamp.of(os.fstat(self.new))) or os.fstat(self.new).st_nlink != 1:
-            raise HostError("the temporary file was exchanged by somebody else")
-        if locking.locked_bytes(self.new) or locking.opener([locking.file_id(self.new)]):
-            raise HostError("the temporary file is used by somebody else")
 
 
 def clear_earlier(folder: int, request: Request) -> None:
@@ -189,7 +200,7 @@ def _generation(record: dict[str, Any]) -> int:
     return generation if isinstance(generation, int) else 0
 
 
-def _outlast_late_openers(io: AgentIO, old: locking.FileId) -> None:
+def outlast_late_openers(io: AgentIO, old: locking.FileId) -> None:
     """Who opened the old file by its name before the rename asks for its lock moments later, and must not get it."""
     time.sleep(GRACE)
     deadline = time.monotonic() + 10
@@ -202,11 +213,15 @@ def _outlast_late_openers(io: AgentIO, old: locking.FileId) -> None:
 
 @dataclass(frozen=True)
 class Ends:
-    """What an undo exchanges: descriptors of the image that is there now and of the undo copy, and the image's name."""
+    """What an undo exchanges: descriptors of the image that is there now and of the undo copy, and the image's name.
+
+    ``old_name`` is the name that the original had, where the job gave the image another one.
+    """
 
     name: bytes
     new: int
     old: int
+    old_name: bytes | None = None
 
 
 def swap_back(one: Journal, request: Request, ends: Ends, io: AgentIO, recheck: Callable[[], None]) -> None:
@@ -222,17 +237,23 @@ def swap_back(one: Journal, request: Request, ends: Ends, io: AgentIO, recheck: 
     Raises:
         StoppedError, RefusedError: nothing was changed.
     """
-    one.append(journal.UNDO, job=request.job, generation=request.generation)
+    one.append(journal.UNDO, job=request.job, generation=request.generation, new=Stamp.of(os.fstat(ends.new)))
     undo_name = journal.file_name(one.job, "orig")
     try:
         io.wait_for_go(request.generation)
         locking.keep_writers_away(ends.new)
         locking.keep_writers_away(ends.old)
         recheck()
-        os.rename(undo_name, ends.name, src_dir_fd=one.folder, dst_dir_fd=one.folder)
+        if ends.old_name is None:
+            os.rename(undo_name, ends.name, src_dir_fd=one.folder, dst_dir_fd=one.folder)
+        else:
+            # A link takes no name away from another file. With it the undo is decided; settling it clears the rest.
+            os.link(undo_name, ends.old_name, src_dir_fd=one.folder, dst_dir_fd=one.folder, follow_symlinks=False)
         os.fsync(one.folder)
-        _outlast_late_openers(io, locking.file_id(ends.new))
+        outlast_late_openers(io, locking.file_id(ends.new))
     except PermissionError as error:
         raise RefusedError("immutable", "the image is protected (chattr +i), so it cannot be replaced") from error
+    except FileExistsError as error:
+        raise RefusedError("target_exists", "another file has the original's name by now; move it away") from error
     finally:
         settle(one)

@@ -14,7 +14,7 @@ from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.journal import Journal, JournalError, Stamp, file_name, parse_name
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.pools import display, open_parent
-from storage_admin.agent.protocol import INVALID, HostError, RefusedError, Request
+from storage_admin.agent.protocol import INVALID, HostError, RefusedError, Request, b64
 
 _KNOWN = frozenset({"path_b64", "pool_path_b64", "undo_job"})
 
@@ -38,7 +38,8 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         io: the controller.
 
     Returns:
-        Allocated sizes before (of the image that goes) and after, ``freed_bytes``: what the filesystem got back.
+        Allocated sizes before (of the image that goes) and after, ``freed_bytes``: what the filesystem got back;
+        ``name_b64``: the name that the original has.
 
     Raises:
         RefusedError: ``undo_missing``, ``undo_written_to``, ``image_in_use``, ``immutable``, ``stale_plan``, ``busy``.
@@ -61,7 +62,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         recheck()
         before, after = os.fstat(new).st_blocks * 512, os.fstat(old).st_blocks * 512
         io.progress("swapping", 0, None, "waiting for the last word")
-        swap.swap_back(place.journal, request, swap.Ends(place.name, new, old), io, recheck)
+        swap.swap_back(place.journal, request, swap.Ends(place.name, new, old, story.old_name), io, recheck)
         status = os.fstat(old)
         return {
             "before_bytes": before,
@@ -71,6 +72,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
             "dev": status.st_dev,
             "inode": status.st_ino,
             "undo_of": place.journal.job,
+            "name_b64": b64(story.name_before),
             "seconds": round(time.monotonic() - started, 3),
         }
 
@@ -182,6 +184,10 @@ def _refuse(place: _Place, story: settle.Story, new: int, old: int, *, force: bo
     undo_named = settle.stat_in(place.folder, file_name(place.journal.job, "orig"))
     if undo_named is None or undo_named.inode != copy.inode or copy.inode != story.original.inode:
         raise RefusedError("undo_missing", "the undo copy is another file by now; look at it yourself")
+    if story.old_name is not None and settle.stat_in(place.folder, story.old_name) is not None:
+        raise RefusedError(
+            "target_exists", f"there is a {display(story.old_name)} again; move it away, then undo the job"
+        )
     if (copy.file_size, copy.mtime_ns) != (story.original.file_size, story.original.mtime_ns):
         raise RefusedError("undo_missing", "the undo copy was written to; it is not the original any more")
     for fd in (new, old):
