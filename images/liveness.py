@@ -10,6 +10,7 @@ from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.guests.models import OFF_STATES, Guest
 from storage_admin.hosts import libvirt_reader
 from storage_admin.hosts.libvirt_reader import Domain
+from storage_admin.hosts.models import Host
 
 
 def check_guests_off(image: Image) -> None:
@@ -30,23 +31,48 @@ def running_domains(image: Image) -> list[Domain]:
     Raises:
         RefusedError: ``guests_unknown`` where libvirt has guests and does not answer.
     """
-    known_to_have_guests = image.host.capabilities.get("libvirt") == "present"
-    # A daemon that was started since the scan may have brought guests with it.
-    if not known_to_have_guests and not libvirt_reader.listens():
-        return []
-    try:
-        domains = libvirt_reader.read().domains
-    except HostError as error:
-        if not known_to_have_guests:
-            return []  # a socket that nobody listens at, on a host without any guest's definition
-        raise RefusedError(
-            "guests_unknown", f"{error.detail} Until libvirt tells which guests run, no image is touched."
-        ) from error
+    domains = _domains(image.host)
     needed = [image, *descendants(image)]
     paths = {bytes(one.path_bytes) for one in needed}
     files = {(one.dev, one.inode) for one in needed}
     uids = set(Image.objects.filter(pk__in=[one.pk for one in needed]).values_list("uses__disk__guest__uid", flat=True))
     return [domain for domain in domains if domain.state not in OFF_STATES and _needs(domain, uids, paths, files)]
+
+
+def _domains(host: Host) -> tuple[Domain, ...]:
+    """All domains, as libvirt tells now; raises RefusedError(``guests_unknown``)."""
+    known_to_have_guests = host.capabilities.get("libvirt") == "present"
+    try:
+        # Also where none was at the scan: a daemon that was started since may have brought guests with it.
+        facts = libvirt_reader.read(host)
+        if facts is None and known_to_have_guests:
+            raise HostError("No libvirt listens there any more.")
+        return facts.domains if facts is not None else ()
+    except HostError as error:
+        if not known_to_have_guests:
+            return ()  # a socket that nobody listens at, on a host without any guest's definition
+        raise RefusedError(
+            "guests_unknown", f"{error.detail} Until libvirt tells which guests run, no image is touched."
+        ) from error
+
+
+def domains_that_name(image: Image) -> list[tuple[Domain, list[tuple[str, str]]]]:
+    """The domains whose definitions name the image itself, running or not, as libvirt tells now.
+
+    Returns:
+        Each with the disks that are the image: target, and path as the definition has it.
+
+    Raises:
+        RefusedError: ``guests_unknown`` where libvirt has guests and does not answer.
+    """
+    found = []
+    path, file = bytes(image.path_bytes), {(image.dev, image.inode)}
+    for domain in _domains(image.host):
+        named = {os.fsencode(disk.path): disk for disk in domain.disks if disk.path}
+        disks = [(disk.target, disk.path) for raw, disk in named.items() if raw == path or _files({raw}) & file]
+        if disks:
+            found.append((domain, disks))
+    return found
 
 
 def guests_known_to_run(image: Image) -> list[Guest]:

@@ -145,21 +145,28 @@ def _content(image: Image) -> list[Refusal]:
     return refusals
 
 
-def for_space(pool: StoragePool, scratch_bytes: int | None) -> list[Refusal]:
-    """Whether the pool has room for that much scratch space and the reserve."""
+def for_space(pool: StoragePool, scratch_bytes: int | None, others_bytes: int = 0) -> list[Refusal]:
+    """Whether the pool has room for that much scratch space, for what other jobs there need, and for the reserve."""
     capacity, available = pool.capacity_bytes, pool.available_bytes
     if not scratch_bytes or capacity is None or available is None:
         return []
-    reserve = max(capacity * RESERVE_PERCENT // 100, RESERVE_BYTES)
-    if available - reserve >= scratch_bytes:
+    reserve = reserve_of(capacity)
+    if available - reserve >= scratch_bytes + others_bytes:
         return []
+    others = f"jobs that are queued or at work up to {others_bytes:,} more, " if others_bytes else ""
+    what_to_do = "wait for their end, cancel some, or keep no undo copies" if others else "reclaim smaller images first"
     return [
         Refusal(
             "not_enough_space",
-            f"It needs up to {scratch_bytes:,} bytes beside the original, and {reserve:,} must stay free; "
-            f"{pool.name} has {available:,} free. Free some space, or reclaim smaller images first.",
+            f"It needs up to {scratch_bytes:,} bytes beside the original, {others}and {reserve:,} must stay free; "
+            f"{pool.name} has {available:,} free. Free some space, or {what_to_do}.",
         )
     ]
+
+
+def reserve_of(capacity_bytes: int) -> int:
+    """What must stay free on a filesystem of that capacity, in bytes."""
+    return max(capacity_bytes * RESERVE_PERCENT // 100, RESERVE_BYTES)
 
 
 def age_warning(image: Image) -> list[str]:

@@ -11,7 +11,7 @@ from django.db import transaction
 from django.db.models import Sum
 from django.utils import timezone
 
-from images import writing
+from images import moving, writing
 from images.models import Image
 from storage_admin.accounts.roles import SYSTEM
 from storage_admin.accounts.services import audit
@@ -58,8 +58,15 @@ def speed_for(job: Job) -> Speed:
     )
 
 
-def image_replaced(image: Image, result: Mapping[str, Any]) -> None:
-    """The file under the image's name is another one now. The scan that follows reads the rest of its facts."""
+def image_replaced(image: Image, result: Mapping[str, Any], path: bytes | None = None) -> None:
+    """The file under the image's name is another one now. The scan that follows reads the rest of its facts.
+
+    Args:
+        result: ``dev``, ``inode`` and ``after_bytes``.
+        path: its path, where the image may have another one now.
+    """
+    if path is not None:
+        moving.move(image, path)
     image.dev, image.inode = str(result["dev"]), str(result["inode"])
     image.allocated_size = result["after_bytes"]
     image.reclaimable_bytes = image.reclaimable_low = image.reclaimable_high = image.estimate = None
@@ -140,17 +147,6 @@ def write_undo_bytes(pool: StoragePool) -> None:
     )  # fmt: skip
     held = jobs.aggregate(held=Sum("undo_bytes"))["held"] or 0
     StoragePool.objects.filter(pk=pool.pk).update(undo_bytes=held)
-
-
-def reserved_elsewhere(job: Job, image: Image) -> int:
-    """Scratch space that other jobs at work on the same filesystem may still need, in bytes."""
-    pools = StoragePool.objects.filter(host=image.host)
-    same = pools.filter(fs_key=image.pool.fs_key) if image.pool.fs_key else pools.filter(pk=image.pool_id)
-    others = Job.objects.filter(
-        state=Job.State.RUNNING, rewrites=True, host=job.host_id, target_kind="image",
-        target_id__in=Image.every.filter(pool__in=same).values("pk"),
-    ).exclude(pk=job.pk)  # fmt: skip
-    return sum(int(other.plan.get("scratch_bytes") or 0) for other in others)
 
 
 def rescan(job: Job) -> None:

@@ -13,7 +13,7 @@ from django.db import connection, transaction
 from django.db.models import F, Q, QuerySet
 from django.utils import timezone
 
-from images import scan_rows, writing
+from images import moving, scan_rows, writing
 from images.models import Image
 from images.scan_rows import inode
 from storage_admin.agent.protocol import b64, unb64
@@ -109,10 +109,12 @@ class ScanRun:
         jobs = Job.objects.filter(since, host=self.job.host_id, rewrites=True)
         images = set(jobs.filter(target_kind="image").values_list("target_id", flat=True))
         undone = jobs.filter(target_kind="job").values_list("target_id", flat=True)
-        images |= set(Job.objects.filter(pk__in=list(undone), target_kind="image").values_list("target_id", flat=True))
+        undone_jobs = Job.objects.filter(pk__in=list(undone), target_kind="image")
+        images |= set(undone_jobs.values_list("target_id", flat=True))
         if not images:
             return set()
-        return set(Image.objects.filter(pk__in=images).values_list("path_key", flat=True))
+        moved = {path_key(path) for job in (*jobs, *undone_jobs) if job.kept for path in moving.paths_of(job)}
+        return moved | set(Image.objects.filter(pk__in=images).values_list("path_key", flat=True))
 
     def _pools_that_are_there(self) -> QuerySet[StoragePool]:
         return StoragePool.objects.select_for_update().filter(pk__in=self.pools).order_by("pk")

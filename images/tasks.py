@@ -7,7 +7,7 @@ from celery.contrib.django.task import DjangoTask
 from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 
-from images import rewriting, waiting
+from images import repointing, rewriting, waiting
 from storage_admin.accounts.roles import SYSTEM
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.models import Host
@@ -56,5 +56,6 @@ def expire_undo() -> None:
 
 @shared_task(base=DjangoTask, ignore_result=True)
 def look_at_guests() -> None:
-    """Lets jobs go on whose guests were shut down, and starts guests whose jobs have ended."""
+    """Lets jobs go on whose guests were shut down, leads guests to their images, starts those whose jobs have ended."""
+    repointing.settle()
     waiting.look()

@@ -28,6 +28,7 @@ from storage_admin.accounts.services import audit
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.guests.models import OFF_STATES, Guest
 from storage_admin.hosts import libvirt_control
+from storage_admin.hosts.models import Host
 from storage_admin.jobs import claims, services
 from storage_admin.jobs.doorbell import ring_now
 from storage_admin.jobs.kinds import Wait
@@ -154,7 +155,7 @@ def look(host_id: int | None = None) -> None:
     told: dict[int, dict[str, str] | None] = {}
     for job in parked if host_id is None else parked.filter(host=host_id):
         if _needs_libvirt(job) and job.host_id not in told:
-            told[job.host_id] = _states()
+            told[job.host_id] = _states(job.host)
         _look_at(job, told.get(job.host_id, {}))
     if host_id is None:
         for job in Job.objects.filter(start_due=True).exclude(state__in=Job.ACTIVE).select_related("host"):
@@ -166,9 +167,9 @@ def _needs_libvirt(job: Job) -> bool:
     return not job.waited_guests or any(guest["kind"] == Guest.Kind.DOMAIN for guest in job.waited_guests)
 
 
-def _states() -> dict[str, str] | None:
+def _states(host: Host) -> dict[str, str] | None:
     try:
-        return libvirt_control.states()
+        return libvirt_control.states(host)
     except HostError:
         return None
 
@@ -234,7 +235,7 @@ def _have_scanned(job: Job) -> None:
 
 def _start_guests_of(job: Job) -> None:
     """Starts what an ended job owes a start, once; see the module's words for when."""
-    if job.needs_recovery:
+    if job.needs_recovery or job.repoint_due:
         return
     guests, why_not = _to_be_started(job)
     if guests and _others_need(job, guests):
@@ -279,7 +280,7 @@ def _others_need(job: Job, guests: list[Guest]) -> bool:
 
 def _start(job: Job, guest: Guest) -> None:
     try:
-        outcome = libvirt_control.start(guest.uid)
+        outcome = libvirt_control.start(job.host, guest.uid)
     except HostError as error:
         claims.log(job, f"guest {guest.name} could not be started: {error.detail}", JobLog.Level.WARNING)
         audit(SYSTEM, "guest start failed", guest.name, after={"job": job.pk, "error": error.detail})

@@ -133,6 +133,8 @@ SQLITE_OPTIONS: dict[str, Any] = {
         "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON; PRAGMA cache_size=-32000;"
     ),
 }
+#: The host that this process runs on, where a worker was started on a hypervisor itself (``worker --host SLUG``).
+WORKER_HOST = env.str("STORAGE_ADMIN_WORKER_HOST", default="")
 DATABASES = {"default": env.db_url("DATABASE_URL", default=f"sqlite:///{DATA_DIR / 'db.sqlite3'}")}
 if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
     DATABASES["default"]["OPTIONS"] = SQLITE_OPTIONS

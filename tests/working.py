@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from images import refusals
 from images.models import Image
 from images.scanning import ScanRun
 from storage_admin.accounts.roles import SYSTEM, Actor, Role
@@ -40,7 +41,14 @@ def no_hypervisor(monkeypatch: pytest.MonkeyPatch) -> None:
         take(run, event | {"libvirt": "absent"} if event["event"] == "host" else event)
 
     monkeypatch.setattr(ScanRun, "take", without_libvirt)
-    monkeypatch.setattr(libvirt_reader, "listens", lambda: False)
+    monkeypatch.setattr(libvirt_reader, "read", lambda host: None)
+
+
+@pytest.fixture
+def no_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The filesystem of tests may be as full as it likes."""
+    monkeypatch.setattr(refusals, "RESERVE_BYTES", 0)
+    monkeypatch.setattr(refusals, "RESERVE_PERCENT", 0)
 
 
 def this_machine(*folders: Path) -> Host:

@@ -47,8 +47,7 @@ class Analyze(ImageKind):
         }
     }
 
-    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
-        image = find(target_id)
+    def plan_for(self, actor: Actor, image: Image, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         return Plan(
             method=options["mode"],
             reason=_REASONS[options["mode"]],

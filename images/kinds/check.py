@@ -4,6 +4,7 @@ from typing import Any
 
 from images import refusals
 from images.kinds.rewrites import REWRITE_OPTIONS, Choice, Rewriting, beside, swap_commands, verify_commands
+from images.kinds.stages import WRITTEN
 from images.models import Image
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.agent.qemu_img import CHECKED, REPAIRED
@@ -18,14 +19,7 @@ class Check(Rewriting):
     title = "Check"
     description = "Looks through an image's tables; repairs leaks, or all errors, on a copy that takes its place."
     verb = "check"
-    stages = {
-        "checking": (0, 20),
-        "copying": (20, 60),
-        "repairing": (60, 70),
-        "verifying": (70, 97),
-        "attributes": (97, 98),
-        "swapping": (98, 100),
-    }
+    stages = {"checking": (0, 20), "copying": (20, 60), "repairing": (60, 70)} | WRITTEN
     properties = {
         "repair": {
             "enum": ["none", "leaks", "all"],
@@ -43,10 +37,10 @@ class Check(Rewriting):
             one for one in found if one.code not in {"dirty_or_corrupt", "has_internal_snapshots"} or image.unreadable
         ]
 
-    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:
+    def plan_for(self, actor: Actor, image: Image, options: dict[str, Any]) -> Plan:
         if options["repair"] == "all":
             actor.require(Role.ADMIN)
-        return super().plan(actor, target_id, options)
+        return super().plan_for(actor, image, options)
 
     def choose(self, image: Image, below: list[Image], options: dict[str, Any]) -> Choice:  # noqa: ARG002
         level, form = options["repair"], image.declared_format

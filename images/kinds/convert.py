@@ -1,10 +1,11 @@
-"""The job kind ``convert``: an image is written in another format or with other options, under a name of its own."""
+"""The job kind ``convert``: an image is written in another format or with other options, beside it or in its place."""
 
 import os
 from typing import Any
 
-from images import refusals
-from images.kinds.rewrites import REWRITE_OPTIONS, Choice, Rewriting
+from images import refusals, repointing
+from images.kinds.rewrites import REWRITE_OPTIONS, Choice, Rewriting, beside
+from images.kinds.stages import WRITTEN
 from images.kinds.targets import ancestors, find, locks_on
 from images.models import Image
 from storage_admin.accounts.roles import Actor
@@ -23,21 +24,15 @@ EXTENSIONS = {"qcow2": "qcow2", "raw": "raw", "vmdk": "vmdk", "vdi": "vdi", "vhd
 
 
 class Convert(Rewriting):
-    """Writes the whole of an image, its chain included, into a new file; the image stays as it is."""
+    """Writes the whole of an image, its chain included, into a new file; the image stays, or becomes an undo copy."""
 
     name = "convert"
     title = "Convert"
     description = (
-        "Writes an image in another format or with other options into a new, verified file. It stays as it is."
+        "Writes an image in another format or with other options into a new, verified file, beside it or in its place."
     )
     verb = "convert"
-    stages = {
-        "checking": (0, 2),
-        "copying": (2, 70),
-        "verifying": (70, 97),
-        "attributes": (97, 98),
-        "swapping": (98, 100),
-    }
+    stages = {"checking": (0, 2), "copying": (2, 70)} | WRITTEN
     properties = {
         "format": {"enum": list(OPTIONS), "default": "qcow2", "description": "The format of the new file."},
         "format_options": {
@@ -58,7 +53,19 @@ class Convert(Rewriting):
             "default": None,
             "description": "Name of the new file; null for the image's own with another extension, or with -copy.",
         },
-        **{name: schema for name, schema in REWRITE_OPTIONS.items() if name != "undo_hours"},
+        "replace": {
+            "type": "boolean",
+            "default": False,
+            "description": "Put the new file in the image's place, under its stem with the new extension; "
+            "the original is kept as undo copy for undo_hours.",
+        },
+        "repoint_guest": {
+            "type": "boolean",
+            "default": False,
+            "description": "With replace: change path and driver type in the definitions of the libvirt guests "
+            "that name the image; an undo changes them back.",
+        },
+        **REWRITE_OPTIONS,
     }
 
     def clean(self, options: Any) -> dict[str, Any]:
@@ -71,6 +78,13 @@ class Convert(Rewriting):
         }
         if given.get("subformat") not in {None, *SUBFORMATS.get(form, ())}:
             fields["subformat"] = f"choose one of {', '.join(sorted(SUBFORMATS[form]))}."
+        if cleaned["replace"]:
+            beside = {"target_pool", "target_name"} & {name for name, value in cleaned.items() if value is not None}
+            fields |= dict.fromkeys(beside, "what takes the image's place has its folder and stem; leave this out.")
+        if cleaned["repoint_guest"] and not cleaned["replace"]:
+            fields["repoint_guest"] = "goes with replace: beside the image, nothing changes for its guests."
+        if cleaned["repoint_guest"] and form not in repointing.DRIVERS:
+            fields["repoint_guest"] = f"libvirt has no driver for {form}: its guests could not use it."
         name = cleaned["target_name"]
         if name is not None and not _is_name(name):
             fields["target_name"] = "a name of 1 to 255 bytes without a slash, which does not begin with .sa-"
@@ -80,68 +94,125 @@ class Convert(Rewriting):
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
         image = find(target.id)
-        read = [lock for one in (image, *ancestors(image)) for lock in locks_on(one, exclusive=False)]
+        read = [lock for base in ancestors(image) for lock in locks_on(base, exclusive=False)]
         _, path = target_of(image, options)
-        return [*read, Lock(f"path:{image.host_id}:{path_key(path)}", exclusive=True)]
+        itself = locks_on(image, exclusive=options["replace"])
+        return [*itself, *read, Lock(f"path:{image.host_id}:{path_key(path)}", exclusive=True)]
 
     def against(self, image: Image, options: dict[str, Any]) -> list[Refusal]:
-        # The image itself is only read, and what a copy does not carry stays in it.
-        stays = {"has_internal_snapshots", "hard_linked"}
-        found = [refusal for refusal in refusals.for_rewrite(image) if refusal.code not in stays]
+        found = refusals.for_rewrite(image)
         pool, path = target_of(image, options)
+        if options["replace"]:
+            found += _against_replacing(image, path, options)
+        else:
+            # The image itself is only read, and what a copy does not carry stays in it.
+            found = [one for one in found if one.code not in {"has_internal_snapshots", "hard_linked"}]
         if pool.pk != image.pool_id:
             found += refusals.for_pool(pool)
-        if Image.objects.filter(host=image.host, path_key=path_key(path), missing_since=None).exists():
+        other = Image.objects.filter(host=image.host, path_key=path_key(path), missing_since=None).exclude(pk=image.pk)
+        if other.exists() or (path == bytes(image.path_bytes) and options["format"] != image.declared_format):
             found.append(Refusal("target_exists", f"There is a {display(path)} already: choose another name."))
         return found
 
-    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:
-        image = find(target_id)
+    def plan_for(self, actor: Actor, image: Image, options: dict[str, Any]) -> Plan:
         try:
             target_of(image, options)
         except HostsNotFoundError as error:
             raise InvalidError(f"target_pool: {error.detail}", {"target_pool": error.detail}) from error
-        return super().plan(actor, target_id, options)
+        return super().plan_for(actor, image, options)
+
+    def prepare(self, job: Job) -> None:
+        super().prepare(job)
+        if job.options["replace"]:
+            image = find(job.target_id)
+            repointing.look(image, _move(image, job.options))
+
+    def before_swap(self, job: Job) -> None:
+        if job.options["replace"]:
+            image = find(job.target_id)
+            repointing.lead_to_the_new_one(job, image, _move(image, job.options))
+
+    def ended(self, job: Job) -> None:
+        repointing.agree(job)
+        super().ended(job)
 
     def choose(self, image: Image, below: list[Image], options: dict[str, Any]) -> Choice:
         pool, path = target_of(image, options)
         form, given = options["format"], words(options["format_options"])
         whole = sum(one.allocated_size for one in (image, *below))
         fixed = given.get("subformat") == "fixed" or given.get("preallocation") in {"full", "falloc"}
+        replaces, guests = options["replace"], []
         warnings = []
-        if image.snapshots:
+        if replaces:
+            guests = sorted({use.disk.guest.name for use in image.uses.all()}) if options["repoint_guest"] else []
+            warnings += [
+                f"The definition of guest {name} is changed to the new file; undo changes it back." for name in guests
+            ]
+        if given.get("subformat") == "streamOptimized" and replaces:
+            warnings.append("Guests cannot write to a streamOptimized vmdk: it is made for carrying images about.")
+        if image.snapshots and not replaces:
             warnings.append(f"Its {len(image.snapshots)} internal snapshots stay in the image: the new file has none.")
         if not fixed:
             warnings.append("How large it becomes is not known before: zeros and unused clusters are left out.")
         return Choice(
             "convert",
             f"The whole of {image.name}{' and what it stands on' if below else ''} is written as {form} into "
-            f"{display(path)}, compared with the image, and named. The image stays as it is.",
-            _commands(image, path, form, given, options),
+            f"{display(path)}, compared with the image, and named. "
+            + ("It takes the image's place." if replaces else "The image stays as it is."),
+            _commands(image, path, form, given, options) + (_place_commands(image, path, guests) if replaces else []),
             after=None,
             high=None,
             scratch=(image.virtual_size if fixed else whole) or whole,
-            keeps_undo=False,
+            keeps_undo=replaces,
             warnings=warnings,
-            below={image.pk: "read, not changed"},
-            space_in=pool,
+            below={image.pk: f"replaced by {display(path)}" if replaces else "read, not changed"},
+            space_in=None if replaces else pool,
         )
 
     def asked(self, image: Image, below: list[Image], job: Job) -> dict[str, Any]:  # noqa: ARG002 (the same for all)
         pool, path = target_of(image, job.options)
-        target = {"pool_path_b64": b64(bytes(pool.path_bytes)), "path_b64": b64(path)}
-        return {
-            "target": {**target, "format": job.options["format"], "options": words(job.options["format_options"])},
-        }
+        target: dict[str, Any] = {"pool_path_b64": b64(bytes(pool.path_bytes)), "path_b64": b64(path)}
+        target = {**target, "format": job.options["format"], "options": words(job.options["format_options"])}
+        return {"target": {**target, "replaces": job.options["replace"]}}
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         image = find(job.target_id)
         pool, path = target_of(image, job.options)
+        if job.options["replace"]:
+            told = super().record(job, result)
+            _declare(find(job.target_id), result["format"])
+            return told | {"format": result["format"], "path": display(path), "pool": pool.pk}
         return {
             "before_bytes": result["before_bytes"], "after_bytes": result["after_bytes"], "held_bytes": 0,
             "freed_bytes": 0, "freed_at": None, "method": result["method"], "format": result["format"],
             "path": display(path), "pool": pool.pk, "seconds": result["seconds"], "swapped": False,
         }  # fmt: skip
+
+
+def _move(image: Image, options: dict[str, Any]) -> repointing.Move:
+    _, path = target_of(image, options)
+    return repointing.Move(bytes(image.path_bytes), path, options["format"], options["repoint_guest"])
+
+
+def _against_replacing(image: Image, path: bytes, options: dict[str, Any]) -> list[Refusal]:
+    move = _move(image, options)
+    found = repointing.refusals(image, move)
+    if image.overlays_count and (path != move.before or move.format != image.declared_format):
+        found.append(
+            Refusal(
+                "has_overlays",
+                f"{image.overlays_count} overlays stand on it and name it with its format: convert it beside the "
+                "original instead, or flatten them first.",
+            )
+        )
+    return found
+
+
+def _declare(image: Image, form: str) -> None:
+    """The format that the new file was written in holds before the scan that reads it."""
+    image.format = image.declared_format = form
+    image.admin_format = form if image.admin_format else ""
+    image.save(update_fields=["format", "declared_format", "admin_format"])
 
 
 def _is_name(name: str) -> bool:
@@ -175,7 +246,7 @@ def target_of(image: Image, options: dict[str, Any]) -> tuple[StoragePool, bytes
     stem, dot, extension = name.rpartition(b".")
     known = extension.lower() in {b"qcow2", b"raw", b"img", b"vmdk", b"vdi", b"vhdx", b"vhd", b"vpc", b"qed"}
     path = folder + b"/" + (stem if dot and known else name) + b"." + EXTENSIONS[options["format"]].encode()
-    if path == raw:
+    if path == raw and not options["replace"]:
         path = folder + b"/" + stem + b"-copy." + extension
     return pool, path
 
@@ -192,3 +263,14 @@ def _commands(image: Image, path: bytes, form: str, given: dict[str, str], optio
     convert += ["-o", ",".join(f"{name}={value}" for name, value in sorted(wanted.items()))] if wanted else []
     compare = ["qemu-img", "compare", "-p", "-f", source, "-F", form, image.path, target]
     return [[*convert, image.path, target], compare]
+
+
+def _place_commands(image: Image, path: bytes, guests: list[str]) -> list[list[str]]:
+    """What taking the image's place amounts to, as an admin would type it."""
+    copy, target = beside(image), display(path)
+    original = copy.removesuffix("new") + "orig"
+    commands = [["virsh", "dumpxml", "--inactive", "--security-info", name] for name in guests]
+    commands += [["virsh", "define", f"{name}.xml"] for name in guests]
+    if target == image.path:
+        return [*commands, ["ln", image.path, original], ["mv", copy, target]]
+    return [*commands, ["ln", image.path, original], ["ln", copy, target], ["rm", image.path, copy]]

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from images import surroundings
 from images.kinds.rewrites import (
     REWRITE_OPTIONS,
     Choice,
@@ -11,9 +12,8 @@ from images.kinds.rewrites import (
     swap_commands,
     verify_commands,
 )
-from images.kinds.targets import descendants
+from images.kinds.stages import WRITTEN
 from images.models import Image
-from storage_admin.guests.models import GuestDisk
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Refusal
 
@@ -25,14 +25,7 @@ class Flatten(Rewriting):
     title = "Flatten"
     description = "Shortens a chain: what lies between moves up into a verified copy that takes the image's place."
     verb = "flatten"
-    stages = {
-        "checking": (0, 2),
-        "copying": (2, 40),
-        "flattening": (40, 70),
-        "verifying": (70, 97),
-        "attributes": (97, 98),
-        "swapping": (98, 100),
-    }
+    stages = {"checking": (0, 2), "copying": (2, 40), "flattening": (40, 70)} | WRITTEN
     properties = {
         "method": {
             "enum": ["auto", "rebase", "convert"],
@@ -101,22 +94,22 @@ def _keep(image: Image, below: list[Image], options: dict[str, Any]) -> tuple[in
 
 def _recorded(image: Image) -> list[Refusal]:
     """Guests whose definitions name the chain that is to change, for this image or for one that stands on it."""
-    disks = GuestDisk.objects.filter(use__image__in=[image, *descendants(image)], records_chain=True)
+    disks = [disk for disk in surroundings.of(image).disks if disk.records_chain]
     return [
         Refusal(
             "guest_records_chain",
             f"The definition of guest {disk.guest.name} itself names what its disk {disk.target} stands on "
             "(<backingStore>), and would contradict the new chain. Take that out of it (virsh edit) and scan again.",
         )
-        for disk in disks.select_related("guest")[:3]
+        for disk in disks[:3]
     ]
 
 
 def _needed_by(base: Image, image: Image) -> str:
     """What else needs a base whose data moves up."""
-    others = Image.objects.filter(backing=base).exclude(pk=image.pk).count()
-    guests = sorted({use.disk.guest.name for use in base.uses.select_related("disk__guest")})
-    needed = [f"{others} other overlays"] if others else []
+    others = base.overlays_count - (image.backing_id == base.pk)
+    guests = sorted({use.disk.guest.name for use in base.uses.all()})
+    needed = [f"{others} other overlays"] if others > 0 else []
     needed += [f"guest {name}" for name in guests]
     needed += [f"{len(base.snapshots)} snapshots in it"] if base.snapshots else []
     if not needed:
@@ -130,7 +123,7 @@ def _warnings(image: Image, taken: list[Image]) -> list[str]:
         warnings.append(
             "Compressed clusters of its bases are stored uncompressed: it may need more than they take now."
         )
-    if image.uses.exists():
+    if image.uses.all():
         warnings.append("The bases are left as they are: delete them yourself once nothing needs them any more.")
     return warnings
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from images import estimates, refusals
+from images import estimates, refusals, space, surroundings
 from images.kinds.rewrites import (
     REWRITE_OPTIONS,
     Choice,
@@ -12,6 +12,7 @@ from images.kinds.rewrites import (
     swap_commands,
     verify_commands,
 )
+from images.kinds.stages import WRITTEN
 from images.models import Image
 from storage_admin.agent import prediction
 from storage_admin.agent.copying import creation_options
@@ -27,14 +28,7 @@ class Reclaim(Rewriting):
     title = "Reclaim"
     description = "Gets physical space back: by a copy that is compared and put in the image's place, or in place."
     verb = "reclaim"
-    stages = {
-        "checking": (0, 2),
-        "copying": (2, 70),
-        "digging": (2, 99),
-        "verifying": (70, 97),
-        "attributes": (97, 98),
-        "swapping": (98, 100),
-    }
+    stages = {"checking": (0, 2), "copying": (2, 70), "digging": (2, 99)} | WRITTEN
     properties = {
         "method": {
             "enum": ["auto", *estimates.METHODS],
@@ -88,7 +82,7 @@ def chosen_method(image: Image, options: dict[str, Any]) -> tuple[str, str]:
 
     ``auto`` takes what wins most among what can be done, or what is gentler and wins nearly as much
     (:func:`storage_admin.agent.prediction.best`): in place where only that keeps internal snapshots or further names,
-    and where a copy does not fit into the pool.
+    and where a copy does not fit into the pool beside what jobs that are queued or at work may need.
     """
     if options["method"] != "auto":
         return options["method"], _SENTENCES[options["method"]]
@@ -98,9 +92,9 @@ def chosen_method(image: Image, options: dict[str, Any]) -> tuple[str, str]:
     if "in_place" in possible and (image.snapshots or image.nlink > 1):
         kept = "its internal snapshots" if image.snapshots else "the other names of its file"
         return "in_place", f"Only digging holes in place keeps {kept}. {_SENTENCES['in_place']}"
-    fitting = [method for method in possible if method == "in_place" or _fits(image, method)]
+    fitting = [method for method in possible if method == "in_place" or _fits(image, method, options)]
     if fitting == ["in_place"]:
-        return "in_place", f"A copy does not fit into the pool. {_SENTENCES['in_place']}"
+        return "in_place", f"A copy does not fit into what is free and not reserved for jobs. {_SENTENCES['in_place']}"
     best = prediction.best((image.estimate or {}).get("methods") or {}, fitting)
     best = best or ("compress" if "compress" in fitting else "in_place")
     return best, _SENTENCES[best]
@@ -113,9 +107,12 @@ _SENTENCES = {
 }
 
 
-def _fits(image: Image, method: str) -> bool:
-    high = estimates.predicted(image, method)[2]
-    return not refusals.for_space(image.pool, high if high is not None else image.allocated_size)
+def _fits(image: Image, method: str, options: dict[str, Any]) -> bool:
+    high = estimates.predicted(image, method).high
+    scratch = high if high is not None else image.allocated_size
+    lasting = space.lasting_bytes(scratch, image.allocated_size, goes=not options.get("undo_hours"))
+    need = space.Need(image.host_id, scratch, lasting)
+    return not surroundings.of(image).admitted.against(image.pool, image.host, need)
 
 
 def chosen_compression(image: Image, asked: str) -> str:
@@ -160,8 +157,7 @@ def _warnings(image: Image, method: str, options: dict[str, Any]) -> list[str]:
 
 def _warnings_in_place(image: Image) -> list[str]:
     warnings = ["It changes the file itself, so that there is no undo copy; what a guest reads stays the same."]
-    earlier = Job.objects.filter(target_kind="image", target_id=image.pk, undo_state=Job.UndoState.AVAILABLE)
-    if earlier.exists():
+    if surroundings.of(image).has_undo_copy:
         warnings.append("An undo copy of an earlier job waits: after this, that undo has to be forced by an admin.")
     if image.preallocation in {"falloc", "full"}:
         warnings.append(f"The image was preallocated ({image.preallocation}): what is dug is allocated no more.")

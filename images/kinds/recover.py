@@ -6,12 +6,12 @@ from typing import Any
 from django.db.models import Q, QuerySet
 from django.utils import timezone
 
-from images import rewriting
+from images import repointing, rewriting
 from images.kinds.scan import HostKind
 from images.kinds.undo import state_after_removal
 from images.models import Image
 from storage_admin.accounts.roles import Actor
-from storage_admin.agent.protocol import b64
+from storage_admin.agent.protocol import b64, unb64
 from storage_admin.jobs import claims
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Plan
@@ -45,7 +45,7 @@ class Recover(HostKind):
         }
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
-        busy = set()
+        busy, replaced = set(), False
         for found in result["recovered"]:
             match found["outcome"]:
                 case "busy":
@@ -53,7 +53,7 @@ class Recover(HostKind):
                 case "failed":
                     _say(found, found["detail"] or "it could not be recovered; look at its files on the host", "error")
                 case _:
-                    self._settle(job, found)
+                    replaced |= self._settle(job, found)
         # Only what had ended before the agent looked: it may not have seen what a later one left.
         settled = Job.objects.filter(host=job.host_id, needs_recovery=True, finished__lt=job.started or job.created)
         at_work = Job.objects.filter(uid__in=busy)
@@ -62,28 +62,35 @@ class Recover(HostKind):
         )
         settled.exclude(state__in=Job.ACTIVE).update(needs_recovery=False)
         return {
-            "recovered": [{key: found[key] for key in ("job", "outcome", "detail")} for found in result["recovered"]]
+            "recovered": [{key: found[key] for key in ("job", "outcome", "detail")} for found in result["recovered"]],
+            "replaced": replaced,
         }
 
     @staticmethod
-    def _settle(job: Job, found: dict[str, Any]) -> None:
+    def _settle(job: Job, found: dict[str, Any]) -> bool:
+        """Writes what became of one job; whether an image's file turned out to be another one."""
         lost = Job.objects.select_related("host").filter(uid=found["job"]).first()
         if lost is None or lost.active:
-            return
+            return False
         if found["undo_of"] is not None:
             _settle_undo(lost, found)
         elif found["outcome"] in {"finished", "kept", "lost"} and _unrecorded(lost):
             _finished_after_all(lost, found)
+            return True
         elif found["outcome"] == "reverted" and lost.needs_recovery:
             claims.log(lost, "recovered: the original stands, and what was left beside it is cleared")
         elif found["outcome"] == "lost" and lost.undo_available:
             _settle_lost(job, lost, found)
+        return False
 
     def ended(self, job: Job) -> None:
         job.refresh_from_db(fields=["result"])
         # Only what was changed is read again: a scan submits a recovery, so the two must not go round in circles.
-        if any(found["outcome"] in {"finished", "reverted"} for found in (job.result or {}).get("recovered", [])):
+        result = job.result or {}
+        outcomes = {found["outcome"] for found in result.get("recovered", [])}
+        if result.get("replaced") or outcomes & {"finished", "reverted"}:
             rewriting.rescan(job)
+        repointing.settle()
 
 
 def _where(kept: QuerySet[Job]) -> list[dict[str, str]]:
@@ -126,17 +133,27 @@ def _finished_after_all(lost: Job, found: dict[str, Any]) -> None:
             "before_bytes": found["before_bytes"], "after_bytes": found["after_bytes"], "held_bytes": held,
             "predicted_after_bytes": lost.plan.get("predicted_after_bytes"),
             "freed_bytes": 0 if held else _difference(found),
-            "freed_at": None if held else timezone.now().isoformat(), "recovered": True, "swapped": True,
+            "freed_at": None if held else timezone.now().isoformat(), "recovered": True,
+            "swapped": _in_its_place(lost),
         },
     )  # fmt: skip
     claims.log(lost, "recovered: the new image stood in its place already, verified; the job has succeeded")
     image = Image.objects.select_related("pool").filter(pk=lost.target_id).first()
-    if image is not None and found["inode"] is not None:
-        rewriting.image_replaced(image, found)
+    if image is not None and found["inode"] is not None and _in_its_place(lost):
+        _replaced(image, found)
     if gone:
         Job.objects.filter(pk=lost.pk).update(undo_state=Job.UndoState.AVAILABLE, undo_expires=timezone.now())
         rewriting.undo_copy_lost(lost, found["detail"])
     rewriting.keep_undo(lost, held, timedelta(hours=float(lost.options.get("undo_hours", 24))))
+
+
+def _in_its_place(job: Job) -> bool:
+    """Whether what the job makes takes its image's place; a conversion may leave it where it is."""
+    return job.kind != "convert" or bool(job.options.get("replace"))
+
+
+def _replaced(image: Image, found: dict[str, Any]) -> None:
+    rewriting.image_replaced(image, found, unb64(found["path_b64"]))
 
 
 def _settle_lost(recovery: Job, lost: Job, found: dict[str, Any]) -> None:
@@ -164,6 +181,10 @@ def _settle_lost(recovery: Job, lost: Job, found: dict[str, Any]) -> None:
 def _settle_undo(lost: Job, found: dict[str, Any]) -> None:
     undone = Job.objects.filter(uid=found["undo_of"]).first()
     if found["outcome"] == "finished" and undone is not None:
+        image = Image.objects.select_related("pool").filter(pk=undone.target_id).first()
+        if image is not None and found["inode"] is not None:
+            _replaced(image, found)
+            repointing.restore_declaration(image, undone)
         rewriting.close_undo(undone, Job.UndoState.UNDONE, 0)
         Job.objects.filter(pk=lost.pk, state=Job.State.INTERRUPTED).update(
             state=Job.State.SUCCEEDED, error_code="", error_detail="", progress=100.0, stage="", message="",

@@ -8,13 +8,13 @@ from typing import Any
 
 from django.utils import timezone
 
-from images import liveness, refusals, rewriting, waiting
-from images.kinds.targets import RewriteKind, ancestors, descendants, facts, find
+from images import liveness, moving, refusals, rewriting, space, surroundings, waiting
+from images.kinds.targets import RewriteKind, ancestors, facts, find
 from images.models import Image
 from storage_admin.accounts.roles import Actor
-from storage_admin.agent.protocol import RefusedError
-from storage_admin.guests.models import Guest
+from storage_admin.agent.protocol import RefusedError, unb64
 from storage_admin.hosts.models import StoragePool
+from storage_admin.jobs.kinds import Target
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Affected, Plan, Refusal
 
@@ -76,23 +76,23 @@ class Rewriting(waiting.WaitsForGuests, RewriteKind):
         """What stands against it whatever is chosen."""
         return refusals.for_rewrite(image)
 
-    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
-        image = find(target_id)
+    def plan_for(self, actor: Actor, image: Image, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
+        near = surroundings.of(image)
         against = self.against(image, options)
         below: list[Image] = []
         try:
-            below = ancestors(image)
+            below = near.below
         except RefusedError as error:
             against.append(Refusal(error.code, error.detail))
         choice = self.choose(image, below, options)
+        keeps_undo = bool(choice.keeps_undo and options["undo_hours"])
+        pool, need = _need(image, choice, keeps_undo=keeps_undo)
         against += [
             *refusals.for_bases(image, below),
             *choice.refusals,
-            *refusals.for_space(choice.space_in or image.pool, choice.scratch),
+            *near.admitted.against(pool, image.host, need),
         ]
         against, patience = waiting.set_aside(image, against, options)
-        above = descendants(image)
-        guests = Guest.objects.filter(disks__use__image__in=[image, *above]).distinct()
         return Plan(
             method=choice.method,
             reason=choice.reason,
@@ -103,17 +103,33 @@ class Rewriting(waiting.WaitsForGuests, RewriteKind):
             predicted_low=choice.low,
             predicted_high=choice.high,
             scratch_bytes=choice.scratch,
-            undo_bytes=image.allocated_size if choice.keeps_undo and options["undo_hours"] else 0,
+            scratch_pool=pool.pk,
+            lasting_bytes=need.lasting,
+            undo_bytes=image.allocated_size if keeps_undo else 0,
             refusals=tuple({(refusal.code, refusal.detail): refusal for refusal in against}.values()),
-            warnings=(*patience, *refusals.age_warning(image), *choice.warnings, *_lasting(choice, above, options)),
+            warnings=(
+                *patience,
+                *refusals.age_warning(image),
+                *choice.warnings,
+                *_lasting(choice, near.above, options),
+            ),
             affected_images=(
                 Affected(image.pk, image.name, choice.below.get(image.pk, "rewritten")),
                 *(Affected(base.pk, base.name, choice.below.get(base.pk, "read, not changed")) for base in below),
-                *(Affected(overlay.pk, overlay.name, "reads it as its base, and goes on to") for overlay in above),
+                *(Affected(overlay.pk, overlay.name, "reads it as its base, and goes on to") for overlay in near.above),
             ),
-            affected_guests=tuple(Affected(guest.pk, guest.name, guest.state) for guest in guests),
+            affected_guests=tuple(Affected(guest.pk, guest.name, guest.state) for guest in near.guests),
             options=options,
         )
+
+    def admit(self, target: Target, plan: Plan) -> None:
+        if not plan.scratch_bytes or plan.scratch_pool is None:
+            return
+        pool = StoragePool.objects.filter(pk=plan.scratch_pool).first()
+        if pool is None:
+            raise RefusedError("stale_plan", "The pool is not registered any more: scan the host again.")
+        for refusal in space.Admitted().against(pool, target.host, space.planned_need(plan, target.host)):
+            raise RefusedError(refusal.code, refusal.detail)
 
     def prepare(self, job: Job) -> None:
         liveness.check_guests_off(find(job.target_id))
@@ -133,14 +149,15 @@ class Rewriting(waiting.WaitsForGuests, RewriteKind):
             "bandwidth_bytes_sec": speed.bandwidth_bytes_sec,
             "idle_io": speed.idle_io,
             "reserve": {"percent": float(refusals.RESERVE_PERCENT), "bytes": refusals.RESERVE_BYTES},
-            "reserved_elsewhere_bytes": rewriting.reserved_elsewhere(job, image),
+            "reserved_elsewhere_bytes": space.needed_by_running(job),
             **self.asked(image, below, job),
         }
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         image = find(job.target_id)
         if result["swapped"]:
-            rewriting.image_replaced(image, result)
+            name = result.get("name_b64")
+            rewriting.image_replaced(image, result, moving.sibling(image, unb64(name)) if name else None)
             rewriting.keep_undo(job, result["held_bytes"], timedelta(hours=job.options["undo_hours"]))
         shown = {
             "before_bytes": result["before_bytes"],
@@ -157,6 +174,14 @@ class Rewriting(waiting.WaitsForGuests, RewriteKind):
 
     def ended(self, job: Job) -> None:
         rewriting.rescan(job)
+
+
+def _need(image: Image, choice: Choice, *, keeps_undo: bool) -> tuple[StoragePool, space.Need]:
+    """Where the new file comes to, and what the job takes there."""
+    # A file with a name of its own stays, and so does an original that waits as an undo copy.
+    goes = not keeps_undo and choice.space_in is None
+    lasting = space.lasting_bytes(choice.scratch, image.allocated_size, goes=goes)
+    return choice.space_in or image.pool, space.Need(image.host_id, choice.scratch or 0, lasting)
 
 
 def format_below(image: Image, base: Image) -> str:

@@ -50,7 +50,7 @@ class Scan(HostKind):
         return Plan(reason=f"Reads {host.pools.count()} pools of {host.name}.", facts_at=host.last_seen)
 
     def request(self, job: Job) -> dict[str, Any]:
-        libvirt, error = self._ask_libvirt()
+        libvirt, error = self._ask_libvirt(job.host)
         if libvirt is not None:
             scanning.sync_libvirt_pools(job.host, libvirt)
         pools = {pool.pk: pool for pool in StoragePool.objects.filter(host=job.host)}
@@ -72,11 +72,9 @@ class Scan(HostKind):
         }
 
     @staticmethod
-    def _ask_libvirt() -> tuple[LibvirtFacts | None, str]:
-        if not libvirt_reader.listens():
-            return None, ""
+    def _ask_libvirt(host: Host) -> tuple[LibvirtFacts | None, str]:
         try:
-            return libvirt_reader.read(), ""
+            return libvirt_reader.read(host), ""
         except HostError as error:
             return None, error.detail
 

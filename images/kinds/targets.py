@@ -1,11 +1,15 @@
 """What job kinds on images share: the target, its locks, and its facts as the agent wants them."""
 
+from abc import abstractmethod
 from typing import Any
 
+from images import surroundings
 from images.models import Image
-from storage_admin.agent.protocol import RefusedError, b64
+from storage_admin.accounts.roles import Actor
+from storage_admin.agent.protocol import b64
 from storage_admin.jobs.errors import NotFoundError
 from storage_admin.jobs.kinds import JobKind, Lock, Target
+from storage_admin.jobs.plans import Plan
 
 
 def find(image_id: int) -> Image:
@@ -21,34 +25,17 @@ def find(image_id: int) -> Image:
 
 
 def ancestors(image: Image) -> list[Image]:
-    """The images below this one, its immediate base first.
+    """The images below this one as the database knows them now, its immediate base first.
 
     Raises:
-        RefusedError: ``chain_cycle``.
+        RefusedError: ``chain_cycle``; ``chain_broken``, where one of them is not listed any more.
     """
-    below: list[Image] = []
-    seen = {image.pk}
-    step = image.backing_id
-    while step is not None:
-        if step in seen:
-            raise RefusedError("chain_cycle", f"The chain of {image.name} comes back to itself.")
-        seen.add(step)
-        base = Image.objects.select_related("host", "pool").get(pk=step)
-        below.append(base)
-        step = base.backing_id
-    return below
+    return surroundings.fresh(image).below
 
 
 def descendants(image: Image) -> list[Image]:
-    """Every image that needs this one, however far above."""
-    above: list[Image] = []
-    layer = [image.pk]
-    while layer:
-        overlays = Image.objects.filter(backing__in=layer).exclude(pk__in=[known.pk for known in above])
-        found = list(overlays.select_related("host", "pool").order_by("name", "pk"))
-        above += found
-        layer = [overlay.pk for overlay in found]
-    return above
+    """Every image that needs this one now, however far above; without the large columns."""
+    return surroundings.fresh(image).above
 
 
 def locks_on(image: Image, *, exclusive: bool) -> list[Lock]:
@@ -81,6 +68,15 @@ class ImageKind(JobKind):
     def resolve(self, target_id: int) -> Target:
         image = find(target_id)
         return Target(kind="image", id=image.pk, host=image.host, label=image.name)
+
+    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:
+        return self.plan_for(actor, find(target_id), options)
+
+    @abstractmethod
+    def plan_for(self, actor: Actor, image: Image, options: dict[str, Any]) -> Plan:
+        """What the job would do to an image whose row is fetched already, perhaps with those of others
+        (:func:`images.surroundings.share`).
+        """
 
 
 class RewriteKind(ImageKind):

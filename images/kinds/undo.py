@@ -5,11 +5,12 @@ from typing import Any
 
 from django.db.models import Q
 
-from images import liveness, refusals, rewriting
+from images import liveness, moving, refusals, repointing, rewriting
 from images.kinds.targets import ancestors, facts, find, locks_on
 from images.models import Image
 from storage_admin.accounts.roles import SYSTEM, Actor, Role
-from storage_admin.agent.protocol import RefusedError
+from storage_admin.agent.protocol import RefusedError, unb64
+from storage_admin.hosts.names import display
 from storage_admin.jobs import claims, services
 from storage_admin.jobs.errors import NotFoundError
 from storage_admin.jobs.kinds import JobKind, Lock, Target
@@ -105,6 +106,9 @@ class Undo(OfJob):
         image = self._image(job)
         against = self._missing(job)
         against += refusals.for_undo(image)
+        if image.overlays_count and len(set(moving.paths_of(job))) > 1:
+            sentence = f"{image.overlays_count} overlays name the image as it is called now, and would lose it."
+            against.append(Refusal("has_overlays", sentence))
         if options["force"] and image.overlays_count:
             sentence = f"{image.overlays_count} overlays stand on the image as it is now: what was written must stay."
             against.append(Refusal("has_overlays", sentence))
@@ -117,7 +121,7 @@ class Undo(OfJob):
             scratch_bytes=0,
             undo_bytes=0,
             refusals=tuple(against),
-            warnings=("What was written to the new image since is lost.",) if options["force"] else (),
+            warnings=_warnings(job, options),
             affected_images=(Affected(image.pk, image.name, "replaced by its original"),),
             options=options,
         )
@@ -125,12 +129,17 @@ class Undo(OfJob):
     def prepare(self, job: Job) -> None:
         liveness.check_guests_off(self._image(self._job(job.target_id)))
 
+    def before_swap(self, job: Job) -> None:
+        repointing.lead_back(self._job(job.target_id))
+
     def request(self, job: Job) -> dict[str, Any]:
         return super().request(job) | {"force": job.options["force"]}
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         undone = self._job(job.target_id)
-        rewriting.image_replaced(self._image(undone), result)
+        image = self._image(undone)
+        rewriting.image_replaced(image, result, moving.sibling(image, unb64(result["name_b64"])))
+        repointing.restore_declaration(image, undone)
         rewriting.close_undo(undone, Job.UndoState.UNDONE, 0)
         return {
             "before_bytes": result["before_bytes"],
@@ -141,6 +150,12 @@ class Undo(OfJob):
             "undone_job": undone.pk,
             "seconds": result["seconds"],
         }
+
+    def ended(self, job: Job) -> None:
+        job.refresh_from_db(fields=["state", "needs_recovery"])
+        if not job.needs_recovery:
+            repointing.agree(self._job(job.target_id))
+        super().ended(job)
 
 
 class DiscardUndo(OfJob):
@@ -182,6 +197,16 @@ class DiscardUndo(OfJob):
             claims.log(undone, "its undo copy has another name on the host: nothing was freed", JobLog.Level.WARNING)
         rewriting.close_undo(undone, state_after_removal(undone, job), won)
         return {"copy_bytes": freed, "of_job": undone.pk}
+
+
+def _warnings(job: Job, options: dict[str, Any]) -> tuple[str, ...]:
+    warnings = ["What was written to the new image since is lost."] if options["force"] else []
+    paths = moving.paths_of(job)
+    if len(set(paths)) > 1:
+        warnings.append(f"It gets its old name back: {display(paths[0])}.")
+    if guests := [guest["name"] for guest in job.kept.get("guests", [])]:
+        warnings.append(f"The definition of {', '.join(guests)} names the original again.")
+    return tuple(warnings)
 
 
 def state_after_removal(undone: Job, removal: Job) -> Job.UndoState:

@@ -11,17 +11,18 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_POST
 
-from images import estimates, refusals, selectors
+from images import estimates, planning, selectors, space, surroundings
 from images.models import Image
 from images.verbs import verb_of
 from images.views.access import PageRequest, page
 from images.views.rewrite import options_from
-from storage_admin.accounts.roles import Role
+from storage_admin.accounts.roles import Actor, Role
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.errors import InvalidError, NotFoundError
 from storage_admin.hosts.models import StoragePool
-from storage_admin.jobs import kinds, services
+from storage_admin.jobs import services
 from storage_admin.jobs.plans import Plan, Refusal
+from storage_admin.jobs.selectors import answered_keys
 
 KIND = "reclaim"
 METHODS = ("auto", *estimates.METHODS)
@@ -55,11 +56,17 @@ class Line:
 
 @dataclass(frozen=True)
 class Need:
-    """What the jobs need of one pool, in bytes, and whether that fits beside its reserve (``None``: not known)."""
+    """What the jobs take on one filesystem in the worst moment, in bytes.
+
+    Args:
+        pool: one of the pools on it; it has the most of the jobs.
+        scratch_bytes: these jobs.
+        others_bytes: what those that are queued or at work already add to it.
+    """
 
     pool: StoragePool
     scratch_bytes: int
-    fits: bool | None
+    others_bytes: int
 
 
 @dataclass(frozen=True)
@@ -95,24 +102,23 @@ def sums_of(lines: Sequence[Line]) -> Sums:
     )  # fmt: skip
 
 
-def needs_of(lines: Iterable[Line]) -> list[Need]:
-    """What each pool has to hold in the worst moment.
+def needs_of(lines: Iterable[Line], admitted: space.Admitted) -> list[Need]:
+    """What each filesystem has to hold in the worst moment.
 
-    Copies whose originals wait as undo copies stay beside them, so that they add up; of the others only those at work
-    at the same time count, the largest of them.
+    Args:
+        admitted: what all jobs need, these included.
     """
-    by_pool: dict[int, list[Line]] = {}
+    there: dict[str, list[Line]] = {}
     for line in lines:
         if line.refusal is None:
-            by_pool.setdefault(line.image.pool_id, []).append(line)
+            there.setdefault(space.filesystem_of(line.image.pool), []).append(line)
     needs = []
-    for found in by_pool.values():
-        pool, host = found[0].image.pool, found[0].image.host
-        kept = sum(line.plan.scratch_bytes or 0 for line in found if line.plan.undo_bytes)
-        passing = sorted((line.plan.scratch_bytes or 0 for line in found if not line.plan.undo_bytes), reverse=True)
-        scratch = kept + sum(passing[: host.max_jobs])
-        known = pool.capacity_bytes is not None and pool.available_bytes is not None
-        needs.append(Need(pool, scratch, not refusals.for_space(pool, scratch) if known else None))
+    for found in there.values():
+        pools = [line.image.pool for line in found]
+        pool = max(pools, key=pools.count)
+        slots = {line.image.host_id: space.slots_of(line.image.host) for line in found}
+        scratch = space.worst_moment([space.planned_need(line.plan, line.image.host) for line in found], slots)
+        needs.append(Need(pool, scratch, max(admitted.worst(pool) - scratch, 0)))
     return sorted(needs, key=lambda need: need.pool.name)
 
 
@@ -124,8 +130,20 @@ def _chosen(request: PageRequest) -> list[Image]:
     return sorted(rows, key=lambda image: (-(image.reclaimable_bytes or 0), image.name))
 
 
-def _planned(request: PageRequest, images: Sequence[Image], options: dict[str, Any]) -> list[Line]:
-    return [Line(image, services.plan(request.actor, KIND, image.pk, options)) for image in images]
+def planned(actor: Actor, images: Sequence[Image], options: dict[str, Any], admitted: space.Admitted) -> list[Line]:
+    """A plan for each, one after the other: for each counts what those before it need, as if they were queued.
+
+    Args:
+        admitted: what jobs need; the planned ones are added.
+    """
+    surroundings.share(images, admitted)
+    lines = []
+    for image in images:
+        line = Line(image, planning.plan_for(actor, planning.image_kind(KIND), image, options))
+        if line.refusal is None:
+            admitted.add(image.pool, image.host, space.planned_need(line.plan, image.host))
+        lines.append(line)
+    return lines
 
 
 @require_POST
@@ -137,14 +155,14 @@ def images_reclaim(request: PageRequest) -> HttpResponseBase:
         messages.warning(request, "No image was selected.")
         return redirect("images")
     form: QueryDict = request.POST
-    kind = kinds.get(KIND)
+    kind, admitted = planning.image_kind(KIND), space.Admitted()
     try:
         options = options_from(kind, form)
-        lines = _planned(request, images, options)
+        lines = planned(request.actor, images, options, admitted)
     except InvalidError as error:
         messages.error(request, f"{error.detail} Nothing was changed.")
-        options = {}
-        lines = _planned(request, images, options)
+        options, admitted = {}, space.Admitted()
+        lines = planned(request.actor, images, options, admitted)
     else:
         if "confirmed" in form:
             return _submit(request, lines, options)
@@ -153,7 +171,7 @@ def images_reclaim(request: PageRequest) -> HttpResponseBase:
         "section": "images",
         "lines": lines,
         "sums": sums_of(lines),
-        "needs": needs_of(lines),
+        "needs": needs_of(lines, admitted),
         "methods": [(name, WORDS.get(name, name), name == defaults["method"]) for name in METHODS],
         "undo_hours": defaults["undo_hours"],
         "method": defaults["method"],
@@ -164,13 +182,14 @@ def images_reclaim(request: PageRequest) -> HttpResponseBase:
 
 def _submit(request: PageRequest, lines: Sequence[Line], options: dict[str, Any]) -> HttpResponseBase:
     key = "".join(filter(str.isalnum, request.POST.get("key", "")))[:64]
-    queued, refused = 0, []
+    own = {line.image.pk: f"{key}-{line.image.pk}" if key else "" for line in lines}
+    answered = answered_keys(request.actor, own.values())
+    queued, refused = len(answered), []
     for line in lines:
-        if line.refusal is not None:
+        if line.refusal is not None or own[line.image.pk] in answered:
             continue
         try:
-            own = f"{key}-{line.image.pk}" if key else ""
-            services.submit(request.actor, KIND, line.image.pk, options, idempotency_key=own)
+            services.submit(request.actor, KIND, line.image.pk, options, idempotency_key=own[line.image.pk])
             queued += 1
         except (RefusedError, InvalidError, NotFoundError) as error:
             refused.append(f"{line.image.name}: {error.detail}")

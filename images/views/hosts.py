@@ -13,6 +13,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from images import selectors
 from images.selectors.undo_copies import undo_copies
+from images.templatetags.storage import bar_scale
 from images.views.access import PageRequest, attempt, live, live_body, live_context, number, page, wants_fragment
 from storage_admin.accounts.roles import Role
 from storage_admin.hosts import services
@@ -140,6 +141,7 @@ def pool(request: PageRequest, pool_id: int) -> HttpResponseBase:
     row = _pool(request, pool_id)
     largest = selectors.images_for(request.actor).filter(pool=row).order_by("-allocated_size", "-id")[:15]
     context = {"section": "hosts", "pool": row, "largest": largest, "chart": _chart(row)}
+    context["scale"] = bar_scale((image.virtual_size, image.allocated_size) for image in largest)
     context["copies"] = undo_copies(row)
     return render(request, "hosts/pool.html", context)
 

@@ -9,7 +9,7 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
-from images import selectors
+from images import planning, selectors
 from images.models import Image
 from images.services import DECLARABLE, declare_format
 from images.templatetags.storage import LONGEST_TRACK
@@ -76,10 +76,9 @@ def image_of(request: PageRequest, image_id: int) -> Image:
 def _actions(request: PageRequest, image: Image) -> list[Action]:
     """Every kind of job for images, with its plan. Plans come from the database alone."""
     actions = []
-    for kind in kinds.every():
-        if kind.target == "image":
-            plan = services.plan(request.actor, kind.name, image.pk, {})
-            actions.append(Action(image.pk, kind, plan, verb_of(plan.method)))
+    for kind in planning.image_kinds():
+        plan = planning.plan_for(request.actor, kind, image, {})
+        actions.append(Action(image.pk, kind, plan, verb_of(plan.method)))
     return sorted(actions, key=lambda action: not action.rewrites)
 
 

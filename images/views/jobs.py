@@ -7,6 +7,7 @@ from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
+from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.http import require_POST, require_safe
 
 from images.models import Image
@@ -38,8 +39,8 @@ def _jobs(request: PageRequest) -> Any:
 def jobs(request: PageRequest) -> HttpResponseBase:
     """All jobs, the newest first. The rows refresh while a job of them is active, and look for new ones otherwise."""
     rows = paginated(request, _jobs(request), PER_PAGE)
-    context = {"rows": rows, "titles": _titles(), "state": request.GET.get("state", "")}
     url = f"{reverse('jobs')}?{_without(request, 'v')}"
+    context = {"rows": rows, "titles": _titles(), "state": request.GET.get("state", ""), "here": url}
     every = "2s" if any(job.active for job in rows) else "10s"
     if wants_fragment(request):
         return live(request, "jobs/list.html#rows", context, url=url, every=every)
@@ -123,9 +124,12 @@ def job_log(request: PageRequest, job_id: int) -> HttpResponseBase:
 @require_POST
 @page(Role.OPERATOR)
 def job_cancel(request: PageRequest, job_id: int) -> HttpResponseBase:
+    """Cancels, and goes back to the list where that was asked from it."""
     row = _job(request, job_id)
-    attempt(request, lambda: services.cancel(request.actor, row))
-    return redirect("job", row.pk)
+    back = request.POST.get("next", "")
+    from_list = url_has_allowed_host_and_scheme(back, allowed_hosts=None) and back.startswith(reverse("jobs") + "?")
+    attempt(request, lambda: services.cancel(request.actor, row), f"Job {row.pk} is cancelled." if from_list else "")
+    return redirect(back) if from_list else redirect("job", row.pk)
 
 
 @require_POST

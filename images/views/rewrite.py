@@ -74,6 +74,17 @@ CHOICES: dict[str, tuple[str, dict[str, str]]] = {
         {"refuse": "refuse", "wait": "wait until somebody has shut it down"},
     ),
 }
+#: Words of options that are yes or no.
+SWITCHES: dict[str, tuple[str, dict[str, str]]] = {
+    "replace": (
+        "The image itself",
+        {"false": "stays as it is", "true": "is replaced, and kept as undo copy"},
+    ),
+    "repoint_guest": (
+        "Guests of libvirt that name it",
+        {"false": "are left as they are", "true": "have their definition changed to the new file"},
+    ),
+}
 SPARING = {"": "as its host says", "true": "yes", "false": "no"}
 STARTING = {"false": "leave the guest off", "true": "start the guest again"}
 
@@ -103,8 +114,8 @@ def options_from(kind: JobKind, form: QueryDict) -> dict[str, Any]:
         options["format_options"] = {name.strip(): value.strip() for name, _, value in pairs}
     if "target_name" in kind.properties and form.get("target_name"):
         options["target_name"] = form["target_name"]
-    for name in ("idle_io", "start_after"):
-        if form.get(name):
+    for name in ("idle_io", "start_after", *SWITCHES):
+        if form.get(name) and name in kind.properties:
             options[name] = form[name] == "true"
     if fields:
         raise InvalidError("Some of the options cannot be used.", fields)
@@ -173,6 +184,10 @@ def _fields(kind: JobKind, image: Image, options: dict[str, Any]) -> list[Field]
         choices = [("", "nothing: it stands alone", options["down_to"] is None)]
         choices += [(str(base.pk), f"{base.name} stays its base", base.pk == options["down_to"]) for base in bases]
         fields.append(Field("down_to", "Down to", choices))
+    for name, (word, words) in SWITCHES.items():
+        if name in kind.properties:
+            values = [(value, shown_as, (value == "true") == options[name]) for value, shown_as in words.items()]
+            fields.append(Field(name, word, values))
     if "target_pool" in kind.properties:
         pools = StoragePool.objects.filter(host=image.host_id).exclude(pk=image.pool_id).order_by("name", "id")
         choices = [("", f"{image.pool.name}: where the image is", options["target_pool"] is None)]
@@ -222,7 +237,7 @@ def _context(request: PageRequest, image: Image, kind: JobKind, form: QueryDict)
         "carried": [*chosen, *written],
         "bandwidth_mib": bandwidth_mib,
         "verb": verb_of(plan.method if plan else ""),
-        "replaces": plan is not None and _replaces(kind, plan),
+        "replaces": plan is not None and _replaces(kind, plan, shown.options),
         "undo_until": _until(shown.options) if plan is None or plan.undo_bytes else None,
         "won_bytes": _difference(plan),
         "growth": growth_of(image),
@@ -234,9 +249,11 @@ def _context(request: PageRequest, image: Image, kind: JobKind, form: QueryDict)
     }
 
 
-def _replaces(kind: JobKind, plan: Plan) -> bool:
+def _replaces(kind: JobKind, plan: Plan, options: dict[str, Any]) -> bool:
     """Whether another file takes the image's place, so that its original would be gone without an undo copy."""
-    return kind.name != "convert" and plan.method not in {"check", "in_place"}
+    if kind.name == "convert":
+        return bool(options["replace"])
+    return plan.method not in {"check", "in_place"}
 
 
 def _difference(plan: Plan | None) -> int | None:
@@ -263,7 +280,7 @@ def _start(request: PageRequest, image: Image, kind: JobKind) -> HttpResponseBas
     try:
         options = options_from(kind, request.POST)
         plan = services.plan(request.actor, kind.name, image.pk, options)
-        loses = _replaces(kind, plan) and not plan.undo_bytes
+        loses = _replaces(kind, plan, kind.clean(options)) and not plan.undo_bytes
         if loses and not plan.refusals and "without_undo" not in request.POST:
             sentence = f"Confirm that {image.name} is replaced without an undo copy."
             raise InvalidError(sentence, {"without_undo": sentence})

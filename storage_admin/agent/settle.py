@@ -108,7 +108,7 @@ class Story:
             keep_undo = bool(first["undo_hours"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise JournalError("it does not say of which image it is") from error
-        if not all(map(_is_image_name, filter(lambda one: one is not None, (name, old_name)))) or name == old_name:
+        if not _is_image_name(name) or not _is_image_name(old_name or name) or name == old_name:
             raise JournalError("it names something that is no image")
         story = cls(name, Stamp.parse(first.get("original")), keep_undo, old_name=old_name)
         for record in records[1:]:

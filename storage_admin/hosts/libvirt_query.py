@@ -1,7 +1,7 @@
-"""What libvirt on this machine knows, as one JSON document on standard output.
+"""What libvirt knows, as one JSON document on standard output.
 
-It runs as a process of its own (``python -m storage_admin.hosts.libvirt_query``), because a libvirtd that hangs would
-hang the thread that asks it, and a thread cannot be given up.
+It runs as a process of its own (``python -m storage_admin.hosts.libvirt_query URI``), because a libvirtd that hangs
+would hang the thread that asks it, and a thread cannot be given up.
 """
 
 import json
@@ -10,8 +10,6 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 import libvirt
-
-URI = "qemu:///system"
 
 STATES = {
     libvirt.VIR_DOMAIN_NOSTATE: "no state",
@@ -28,10 +26,10 @@ STATES = {
 FOLDER_POOLS = {"dir": "dir", "fs": "dir", "netfs": "nfs"}
 
 
-def main() -> None:
+def main(uri: str) -> None:
     libvirt.registerErrorHandler(lambda *_: None, None)  # its default prints to standard error
     try:
-        connection = libvirt.openReadOnly(URI)
+        connection = libvirt.openReadOnly(uri)
         answer: dict[str, Any] = {"pools": _pools(connection), "domains": _domains(connection)}
     except libvirt.libvirtError as error:
         answer = {"error": str(error)}
@@ -115,6 +113,11 @@ def _disks(connection: Any, xml: str) -> list[dict[str, Any]]:
     return disks
 
 
+def disk_paths(connection: Any, xml: str) -> dict[str, str]:
+    """The file that each disk of a definition leads to, by the disk's target; empty where it is no file of ours."""
+    return {disk["target"]: disk["path"] for disk in _disks(connection, xml)}
+
+
 def _source_path(connection: Any, kind: str, source: Any) -> str:
     if source is None:
         return ""
@@ -128,4 +131,4 @@ def _source_path(connection: Any, kind: str, source: Any) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

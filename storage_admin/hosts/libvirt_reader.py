@@ -1,20 +1,18 @@
-"""libvirt's pools and domains on this machine, within a time limit."""
+"""libvirt's pools and domains on a host, within a time limit."""
 
 import json
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from django.conf import settings
 
 from storage_admin.agent.protocol import HostError
+from storage_admin.hosts.libvirt_uri import uri_of
+from storage_admin.hosts.models import Host
 
 TIMEOUT = 20.0
-
-#: Where a libvirt daemon listens: the one of old, and the modular one.
-SOCKETS = ("/run/libvirt/libvirt-sock", "/run/libvirt/virtqemud-sock")
 
 
 @dataclass(frozen=True)
@@ -60,18 +58,21 @@ class LibvirtFacts:
     domains: tuple[Domain, ...] = ()
 
 
-def listens() -> bool:
-    """Whether a libvirt daemon may be there to be asked."""
-    return any(Path(socket).exists() for socket in SOCKETS)
+def read(host: Host) -> LibvirtFacts | None:
+    """Asks libvirt on a host.
 
-
-def read() -> LibvirtFacts:
-    """Asks libvirt on this machine (``qemu:///system``).
+    Returns:
+        What it told; ``None`` where no libvirt listens.
 
     Raises:
         HostError: it does not answer; the argument says why.
     """
-    command = [sys.executable, "-m", "storage_admin.hosts.libvirt_query"]
+    with uri_of(host) as uri:
+        return None if uri is None else _read(uri)
+
+
+def _read(uri: str) -> LibvirtFacts:
+    command = [sys.executable, "-m", "storage_admin.hosts.libvirt_query", uri]
     try:
         done = subprocess.run(command, capture_output=True, timeout=TIMEOUT, check=False, cwd=settings.BASE_DIR)
     except subprocess.TimeoutExpired:

@@ -1,7 +1,7 @@
-"""Starts one domain of this machine; how that went is one JSON document on standard output.
+"""Starts one domain; how that went is one JSON document on standard output.
 
-``python -m storage_admin.hosts.libvirt_start UUID``: the only place that opens libvirt for writing. It starts a domain
-and does nothing else. A process of its own, like ``libvirt_query``.
+``python -m storage_admin.hosts.libvirt_start URI UUID``. It starts a domain and does nothing else. A
+process of its own, like ``libvirt_query``.
 """
 
 import json
@@ -9,19 +9,17 @@ import sys
 
 import libvirt
 
-from storage_admin.hosts.libvirt_query import URI
 
-
-def main(uid: str) -> None:
+def main(uri: str, uid: str) -> None:
     libvirt.registerErrorHandler(lambda *_: None, None)  # its default prints to standard error
     try:
-        json.dump({"outcome": _start(uid)}, sys.stdout)
+        json.dump({"outcome": _start(uri, uid)}, sys.stdout)
     except libvirt.libvirtError as error:
         json.dump({"error": str(error)}, sys.stdout)
 
 
-def _start(uid: str) -> str:
-    domain = libvirt.open(URI).lookupByUUIDString(uid)
+def _start(uri: str, uid: str) -> str:
+    domain = libvirt.open(uri).lookupByUUIDString(uid)
     try:
         domain.create()
     except libvirt.libvirtError as error:
@@ -32,4 +30,4 @@ def _start(uid: str) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2])

@@ -1,7 +1,7 @@
-"""The states of this machine's domains, as one JSON document on standard output.
+"""The states of a host's domains, as one JSON document on standard output.
 
 It is what is asked every few seconds while jobs wait for guests: one call to libvirt, however many domains there are.
-It runs as a process of its own (``python -m storage_admin.hosts.libvirt_states``), like ``libvirt_query``.
+It runs as a process of its own (``python -m storage_admin.hosts.libvirt_states URI``), like ``libvirt_query``.
 """
 
 import json
@@ -10,13 +10,13 @@ from typing import Any
 
 import libvirt
 
-from storage_admin.hosts.libvirt_query import STATES, URI
+from storage_admin.hosts.libvirt_query import STATES
 
 
-def main() -> None:
+def main(uri: str) -> None:
     libvirt.registerErrorHandler(lambda *_: None, None)  # its default prints to standard error
     try:
-        connection = libvirt.openReadOnly(URI)
+        connection = libvirt.openReadOnly(uri)
         told = connection.getAllDomainStats(libvirt.VIR_DOMAIN_STATS_STATE)
         answer: dict[str, Any] = {
             "states": {
@@ -29,4 +29,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

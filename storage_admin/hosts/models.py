@@ -13,6 +13,14 @@ class Host(models.Model):
         LIBVIRT = "libvirt"
         PROXMOX = "proxmox"
 
+    class Transport(models.TextChoices):
+        LOCAL = "local", "this machine"
+        SSH = "ssh"
+        FORCED = "forced", "ssh, with a key that can only run the agent"
+        TLS = "tls", "TLS"
+        API = "api", "the API alone"
+        API_SSH = "api+ssh", "the API and ssh"
+
     class Status(models.TextChoices):
         OK = "ok"
         UNREACHABLE = "unreachable"
@@ -24,7 +32,15 @@ class Host(models.Model):
     address = models.CharField(max_length=255, blank=True)
     port = models.PositiveIntegerField(null=True, blank=True)
     user = models.CharField(max_length=64, blank=True)
-    transport = models.CharField(max_length=20, blank=True)
+    transport = models.CharField(max_length=20, blank=True, choices=Transport)
+    #: The one public key that it may show, as ``TYPE BASE64``.
+    host_key = models.TextField(blank=True)
+    #: Our private key and the secret of an API token, encrypted (:mod:`storage_admin.hosts.secrets`).
+    private_key_locked = models.BinaryField(default=b"")
+    token_id = models.CharField(max_length=200, blank=True)
+    token_locked = models.BinaryField(default=b"")
+    #: SHA-256 of the certificate that its API shows; empty where a known authority has signed that.
+    tls_fingerprint = models.CharField(max_length=100, blank=True)
     cluster = models.CharField(max_length=100, blank=True)
     status = models.CharField(max_length=12, choices=Status, default=Status.DEGRADED)
     status_detail = models.TextField(blank=True, default="It has not been scanned yet.")

@@ -1,18 +1,50 @@
-"""How the agent is started on a host: here as root, else by ``sudo -n``. (Over ssh comes with remote hosts.)"""
+"""How the agent is started on a host: here as root, else by ``sudo -n``; on others by ssh, where it is installed first.
 
+On other hosts it lies in :data:`FOLDER`, which belongs to root, as one file per content hash. Whether that is there is
+looked at once per process and host, and anew where it turns out to be gone. With a forced command the host itself
+decides what runs: an admin installs it there by a printed command.
+"""
+
+import contextlib
 import getpass
 import os
+import shlex
 import shutil
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
 from django.conf import settings
 
 from storage_admin.agent import bundle
-from storage_admin.agent.protocol import RefusedError
+from storage_admin.agent.protocol import HostError, RefusedError
+from storage_admin.hosts import secrets, ssh
 from storage_admin.hosts.models import Host
+from storage_admin.hosts.shells import LocalShell, Shell
+
+FOLDER = "/usr/local/lib/storage-admin"
+#: What a line that was sent exits with where the agent is not installed, there is no Python 3, or no right to be root.
+NOT_INSTALLED, NO_PYTHON, NO_ROOT = 97, 98, 99
+#: Puts the agent from standard input into its folder, if it arrived whole: $1 folder, $2 file, $3 its SHA-256's begin.
+INSTALL = """set -eu
+umask 022
+mkdir -p -- "$1"
+test "$(stat -c %u -- "$1")" = 0 || { echo "$1 does not belong to root" >&2; exit 1; }
+chmod go-w -- "$1"
+new="$1/.new.$$"
+trap 'rm -f -- "$new"' EXIT
+cat > "$new"
+case "$(sha256sum < "$new")" in "$3"*) ;; *) echo "the agent did not arrive whole" >&2; exit 1 ;; esac
+sync "$new" 2>/dev/null || sync
+mv -f -- "$new" "$2"
+"""
+
+_installed: set[tuple[int, str, str]] = set()
+_installing: dict[int, threading.Lock] = {}
+_lock = threading.Lock()
 
 
 @lru_cache(maxsize=1)
@@ -21,14 +53,63 @@ def agent_bundle() -> bundle.Bundle:
     return bundle.build(Path(settings.DATA_DIR) / "agent")
 
 
-def agent_command(host: Host) -> list[str]:
-    """The argument list that starts the agent on ``host``.
+def is_here(host: Host) -> bool:
+    """Whether this process runs on the host itself: the machine's own row, or that of a worker started for it."""
+    return host.kind == Host.Kind.LOCAL or host.slug == settings.WORKER_HOST
+
+
+def by_ssh(host: Host) -> bool:
+    """Whether a host is reached by ssh from here."""
+    return not is_here(host) and host.transport in {Host.Transport.SSH, Host.Transport.FORCED, Host.Transport.API_SSH}
+
+
+def endpoint(host: Host) -> ssh.Endpoint:
+    """Where and how a host is reached by ssh.
+
+    Raises:
+        HostError: its key cannot be read.
+    """
+    key = secrets.unlock(host.private_key_locked)
+    return ssh.Endpoint(host.address, host.port or 22, host.user, host.host_key, key)
+
+
+def shell(host: Host) -> Shell:
+    """Plain commands on a host, as root.
+
+    Raises:
+        RefusedError: ``host_unreachable``, where there is no way to run any.
+    """
+    if is_here(host):
+        return LocalShell()
+    if not by_ssh(host) or host.transport == Host.Transport.FORCED:
+        raise RefusedError("host_unreachable", f"{host.name} takes no commands by ssh.")
+    return ssh.SshShell(endpoint(host))
+
+
+@contextlib.contextmanager
+def agent_command(host: Host) -> Iterator[list[str]]:
+    """The argument list that starts the agent on ``host``, valid as long as the context lasts.
 
     Raises:
         RefusedError: ``host_unreachable``, with the command that mends it.
+        HostError: it cannot be reached, or the agent cannot be installed there.
     """
-    if host.kind != Host.Kind.LOCAL:
-        raise RefusedError("host_unreachable", f"{host.name} is of a kind that this version does not reach.")
+    if is_here(host):
+        yield _local_command()
+        return
+    if not by_ssh(host):
+        raise RefusedError("host_unreachable", f"{host.name} is reached by its API alone, where no agent can run.")
+    where = endpoint(host)
+    if host.transport == Host.Transport.FORCED:
+        with ssh.connection(where, None) as command:
+            yield command
+        return
+    ensure_installed(host, where)
+    with ssh.connection(where, start_line(where)) as command:
+        yield command
+
+
+def _local_command() -> list[str]:
     command = [sys.executable, "-I", str(agent_bundle().path)]
     if os.geteuid() == 0:
         return command
@@ -40,3 +121,67 @@ def agent_command(host: Host) -> list[str]:
             f"echo '{getpass.getuser()} ALL=(root) NOPASSWD: ALL' > /etc/sudoers.d/storage-admin",
         )
     return [sudo, "-n", *command]
+
+
+def remote_file() -> str:
+    """Where the agent of this version lies on other hosts."""
+    return f"{FOLDER}/agent-{agent_bundle().hash}.pyz"
+
+
+def start_line(where: ssh.Endpoint) -> str:
+    """What the user's shell there runs: the agent as root, or exit code :data:`NOT_INSTALLED`."""
+    file = shlex.quote(remote_file())
+    script = f"test -r {file} || exit {NOT_INSTALLED}; exec {ssh.as_root(where, ['python3', '-I', remote_file()])}"
+    return shlex.join(["sh", "-c", script])
+
+
+def ensure_installed(host: Host, where: ssh.Endpoint) -> None:
+    """Sees to it that the agent lies on a host.
+
+    Raises:
+        HostError: it cannot be reached, there is no Python 3, or root's rights are not to be had; says what to do.
+    """
+    key = (host.pk, where.address, agent_bundle().hash)
+    with _lock:
+        turn = _installing.setdefault(host.pk, threading.Lock())
+    with turn:
+        if key not in _installed:
+            install(where)
+            _installed.add(key)
+
+
+def forget_installed(host: Host) -> None:
+    """The agent was not where it should be: the next start looks anew."""
+    for key in [key for key in _installed if key[0] == host.pk]:
+        _installed.discard(key)
+
+
+def install(where: ssh.Endpoint) -> None:
+    """Puts the agent onto a host, unless it is there.
+
+    Raises:
+        HostError: as :func:`ensure_installed`.
+    """
+    remote, file = ssh.SshShell(where), shlex.quote(remote_file())
+    look = (
+        f"test -r {file} && exit 0; command -v python3 >/dev/null || exit {NO_PYTHON}; "
+        f"{ssh.as_root(where, ['true'])} || exit {NO_ROOT}; exit {NOT_INSTALLED}"
+    )
+    found = remote.run_text(shlex.join(["sh", "-c", look]))
+    if found.exit_code == 0:
+        return
+    if found.exit_code == NO_PYTHON:
+        raise HostError(f"There is no python3 on {where.address}: install it there.", "tool_missing")
+    if found.exit_code == NO_ROOT:
+        raise HostError(
+            f"{where.user} may not become root on {where.address} ({found.words()}). Run there as root: "
+            f"echo '{where.user} ALL=(root) NOPASSWD: ALL' > /etc/sudoers.d/storage-admin",
+            "host_unreachable",
+        )
+    if found.exit_code != NOT_INSTALLED:
+        raise HostError(f"{where.address} cannot be asked: {found.words()}", "host_unreachable")
+    content = agent_bundle().path.read_bytes()
+    argv = ["sh", "-c", INSTALL, "sh", FOLDER, remote_file(), agent_bundle().hash]
+    done = remote.run(argv, stdin=content, seconds=60)
+    if done.exit_code:
+        raise HostError(f"The agent cannot be installed on {where.address}: {done.words()}", "host_unreachable")

@@ -115,6 +115,13 @@ class JobKind(ABC):
         """What the job needs for itself or shared, from its submission to its end."""
         return []
 
+    def admit(self, target: Target, plan: Plan) -> None:  # noqa: B027 (most kinds need nothing)
+        """Looks once more at what other jobs may have taken since the plan, in the transaction that queues the job.
+
+        Raises:
+            RefusedError: it is not free any more.
+        """
+
     def must_wait(self, job: Job, *, ask: bool) -> Wait | None:  # noqa: ARG002 (most kinds wait for nothing outside)
         """What outside of the dashboard a queued job has to wait for; called whenever it might be claimed.
 
@@ -128,6 +135,15 @@ class JobKind(ABC):
 
         Raises:
             RefusedError: the world has moved since the plan.
+        """
+
+    def before_swap(self, job: Job) -> None:  # noqa: B027 (most kinds need nothing)
+        """Changes what has to be changed outside of the image before the agent may swap; what it was is kept first.
+
+        Whether the swap comes about is not known then: :meth:`ended`, or a recovery, puts it right.
+
+        Raises:
+            RefusedError, HostError: the agent is not let go, and puts its work back.
         """
 
     @abstractmethod

@@ -81,6 +81,11 @@ class Job(models.Model):
     waited_guests = models.JSONField(default=list)
     #: It has been claimed, and when it has ended its guests are to be started.
     start_due = models.BooleanField(default=False)
+    #: What the job changes beside an image's bytes, as it was before: the image's name and what admins declared of it,
+    #: the disks of guests whose definitions name it. Written before anything of that is changed.
+    kept = models.JSONField(default=dict)
+    #: Whether those definitions may not agree with the name that the image has by now.
+    repoint_due = models.BooleanField(default=False)
 
     class Meta:
         ordering = ["-id"]
@@ -91,6 +96,7 @@ class Job(models.Model):
             models.Index(fields=["undo_expires"], condition=Q(undo_state="available"), name="job_undo_due"),
             models.Index(fields=["parked_at"], condition=Q(parked_at__isnull=False, state="queued"), name="job_parked"),
             models.Index(fields=["id"], condition=Q(start_due=True), name="job_start_due"),
+            models.Index(fields=["id"], condition=Q(repoint_due=True), name="job_repoint_due"),
         ]
 
     def __str__(self) -> str:

@@ -27,6 +27,8 @@ class Plan:
     """What a job would do. Sizes are bytes on the host; ``None`` means that it is not known yet.
 
     ``facts_at`` is the age of what the plan rests on: the last scan of the image's pool.
+    ``scratch_bytes`` is what the work takes at most beside the original, in the pool of the id ``scratch_pool``, and
+    ``lasting_bytes`` how much of that is still taken when the job has ended.
     ``undo_bytes`` is what the undo copy would hold, and so keep from being free, until its window closes.
     """
 
@@ -39,6 +41,8 @@ class Plan:
     predicted_low: int | None = None
     predicted_high: int | None = None
     scratch_bytes: int | None = None
+    scratch_pool: int | None = None
+    lasting_bytes: int | None = None
     undo_bytes: int | None = None
     refusals: tuple[Refusal, ...] = ()
     warnings: tuple[str, ...] = ()

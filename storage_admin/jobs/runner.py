@@ -96,7 +96,7 @@ def _held(job: Job) -> Iterator[None]:
 
 def _work(job: Job, kind: JobKind, recorder: Recorder) -> dict[str, Any]:
     kind.prepare(job)
-    with AgentSession(agent_command(job.host), agent_bundle().hash) as session:
+    with agent_command(job.host) as command, AgentSession(command, agent_bundle().hash) as session:
         # The agent starts while its request is gathered: a scan asks libvirt for that.
         request = Request(verb=kind.verb, job=job.uid, generation=job.generation, args=kind.request(job))
         recorder.flush()
@@ -125,9 +125,12 @@ def _work(job: Job, kind: JobKind, recorder: Recorder) -> dict[str, Any]:
 def _let_go(job: Job, kind: JobKind, session: AgentSession) -> None:
     kind.prepare(job)  # the guest's state, after the work as before it
     if claims.may_swap(job):
-        session.go(job.generation)
-    else:
-        session.cancel()
+        kind.before_swap(job)
+        # That may have taken its time.
+        if claims.may_swap(job):
+            session.go(job.generation)
+            return
+    session.cancel()
 
 
 def _take(job: Job, kind: JobKind, recorder: Recorder, event: dict[str, Any]) -> None:

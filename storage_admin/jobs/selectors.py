@@ -1,10 +1,12 @@
 """Reads: jobs and their logs, as far as they exist for the actor."""
 
+from collections.abc import Iterable
+
 from django.db.models import QuerySet
 
 from storage_admin.accounts.roles import Actor
 from storage_admin.hosts.selectors import in_scope
-from storage_admin.jobs.models import Job, JobLog
+from storage_admin.jobs.models import IdempotentAnswer, Job, JobLog
 
 
 def jobs_for(actor: Actor) -> QuerySet[Job]:
@@ -19,3 +21,9 @@ def log_of(job: Job, after: int = 0) -> QuerySet[JobLog]:
         after: only lines whose ``id`` is larger, as when it was read up to there before.
     """
     return job.log_lines.filter(pk__gt=after).order_by("pk")
+
+
+def answered_keys(actor: Actor, keys: Iterable[str]) -> set[str]:
+    """Which of these Idempotency-Keys of an actor were answered with a job already."""
+    answers = IdempotentAnswer.objects.filter(actor=actor.name, key__in=[key for key in keys if key])
+    return set(answers.values_list("key", flat=True))

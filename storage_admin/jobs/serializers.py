@@ -40,7 +40,11 @@ class PlanSerializer(serializers.Serializer[Any]):
     predicted_after_bytes = serializers.IntegerField(allow_null=True)
     predicted_low = serializers.IntegerField(allow_null=True)
     predicted_high = serializers.IntegerField(allow_null=True)
-    scratch_bytes = serializers.IntegerField(allow_null=True)
+    scratch_bytes = serializers.IntegerField(allow_null=True, help_text="What the work takes at most, in scratch_pool.")
+    scratch_pool = serializers.IntegerField(allow_null=True, help_text="Id of the pool that the new file comes into.")
+    lasting_bytes = serializers.IntegerField(
+        allow_null=True, help_text="How much of the scratch space is still taken when the job has ended."
+    )
     undo_bytes = serializers.IntegerField(allow_null=True, help_text="What the undo copy would hold until its end.")
     refusals = RefusalSerializer(many=True)
     warnings = serializers.ListField(child=serializers.CharField())

@@ -103,6 +103,7 @@ def _queued_already(kind: JobKind, target: Target) -> Job | None:
 
 
 def _create(actor: Actor, kind: JobKind, target: Target, options: dict[str, Any], predicted: Plan) -> Job:
+    kind.admit(target, predicted)
     job = Job.objects.create(
         kind=kind.name, rewrites=kind.rewrites, host=target.host, target_kind=target.kind, target_id=target.id,
         target_label=target.label, options=options, plan=predicted.as_json(), created_by=actor.name,

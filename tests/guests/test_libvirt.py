@@ -16,6 +16,7 @@ from storage_admin.guests.models import Guest, GuestDisk
 from storage_admin.hosts import libvirt_query, libvirt_reader
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import services
+from tests.factories import HostFactory
 from tests.harness.guests import Disk, Domains, LibvirtGuest
 from tests.working import OPERATOR, create, digests, image_at, run, scan, this_machine
 
@@ -194,7 +195,7 @@ def test_a_domain_that_is_undefined_is_gone_with_its_disks(domains: Domains, cha
 def without_libvirt(monkeypatch: pytest.MonkeyPatch) -> None:
     """As when libvirtd has stopped while domains are defined: its socket is there, and nobody answers."""
 
-    def no_answer() -> libvirt_reader.LibvirtFacts:
+    def no_answer(host: Host) -> libvirt_reader.LibvirtFacts:
         raise HostError("libvirt does not answer: connection refused")
 
     monkeypatch.setattr(libvirt_reader, "read", no_answer)
@@ -224,7 +225,7 @@ def test_where_libvirt_has_guests_and_does_not_answer_nobody_knows_who_uses_an_i
 def test_a_libvirt_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libvirt_reader, "TIMEOUT", 0.001)
     with pytest.raises(HostError, match="did not answer within"):
-        libvirt_reader.read()
+        libvirt_reader.read(HostFactory.build())
 
 
 def test_every_state_of_a_domain_has_a_word() -> None:
@@ -238,6 +239,7 @@ def _is_state(name: str) -> bool:
 
 
 def test_the_query_is_one_document_on_its_standard_output(libvirtd: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "storage_admin.hosts.libvirt_query"], capture_output=True, check=True)
+    command = [sys.executable, "-m", "storage_admin.hosts.libvirt_query", libvirtd]
+    done = subprocess.run(command, capture_output=True, check=True)
     assert done.stderr == b""
     assert done.stdout.startswith(b'{"pools"')

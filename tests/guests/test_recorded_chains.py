@@ -21,7 +21,7 @@ def test_a_chain_that_a_definition_names_is_not_flattened(
     top = create(shared_folder / "top.qcow2", base="base.qcow2")
     domains.define([Disk(top, backing=base if recorded else None)])
     scan(this_machine(shared_folder))
-    assert GuestDisk.objects.get().records_chain is recorded
+    assert GuestDisk.objects.get(path=str(top)).records_chain is recorded
     codes = [refusal.code for refusal in services.plan(OPERATOR, "flatten", image_at(top).pk, {}).refusals]
     assert codes == (["guest_records_chain"] if recorded else [])
     # What keeps the chain as it is may be done.

@@ -9,13 +9,14 @@ from pathlib import Path
 import libvirt
 import pytest
 
-from images import refusals, waiting
+from images import waiting
 from images.models import Image
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.agent.protocol import HostError
 from storage_admin.hosts import libvirt_control
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
+from tests.factories import HostFactory
 from tests.harness.guests import Disk, Domains, LibvirtGuest
 from tests.patient import patient
 from tests.working import OPERATOR, create, digests, image_at, run, said, scan, this_machine
@@ -24,17 +25,10 @@ pytestmark = [
     pytest.mark.guest,
     pytest.mark.services,
     pytest.mark.django_db,
-    pytest.mark.usefixtures("quiet", "libvirtd", "patient"),
+    pytest.mark.usefixtures("quiet", "libvirtd", "patient", "no_reserve"),
 ]
 
 __all__ = ["patient"]
-
-
-@pytest.fixture(autouse=True)
-def no_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The filesystem of tests may be as full as it likes."""
-    monkeypatch.setattr(refusals, "RESERVE_BYTES", 0)
-    monkeypatch.setattr(refusals, "RESERVE_PERCENT", 0)
 
 
 @pytest.fixture
@@ -164,27 +158,28 @@ def test_a_guest_that_cannot_be_started_is_a_warning_of_a_job_that_has_succeeded
 
 def test_states_and_a_start_of_a_domain(domains: Domains, disk: Path) -> None:
     domain = domains.define([Disk(disk)])
-    uid = domain.UUIDString()
-    assert libvirt_control.states()[uid] == "shut off"
-    assert libvirt_control.start(uid) == "started"
-    assert libvirt_control.states()[uid] == "running"
-    assert libvirt_control.start(uid) == "running already"
+    uid, here = domain.UUIDString(), HostFactory.build()
+    assert libvirt_control.states(here)[uid] == "shut off"
+    assert libvirt_control.start(here, uid) == "started"
+    assert libvirt_control.states(here)[uid] == "running"
+    assert libvirt_control.start(here, uid) == "running already"
     domain.suspend()
-    assert libvirt_control.states()[uid] == "paused"
-    assert libvirt_control.start(uid) == "running already"
-    assert libvirt_control.states()[uid] == "paused"
+    assert libvirt_control.states(here)[uid] == "paused"
+    assert libvirt_control.start(here, uid) == "running already"
+    assert libvirt_control.states(here)[uid] == "paused"
     domain.destroy()
     with pytest.raises(HostError, match=r"libvirt said: .*[Dd]omain not found"):
-        libvirt_control.start("00000000-0000-4000-8000-000000000000")
+        libvirt_control.start(here, "00000000-0000-4000-8000-000000000000")
 
 
 def test_a_start_that_hangs_is_given_up(domains: Domains, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libvirt_control, "START_TIMEOUT", 0.001)
     with pytest.raises(HostError, match="did not answer within"):
-        libvirt_control.start(domains.define([Disk(disk)]).UUIDString())
+        libvirt_control.start(HostFactory.build(), domains.define([Disk(disk)]).UUIDString())
 
 
 def test_the_states_are_one_document_on_standard_output(libvirtd: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "storage_admin.hosts.libvirt_states"], capture_output=True, check=True)
+    command = [sys.executable, "-m", "storage_admin.hosts.libvirt_states", libvirtd]
+    done = subprocess.run(command, capture_output=True, check=True)
     assert done.stderr == b""
     assert done.stdout.startswith(b'{"states"')

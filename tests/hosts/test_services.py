@@ -113,9 +113,14 @@ def test_a_pool_is_not_removed_under_a_job(state: str) -> None:
     assert StoragePool.objects.filter(pk=image.pool_id).exists()
 
 
+def started_by(host: Host) -> list[str]:
+    with transport.agent_command(host) as command:
+        return command
+
+
 def test_root_starts_the_agent_directly_and_it_greets(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 0)
-    command = transport.agent_command(host)
+    command = started_by(host)
     assert command[0] == sys.executable
     done = subprocess.run(command, input=b"", capture_output=True, timeout=60)
     assert transport.agent_bundle().hash.encode() in done.stdout.splitlines()[0]
@@ -129,7 +134,7 @@ def test_another_user_starts_it_by_sudo_where_that_needs_no_password(
     sudo.chmod(0o755)
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     monkeypatch.setattr("shutil.which", lambda name: str(sudo))
-    command = transport.agent_command(host)
+    command = started_by(host)
     assert command[:3] == [str(sudo), "-n", sys.executable]
     done = subprocess.run(command, input=b"", capture_output=True, timeout=60)
     assert b'"hello"' in done.stdout.splitlines()[0]
@@ -146,11 +151,11 @@ def test_without_that_right_it_says_which_command_gives_it(
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     monkeypatch.setattr("shutil.which", lambda name: None if answer is None else str(sudo))
     with pytest.raises(RefusedError, match="sudoers") as refused:
-        transport.agent_command(host)
+        started_by(host)
     assert refused.value.code == "host_unreachable"
 
 
-@pytest.mark.parametrize("kind", ["ssh", "libvirt", "proxmox"])
-def test_a_host_of_another_kind_is_not_reached_yet(kind: str) -> None:
-    with pytest.raises(RefusedError, match="does not reach"):
-        transport.agent_command(HostFactory.create(kind=kind))
+@pytest.mark.parametrize("transport_of", ["api", "tls"])
+def test_where_there_is_no_ssh_no_agent_can_run(transport_of: str) -> None:
+    with pytest.raises(RefusedError, match="no agent can run"):
+        started_by(HostFactory.create(kind="proxmox", transport=transport_of))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from images import refusals, tasks
+from images import tasks
 from images.models import Image
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.models import Host
@@ -26,28 +26,6 @@ from tests.agent.harness import image_info, leftovers, make_image, same_content,
 from tests.working import ADMIN, OPERATOR, create, digests, image_at, run, said, scan, this_machine, work
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
-
-
-@pytest.fixture
-def no_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The filesystem of tests may be as full as it likes."""
-    monkeypatch.setattr(refusals, "RESERVE_BYTES", 0)
-    monkeypatch.setattr(refusals, "RESERVE_PERCENT", 0)
-
-
-@pytest.fixture
-def pool(tmp_path: Path) -> Path:
-    (tmp_path / "pool").mkdir()
-    return tmp_path / "pool"
-
-
-@pytest.fixture
-def path(pool: Path) -> Path:
-    """A scanned image with something to win; a copy of it stands beside the pool."""
-    path = Path(os.fsdecode(make_image(pool / "disk.qcow2")))
-    subprocess.run(["cp", "--sparse=always", path, pool.parent / "copy.qcow2"], check=True)
-    scan(this_machine(pool))
-    return path
 
 
 def allocated(path: Path) -> int:

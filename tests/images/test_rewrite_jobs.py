@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from images import refusals
 from images.kinds.reclaim import chosen_method
 from images.models import Image
 from images.scanning import ScanRun
@@ -25,23 +24,14 @@ pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("
 
 
 @pytest.fixture
-def no_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The filesystem of tests may be as full as it likes."""
-    monkeypatch.setattr(refusals, "RESERVE_BYTES", 0)
-    monkeypatch.setattr(refusals, "RESERVE_PERCENT", 0)
-
-
-@pytest.fixture
-def pool(tmp_path: Path) -> Path:
+def pool(pool: Path) -> Path:
     """base ← middle ← top, scanned; copies stand beside the pool."""
-    folder = tmp_path / "pool"
-    folder.mkdir()
     for name, below in (("base.qcow2", None), ("middle.qcow2", "base.qcow2"), ("top.qcow2", "middle.qcow2")):
-        create(folder / name, "8M", base=below)
-        write(folder / name, 0x40 + len(name), f"{len(name) - 9}M", "2M")
-    shutil.copytree(folder, tmp_path / "before")
-    scan(this_machine(folder))
-    return folder
+        create(pool / name, "8M", base=below)
+        write(pool / name, 0x40 + len(name), f"{len(name) - 9}M", "2M")
+    shutil.copytree(pool, pool.parent / "before")
+    scan(this_machine(pool))
+    return pool
 
 
 def before(path: Path) -> Path:

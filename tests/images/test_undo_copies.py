@@ -12,34 +12,18 @@ from django.db import connection
 from django.test import Client
 from django.utils import timezone
 
-from images import refusals, tasks
+from images import tasks
 from images.selectors.undo_copies import undo_copies
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
-from tests.agent.harness import leftovers, make_image
+from tests.agent.harness import leftovers
 from tests.factories import HostFactory, ImageFactory, JobFactory, UserFactory
-from tests.working import ADMIN, OPERATOR, image_at, run, said, scan, this_machine, work
+from tests.working import ADMIN, OPERATOR, image_at, run, said, scan, work
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
-
-
-@pytest.fixture
-def no_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The filesystem of tests may be as full as it likes."""
-    monkeypatch.setattr(refusals, "RESERVE_BYTES", 0)
-    monkeypatch.setattr(refusals, "RESERVE_PERCENT", 0)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """A scanned image with something to win."""
-    (tmp_path / "pool").mkdir()
-    path = Path(os.fsdecode(make_image(tmp_path / "pool" / "disk.qcow2")))
-    scan(this_machine(tmp_path / "pool"))
-    return path
 
 
 @pytest.fixture

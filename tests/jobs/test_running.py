@@ -3,6 +3,7 @@
 The agents here are small programs that speak the protocol, or do not.
 """
 
+import contextlib
 import sys
 import threading
 import time
@@ -48,7 +49,7 @@ def job() -> Job:
 def done_by(monkeypatch: pytest.MonkeyPatch, job: Job, program: str) -> Job:
     """Runs the job with this program as its agent."""
     argv = [sys.executable, "-c", program, agent_bundle().hash]
-    monkeypatch.setattr(runner, "agent_command", lambda host: argv)
+    monkeypatch.setattr(runner, "agent_command", lambda host: contextlib.nullcontext(argv))
     return run(job)
 
 

@@ -1,16 +1,19 @@
 """10,000 images in chains: first scan and rescan beside ``qemu-img info`` once per image."""
 
+import contextlib
 import json
 import os
 import random
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
 from images.models import Image
 from storage_admin.accounts.roles import SYSTEM
 from storage_admin.hosts import transport
+from storage_admin.hosts.models import Host
 from storage_admin.hosts.services import ensure_local_host, register_folder
 from storage_admin.jobs import runner
 from tests.performance.jobs import run_job
@@ -145,7 +148,13 @@ def measure(folder: Path, count: int = COUNT) -> list[Row]:
 def _peak_of_agent(folder: Path, first_scan: object) -> float:
     report = folder / "peak"
     real = transport.agent_command
-    with mock.patch.object(runner, "agent_command", lambda host: [*peak_wrapper(report), *real(host)]):
+
+    @contextlib.contextmanager
+    def measured(host: Host) -> Iterator[list[str]]:
+        with real(host) as command:
+            yield [*peak_wrapper(report), *command]
+
+    with mock.patch.object(runner, "agent_command", measured):
         assert callable(first_scan)
         first_scan()
     return int(report.read_text()) / 1024

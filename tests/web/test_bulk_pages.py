@@ -6,13 +6,14 @@ import pytest
 from django.test import Client
 
 from images.models import Image
-from images.views.bulk import Line, needs_of, sums_of
+from images.space import Admitted
+from images.views.bulk import Line, needs_of, planned, sums_of
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plans import Plan, Refusal
 from tests.factories import GIB, ImageFactory
 from tests.web.conftest import Filled
 from tests.web.html import text_of
 from tests.web.test_image_and_reclaim_pages import hidden
+from tests.working import OPERATOR
 
 ADDRESS = "/images/reclaim/"
 
@@ -74,18 +75,33 @@ def test_nonsense_in_an_option_changes_nothing(operator: Client, chosen: list[Im
     assert not Job.objects.filter(kind="reclaim", target_id__in=ids(chosen)).exists()
 
 
-def test_copies_beside_undo_copies_add_up_and_others_pass(chosen: list[Image]) -> None:
-    def lines(undo: int) -> list[Line]:
-        plan: dict[str, Any] = {
-            "before_bytes": 4 * GIB,
-            "predicted_after_bytes": GIB,
-            "scratch_bytes": 2 * GIB,
-            "undo_bytes": undo,
-        }
-        refused = Plan(**plan, refusals=(Refusal("busy", "x"),))
-        return [Line(chosen[0], Plan(**plan)), Line(chosen[1], Plan(**plan)), Line(chosen[2], refused)]
+def test_what_does_not_fit_beside_the_others_is_refused_on_the_page_already(
+    operator: Client, chosen: list[Image]
+) -> None:
+    pool = chosen[0].pool
+    more = [ImageFactory.create(pool=pool, name=f"more-{number:02}.qcow2") for number in range(10)]
+    queued = [ImageFactory.create(pool=pool) for _ in range(2)]
+    form: dict[str, Any] = {"image": ids(more), "method": "compress", "undo_hours": "1"}
+    operator.post(ADDRESS, {**form, "image": ids(queued), "confirmed": "1"})
+    page = operator.post(ADDRESS, form).content.decode()
+    text = text_of(page)
+    assert "Reclaim 6 images" in text  # of 4 GiB each, 35 GiB may be used, and 8 GiB of them are reserved
+    assert "24 GiB and up to 8 GiB for jobs that are queued or at work" in text
+    assert text.count("not_enough_space") == 4
+    form |= {"key": hidden(page)["key"], "confirmed": "1"}
+    assert "6 queued." in operator.post(ADDRESS, form, follow=True).content.decode()
+    assert "6 queued." in operator.post(ADDRESS, form, follow=True).content.decode()  # pressed twice
+    jobs = Job.objects.filter(kind="reclaim", target_id__in=[image.pk for image in more])
+    assert sorted(jobs.values_list("target_label", flat=True)) == [image.name for image in more[:6]]
 
-    assert needs_of(lines(4 * GIB))[0].scratch_bytes == 4 * GIB
-    assert needs_of(lines(0))[0].scratch_bytes == 2 * GIB  # one at a time
-    assert (sums_of(lines(0)).freed_bytes, sums_of(lines(0)).held_bytes) == (6 * GIB, 0)
-    assert (sums_of(lines(4 * GIB)).freed_bytes, sums_of(lines(4 * GIB)).later_bytes) == (0, 6 * GIB)
+
+def test_copies_beside_undo_copies_add_up_and_others_pass(operator: Client, chosen: list[Image]) -> None:
+    def lines(undo_hours: int) -> tuple[list[Line], Admitted]:
+        options, admitted = {"method": "compress", "undo_hours": undo_hours}, Admitted()
+        return planned(OPERATOR, chosen, options, admitted), admitted
+
+    kept, passing = lines(4), lines(0)
+    assert needs_of(*kept)[0].scratch_bytes == 5 * GIB
+    assert needs_of(*passing)[0].scratch_bytes == 3 * GIB  # one at a time
+    assert (sums_of(passing[0]).freed_bytes, sums_of(passing[0]).held_bytes) == (5 * GIB, 0)
+    assert (sums_of(kept[0]).freed_bytes, sums_of(kept[0]).later_bytes) == (0, 5 * GIB)

@@ -61,7 +61,8 @@ def complaints_of(page: Page) -> list[str]:
 
 
 def addresses(filled: Filled) -> list[str]:
-    return filled.pages() + ADMIN_PAGES
+    plans = [f"/images/{filled.image.pk}/{kind}/" for kind in ("flatten", "convert", "check")]
+    return filled.pages() + plans + ADMIN_PAGES
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -1,0 +1,64 @@
+"""Leads disks of one domain to other files; how that went is one JSON document on standard output.
+
+``python -m storage_admin.hosts.libvirt_repoint URI``, with the request as JSON on standard input: ``uid``, ``edits``
+(the fields of :class:`libvirt_disks.Edit`), ``until`` (seconds since the epoch: nothing is defined later than that), and
+``write`` (else it only looks whether it could). Only the definition is changed, and only of a domain that is off. A
+process of its own, like ``libvirt_query``.
+"""
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from typing import Any
+
+import libvirt
+
+from storage_admin.hosts.libvirt_disks import ContradictedError, Edit, edited
+from storage_admin.hosts.libvirt_query import disk_paths
+
+
+def main(uri: str) -> None:
+    libvirt.registerErrorHandler(lambda *_: None, None)  # its default prints to standard error
+    request = json.load(sys.stdin)
+    try:
+        answer = _repoint(libvirt.open(uri), request)
+    except ContradictedError as error:
+        answer = {"contradiction": str(error)}
+    except libvirt.libvirtError as error:
+        answer = {"error": str(error)}
+    json.dump(answer, sys.stdout)
+
+
+def _repoint(connection: Any, request: dict[str, Any]) -> dict[str, Any]:
+    domain = connection.lookupByUUIDString(request["uid"])
+    name = domain.name()
+    if domain.isActive():
+        raise ContradictedError(f"{name} runs")
+    # Else a password of its screen would be gone from the definition.
+    xml = domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE | libvirt.VIR_DOMAIN_XML_SECURE)
+    edits = [Edit(**fields) for fields in request["edits"]]
+    new, changed = edited(xml, edits, disk_paths(connection, xml))
+    if changed and request["forward"]:
+        _refuse_memories(domain, name)
+    if changed and request["write"]:
+        if time.time() > request["until"]:
+            raise ContradictedError("it took too long until libvirt could be asked")
+        connection.defineXML(new)
+    return {"name": name, "disks": [asdict(disk) for disk in changed]}
+
+
+def _refuse_memories(domain: Any, name: str) -> None:
+    """What libvirt keeps of a domain from an earlier time names the file that its disk was then."""
+    if domain.hasManagedSaveImage():
+        raise ContradictedError(
+            f"{name} was saved with its memory (virsh managedsave); start it and shut it down first"
+        )
+    if domain.snapshotNum():
+        raise ContradictedError(f"{name} has snapshots in libvirt, which name the file; delete them first")
+    if domain.listAllCheckpoints():
+        raise ContradictedError(f"{name} has checkpoints in libvirt, which name the file; delete them first")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

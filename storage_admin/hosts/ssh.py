@@ -1,0 +1,197 @@
+"""Other machines, by the OpenSSH client: one connection for each piece of work, the host's key pinned.
+
+Each connection is a process of its own (``ControlMaster=no``), so that no job's end can end another. What is said here
+stands on the command line, where it goes before whatever the user's configuration says. Keys lie in memory
+(``/dev/shm``) as files for as long as a connection needs them, and nowhere else in the clear.
+"""
+
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from storage_admin.agent.protocol import HostError
+from storage_admin.hosts.shells import Done
+
+CONNECT_TIMEOUT = 10
+#: After so many seconds without a sign of life a connection is given up: three questions, ten seconds apart.
+ALIVE_INTERVAL, ALIVE_COUNT = 10, 3
+#: What the OpenSSH client exits with when it is the connection that failed. A remote command's own 255 looks the same.
+CONNECTION_FAILED = 255
+
+#: These go before the user's configuration. Hosts behind a jump host stay possible: ProxyJump is left to it.
+PINNED = {
+    "BatchMode": "yes",
+    "StrictHostKeyChecking": "yes",
+    "GlobalKnownHostsFile": "/dev/null",
+    "KnownHostsCommand": "none",
+    "VerifyHostKeyDNS": "no",
+    "UpdateHostKeys": "no",
+    "CheckHostIP": "no",
+    "PasswordAuthentication": "no",
+    "KbdInteractiveAuthentication": "no",
+    "ControlMaster": "no",
+    "ControlPath": "none",
+    "ControlPersist": "no",
+    "ConnectTimeout": str(CONNECT_TIMEOUT),
+    "ConnectionAttempts": "1",
+    "ServerAliveInterval": str(ALIVE_INTERVAL),
+    "ServerAliveCountMax": str(ALIVE_COUNT),
+    "ForwardAgent": "no",
+    "ForwardX11": "no",
+    "PermitLocalCommand": "no",
+    "RemoteCommand": "none",
+    "RequestTTY": "no",
+    "SendEnv": "-*",
+    "Tunnel": "no",
+    "LogLevel": "INFO",
+}
+#: Options that a client of a few years ago does not know, and does not need.
+YOUNG = ("KnownHostsCommand",)
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a host is reached, by fields that were checked (:mod:`storage_admin.hosts.addresses`).
+
+    Args:
+        host_key: the only key that it may show.
+        private_key: ours; empty for the keys and the ssh-agent of the user that the dashboard runs as.
+    """
+
+    address: str
+    port: int
+    user: str
+    host_key: str
+    private_key: str = field(default="", repr=False)
+
+    @property
+    def is_root(self) -> bool:
+        """Whether nobody has to be asked for root's rights there."""
+        return self.user == "root"
+
+
+@contextlib.contextmanager
+def connection(endpoint: Endpoint, remote: str | None, *options: str) -> Iterator[list[str]]:
+    """The argument list of an OpenSSH client, and the files that it needs as long as the context lasts.
+
+    Args:
+        remote: what the user's shell there is to run; ``None`` for nothing, as with a forced command.
+        options: more options of the client.
+    """
+    with _files() as folder:
+        alias = "storage-admin"
+        (folder / "known_hosts").write_text(f"{alias} {endpoint.host_key}\n")
+        pinned = PINNED | {"UserKnownHostsFile": str(folder / "known_hosts"), "HostKeyAlias": alias}
+        pinned["HostKeyAlgorithms"] = _algorithms(endpoint.host_key)
+        if endpoint.private_key:
+            key = folder / "key"
+            with os.fdopen(os.open(key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(endpoint.private_key)
+            pinned |= {"IdentityFile": str(key), "IdentitiesOnly": "yes", "IdentityAgent": "none"}
+        pinned = {"IgnoreUnknown": ",".join(YOUNG)} | pinned
+        words = [word for name, value in pinned.items() for word in ("-o", f"{name}={value}")]
+        if "-L" not in options:
+            words += ["-o", "ClearAllForwardings=yes"]
+        command = ["ssh", "-p", str(endpoint.port), "-l", endpoint.user, *words, *options, "--", endpoint.address]
+        yield command if remote is None else [*command, remote]
+
+
+def _algorithms(host_key: str) -> str:
+    """Only the pinned kind is asked for: a host with several would else show one that is not known."""
+    kind = host_key.split(maxsplit=1)[0]
+    return "rsa-sha2-512,rsa-sha2-256" if kind == "ssh-rsa" else kind
+
+
+@contextlib.contextmanager
+def _files() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix=f"storage-admin-{os.getpid()}-", dir=_memory()))  # mode 0700
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _memory() -> str | None:
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 (a private folder in it)
+
+
+def clear_leftovers() -> None:
+    """Removes what processes that were killed have left in memory; call it when a worker starts."""
+    for folder in Path(_memory() or tempfile.gettempdir()).glob("storage-admin-*"):
+        match = re.fullmatch(r"storage-admin-(\d+)-[A-Za-z0-9_]+", folder.name)
+        if match and folder.stat().st_uid == os.geteuid() and not Path(f"/proc/{match.group(1)}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+class SshShell:
+    """Plain commands on a host, as root: by ``sudo -n`` where the user is another one."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"", seconds: float = 30.0) -> Done:
+        """See :meth:`storage_admin.hosts.shells.Shell.run`."""
+        return self.run_text(as_root(self._endpoint, list(argv)), stdin=stdin, seconds=seconds)
+
+    def run_text(self, remote: str, *, stdin: bytes = b"", seconds: float = 30.0) -> Done:
+        """A line for the user's shell there, as the user.
+
+        Raises:
+            HostError: the host cannot be reached, or the time is up.
+        """
+        with connection(self._endpoint, remote) as command:
+            try:
+                done = subprocess.run(command, input=stdin, capture_output=True, timeout=seconds, check=False)
+            except subprocess.TimeoutExpired:
+                raise HostError(f"{self._endpoint.address} did not answer within {seconds:.0f} s.") from None
+        if done.returncode == CONNECTION_FAILED:
+            raise HostError(why_not(self._endpoint, done.stderr), "host_unreachable")
+        return Done(done.returncode, done.stdout, done.stderr)
+
+
+def as_root(endpoint: Endpoint, argv: list[str]) -> str:
+    """A command as a line for the user's shell there; every usual shell reads it alike."""
+    return shlex.join(argv if endpoint.is_root else ["sudo", "-n", "--", *argv])
+
+
+def why_not(endpoint: Endpoint, stderr: bytes) -> str:
+    """Why a connection failed, in a sentence that says what to do."""
+    said = stderr.decode("utf-8", "replace").strip()
+    where = f"{endpoint.user}@{endpoint.address}:{endpoint.port}"
+    if "HOST IDENTIFICATION HAS CHANGED" in said or "Host key verification failed" in said:
+        return (
+            f"{where} shows another host key than the one that is pinned. If the host was installed anew, take its new "
+            "key after you have compared it; else somebody may be in between."
+        )
+    if "Permission denied" in said:
+        return f"{where} does not take this key: put its public key into ~{endpoint.user}/.ssh/authorized_keys there."
+    if "no matching host key type" in said:
+        return f"{where} has no host key of the pinned kind any more. Compare its new key, and take that."
+    last = said.rsplit("\n", 1)[-1][-200:]
+    return f"{where} cannot be reached: {last or 'the connection ended'}"
+
+
+def scan_keys(address: str, port: int) -> list[str]:
+    """The public keys that a host shows, the strongest kind first. They prove nothing: somebody has to compare them.
+
+    Raises:
+        HostError: it does not answer.
+    """
+    kinds = ["ed25519", "ecdsa", "rsa"]
+    command = ["ssh-keyscan", "-T", str(CONNECT_TIMEOUT), "-p", str(port), "-t", ",".join(kinds), address]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=3 * CONNECT_TIMEOUT, check=False)
+    except subprocess.TimeoutExpired:
+        raise HostError(f"{address}, port {port}, does not answer.", "host_unreachable") from None
+    found = [line.split(None, 1)[1] for line in done.stdout.decode("ascii", "replace").splitlines() if " " in line]
+    keys = [key for kind in kinds for key in found if key.startswith(("ssh-" + kind, kind + "-"))]
+    if not keys:
+        raise HostError(f"{address}, port {port}, does not answer as an SSH server.", "host_unreachable")
+    return keys

@@ -1,0 +1,178 @@
+"""A guest follows its image to another name and format: with a real libvirt, and back again."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import libvirt
+import pytest
+
+from images import repointing
+from images.models import Image
+from storage_admin.agent.protocol import HostError
+from storage_admin.hosts import libvirt_control
+from storage_admin.hosts.libvirt_disks import Edit
+from storage_admin.hosts.models import Host
+from storage_admin.jobs import services
+from storage_admin.jobs.models import Job
+from tests.agent.harness import qemu_img
+from tests.agent.test_convert import same
+from tests.harness.guests import Disk, Domains, LibvirtGuest
+from tests.working import OPERATOR, create, image_at, run, said, scan, this_machine
+
+pytestmark = [pytest.mark.guest, pytest.mark.django_db, pytest.mark.usefixtures("quiet", "libvirtd", "no_reserve")]
+
+
+@pytest.fixture
+def disk(shared_folder: Path) -> Path:
+    """An image in a folder that libvirt's user may enter."""
+    pool = shared_folder / "pool"
+    pool.mkdir(mode=0o755)
+    return create(pool / "disk.qcow2", "64M")
+
+
+def definition(domain: Any) -> str:
+    return str(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE | libvirt.VIR_DOMAIN_XML_SECURE))
+
+
+def disks_of(domain: Any) -> list[tuple[str, str]]:
+    """Driver type and path of each disk."""
+    root = ET.fromstring(definition(domain))
+    return [
+        (disk.find("driver").get("type"), disk.find("source").get("file"))  # type: ignore[union-attr, misc]
+        for disk in root.findall("devices/disk")
+    ]
+
+
+def replace(path: Path, **options: Any) -> Job:
+    body = {"format": "raw", "replace": True, "repoint_guest": True, **options}
+    return run(services.submit(OPERATOR, "convert", image_at(path).pk, body))
+
+
+def test_a_guest_boots_from_the_new_file_and_undo_gives_it_the_old_definition_back(
+    tcg_guest: Callable[..., LibvirtGuest], disk: Path
+) -> None:
+    guest = tcg_guest(Disk(disk))
+    guest.write(3, 5, 0x61)
+    written = guest.digest(3, 5)
+    guest.stop()
+    before = definition(guest.domain)
+    copy = disk.parent.parent / "copy.qcow2"
+    qemu_img("convert", "-O", "qcow2", disk, copy)
+    scan(this_machine(disk.parent))
+    job = replace(disk)
+    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    raw = disk.with_suffix(".raw")
+    assert disks_of(guest.domain) == [("raw", str(raw))]
+    assert same(copy, "qcow2", raw, "raw")
+    assert not job.repoint_due
+    run(Job.objects.get(kind="scan", state="queued"))
+    image = image_at(raw)
+    assert [use.disk.guest.name for use in image.uses.all()] == [guest.name]
+    assert (image.declared_format, image.declared_by) != ("", "")
+    assert run(services.undo(OPERATOR, job)).state == "succeeded"
+    assert definition(guest.domain) == before
+    assert disk.exists()
+    assert not raw.exists()
+    assert written  # the guest that wrote it is gone with its console; the bytes were compared above
+
+
+def test_what_else_was_changed_in_the_definition_meanwhile_stays(domains: Domains, disk: Path) -> None:
+    domain = domains.define([Disk(disk)])
+    scan(this_machine(disk.parent))
+    job = replace(disk)
+    assert job.state == "succeeded", said(job)
+    new = definition(domain).replace("cache='none'", "cache='writeback'")
+    new = new.replace("<devices>", "<devices><sound model='ich9'/>", 1)
+    domains._connection.defineXML(new)
+    assert run(services.undo(OPERATOR, job)).state == "succeeded"
+    after = definition(domain)
+    assert disks_of(domain) == [("qcow2", str(disk))]
+    assert "cache='writeback'" in after
+    assert "ich9" in after
+
+
+def test_a_swap_that_does_not_come_about_leaves_the_definition_as_it_was(
+    domains: Domains, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    domain = domains.define([Disk(disk)])
+    before = definition(domain)
+    scan(this_machine(disk.parent))
+    lead = repointing.lead_to_the_new_one
+
+    def and_then_somebody_takes_the_name(job: Job, image: Image, move: repointing.Move) -> None:
+        lead(job, image, move)
+        assert disks_of(domain) == [("raw", str(disk.with_suffix(".raw")))]
+        disk.with_suffix(".raw").write_text("mine")
+
+    monkeypatch.setattr(repointing, "lead_to_the_new_one", and_then_somebody_takes_the_name)
+    job = replace(disk)
+    assert (job.state, job.error_code) == ("failed", "target_exists")
+    assert definition(domain) == before
+    job.refresh_from_db()
+    assert not job.repoint_due
+
+
+def test_a_definition_that_libvirt_does_not_take_leaves_the_image_alone(
+    domains: Domains, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    domain = domains.define([Disk(disk)])
+    before = definition(domain)
+    scan(this_machine(disk.parent))
+    real = libvirt_control.repoint
+
+    def refuse(host: Host, uid: str, edits: list[Edit], *, write: bool, forward: bool = True) -> Any:
+        if write:
+            raise HostError("libvirt said: no")
+        return real(host, uid, edits, write=write, forward=forward)
+
+    monkeypatch.setattr(libvirt_control, "repoint", refuse)
+    inode = disk.stat().st_ino
+    job = replace(disk)
+    assert (job.state, "libvirt said: no" in job.error_detail) == ("failed", True)
+    assert (disk.stat().st_ino, definition(domain)) == (inode, before)
+    assert sorted(entry.name for entry in disk.parent.iterdir()) == ["disk.qcow2"]
+    monkeypatch.setattr(libvirt_control, "repoint", real)
+    repointing.settle()
+    job.refresh_from_db()
+    assert not job.repoint_due
+
+
+def test_a_guest_defined_since_the_scan_is_found_before_anything_is_copied(domains: Domains, disk: Path) -> None:
+    scan(this_machine(disk.parent))
+    job = services.submit(OPERATOR, "convert", image_at(disk).pk, {"format": "raw", "replace": True})
+    domains.define([Disk(disk)])
+    ended = run(job)
+    assert (ended.state, ended.error_code) == ("failed", "guest_names_image")
+    assert disk.exists()
+
+
+def test_what_libvirt_remembers_of_a_guest_refuses_it(domains: Domains, disk: Path) -> None:
+    domain = domains.define([Disk(disk)])
+    scan(this_machine(disk.parent))
+    xml = "<domainsnapshot><name>s</name><state>disk-snapshot</state><memory snapshot='no'/><disks>"
+    xml += f"<disk name='vda' snapshot='external'><driver type='qcow2'/><source file='{disk}'/></disk></disks>"
+    xml += f"<creationTime>1</creationTime>{definition(domain)}</domainsnapshot>"
+    domain.snapshotCreateXML(
+        xml, libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_REDEFINE | libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_DISK_ONLY
+    )
+    try:
+        job = replace(disk)
+        assert (job.state, job.error_code) == ("failed", "stale_plan")
+        assert "snapshots in libvirt" in job.error_detail
+        assert disk.exists()
+    finally:
+        for snapshot in domain.listAllSnapshots():
+            snapshot.delete(libvirt.VIR_DOMAIN_SNAPSHOT_DELETE_METADATA_ONLY)
+
+
+def test_every_guest_that_names_the_image_follows(domains: Domains, disk: Path) -> None:
+    first, second = domains.define([Disk(disk)]), domains.define([Disk(disk)])
+    scan(this_machine(disk.parent))
+    job = replace(disk, format="vmdk")
+    assert job.state == "succeeded", said(job)
+    expected = [("vmdk", str(disk.with_suffix(".vmdk")))]
+    assert disks_of(first) == disks_of(second) == expected
+    assert subprocess.run(["qemu-img", "check", "-f", "vmdk", disk.with_suffix(".vmdk")], check=False).returncode == 0

@@ -1,0 +1,73 @@
+"""What a job's page says of its method, its options and its commands."""
+
+from typing import Any
+
+import pytest
+
+from images.templatetags.job_words import asked_for, method_word, moment, shell
+from storage_admin.jobs import kinds
+from storage_admin.jobs.models import Job
+
+
+def job(kind: str, plan: dict[str, Any] | None = None, **options: Any) -> Job:
+    return Job(kind=kind, options=kinds.get(kind).clean(options), plan=plan or {})
+
+
+def test_only_options_that_say_something_are_shown() -> None:
+    assert asked_for(job("reclaim")) == [("Undo copy kept for", "24 hours")]
+    asked = asked_for(job("reclaim", undo_hours=0, bandwidth_bytes_sec=3 << 20, idle_io=False))
+    assert asked == [
+        ("Undo copy kept for", "none is kept"),
+        ("At most", "3 MiB/s"),
+        ("Only when the disk is idle", "no"),
+    ]
+
+
+def test_what_it_waits_for_and_does_afterwards_is_said_in_words() -> None:
+    asked = dict(asked_for(job("reclaim", when_running="wait", wait_hours=2, start_after=True)))
+    assert asked["Where a guest runs on it"] == "wait for its end, 2 hours at most"
+    assert asked["Afterwards"] == "start the guest again"
+
+
+def test_an_image_is_called_by_the_name_that_the_plan_knew() -> None:
+    plan = {"affected_images": [{"id": 7, "name": "base.qcow2", "how": "read"}]}
+    assert ("Down to", "base.qcow2") in asked_for(job("flatten", plan, down_to=7))
+    assert ("Down to", "image 8") in asked_for(job("flatten", plan, down_to=8))
+
+
+@pytest.mark.parametrize("kind", ["check", "convert"])
+def test_what_replaces_nothing_speaks_of_no_undo_copy(kind: str) -> None:
+    assert "Undo copy kept for" not in dict(asked_for(job(kind)))
+
+
+def test_digging_in_place_keeps_no_undo_copy_and_a_replacing_conversion_does() -> None:
+    assert asked_for(job("reclaim", {"method": "in_place"})) == []
+    asked = dict(asked_for(job("convert", format="raw", replace=True, repoint_guest=True, undo_hours=5)))
+    assert asked["Undo copy kept for"] == "5 hours"
+    assert (asked["The image itself"], asked["Definitions of guests"]) == ("is replaced", "name the new file")
+
+
+def test_the_options_of_a_format_are_those_that_qemu_img_takes() -> None:
+    asked = dict(asked_for(job("convert", format="vmdk", format_options={"subformat": "streamOptimized"})))
+    assert asked == {"Format of the new file": "vmdk", "Options of the format": "subformat=streamOptimized"}
+
+
+def test_a_job_of_a_kind_that_is_gone_still_says_what_it_was_asked() -> None:
+    assert asked_for(Job(kind="polish", options={"how_much": 3}, plan={})) == [("How much", "3")]
+
+
+def test_a_command_can_be_typed_as_it_is_shown() -> None:
+    assert shell(["qemu-img", "rebase", "-b", "", "/p/a b.qcow2"]) == "qemu-img rebase -b '' '/p/a b.qcow2'"
+    assert shell(["qemu-img", "compare", "a", "b", "(in 16 parts)"]) == "qemu-img compare a b  # in 16 parts"
+    assert shell([]) == ""
+
+
+def test_methods_have_the_word_of_their_button() -> None:
+    assert (method_word("in_place"), method_word("convert")) == ("Dig holes in place", "Flatten into a new copy")
+    assert (method_word("convert", "convert"), method_word("discard_undo")) == ("Convert", "Discard undo")
+
+
+def test_a_time_of_a_result_is_a_time() -> None:
+    found = moment("2026-11-21T22:21:00+00:00")
+    assert found is not None
+    assert (found.hour, moment(None), moment("")) == (22, None, None)
