@@ -1,9 +1,9 @@
 """Leads disks of one domain to other files; how that went is one JSON document on standard output.
 
 ``python -m storage_admin.hosts.libvirt_repoint URI``, with the request as JSON on standard input: ``uid``, ``edits``
-(the fields of :class:`libvirt_disks.Edit`), ``until`` (seconds since the epoch: nothing is defined later than that), and
-``write`` (else it only looks whether it could). Only the definition is changed, and only of a domain that is off. A
-process of its own, like ``libvirt_query``.
+(the fields of :class:`libvirt_disks.Edit`), ``until`` (seconds since the epoch: nothing is defined later than that),
+``write`` (else it only looks whether it could) and ``forward`` (refuse a domain that runs, or of which libvirt keeps
+what names the old file). Only the definition is changed. A process of its own, like ``libvirt_query``.
 """
 
 import json
@@ -33,7 +33,7 @@ def main(uri: str) -> None:
 def _repoint(connection: Any, request: dict[str, Any]) -> dict[str, Any]:
     domain = connection.lookupByUUIDString(request["uid"])
     name = domain.name()
-    if domain.isActive():
+    if domain.isActive() and request["forward"]:
         raise ContradictedError(f"{name} runs")
     # Else a password of its screen would be gone from the definition.
     xml = domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE | libvirt.VIR_DOMAIN_XML_SECURE)

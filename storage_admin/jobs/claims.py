@@ -140,6 +140,21 @@ def beat(worker: str, held: Iterable[tuple[int, int]]) -> None:
         )
 
 
+def take_back(job: Job) -> bool:
+    """A rewrite that was called interrupted while its worker could not be heard, and whose agent has done it after all:
+    it is running and ours again. Call it within the transaction that records the result.
+
+    Nobody else can have done it meanwhile: a rewrite is never started a second time.
+
+    Returns:
+        ``False`` when it was not called that: it is ours still, or recovery has told already how it ended.
+    """
+    lost = Job.objects.filter(
+        pk=job.pk, rewrites=True, state=Job.State.INTERRUPTED, generation=job.generation + 1, worker=job.worker
+    )
+    return bool(lost.update(state=Job.State.RUNNING, generation=job.generation, error_code="", error_detail=""))
+
+
 def finish(job: Job, state: str, **columns: Any) -> bool:
     """Ends a job that is ours, and gives its locks back. Call it within the transaction that records the result.
 

@@ -4,6 +4,7 @@ import logging
 import os
 import socket
 import threading
+import time
 
 from django.db import Error, close_old_connections, connection
 from django.utils import timezone
@@ -23,6 +24,8 @@ class Heart:
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._pid = 0
+        # When the last beat got through, and when the last time began in which none was missed; seconds.
+        self._beaten = self._steady_since = float("-inf")
 
     @property
     def name(self) -> str:
@@ -63,6 +66,21 @@ class Heart:
             held = list(self._held.items())
         claims.beat(self.name, held)
         Worker.objects.update_or_create(name=self.name, defaults={"seen": timezone.now()})
+        now = time.monotonic()
+        if now - self._beaten > 2 * claims.HEARTBEAT_INTERVAL:
+            self._steady_since = now
+        self._beaten = now
+
+    def is_beating(self) -> bool:
+        """Whether beats get through: the database is there."""
+        return time.monotonic() - self._beaten < 2 * claims.HEARTBEAT_INTERVAL
+
+    def is_steady(self) -> bool:
+        """Whether beats have got through for so long that every other worker has had the time for one as well.
+
+        Right after the database was away, a job without a heartbeat says nothing about its worker.
+        """
+        return self.is_beating() and time.monotonic() - self._steady_since > 1.5 * claims.HEARTBEAT_INTERVAL
 
     def _run(self) -> None:
         while not self._stopped.is_set():

@@ -5,7 +5,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jsonschema
 from django.conf import settings
@@ -16,6 +16,9 @@ from storage_admin.hosts.models import Host
 from storage_admin.jobs.errors import InvalidError
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Plan
+
+if TYPE_CHECKING:
+    from storage_admin.jobs.recorder import Recorder
 
 
 @dataclass(frozen=True)
@@ -63,8 +66,8 @@ class JobKind(ABC):
     description: ClassVar[str]
     target: ClassVar[str]
     role: ClassVar[Role] = Role.OPERATOR
-    #: The agent's verb; most kinds are named like it.
-    verb: ClassVar[str]
+    #: The agent's verb; most kinds are named like it. Empty for a kind that needs no agent.
+    verb: ClassVar[str] = ""
     #: It replaces or changes an image: counted against the host's limit, and never started twice.
     rewrites: ClassVar[bool] = False
     #: At most one of its kind at work per host; a queued one is returned instead of queueing another.
@@ -146,13 +149,32 @@ class JobKind(ABC):
             RefusedError, HostError: the agent is not let go, and puts its work back.
         """
 
-    @abstractmethod
+    def in_controller(self, job: Job) -> bool:  # noqa: ARG002 (for those where it depends)
+        """Whether the job is done here, by :meth:`work`, and not by an agent on its host."""
+        return not self.verb
+
+    def work(self, job: Job, recorder: "Recorder") -> dict[str, Any]:
+        """Does a job that needs no agent; called after :meth:`prepare`.
+
+        Args:
+            recorder: takes progress, log lines and commands; ``tick`` it at least every second, and look then whether
+                ``cancel_requested``.
+
+        Returns:
+            What :meth:`record` gets.
+
+        Raises:
+            RefusedError, HostError, StoppedError: as an agent says them.
+        """
+        raise NotImplementedError(f"{self.name} is done by an agent")
+
     def request(self, job: Job) -> dict[str, Any]:
         """The arguments of the agent's verb.
 
         Raises:
             RefusedError: the target is not what it was when the job was planned.
         """
+        raise NotImplementedError(f"{self.name} ({job.uid}) is done without an agent")
 
     def on_event(self, job: Job, event: dict[str, Any]) -> None:
         """An event of the agent that only this kind knows.

@@ -27,6 +27,7 @@ class Recorder:
         self._stages = stages
         self._progress: dict[str, Any] = {}
         self._lines: list[JobLog] = []
+        self._tried = False
         self._commands: list[dict[str, Any]] = list(job.commands)
         self._commands_changed = False
         self._written = 0.0
@@ -66,7 +67,7 @@ class Recorder:
 
     def log(self, text: str, level: str = JobLog.Level.INFO) -> None:
         """Takes a line for the log."""
-        if len(self._lines) < LONGEST_WAIT:
+        if len(self._lines) < LONGEST_WAIT or level == JobLog.Level.ERROR:
             self._lines.append(JobLog(job=self._job, level=level[:8], text=plain(text)))
 
     def command(self, event: dict[str, Any]) -> None:
@@ -91,17 +92,31 @@ class Recorder:
             connection.close()
 
     def flush(self) -> None:
-        """Writes what has gathered."""
+        """Writes what has gathered. Call it outside of a transaction: what cannot be written stays for the next time."""
         self._written = time.monotonic()
         columns = dict(self._progress)
         if self._commands_changed:
             columns["commands"] = self._commands
+        lines = self._unwritten()
         with transaction.atomic():
             if columns:
                 claims.ours(self._job).update(**columns)
-            JobLog.objects.bulk_create(self._lines)
-        self._progress, self._lines, self._commands_changed = {}, [], False
+            JobLog.objects.bulk_create(lines)
+        self._progress, self._lines, self._commands_changed, self._tried = {}, [], False, False
         self.cancel_requested = not claims.ours(self._job).filter(cancel_requested=False).exists()
+
+    def _unwritten(self) -> list[JobLog]:
+        """Rows for the lines that are not in the log yet.
+
+        They are made anew each time: a key from an attempt that came to nothing may be somebody else's by now. And a
+        database that went away in the middle of a commit may have kept what it did not answer for.
+        """
+        if self._tried and self._lines:
+            since = JobLog.objects.filter(job=self._job, at__gte=min(line.at for line in self._lines))
+            known = set(since.values_list("at", "text"))
+            self._lines = [line for line in self._lines if (line.at, line.text) not in known]
+        self._tried = True
+        return [JobLog(job=self._job, at=line.at, level=line.level, text=line.text) for line in self._lines]
 
 
 def plain(text: str) -> str:

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from django.db import InterfaceError, OperationalError, connection, transaction
@@ -26,9 +26,12 @@ from storage_admin.jobs.recorder import Recorder, plain
 
 logger = logging.getLogger(__name__)
 
-#: How long the end of a job is tried to be written when the database is away, in seconds. After that its lease has
-#: run out, and recovery tells from the host's journals how it ended.
+#: How long the end of a job is tried to be written when this fails although others can write, or when the worker is told
+#: to end, in seconds. After that its lease runs out, and recovery tells from the host's journals how it ended. While the
+#: database is away for all, it is tried as long as that takes: nobody else knows as well how the job ended.
 FINISH_PATIENCE = 60.0
+#: Seconds between two attempts.
+FINISH_AGAIN = 1.0
 
 #: What a database says that is away or locked. Anything else it says is a bug, and trying again would not mend it.
 DATABASE_AWAY = (OperationalError, InterfaceError)
@@ -96,6 +99,11 @@ def _held(job: Job) -> Iterator[None]:
 
 def _work(job: Job, kind: JobKind, recorder: Recorder) -> dict[str, Any]:
     kind.prepare(job)
+    if kind.in_controller(job):
+        recorder.flush()
+        if recorder.cancel_requested:
+            raise StoppedError(protocol.CANCELLED, "Cancelled before it began.")
+        return kind.work(job, recorder)
     with agent_command(job.host) as command, AgentSession(command, agent_bundle().hash) as session:
         # The agent starts while its request is gathered: a scan asks libvirt for that.
         request = Request(verb=kind.verb, job=job.uid, generation=job.generation, args=kind.request(job))
@@ -162,6 +170,8 @@ def _end_well(job: Job, kind: JobKind, recorder: Recorder, result: dict[str, Any
     def write() -> None:
         recorder.flush()
         with transaction.atomic():
+            if claims.take_back(job):
+                claims.log(job, "its worker was still at it, and has told its result")
             shown = kind.record(job, result)
             if not claims.finish(
                 job, Job.State.SUCCEEDED, result=shown, progress=100.0, stage="", message="",
@@ -184,12 +194,11 @@ def _end_badly(job: Job, recorder: Recorder, code: str, detail: str) -> None:
     if code == protocol.CANCELLED and stopping.is_set() and not recorder.cancel_requested:
         code, detail = protocol.INTERRUPTED, f"The dashboard was stopped; everything was put back. {detail}"
     code, detail, state = code[:40], plain(detail), CODES.get(code, Job.State.FAILED)
+    recorder.log(f"{code}: {detail}", JobLog.Level.ERROR)
 
     def write() -> None:
         recorder.flush()
         with transaction.atomic():
-            recorder.log(f"{code}: {detail}", JobLog.Level.ERROR)
-            recorder.flush()
             claims.finish(
                 job, state, error_code="" if state == Job.State.CANCELLED else code, error_detail=detail,
                 needs_recovery=job.rewrites and (state == Job.State.INTERRUPTED or code == protocol.BUG),
@@ -201,18 +210,22 @@ def _end_badly(job: Job, recorder: Recorder, code: str, detail: str) -> None:
         hosts.host_failed(job.host, detail, degraded=job.host.kind == Host.Kind.LOCAL)
 
 
-def _persist(write: Any) -> None:
+def _persist(write: Callable[[], None]) -> None:
     """Writes the end of a job, again and again while the database is away."""
-    deadline = time.monotonic() + FINISH_PATIENCE
+    first_failure: float | None = None
     while True:
+        others_can = heart.is_beating()
         try:
             write()
         except DATABASE_AWAY:
-            if time.monotonic() > deadline:
-                raise
-            logger.warning("the database is away; the end of a job is written when it is back")
             connection.close()
-            time.sleep(2)
+            now = time.monotonic()
+            if first_failure is None:
+                first_failure = now
+                logger.warning("the database is away; the end of a job is written when it is back")
+            if now - first_failure > FINISH_PATIENCE and (others_can or stopping.is_set()):
+                raise
+            time.sleep(FINISH_AGAIN)
         else:
             return
 

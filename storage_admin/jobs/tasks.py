@@ -18,8 +18,15 @@ def run_job(job_id: int) -> None:
 
 @shared_task(base=DjangoTask, ignore_result=True)
 def reap() -> None:
-    """Marks jobs interrupted whose worker is gone, and has their hosts recovered."""
-    reaper.reap()
+    """Marks jobs interrupted whose worker is gone, and has their hosts recovered.
+
+    When the database was away, no worker could say that it lives: first each gets the time to.
+    """
+    heart.beat()
+    if heart.is_steady():
+        reaper.reap()
+    else:
+        reaper.recover_hosts()
 
 
 @shared_task(base=DjangoTask, ignore_result=True)
