@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from images.views import admin, bulk, guests, hosts, image, images, jobs, overview, rewrite
+from images.views import admin, bulk, guests, host_add, hosts, image, images, jobs, overview, rewrite
 
 urlpatterns = [
     path("", overview.overview, name="overview"),
@@ -26,6 +26,8 @@ urlpatterns = [
     path("jobs/<int:job_id>/undo/", jobs.job_undo, name="job_undo"),
     path("jobs/<int:job_id>/discard-undo/", jobs.job_discard_undo, name="job_discard_undo"),
     path("hosts/", hosts.hosts, name="hosts"),
+    path("hosts/add/", host_add.host_add, name="host_add"),
+    path("hosts/<int:host_id>/remove/", hosts.host_remove, name="host_remove"),
     path("hosts/<int:host_id>/", hosts.host_change, name="host_change"),
     path("hosts/<int:host_id>/scan/", hosts.host_scan, name="host_scan"),
     path("hosts/<int:host_id>/folders/", hosts.folder_add, name="folder_add"),

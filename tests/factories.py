@@ -81,7 +81,7 @@ class HostFactory(Rows[Host]):
     slug = Sequence(lambda n: f"host{n}")
     name = LazyAttribute(lambda host: f"Host {host.slug}")
     kind = Host.Kind.LOCAL
-    transport = "process"
+    transport = "local"
     status = Host.Status.OK
     status_detail = ""
     owners_unknown = ""

@@ -16,7 +16,8 @@ from images.selectors.undo_copies import undo_copies
 from images.templatetags.storage import bar_scale
 from images.views.access import PageRequest, attempt, live, live_body, live_context, number, page, wants_fragment
 from storage_admin.accounts.roles import Role
-from storage_admin.hosts import services
+from storage_admin.agent.protocol import RefusedError
+from storage_admin.hosts import registration, services
 from storage_admin.hosts.errors import InvalidError, NotFoundError
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.services import UNCHANGED, Unchanged
@@ -118,13 +119,28 @@ def host_scan(request: PageRequest, host_id: int) -> HttpResponseBase:
 
 @require_POST
 @page(Role.ADMIN)
+def host_remove(request: PageRequest, host_id: int) -> HttpResponseBase:
+    """Forgets a host; who does it types its name."""
+    host = _host(request, host_id)
+
+    def remove() -> None:
+        if request.POST.get("confirm", "") != host.name:
+            raise InvalidError(f"Type the name {host.name} to remove the host.")
+        registration.remove_host(request.actor, host)
+
+    attempt(request, remove, f"{host.name} is forgotten. Nothing on it was touched.")
+    return redirect("hosts")
+
+
+@require_POST
+@page(Role.ADMIN)
 def folder_add(request: PageRequest, host_id: int) -> HttpResponseBase:
     """Registers a folder and scans it; what is wrong with the path stands beside it."""
     host = _host(request, host_id)
     path = request.POST.get("path", "")
     try:
         pool = services.register_folder(request.actor, host, path)
-    except InvalidError as error:
+    except (InvalidError, RefusedError) as error:
         context = _context(request) | {"section": "hosts", "path": path, "path_error": error.detail}
         body, version = live_body(request, "hosts/hosts.html#hosts", context)
         context |= live_context(body, version, url=reverse("hosts"), every="20s") | {"at_host": host.pk}

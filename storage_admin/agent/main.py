@@ -20,6 +20,7 @@ Verb = Callable[[Request, AgentIO], dict[str, Any]]
 #: start, which a scan of a host where nothing changed waits for.
 VERBS = {
     "scan": ("scan", "run"),
+    "folder": ("folder", "run"),
     "analyze": ("analyze", "run"),
     "sample": ("sample", "run"),
     "reclaim": ("reclaim", "run"),
@@ -29,6 +30,7 @@ VERBS = {
     "check": ("check", "run"),
     "convert": ("convert", "run"),
     "recover": ("recover", "run"),
+    "pve": ("pve", "run"),
 }
 
 _JOB = re.compile(r"[0-9a-zA-Z]{1,40}")

@@ -10,7 +10,7 @@ from rest_framework.views import set_rollback
 
 from storage_admin.accounts.roles import ForbiddenError
 from storage_admin.agent.protocol import RefusedError
-from storage_admin.hosts.errors import InvalidError, NotFoundError
+from storage_admin.hosts.errors import InvalidError, NotFoundError, UnconfirmedError
 
 NOT_FOUND = "There is nothing at this address, or not for you. Addresses of the API end with a slash."
 
@@ -34,10 +34,8 @@ def handle(error: Exception, context: dict[str, Any]) -> Response | None:
 
 def _answer(error: Exception, context: dict[str, Any]) -> tuple[str, int, str, dict[str, str]] | None:
     match error:
-        case RefusedError():
-            # A refusal is a conflict with how things stand; input that nothing could make right is invalid.
-            refused = status.HTTP_400_BAD_REQUEST if error.code == "invalid" else status.HTTP_409_CONFLICT
-            return error.code, refused, error.detail, {}
+        case RefusedError() | UnconfirmedError():
+            return _conflict(error)
         case InvalidError():
             return "invalid", status.HTTP_400_BAD_REQUEST, error.detail, error.fields
         case exceptions.ValidationError():
@@ -62,6 +60,14 @@ def _answer(error: Exception, context: dict[str, Any]) -> tuple[str, int, str, d
             return "method_not_allowed", status.HTTP_405_METHOD_NOT_ALLOWED, _not_allowed(context), {}
         case _:
             return None
+
+
+def _conflict(error: RefusedError | UnconfirmedError) -> tuple[str, int, str, dict[str, str]]:
+    if isinstance(error, UnconfirmedError):
+        return "host_key_unconfirmed", status.HTTP_409_CONFLICT, error.detail, error.shown
+    # A refusal is a conflict with how things stand; input that nothing could make right is invalid.
+    refused = status.HTTP_400_BAD_REQUEST if error.code == "invalid" else status.HTTP_409_CONFLICT
+    return error.code, refused, error.detail, {}
 
 
 def flat(detail: Any, prefix: str = "") -> dict[str, str]:

@@ -5,18 +5,20 @@ from typing import Any, ClassVar
 import django_filters
 from django.db.models import Q, QuerySet
 from drf_spectacular.utils import extend_schema, extend_schema_view
-from rest_framework import mixins
+from rest_framework import mixins, status
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from storage_admin.accounts.roles import Role
 from storage_admin.api.views import EndpointSet
 from storage_admin.hosts.models import Host
+from storage_admin.hosts.registration import Wanted, add_ssh_host, change_connection, remove_host
 from storage_admin.hosts.selectors import hosts_for
-from storage_admin.hosts.serializers import HostBody, HostSerializer
+from storage_admin.hosts.serializers import HostBody, HostSerializer, NewHostBody
 from storage_admin.hosts.services import update_host
 
-_ONE_HOST = "Only this machine is managed so far: further hosts cannot be added or removed yet."
+#: What of a host's row says how it is reached.
+_CONNECTION = ("address", "port", "user", "private_key", "host_key")
 
 
 class HostFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untyped library
@@ -34,16 +36,41 @@ class HostEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSe
     queryset = Host.objects.none()
     serializer_class = HostSerializer
     filterset_class = HostFilters
-    roles: ClassVar[dict[str, Role]] = {"partial_update": Role.ADMIN}
-    not_allowed: ClassVar[dict[str, str]] = {"POST": _ONE_HOST, "DELETE": _ONE_HOST}
+    roles: ClassVar[dict[str, Role]] = {"create": Role.ADMIN, "partial_update": Role.ADMIN, "destroy": Role.ADMIN}
 
     def get_queryset(self) -> QuerySet[Any]:
         return hosts_for(self.actor)
 
-    @extend_schema(summary="Change a host's name or limits (admin)", request=HostBody, responses=HostSerializer)
+    @extend_schema(
+        summary="Add a host that is reached by ssh (admin)",
+        description="The connection is tried before anything is saved: the agent is installed, and answers as root.",
+        request=NewHostBody,
+        responses={201: HostSerializer},
+    )
+    def create(self, request: Request) -> Response:
+        body = NewHostBody(data=request.data)
+        body.is_valid(raise_exception=True)
+        given = dict(body.validated_data)
+        given.pop("kind")
+        host = add_ssh_host(self.actor, Wanted(**given))
+        return Response(HostSerializer(host).data, status=status.HTTP_201_CREATED)
+
+    @extend_schema(
+        summary="Change a host's name, limits or connection (admin)", request=HostBody, responses=HostSerializer
+    )
     def partial_update(self, request: Request, **_where: Any) -> Response:
         host = self.get_object()
         body = HostBody(data=request.data)
         body.is_valid(raise_exception=True)
-        host = update_host(self.actor, host, **body.validated_data)
+        given = dict(body.validated_data)
+        connection = {name: given.pop(name) for name in _CONNECTION if name in given}
+        if connection:
+            host = change_connection(self.actor, host, connection)
+        if given:
+            host = update_host(self.actor, host, **given)
         return Response(HostSerializer(host).data)
+
+    @extend_schema(summary="Forget a host; nothing on it is touched (admin)", responses={204: None})
+    def destroy(self, _request: Request, **_where: Any) -> Response:
+        remove_host(self.actor, self.get_object())
+        return Response(status=status.HTTP_204_NO_CONTENT)

@@ -15,6 +15,20 @@ class InvalidError(Exception):
         self.fields = fields or {}
 
 
+class UnconfirmedError(Exception):
+    """Nobody has confirmed what a host shows as its own.
+
+    Args:
+        detail: a sentence that says how to compare it.
+        shown: what is to be sent back once it is compared, by field: ``host_key`` and its ``fingerprint``.
+    """
+
+    def __init__(self, detail: str, shown: dict[str, str]) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.shown = shown
+
+
 class NotFoundError(Exception):
     """There is no such thing, or not for this actor. The argument is a sentence."""
 

@@ -43,6 +43,8 @@ def uri_of(host: Host) -> Iterator[str | None]:
     elif transport.by_ssh(host):
         with _forwarded(transport.endpoint(host)) as uri:
             yield uri
+    elif host.kind == Host.Kind.LOCAL:
+        raise HostError(transport.no_way_to(host), "host_unreachable")  # guests there cannot be excluded from here
     else:
         yield None  # a hypervisor whose own API tells of its guests
 

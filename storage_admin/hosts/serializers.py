@@ -17,6 +17,7 @@ class HostSerializer(serializers.ModelSerializer[Host]):
         fields = (
             "id", "slug", "name", "kind", "address", "port", "user", "transport", "cluster", "status", "status_detail",
             "last_seen", "capabilities", "max_jobs", "bandwidth_bytes_sec", "idle_io", "owners_unknown",
+            "host_key",
         )  # fmt: skip
         read_only_fields = fields
         extra_kwargs = {
@@ -38,3 +39,34 @@ class HostBody(Body):
         help_text="At most so many bytes a second for a rewriting job that does not say otherwise; null for no limit.",
     )  # fmt: skip
     idle_io = StrictBoolean(required=False, help_text="Rewriting jobs only use the disk when nobody else does.")
+    address = StrictText(max_length=300, required=False, help_text="Of a host that is reached by ssh; it is tried.")
+    port = StrictInteger(required=False)
+    user = StrictText(max_length=64, required=False)
+    private_key = StrictText(
+        max_length=20_000, required=False, trim_whitespace=False, write_only=True, allow_blank=True,
+        help_text="Another key of ours; empty for those of the user that the dashboard runs as.",
+    )  # fmt: skip
+    host_key = StrictText(max_length=2000, required=False, help_text="Another public key that the host has to show.")
+
+
+class NewHostBody(Body):
+    """A host that is to be reached over a network."""
+
+    name = StrictText(max_length=200, help_text="How it is called here.")
+    kind = serializers.ChoiceField(choices=["ssh"], default="ssh", help_text="How it is reached.")
+    address = StrictText(max_length=300, help_text="Its name, or its IPv4 or IPv6 address.")
+    port = StrictInteger(required=False, allow_null=True, default=None, help_text="22 where it is not given.")
+    user = StrictText(max_length=64, default="root", help_text="Another one than root needs sudo without a password.")
+    private_key = StrictText(
+        max_length=20_000, required=False, default="", trim_whitespace=False, write_only=True, allow_blank=True,
+        help_text="Ours, without a passphrase. Encrypted at rest and never shown again. Without it, the keys of the "
+        "user that the dashboard runs as are tried.",
+    )  # fmt: skip
+    host_key = StrictText(
+        max_length=2000, required=False, default="", allow_blank=True,
+        help_text="The public key that the host has to show, as in a .pub file. Without it, the answer (409, "
+        "host_key_unconfirmed) has the one that it shows, to compare and to send back.",
+    )  # fmt: skip
+    forced = StrictBoolean(
+        required=False, default=False, help_text="The key can only run the agent there (a forced command)."
+    )

@@ -2,7 +2,6 @@
 
 import os
 import socket
-import stat
 from datetime import datetime
 from enum import Enum
 from typing import Any
@@ -11,6 +10,7 @@ from django.db import transaction
 
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.accounts.services import audit
+from storage_admin.hosts import folders, machine
 from storage_admin.hosts.errors import InvalidError
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.names import display, path_key
@@ -38,12 +38,15 @@ STANDARD_FOLDER = "/var/lib/libvirt/images"
 
 
 def ensure_local_host() -> Host:
-    """The row of this machine, made at the first start together with libvirt's standard folder where there is one."""
+    """The row ``local``, made at the first start together with libvirt's standard folder where there is one.
+
+    It says which machine that is. It stays another one's where it is that already (:func:`machine.take`).
+    """
     with transaction.atomic():
         host, _ = Host.objects.get_or_create(
             slug="local", defaults={"name": socket.gethostname() or "this machine", "kind": Host.Kind.LOCAL}
         )
-        if os.path.isdir(STANDARD_FOLDER):
+        if machine.take(host) and os.path.isdir(STANDARD_FOLDER):
             add_pool(host, os.fsencode(STANDARD_FOLDER), StoragePool.Source.STANDARD)
     return host
 
@@ -65,11 +68,12 @@ def add_pool(host: Host, path: bytes, source: str, *, name: str = "", kind: str 
 
 
 def register_folder(actor: Actor, host: Host, path: str, *, name: str = "") -> StoragePool:
-    """Registers a folder of this machine as a pool.
+    """Registers a folder of a host as a pool.
 
     Raises:
         ForbiddenError: the actor is no admin.
         InvalidError: it is no folder, a system's folder, or registered already.
+        RefusedError: ``host_unreachable``: the host cannot be asked.
     """
     actor.require(Role.ADMIN, host.slug)
     raw = _folder(host, path)
@@ -82,24 +86,22 @@ def register_folder(actor: Actor, host: Host, path: str, *, name: str = "") -> S
 
 
 def _folder(host: Host, path: str) -> bytes:
-    if host.kind != Host.Kind.LOCAL:
-        raise InvalidError("Folders can be registered on this machine only.", {"host": "Choose the host “local”."})
     if not path.startswith("/") or "\0" in path:
         raise _bad_path("Give the folder's absolute path, such as /srv/images.")
     try:
         given = path.encode("utf-8", "surrogateescape")
-        raw = os.path.realpath(given)
-        mode = os.stat(raw).st_mode
-    except FileNotFoundError:
+    except UnicodeEncodeError:
+        raise _bad_path("This path cannot be looked at: it is not a valid name.") from None
+    found = folders.look(host, given)
+    if found.kind == "missing":
         raise _bad_path(
             f"{display(given)} does not exist on {host.name}. Make the folder first, or check the spelling."
-        ) from None
-    except (OSError, UnicodeEncodeError) as error:
-        raise _bad_path(
-            f"This path cannot be looked at: {getattr(error, 'strerror', None) or 'it is not a valid name'}."
-        ) from None
-    if not stat.S_ISDIR(mode):
+        )
+    if found.kind == "unknown":
+        raise _bad_path(f"This path cannot be looked at: {found.detail}.")
+    if found.kind != "folder":
         raise _bad_path(f"{display(given)} is a file, not a folder. Register the folder that it lies in.")
+    raw = found.path
     text = display(raw)
     if text in SYSTEM_FOLDERS or any(text == tree or text.startswith(tree + "/") for tree in SYSTEM_TREES):
         raise _bad_path(f"{text} belongs to the operating system. Register the folder that holds the images alone.")

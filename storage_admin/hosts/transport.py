@@ -21,7 +21,7 @@ from django.conf import settings
 
 from storage_admin.agent import bundle
 from storage_admin.agent.protocol import HostError, RefusedError
-from storage_admin.hosts import secrets, ssh
+from storage_admin.hosts import machine, secrets, ssh
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.shells import LocalShell, Shell
 
@@ -42,8 +42,8 @@ sync "$new" 2>/dev/null || sync
 mv -f -- "$new" "$2"
 """
 
-_installed: set[tuple[int, str, str]] = set()
-_installing: dict[int, threading.Lock] = {}
+_installed: set[tuple[str, int, str]] = set()
+_installing: dict[tuple[str, int, str], threading.Lock] = {}
 _lock = threading.Lock()
 
 
@@ -54,8 +54,10 @@ def agent_bundle() -> bundle.Bundle:
 
 
 def is_here(host: Host) -> bool:
-    """Whether this process runs on the host itself: the machine's own row, or that of a worker started for it."""
-    return host.kind == Host.Kind.LOCAL or host.slug == settings.WORKER_HOST
+    """Whether this process runs on the host itself: as a worker that was started for it, else on the machine ``local``."""
+    if settings.WORKER_HOST:
+        return bool(host.slug == settings.WORKER_HOST)
+    return host.kind == Host.Kind.LOCAL and settings.LOCAL_MACHINE and machine.is_this(host)
 
 
 def by_ssh(host: Host) -> bool:
@@ -98,15 +100,27 @@ def agent_command(host: Host) -> Iterator[list[str]]:
         yield _local_command()
         return
     if not by_ssh(host):
-        raise RefusedError("host_unreachable", f"{host.name} is reached by its API alone, where no agent can run.")
+        raise RefusedError("host_unreachable", no_way_to(host))
     where = endpoint(host)
     if host.transport == Host.Transport.FORCED:
         with ssh.connection(where, None) as command:
             yield command
         return
-    ensure_installed(host, where)
+    ensure_installed(where)
     with ssh.connection(where, start_line(where)) as command:
-        yield command
+        try:
+            yield command
+        except HostError as error:
+            if f"exit code {NOT_INSTALLED}" in error.detail:  # somebody has removed it since
+                forget_installed(where)
+            raise
+
+
+def no_way_to(host: Host) -> str:
+    """Why neither the agent nor a plain command reaches a host from here, in a sentence."""
+    if host.kind == Host.Kind.LOCAL:
+        return f"{host.name} is the machine of `manage.py up`: only a worker that runs there can reach it."
+    return f"{host.name} is reached by its API alone, where no agent can run."
 
 
 def _local_command() -> list[str]:
@@ -135,25 +149,24 @@ def start_line(where: ssh.Endpoint) -> str:
     return shlex.join(["sh", "-c", script])
 
 
-def ensure_installed(host: Host, where: ssh.Endpoint) -> None:
+def ensure_installed(where: ssh.Endpoint) -> None:
     """Sees to it that the agent lies on a host.
 
     Raises:
         HostError: it cannot be reached, there is no Python 3, or root's rights are not to be had; says what to do.
     """
-    key = (host.pk, where.address, agent_bundle().hash)
+    key = (where.address, where.port, agent_bundle().hash)
     with _lock:
-        turn = _installing.setdefault(host.pk, threading.Lock())
+        turn = _installing.setdefault(key, threading.Lock())
     with turn:
         if key not in _installed:
             install(where)
             _installed.add(key)
 
 
-def forget_installed(host: Host) -> None:
+def forget_installed(where: ssh.Endpoint) -> None:
     """The agent was not where it should be: the next start looks anew."""
-    for key in [key for key in _installed if key[0] == host.pk]:
-        _installed.discard(key)
+    _installed.discard((where.address, where.port, agent_bundle().hash))
 
 
 def install(where: ssh.Endpoint) -> None:

@@ -18,7 +18,9 @@ from schemathesis.checks import CHECKS
 
 from images.models import Image
 from storage_admin.accounts.models import Token, User
+from storage_admin.agent.protocol import HostError
 from storage_admin.guests.models import Guest
+from storage_admin.hosts import asking, ssh
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs.models import Job
 from storage_admin.wsgi import application
@@ -51,7 +53,18 @@ def one_connection(db: None) -> Iterator[None]:
 
 
 @pytest.fixture
-def api(one_connection: None) -> Any:
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host with a generated address is not connected to."""
+
+    def nobody(*_: Any) -> Any:
+        raise HostError("nobody is there")
+
+    monkeypatch.setattr(ssh, "scan_keys", nobody)
+    monkeypatch.setattr(asking, "ask", nobody)
+
+
+@pytest.fixture
+def api(one_connection: None, no_network: None) -> Any:
     """The schema as it is served, with one of everything behind it."""
     TokenFactory.create(role="admin", secret=SECRET)
     UserFactory.create()

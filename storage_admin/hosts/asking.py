@@ -1,0 +1,40 @@
+"""One short question to the agent on a host, while somebody waits for the answer."""
+
+import uuid
+from typing import Any
+
+from storage_admin.agent import protocol
+from storage_admin.agent.protocol import HostError, RefusedError, Request
+from storage_admin.hosts.models import Host
+from storage_admin.hosts.session import AgentSession
+from storage_admin.hosts.transport import agent_bundle, agent_command
+
+
+def ask(host: Host, verb: str, args: dict[str, Any]) -> dict[str, Any]:
+    """What the agent answers.
+
+    Args:
+        host: also one that is not saved yet.
+
+    Raises:
+        RefusedError: it refuses, or is of another version (``agent_outdated``).
+        HostError: the host cannot be reached, or the agent has no root rights there.
+    """
+    with agent_command(host) as command, AgentSession(command, agent_bundle().hash) as session:
+        session.send(Request(verb=verb, job=uuid.uuid4().hex[:16], generation=1, args=args))
+        for event in session.events():
+            if event is None:
+                continue
+            if event["event"] == protocol.HELLO and event.get("uid") != 0:
+                raise HostError(f"The agent on {host.name} does not run as root.", "host_unreachable")
+            if event["event"] == protocol.RESULT:
+                return dict(event["data"])
+            if event["event"] == protocol.ERROR:
+                _raise(str(event.get("code")), str(event.get("detail")))
+    raise HostError(f"The agent on {host.name} ended without an answer.", protocol.INTERRUPTED)
+
+
+def _raise(code: str, detail: str) -> None:
+    if code in protocol.REFUSALS or code == protocol.INVALID:
+        raise RefusedError(code, detail)
+    raise HostError(detail, code)

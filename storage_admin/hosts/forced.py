@@ -1,0 +1,77 @@
+"""Hosts whose key can only run the agent: the script that sets that up, to be run there by an admin."""
+
+import base64
+import textwrap
+
+from storage_admin.hosts.transport import FOLDER, agent_bundle
+
+#: What the key runs, whatever is asked for. It stays the same when the agent is exchanged.
+ENTRY = f"{FOLDER}/agent"
+
+_SCRIPT = """#!/bin/sh
+# Installs Storage Admin's agent {hash} and lets one key of ssh run it, and nothing else.
+set -eu
+umask 022
+test "$(id -u)" = 0 || {{ echo "run this as root" >&2; exit 1; }}
+python=$(command -v python3) || {{ echo "there is no python3 here: install it" >&2; exit 1; }}
+command -v base64 >/dev/null
+mkdir -p {folder}
+test "$(stat -c %u {folder})" = 0 || {{ echo "{folder} does not belong to root" >&2; exit 1; }}
+chmod go-w {folder}
+new={folder}/.new.$$
+trap 'rm -f "$new"' EXIT
+base64 -d > "$new" <<'END'
+{bundle}
+END
+case "$(sha256sum < "$new")" in {hash}*) ;; *) echo "the agent did not arrive whole" >&2; exit 1 ;; esac
+mv -f "$new" {folder}/agent-{hash}.pyz
+printf '#!/bin/sh\\nexec %s%s -I {folder}/agent-{hash}.pyz\\n' "{become}" "$python" > "$new"
+chmod 755 "$new"
+mv -f "$new" {entry}
+echo "installed {folder}/agent-{hash}.pyz"
+"""
+
+_KEY = """home=$(getent passwd {user} | cut -d: -f6)
+test -n "$home" || {{ echo "there is no user {user} here" >&2; exit 1; }}
+line='{line}'
+test -d "$home/.ssh" || install -d -m 700 -o {user} "$home/.ssh"
+touch "$home/.ssh/authorized_keys"
+if ! grep -qxF "$line" "$home/.ssh/authorized_keys"; then
+    # The same key without the restriction would be asked first.
+    grep -vF '{key}' "$home/.ssh/authorized_keys" > "$home/.ssh/.authorized_keys.new" || test $? = 1
+    printf '%s\\n' "$line" >> "$home/.ssh/.authorized_keys.new"
+    chown {user} "$home/.ssh/.authorized_keys.new"
+    chmod 600 "$home/.ssh/.authorized_keys.new"
+    mv -f "$home/.ssh/.authorized_keys.new" "$home/.ssh/authorized_keys"
+fi
+echo "the key may run the agent as {user}"
+"""
+
+#: The exact file: a pattern would also match one that somebody else has put elsewhere.
+_SUDO = """rule='{user} ALL=(root) NOPASSWD:'
+printf '%s %s -I {folder}/agent-{hash}.pyz\\n' "$rule" "$python" > /etc/sudoers.d/storage-admin
+chmod 440 /etc/sudoers.d/storage-admin
+"""
+
+
+def authorized_line(key: str) -> str:
+    """The line for ``authorized_keys``: ``restrict`` takes away forwarding, terminals and the user's own rc file."""
+    return f'restrict,command="{ENTRY}" {key} storage-admin'
+
+
+def installer(user: str, key: str) -> str:
+    """The script.
+
+    Args:
+        user: whose authorized keys get the key.
+        key: public key as ``TYPE BASE64``; empty to only install the agent.
+    """
+    bundle = agent_bundle()
+    become = "" if user == "root" else "sudo -n "
+    encoded = "\n".join(textwrap.wrap(base64.b64encode(bundle.path.read_bytes()).decode(), 100))
+    script = _SCRIPT.format(hash=bundle.hash, folder=FOLDER, bundle=encoded, entry=ENTRY, become=become)
+    if user != "root":
+        script += _SUDO.format(user=user, folder=FOLDER, hash=bundle.hash)
+    if key:
+        script += _KEY.format(user=user, key=key, line=authorized_line(key))
+    return script

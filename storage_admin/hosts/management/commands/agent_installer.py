@@ -1,0 +1,32 @@
+"""``manage.py agent_installer``: prints a script that installs the agent behind a forced command."""
+
+import sys
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from storage_admin.hosts import addresses, forced
+from storage_admin.hosts.errors import InvalidError
+
+
+class Command(BaseCommand):
+    help = (
+        "Prints a shell script. Run as root on a hypervisor, it installs the agent there, and lets a key of ssh run it "
+        "and nothing else: manage.py agent_installer --key ID.pub | ssh root@HOST sh"
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--key", help="file of the public key that may run the agent; without it, none is let in")
+        parser.add_argument("--user", default="root", help="whose authorized_keys get it (default: root)")
+
+    def handle(self, *_args: Any, **options: Any) -> None:
+        try:
+            user = addresses.user(options["user"])
+            key = addresses.host_key(Path(options["key"]).read_text().strip()) if options["key"] else ""
+        except InvalidError as error:
+            raise CommandError(error.detail) from error
+        except OSError as error:
+            raise CommandError(f"{options['key']}: {error.strerror}") from error
+        sys.stdout.write(forced.installer(user, key))

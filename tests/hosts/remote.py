@@ -1,0 +1,49 @@
+"""Hosts that are this machine, reached by real ssh, with folders of their own."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from storage_admin.hosts import libvirt_reader, registration, transport
+from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.hosts.services import add_pool
+from tests.harness.sshd import Sshd, sshd
+from tests.working import ADMIN
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    """A server that takes root in."""
+    with sshd(tmp_path_factory.mktemp("sshd")) as running:
+        yield running
+
+
+@pytest.fixture
+def agent_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the agent is installed on hosts."""
+    folder = tmp_path / "lib"
+    monkeypatch.setattr(transport, "FOLDER", str(folder))
+    monkeypatch.setattr(transport, "_installed", set())
+    return folder
+
+
+def add(server: Sshd, name: str = "hv1", **changes: object) -> Host:
+    """Registers the server as a host."""
+    fields: dict[str, object] = {
+        "name": name, "address": "127.0.0.1", "port": server.port, "private_key": server.private_key,
+        "host_key": server.host_key,
+    }  # fmt: skip
+    return registration.add_ssh_host(ADMIN, registration.Wanted(**(fields | changes)))  # type: ignore[arg-type]
+
+
+def with_folder(host: Host, folder: Path) -> StoragePool:
+    """The host with this folder as its only pool."""
+    host.pools.all().delete()
+    return add_pool(host, bytes(folder), StoragePool.Source.ADMIN)
+
+
+@pytest.fixture
+def without_libvirt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if no libvirt were there, whatever else runs on this machine."""
+    monkeypatch.setattr(libvirt_reader, "read", lambda host: None)

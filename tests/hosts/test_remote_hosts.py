@@ -1,0 +1,243 @@
+"""Hosts by ssh as an admin adds them, and work on them: inventory, a rewrite, a lost connection, a forced command."""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from django.test import Client
+
+from images.models import Image
+from storage_admin.accounts.models import AuditEntry
+from storage_admin.agent.protocol import RefusedError
+from storage_admin.hosts import forced, registration, transport
+from storage_admin.hosts.errors import InvalidError, UnconfirmedError
+from storage_admin.hosts.models import Host
+from storage_admin.hosts.services import register_folder
+from storage_admin.hosts.ssh import SshShell, connection
+from storage_admin.jobs import services
+from tests.agent.harness import leftovers, make_image
+from tests.harness.sshd import Sshd, keypair, sessions_of
+from tests.hosts.remote import add, agent_folder, server, with_folder
+from tests.working import ADMIN, OPERATOR, create, image_at, run, said, scan
+
+__all__ = ["agent_folder", "server"]
+
+pytestmark = [
+    pytest.mark.services,
+    pytest.mark.qemu,
+    pytest.mark.django_db,
+    pytest.mark.usefixtures("quiet", "no_reserve", "no_hypervisor", "agent_folder"),
+]
+
+
+def test_the_key_that_a_host_shows_has_to_be_confirmed(server: Sshd) -> None:
+    with pytest.raises(UnconfirmedError) as unconfirmed:
+        add(server, host_key="")
+    assert unconfirmed.value.shown["host_key"] == server.host_key
+    assert unconfirmed.value.shown["fingerprint"] in unconfirmed.value.detail
+    assert not Host.objects.exists()
+    host = add(server, host_key=unconfirmed.value.shown["host_key"])
+    assert (host.kind, host.slug, host.transport) == ("ssh", "hv1", "ssh")
+
+
+def test_a_connection_that_does_not_work_is_not_saved(server: Sshd, tmp_path: Path) -> None:
+    keypair(tmp_path / "other")
+    for changes in (
+        {"private_key": (tmp_path / "other").read_text()},
+        {"host_key": " ".join((tmp_path / "other.pub").read_text().split()[:2])},
+        {"port": 1},
+    ):
+        with pytest.raises(RefusedError) as refused:
+            add(server, **changes)
+        assert refused.value.code == "host_unreachable"
+    assert not Host.objects.exists()
+
+
+def test_fields_that_are_wrong_are_each_named(server: Sshd) -> None:
+    with pytest.raises(InvalidError) as invalid:
+        add(server, name=" ", address="-oProxyCommand=x", port="0", user="a b", private_key="x", host_key="y")
+    assert set(invalid.value.fields) == {"name", "address", "port", "user", "private_key", "host_key"}
+
+
+def test_secrets_are_encrypted_and_nowhere_shown(server: Sshd, client: Client) -> None:
+    host = Host.objects.get(pk=add(server).pk)
+    marker = server.private_key.splitlines()[2]
+    assert marker.encode() not in bytes(host.private_key_locked)
+    assert marker not in str(list(AuditEntry.objects.values()))
+    assert marker not in str(transport.endpoint(host))
+    assert transport.endpoint(host).private_key == server.private_key
+
+
+def test_images_of_a_remote_host_are_listed_and_reclaimed_there(server: Sshd, tmp_path: Path) -> None:
+    pool = tmp_path / "pool"
+    pool.mkdir()
+    make_image(pool / "base.qcow2")
+    create(pool / "top.qcow2", base="base.qcow2")
+    host = add(server)
+    with_folder(host, pool)
+    scan(host)
+    assert [(image.name, image.chain_depth) for image in Image.objects.filter(host=host).order_by("name")] == [
+        ("base.qcow2", 1),
+        ("top.qcow2", 2),
+    ]
+    assert Host.objects.get(pk=host.pk).status == "ok"
+    job = run(services.submit(OPERATOR, "reclaim", image_at(pool / "base.qcow2").pk, {"method": "compress"}))
+    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    assert run(services.undo(OPERATOR, job)).state == "succeeded"
+    assert leftovers(pool) == set()
+
+
+def test_a_folder_of_a_remote_host_is_registered_as_it_is_there(server: Sshd, tmp_path: Path) -> None:
+    host = add(server)
+    (tmp_path / "images").mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "images")
+    assert register_folder(ADMIN, host, str(tmp_path / "link")).path == str(tmp_path / "images")
+    for path, said_so in (("missing", "does not exist"), ("file", "is a file")):
+        with pytest.raises(InvalidError, match=said_so):
+            register_folder(ADMIN, host, str(tmp_path / path))
+
+
+@pytest.mark.parametrize("how", ["client", "session", "agent"])
+def test_a_lost_connection_ends_the_work_and_leaves_the_original(server: Sshd, tmp_path: Path, how: str) -> None:
+    pool = tmp_path / "pool"
+    pool.mkdir()
+    make_image(pool / "vm.qcow2", size="64M")
+    before = (pool / "vm.qcow2").read_bytes()
+    host = add(server)
+    with_folder(host, pool)
+    scan(host)
+    options = {"method": "compress", "bandwidth_bytes_sec": 1 << 20}
+    job = services.submit(OPERATOR, "reclaim", image_at(pool / "vm.qcow2").pk, options)
+    killer = threading.Thread(target=cut, args=(server, how, pool))
+    killer.start()
+    ended = run(job)
+    killer.join()
+    assert (ended.state, ended.error_code) == ("interrupted", "interrupted"), (ended.error_detail, said(ended))
+    assert (pool / "vm.qcow2").read_bytes() == before
+    deadline = time.monotonic() + 10
+    while any(process.name() == "qemu-img" for process in tools(pool)):
+        assert time.monotonic() < deadline, "the tool went on"
+        time.sleep(0.1)
+    scan(host)
+    recovery = ended.host.jobs.filter(kind="recover", state="queued").first()
+    if recovery is not None:
+        assert run(recovery).state == "succeeded"
+    assert leftovers(pool) == set()
+    assert (pool / "vm.qcow2").read_bytes() == before
+
+
+def tools(pool: Path) -> list[psutil.Process]:
+    """Processes that name the pool."""
+    running = psutil.process_iter(["cmdline"])
+    return [process for process in running if any(str(pool) in word for word in process.info["cmdline"] or ())]
+
+
+def cut(server: Sshd, how: str, pool: Path) -> None:
+    """Waits for the work to begin, and cuts the connection at one of its links."""
+    deadline = time.monotonic() + 30
+    while not (temporary := list(pool.glob(".sa-*.new"))) or not temporary[0].stat().st_size:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    if how == "session":
+        for session in sessions_of(server):
+            os.kill(session, signal.SIGKILL)
+        return
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or [""]
+        ours = str(server.port) in words if how == "client" else words[-1:] == [transport.remote_file()]
+        if ours and words[0].endswith("ssh" if how == "client" else "python3"):
+            process.send_signal(signal.SIGKILL)
+
+
+def test_a_silent_network_ends_the_work(server: Sshd, tmp_path: Path) -> None:
+    """The client stands still: no end-of-file comes, and the agent's patience decides."""
+    pool = tmp_path / "pool"
+    pool.mkdir()
+    make_image(pool / "vm.qcow2", size="64M")
+    before = (pool / "vm.qcow2").read_bytes()
+    host = add(server)
+    with transport.agent_command(host) as command:
+        client = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert client.stdout is not None
+        assert b"hello" in client.stdout.readline()
+        client.send_signal(signal.SIGSTOP)
+        agents = [
+            one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"][-1:] == [transport.remote_file()]
+        ]
+        assert agents
+        _, alive = psutil.wait_procs(agents, timeout=60)
+        client.kill()
+        client.wait()
+    assert not alive
+    assert (pool / "vm.qcow2").read_bytes() == before
+
+
+def test_with_a_forced_command_the_key_runs_the_agent_and_nothing_else(
+    server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forced, "FOLDER", transport.FOLDER)
+    monkeypatch.setattr(forced, "ENTRY", f"{transport.FOLDER}/agent")
+    public = keypair(tmp_path / "key")
+    before = (server.folder / "authorized_keys").read_text()
+    try:
+        with pytest.raises(RefusedError, match="agent_installer"):
+            add(server, private_key=(tmp_path / "key").read_text(), forced=True)
+        script = forced.installer("root", "")
+        assert subprocess.run(["sh"], input=script.encode(), capture_output=True).returncode == 0
+        server.authorize(forced.authorized_line(" ".join(public.split()[:2])))
+        host = add(server, private_key=(tmp_path / "key").read_text(), forced=True)
+        assert host.transport == "forced"
+        pool = tmp_path / "pool"
+        pool.mkdir()
+        create(pool / "vm.qcow2")
+        with_folder(host, pool)
+        scan(host)
+        assert image_at(pool / "vm.qcow2").state == "ok"
+        where = transport.endpoint(host)
+        touched = tmp_path / "touched"
+        SshShell(where).run_text(f"touch {touched}", stdin=b"")
+        assert not touched.exists()
+        with connection(where, None, "-W", f"127.0.0.1:{server.port}") as command:
+            done = subprocess.run(command, capture_output=True, timeout=20, input=b"")
+        assert b"SSH-2.0" not in done.stdout
+    finally:
+        (server.folder / "authorized_keys").write_text(before)
+
+
+def test_an_agent_of_another_version_behind_a_forced_command_is_refused_with_what_to_do(
+    server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    public = keypair(tmp_path / "key")
+    before = (server.folder / "authorized_keys").read_text()
+    entry = tmp_path / "agent"
+    entry.write_text('#!/bin/sh\necho \'{"event":"hello","protocol":1,"hash":"old","uid":0}\'\ncat >/dev/null\n')
+    entry.chmod(0o755)
+    try:
+        server.authorize(f'restrict,command="{entry}" {" ".join(public.split()[:2])}')
+        with pytest.raises(RefusedError) as refused:
+            add(server, private_key=(tmp_path / "key").read_text(), forced=True)
+        assert refused.value.code == "agent_outdated"
+        assert "agent_installer" in refused.value.detail
+    finally:
+        (server.folder / "authorized_keys").write_text(before)
+
+
+def test_a_host_goes_with_all_that_is_known_of_it_and_nothing_of_its_files(server: Sshd, tmp_path: Path) -> None:
+    pool = tmp_path / "pool"
+    pool.mkdir()
+    create(pool / "vm.qcow2")
+    host = add(server)
+    with_folder(host, pool)
+    scan(host)
+    for job in host.jobs.filter(state="queued"):
+        services.cancel(ADMIN, job)
+    registration.remove_host(ADMIN, host)
+    assert not Host.objects.exists()
+    assert not Image.every.exists()
+    assert (pool / "vm.qcow2").exists()
