@@ -1,0 +1,232 @@
+"""The files in which OpenVZ keeps its containers' configurations: found, read and replaced by a shell's own means."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from storage_admin.agent.protocol import HostError, RefusedError
+from storage_admin.hosts.openvz.commands import Commands, is_missing, plain
+from storage_admin.hosts.openvz.ids import is_ctid
+from storage_admin.hosts.shells import Done
+
+#: Where configurations are: OpenVZ's own folder, and that of Proxmox VE 2 and 3 (a cluster filesystem).
+FOLDERS = ("/etc/vz/conf", "/etc/pve/openvz")
+#: A configuration has some hundred lines; what is longer than this, in bytes, is none.
+LONGEST = 1024 * 1024
+#: An old ``sync`` writes out the whole machine.
+SYNC_SECONDS = 120.0
+
+_PREAMBLE = "LC_ALL=C; export LC_ALL; PATH=$PATH:/usr/sbin:/sbin\n"
+
+_LOOK = """\
+ctid=$1 longest=$2; shift 2
+for tool in vzctl vzlist; do if command -v $tool >/dev/null; then echo $tool; fi; done
+for folder do
+  file=$folder/$ctid.conf
+  [ -e "$file" ] || [ -L "$file" ] || continue
+  echo "file $file"
+  if [ -L "$file" ]; then echo link; fi
+  [ -f "$file" ] || { echo odd; exit 0; }
+  stat -L -c 'stat %a %h' "$file" || exit 1
+  [ "$(stat -L -c %s "$file")" -le "$longest" ] || { echo long; exit 0; }
+  echo content
+  exec cat "$file"
+done
+"""
+
+_READ_ALL = """\
+mark=$1 longest=$2; shift 2
+for folder do
+  for file in "$folder"/*.conf; do
+    [ -f "$file" ] && [ "$(stat -L -c %s "$file")" -le "$longest" ] || continue
+    printf '%s %s\\n' "$mark" "${file##*/}"
+    cat "$file"
+    echo
+  done
+done
+"""
+
+# The temporary file begins as a copy of the old one, so that it has its mode, owner and access list; what a filesystem
+# does not let anyone set (pmxcfs, where they follow from the path) is the same for both, which the comparison shows.
+_WRITE = """\
+umask 077; file=$1 temp=$2
+fail() { echo "$1" >&2; rm -f "$temp"; exit 1; }
+[ -f "$file" ] && [ ! -L "$file" ] || exit 3
+set -C
+{ true >"$temp"; } || exit 1
+set +C
+cp -p "$file" "$temp" 2>/dev/null
+said=$(dd of="$temp" bs=65536 conv=fsync 2>&1) || fail "$said"
+[ "$(stat -c '%a %u %g' "$file")" = "$(stat -c '%a %u %g' "$temp")" ] ||
+  fail "The new file could not be given the mode and owner of the old one."
+exec cat "$temp"
+"""
+
+_SWAP = """\
+file=$1 temp=$2
+[ -f "$file" ] && [ ! -L "$file" ] || exit 3
+cmp -s - "$file"
+case $? in 0) ;; 1) exit 3 ;; *) echo "cmp could not compare $file." >&2; exit 1 ;; esac
+exec mv -f "$temp" "$file"
+"""
+
+#: What the scripts exit with where the file is not what it was any more.
+_CHANGED = 3
+
+
+@dataclass(frozen=True)
+class ConfigFile:
+    """A container's configuration as it was read.
+
+    Args:
+        mode: its permissions, octal.
+        names: how many names the file has.
+        is_link: the name leads to a file elsewhere, as OpenVZ 7 has it.
+    """
+
+    path: str
+    content: bytes
+    mode: str
+    names: int
+    is_link: bool
+
+    def editable(self) -> None:
+        """Returns where it is a file that can be replaced by another one without anything being lost.
+
+        Raises:
+            RefusedError: ``hard_linked`` where other names lead to it, ``dirty_or_corrupt`` where it is no text.
+        """
+        if self.is_link:
+            raise RefusedError(
+                "hard_linked", f"{self.path} is a link, which an edit would part from its file: edit that by hand."
+            )
+        if self.names > 1:
+            raise RefusedError(
+                "hard_linked", f"{self.path} has {self.names} names, which an edit would part: remove the others first."
+            )
+        if b"\0" in self.content:
+            raise RefusedError("dirty_or_corrupt", f"{self.path} is damaged, with zero bytes in it: mend it first.")
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What there is for one container: OpenVZ's tools, and its configuration."""
+
+    has_vzctl: bool
+    has_vzlist: bool
+    file: ConfigFile | None
+
+
+def look(commands: Commands, ctid: str, folders: Sequence[str]) -> Looked:
+    """Reads a container's configuration, from the first folder that has it.
+
+    Args:
+        ctid: checked before.
+
+    Raises:
+        RefusedError: ``dirty_or_corrupt`` where it is no plain file.
+        HostError: it cannot be read.
+    """
+    done = commands.script(_PREAMBLE + _LOOK, ctid, str(LONGEST), *folders)
+    head, _, content = done.stdout.partition(b"content\n")
+    facts = dict(line.partition(" ")[::2] for line in head.decode("utf-8", "surrogateescape").splitlines())
+    path = facts.get("file", "")
+    if done.exit_code:
+        raise HostError(f"{path or 'The configuration of ' + ctid} could not be read: {_words(done)}")
+    if not path:
+        return Looked("vzctl" in facts, "vzlist" in facts, None)
+    if "odd" in facts or "long" in facts:
+        raise RefusedError("dirty_or_corrupt", f"{path} is no plain file of at most {LONGEST} bytes: see what it is.")
+    mode, names = facts["stat"].split()
+    file = ConfigFile(path, content, mode, int(names), "link" in facts)
+    return Looked("vzctl" in facts, "vzlist" in facts, file)
+
+
+def read_all(commands: Commands, folders: Sequence[str]) -> dict[str, bytes]:
+    """All containers' configurations by id, each from the first folder that has it.
+
+    Raises:
+        HostError: the host cannot be reached, or they could not be read.
+    """
+    mark = secrets.token_hex(16)  # nothing that stands in a file can be taken for the beginning of the next one
+    done = commands.script(_READ_ALL, mark, str(LONGEST), *folders)
+    if done.exit_code:
+        raise HostError(f"The containers' configurations could not be read: {_words(done)}")
+    found: dict[str, bytes] = {}
+    for block in done.stdout.split(mark.encode() + b" ")[1:]:
+        name, _, content = block.partition(b"\n")
+        ctid = name.decode("ascii", "replace").removesuffix(".conf")
+        if is_ctid(ctid):
+            found.setdefault(ctid, content.removesuffix(b"\n"))
+    return found
+
+
+def replace(commands: Commands, file: ConfigFile, content: bytes) -> None:
+    """Puts other content into a configuration, by a file beside it that takes its name.
+
+    Returns once the new content is on the disk, or where only that could not be made sure.
+
+    Raises:
+        RefusedError: ``stale_plan`` where the file is not what was read any more; see also ``editable``.
+        HostError: it could not be written, and the old file stands; or the host fell silent, which the sentence says.
+    """
+    file.editable()
+    folder, _, name = file.path.rpartition("/")
+    # vzlist takes only names that begin with a number for configurations.
+    temp = f"{folder}/.{name}.sa-{secrets.token_hex(8)}"
+    try:
+        written = commands.script(_PREAMBLE + _WRITE, file.path, temp, stdin=content)
+        _expect(file, written)
+        if written.stdout != content:
+            raise HostError(f"{temp} does not say what was written into it. {file.path} was left as it is.")
+        _expect(file, _swap(commands, file, temp))
+    except (HostError, RefusedError):
+        _remove(commands, temp)
+        raise
+    try:
+        commands.script(_PREAMBLE + 'sync "$1" 2>/dev/null || sync', folder, seconds=SYNC_SECONDS)
+    except HostError:
+        pass  # told among the commands; the change is there, and the kernel writes it out by itself
+
+
+def restore_mode(commands: Commands, file: ConfigFile) -> str:
+    """Gives a configuration the permissions back that it had.
+
+    Returns:
+        What could not be done, as a sentence; else nothing.
+    """
+    done = commands.run(["chmod", file.mode, file.path])
+    return "" if done.exit_code == 0 else f"{file.path} had mode {file.mode} before: {_words(done)}"
+
+
+def _swap(commands: Commands, file: ConfigFile, temp: str) -> Done:
+    try:
+        return commands.script(_PREAMBLE + _SWAP, file.path, temp, stdin=file.content)
+    except HostError as error:
+        raise HostError(
+            f"{error.detail} {file.path} is whole, but whether it says the old or the new is not known: read it again."
+        ) from error
+
+
+def _expect(file: ConfigFile, done: Done) -> None:
+    if done.exit_code == 0:
+        return
+    if done.exit_code == _CHANGED:
+        raise RefusedError(
+            "stale_plan", f"{file.path} was changed by somebody else meanwhile and was left as it is: try again."
+        )
+    words = _words(done)
+    if "Operation not permitted" in words:
+        raise RefusedError("immutable", f"{file.path} is protected and was left as it is (lsattr shows it): {words}")
+    raise HostError(f"{file.path} could not be replaced and was left as it is: {words}")
+
+
+def _words(done: Done) -> str:
+    return plain(done.stderr) or f"exit code {done.exit_code}" + (", no such command" if is_missing(done) else "")
+
+
+def _remove(commands: Commands, temp: str) -> None:
+    try:
+        commands.run(["rm", "-f", temp])
+    except HostError:
+        pass  # told among the commands; what stays behind is read by nobody

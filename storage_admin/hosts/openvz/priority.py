@@ -1,0 +1,142 @@
+"""One container's I/O priority: set, read again, and said since when it counts."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from storage_admin.agent.protocol import HostError, RefusedError
+from storage_admin.hosts.openvz import config
+from storage_admin.hosts.openvz.commands import CommandRun, Commands
+from storage_admin.hosts.openvz.files import FOLDERS, ConfigFile, Looked, look, replace
+from storage_admin.hosts.openvz.ids import checked_ctid, checked_priority
+from storage_admin.hosts.openvz.listing import UNKNOWN, vzlist
+from storage_admin.hosts.openvz.outcome import Effect, NotSetError, PrioritySet
+from storage_admin.hosts.openvz.vzctl import NOT_BY_KERNEL, Target, raise_for, read_again, set_by_vzctl
+from storage_admin.hosts.shells import Done, Shell
+
+#: In these nothing of the container runs that a kernel could prefer: what is configured counts once it starts.
+_AT_REST = frozenset({"shut off", "mounted", "suspended"})
+_AT_WORK = frozenset({"running", "paused"})
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What vzlist says of one container."""
+
+    state: str = UNKNOWN
+    priority: int | None = None
+    told: bool = False
+    note: str = ""
+
+
+def set_priority(
+    shell: Shell,
+    ctid: str,
+    priority: int | str,
+    *,
+    folders: Sequence[str] = FOLDERS,
+    told: Callable[[CommandRun], None] | None = None,
+    pause: Callable[[float], None] = time.sleep,
+) -> PrioritySet:
+    """Gives a container an I/O priority that stays: by vzctl, or in its configuration where vzctl is missing.
+
+    Whatever vzctl exits with, the configuration and vzlist are read again and have the last word.
+
+    Args:
+        ctid: a number, or a UUID.
+        priority: 0 to 7; the higher, the more of the disks' time, relative to other containers.
+        folders: where configurations are.
+        told: hears of each command as it ends, also where an error is raised in the end.
+        pause: waits so many seconds between attempts.
+
+    Returns:
+        What was asked for, done.
+
+    Raises:
+        RefusedError: the priority was not changed. ``invalid``: id or priority, before any command is run;
+            ``stale_plan``: there is no such configuration, or it was changed meanwhile; ``guest_locked``: another
+            vzctl works on it; ``tool_missing``: the kernel is none of OpenVZ's; ``hard_linked``, ``immutable``,
+            ``dirty_or_corrupt``: the configuration cannot be edited.
+        NotSetError: what was read again is not what was asked for; ``outcome`` says what it is.
+        HostError: the host failed; the sentence says what is known.
+    """
+    target = Target(Commands(shell, told), checked_ctid(ctid), checked_priority(priority), folders)
+    there, file = _there(target)
+    before = _seen(target, there)
+    done: Done | None = None
+    notes: tuple[str, ...] = ()
+    if there.has_vzctl:
+        done, now, notes = set_by_vzctl(target, file, pause)
+    else:
+        now = _edited(target, file)
+    after = _seen(target, there)
+    others = config.without_priority(file.content), config.without_priority(now.content)
+    if others[0] != others[1]:
+        notes = (*notes, f"Other lines of {now.path} were changed meanwhile, by somebody else.")
+    outcome = PrioritySet(
+        ctid=ctid, priority=target.priority, path=now.path, by="file" if done is None else "vzctl",
+        before=config.recorded(file.content), now=config.recorded(now.content),
+        state=after.state, listed=after.priority, was_listed=after.told,
+        effect=_effect(done, before.state, after.state), commands=tuple(target.commands.ran),
+        notes=tuple(note for note in (*notes, after.note) if note),
+    )  # fmt: skip
+    if done is not None and done.exit_code:
+        raise_for(done, outcome)
+    _expect_it_done(outcome, vanished=done is not None and any(others[0]) and not any(others[1]))
+    return outcome
+
+
+def _expect_it_done(outcome: PrioritySet, *, vanished: bool) -> None:
+    if vanished:
+        raise NotSetError(
+            f"Container {outcome.ctid} was removed while this was set: nothing but the priority stands in "
+            f"{outcome.path} any more, which vzctl has made anew. Remove that file.",
+            outcome,
+        )
+    if not outcome.as_asked:
+        listed = f" vzlist says {'none' if outcome.listed is None else outcome.listed}." if outcome.was_listed else ""
+        raise NotSetError(f"{outcome.words}{listed} {' '.join(outcome.notes)}".strip(), outcome)
+
+
+def _there(target: Target) -> tuple[Looked, ConfigFile]:
+    """vzctl would make a configuration for a container that does not exist, and call that a success."""
+    there = look(target.commands, target.ctid, target.folders)
+    if there.file is None:
+        raise RefusedError(
+            "stale_plan",
+            f"Container {target.ctid} has no configuration on this host ({' or '.join(target.folders)}): it does not "
+            "exist, or is on another node. Scan the host again.",
+        )
+    return there, there.file
+
+
+def _edited(target: Target, file: ConfigFile) -> ConfigFile:
+    content = config.with_priority(file.content, target.priority)
+    if content != file.content:
+        replace(target.commands, file, content)
+    return read_again(target, "The configuration was edited")
+
+
+def _seen(target: Target, there: Looked) -> _Seen:
+    if not there.has_vzlist:
+        return _Seen()
+    try:
+        guests = vzlist(target.commands).guests
+    except HostError as error:
+        return _Seen(note=f"vzlist could not be asked. {error.detail}")
+    for guest in guests:
+        if guest.uid.lower() == target.ctid.lower() and not guest.unread:
+            return _Seen(guest.state, guest.io_priority, told=True)
+    return _Seen()
+
+
+def _effect(done: Done | None, before: str, after: str) -> Effect:
+    if done is None:
+        return Effect.NEXT_START  # nobody has told the kernel
+    if NOT_BY_KERNEL in done.stdout + done.stderr:
+        return Effect.UNSUPPORTED
+    if before in _AT_WORK and after in _AT_WORK:
+        return Effect.NOW
+    if before in _AT_REST and after in _AT_REST:
+        return Effect.NEXT_START
+    return Effect.UNKNOWN
