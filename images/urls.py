@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from images.views import admin, bulk, guests, host_add, hosts, image, images, jobs, overview, rewrite
+from images.views import admin, bulk, guest_io, guests, host_add, hosts, image, images, jobs, overview, rewrite
 
 urlpatterns = [
     path("", overview.overview, name="overview"),
@@ -35,6 +35,7 @@ urlpatterns = [
     path("pools/<int:pool_id>/change/", hosts.pool_change, name="pool_change"),
     path("pools/<int:pool_id>/remove/", hosts.pool_remove, name="pool_remove"),
     path("guests/", guests.guests, name="guests"),
+    path("guests/io/", guest_io.guest_io, name="guest_io"),
     path("tokens/", admin.tokens, name="tokens"),
     path("tokens/<int:token_id>/delete/", admin.token_delete, name="token_delete"),
     path("users/", admin.users, name="users"),

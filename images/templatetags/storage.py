@@ -235,3 +235,13 @@ def said(value: Any) -> str:
 def item(mapping: dict[Any, Any] | None, key: Any) -> Any:
     """What a mapping holds under a key, ``None`` where it holds nothing."""
     return (mapping or {}).get(key)
+
+
+@register.simple_tag
+def io_limits(limits: dict[str, int]) -> str:
+    """A disk's limits in words, such as ``read 50.0 MiB/s, 100 writes/s``."""
+    words = []
+    for name, value in sorted(limits.items()):
+        way, what = name.split("_")[:2]
+        words.append(f"{way} {size(value)}/s" if what == "bytes" else f"{value:,} {way}s/s")
+    return ", ".join(words)

@@ -17,6 +17,7 @@ class Host(models.Model):
         LOCAL = "local", "this machine"
         SSH = "ssh"
         FORCED = "forced", "ssh, with a key that can only run the agent"
+        PLAIN = "plain", "ssh, plain commands (no Python 3 there)"
         TLS = "tls", "TLS"
         API = "api", "the API alone"
         API_SSH = "api+ssh", "the API and ssh"

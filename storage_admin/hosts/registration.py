@@ -10,7 +10,7 @@ from django.utils.text import slugify
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.accounts.services import audit
 from storage_admin.agent.protocol import HostError, RefusedError, b64
-from storage_admin.hosts import addresses, asking, secrets, ssh, transport
+from storage_admin.hosts import addresses, asking, openvz, secrets, ssh, transport
 from storage_admin.hosts.errors import InvalidError, UnconfirmedError
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.services import STANDARD_FOLDER, add_pool
@@ -165,10 +165,22 @@ def _try(host: Host) -> None:
     hint = f" {INSTALL_HINT}" if host.transport == Host.Transport.FORCED else ""
     try:
         asking.ask(host, "folder", {"path_b64": b64(b"/")})
+    except HostError as error:
+        if error.code == "tool_missing" and _has_containers(host):
+            host.transport = Host.Transport.PLAIN
+            return
+        raise RefusedError("host_unreachable", error.detail + hint) from error
     except RefusedError as error:
         raise RefusedError(error.code, error.detail + hint) from error
-    except HostError as error:
-        raise RefusedError("host_unreachable", error.detail + hint) from error
+
+
+def _has_containers(host: Host) -> bool:
+    """Whether a host without Python 3 has OpenVZ, for which plain commands do."""
+    try:
+        openvz.containers(ssh.SshShell(transport.endpoint(host)))
+    except (RefusedError, HostError):
+        return False
+    return True
 
 
 def _add_standard_folder(host: Host) -> None:

@@ -26,6 +26,7 @@ from storage_admin.hosts.models import Host
 from storage_admin.hosts.shells import LocalShell, Shell
 
 FOLDER = "/usr/local/lib/storage-admin"
+PYTHON = "python3"
 #: What a line that was sent exits with where the agent is not installed, there is no Python 3, or no right to be root.
 NOT_INSTALLED, NO_PYTHON, NO_ROOT = 97, 98, 99
 #: Puts the agent from standard input into its folder, if it arrived whole: $1 folder, $2 file, $3 its SHA-256's begin.
@@ -42,6 +43,7 @@ sync "$new" 2>/dev/null || sync
 mv -f -- "$new" "$2"
 """
 
+_BY_SSH = {Host.Transport.SSH, Host.Transport.FORCED, Host.Transport.PLAIN, Host.Transport.API_SSH}
 _installed: set[tuple[str, int, str]] = set()
 _installing: dict[tuple[str, int, str], threading.Lock] = {}
 _lock = threading.Lock()
@@ -54,7 +56,7 @@ def agent_bundle() -> bundle.Bundle:
 
 
 def is_here(host: Host) -> bool:
-    """Whether this process runs on the host itself: as a worker that was started for it, else on the machine ``local``."""
+    """Whether this process runs on the host itself: as a worker that was started for it, or on the machine `local`."""
     if settings.WORKER_HOST:
         return bool(host.slug == settings.WORKER_HOST)
     return host.kind == Host.Kind.LOCAL and settings.LOCAL_MACHINE and machine.is_this(host)
@@ -62,7 +64,7 @@ def is_here(host: Host) -> bool:
 
 def by_ssh(host: Host) -> bool:
     """Whether a host is reached by ssh from here."""
-    return not is_here(host) and host.transport in {Host.Transport.SSH, Host.Transport.FORCED, Host.Transport.API_SSH}
+    return not is_here(host) and host.transport in _BY_SSH
 
 
 def endpoint(host: Host) -> ssh.Endpoint:
@@ -97,10 +99,12 @@ def agent_command(host: Host) -> Iterator[list[str]]:
         HostError: it cannot be reached, or the agent cannot be installed there.
     """
     if is_here(host):
-        yield _local_command()
+        yield local_command()
         return
     if not by_ssh(host):
         raise RefusedError("host_unreachable", no_way_to(host))
+    if host.transport == Host.Transport.PLAIN:
+        raise RefusedError("host_unreachable", f"There is no Python 3 on {host.name}, so that no agent can run there.")
     where = endpoint(host)
     if host.transport == Host.Transport.FORCED:
         with ssh.connection(where, None) as command:
@@ -123,7 +127,12 @@ def no_way_to(host: Host) -> str:
     return f"{host.name} is reached by its API alone, where no agent can run."
 
 
-def _local_command() -> list[str]:
+def local_command() -> list[str]:
+    """The argument list that starts the agent on this machine.
+
+    Raises:
+        RefusedError: ``host_unreachable``, with the command that gives root's rights.
+    """
     command = [sys.executable, "-I", str(agent_bundle().path)]
     if os.geteuid() == 0:
         return command
@@ -145,7 +154,7 @@ def remote_file() -> str:
 def start_line(where: ssh.Endpoint) -> str:
     """What the user's shell there runs: the agent as root, or exit code :data:`NOT_INSTALLED`."""
     file = shlex.quote(remote_file())
-    script = f"test -r {file} || exit {NOT_INSTALLED}; exec {ssh.as_root(where, ['python3', '-I', remote_file()])}"
+    script = f"test -r {file} || exit {NOT_INSTALLED}; exec {ssh.as_root(where, [PYTHON, '-I', remote_file()])}"
     return shlex.join(["sh", "-c", script])
 
 
@@ -177,7 +186,7 @@ def install(where: ssh.Endpoint) -> None:
     """
     remote, file = ssh.SshShell(where), shlex.quote(remote_file())
     look = (
-        f"test -r {file} && exit 0; command -v python3 >/dev/null || exit {NO_PYTHON}; "
+        f"test -r {file} && exit 0; command -v {PYTHON} >/dev/null || exit {NO_PYTHON}; "
         f"{ssh.as_root(where, ['true'])} || exit {NO_ROOT}; exit {NOT_INSTALLED}"
     )
     found = remote.run_text(shlex.join(["sh", "-c", look]))

@@ -40,7 +40,7 @@ def measure(folder: Path, times: int = TIMES) -> list[Row]:
         broker.flushall()  # bells of jobs that are done already
     # A scan that waits from before would be the answer to ours, and nobody rings for it again.
     Job.objects.filter(state=Job.State.QUEUED).delete()
-    with _worker(folder):
+    with worker(folder):
         taken = [_one(client, host.pk) for _ in range(times + 2)][2:]
     middle = statistics.median(taken)
     return [
@@ -55,7 +55,8 @@ def measure(folder: Path, times: int = TIMES) -> list[Row]:
     ]
 
 
-def _worker(folder: Path) -> Daemon:
+def worker(folder: Path) -> Daemon:
+    """A Celery worker like that of `up`, with its log in the folder."""
     argv = [sys.executable, "-m", "celery", "-A", "storage_admin.celery", "worker", "--pool", "threads"]
     argv += ["--concurrency", "32", "--without-gossip", "--without-mingle", "--loglevel", "INFO"]
     worker = Daemon(argv, folder / "worker.log", cwd=ROOT, grace=30)

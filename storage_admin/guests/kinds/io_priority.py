@@ -1,0 +1,127 @@
+"""The job kind ``set_io_priority``: a guest's share of the disks, and limits, in whatever way its hypervisor has them.
+
+Containers of OpenVZ have a priority of 0 to 7, guests of libvirt and VMs of Proxmox VE a weight and limits. What was
+set is read again afterwards: the result says what was there, what is there now, and from when on it counts.
+"""
+
+import shlex
+from typing import Any
+
+from storage_admin.accounts.roles import Actor
+from storage_admin.agent.protocol import HostError
+from storage_admin.guests import io_settings
+from storage_admin.guests.io_settings import Setting
+from storage_admin.guests.models import Guest
+from storage_admin.jobs.errors import InvalidError, NotFoundError
+from storage_admin.jobs.kinds import JobKind, Lock, Target
+from storage_admin.jobs.models import Job
+from storage_admin.jobs.plans import Affected, Plan, Refusal
+from storage_admin.jobs.recorder import Recorder
+
+LIMITS = ("read_bytes_sec", "write_bytes_sec", "read_iops_sec", "write_iops_sec")
+
+
+class SetIoPriority(JobKind):
+    """Sets what a guest may take of the disks."""
+
+    name = "set_io_priority"
+    title = "Set I/O priority"
+    description = "Sets a container's I/O priority, or a VM's weight and limits, and reads again what the host took."
+    target = "guest"
+    properties = {
+        "priority": {
+            "type": ["integer", "null"],
+            "minimum": 0,
+            "maximum": 7,
+            "default": None,
+            "description": "Of a container: the higher, the more of the disks' time. Null leaves it as it is.",
+        },
+        "weight": {
+            "type": ["integer", "null"],
+            "minimum": 1,
+            "maximum": 1000,
+            "default": None,
+            "description": "Of a libvirt guest: its share beside others. Null leaves it as it is.",
+        },
+        "limits": {
+            "type": ["object", "null"],
+            "default": None,
+            "properties": {name: {"type": "integer", "minimum": 0, "maximum": 1 << 50} for name in LIMITS},
+            "additionalProperties": False,
+            "description": "Of each disk of a VM; 0 takes a limit away. Null leaves them as they are.",
+        },
+        "disk": {
+            "type": ["string", "null"],
+            "maxLength": 40,
+            "default": None,
+            "description": "The disk (its target) that the limits are for; null for every disk of the VM.",
+        },
+    }
+
+    def resolve(self, target_id: int) -> Target:
+        guest = _find(target_id)
+        return Target(kind="guest", id=guest.pk, host=guest.host, label=guest.name)
+
+    def clean(self, options: Any) -> dict[str, Any]:
+        cleaned = super().clean(options)
+        if all(cleaned[name] is None for name in ("priority", "weight", "limits")):
+            raise InvalidError("Say what is to be set: priority, weight or limits.", {"priority": "Give 0 to 7."})
+        return cleaned
+
+    def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:  # noqa: ARG002 (the same for all)
+        return [Lock(f"guest:{target.id}", exclusive=True)]
+
+    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
+        guest = _find(target_id)
+        setting = _setting(options)
+        return Plan(
+            method="set_io_priority",
+            reason=_reason(guest, setting),
+            commands=tuple(shlex.join(command) for command in io_settings.commands(guest, setting)),
+            facts_at=guest.last_seen,
+            refusals=tuple(Refusal(code, text) for code, text in io_settings.refusals(guest, setting)),
+            warnings=tuple(io_settings.warnings(guest, setting)),
+            affected_guests=(Affected(guest.pk, guest.name, guest.state),),
+            options=options,
+        )
+
+    def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
+        guest = _find(job.target_id)
+        setting = _setting(job.options)
+        for code, sentence in io_settings.refusals(guest, setting):
+            raise io_settings.refused(code, sentence)
+        outcome = io_settings.apply(guest, setting, recorder)
+        if not outcome.as_asked:
+            raise HostError(outcome.words)
+        return outcome.as_json()
+
+    def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
+        values = {name: result["now"][name] for name in ("io_priority", "io_weight", "io_limits")}
+        Guest.objects.filter(pk=job.target_id).update(**values)
+        return result
+
+
+def _find(guest_id: int) -> Guest:
+    guest = Guest.objects.select_related("host").prefetch_related("disks").filter(pk=guest_id).first()
+    if guest is None:
+        raise NotFoundError(f"There is no guest {guest_id}.")
+    return guest
+
+
+def _setting(options: dict[str, Any]) -> Setting:
+    return Setting(options["priority"], options["weight"], options["limits"], options["disk"])
+
+
+def _reason(guest: Guest, setting: Setting) -> str:
+    parts = []
+    if setting.priority is not None:
+        was = "not set" if guest.io_priority is None else guest.io_priority
+        parts.append(f"its I/O priority becomes {setting.priority} (now {was})")
+    if setting.weight is not None:
+        was = "not set" if guest.io_weight is None else guest.io_weight
+        parts.append(f"its I/O weight becomes {setting.weight} (now {was})")
+    if setting.limits is not None:
+        where = f"disk {setting.disk}" if setting.disk else "each of its disks"
+        words = ", ".join(f"{name} {value or 'none'}" for name, value in setting.limits.items())
+        parts.append(f"the limits of {where} become: {words or 'as they are'}")
+    return f"{guest.name}: {'; '.join(parts)}."

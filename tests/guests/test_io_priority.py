@@ -1,0 +1,169 @@
+"""What guests may take of the disks, as jobs: containers by real ssh and doubles of OpenVZ's tools, real domains."""
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from storage_admin.guests.models import Guest
+from storage_admin.hosts import openvz, registration, secrets, transport
+from storage_admin.hosts.models import Host
+from storage_admin.jobs import services
+from storage_admin.jobs.errors import InvalidError
+from storage_admin.jobs.models import Job
+from tests.factories import GuestFactory, HostFactory
+from tests.harness.guests import Disk, Domains, LibvirtGuest
+from tests.harness.openvz import OpenVZHost
+from tests.harness.sshd import sshd
+from tests.working import ADMIN, OPERATOR, VIEWER, create, run, said, scan, this_machine
+
+pytestmark = [pytest.mark.services, pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
+
+
+@pytest.fixture
+def vz(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OpenVZHost:
+    """A host with OpenVZ in a folder."""
+    host = OpenVZHost(tmp_path / "vz")
+    for name in ("containers", "set_priority"):
+        monkeypatch.setattr(openvz, name, functools.partial(getattr(openvz, name), folders=host.folders))
+    return host
+
+
+@pytest.fixture
+def host(tmp_path: Path, vz: OpenVZHost) -> Iterator[Host]:
+    """That host, reached by ssh."""
+    with sshd(tmp_path / "sshd", environment={"PATH": f"{vz.bin}:{os.defpath}"}) as server:
+        yield HostFactory.create(
+            kind="ssh", transport="plain", address="127.0.0.1", port=server.port, user="root", status="ok",
+            host_key=server.host_key, private_key_locked=secrets.lock(server.private_key),
+        )  # fmt: skip
+
+
+def container(host: Host, ctid: str, state: str = "running", priority: int | None = None) -> Guest:
+    return GuestFactory.create(
+        host=host, kind="container", uid=ctid, name=f"ct{ctid}", state=state, io_priority=priority
+    )
+
+
+def set_for(guest: Guest, **options: object) -> Job:
+    return run(services.submit(OPERATOR, "set_io_priority", guest.pk, options))
+
+
+def test_a_containers_priority_is_set_and_what_was_there_is_told(vz: OpenVZHost, host: Host) -> None:
+    vz.add("101", 'HOSTNAME="a"\nIOPRIO="3"\n', state="running")
+    guest = container(host, "101", priority=3)
+    plan = services.plan(OPERATOR, "set_io_priority", guest.pk, {"priority": 7})
+    assert plan.refusals == ()
+    assert "becomes 7 (now 3)" in plan.reason
+    assert plan.commands == ("vzctl set 101 --ioprio 7 --save",)
+    job = set_for(guest, priority=7)
+    assert job.state == "succeeded", (job.error_detail, said(job))
+    result = job.result or {}
+    assert (result["before"]["io_priority"], result["now"]["io_priority"], result["effect"]) == (3, 7, "now")
+    guest.refresh_from_db()
+    assert guest.io_priority == 7
+    assert b'IOPRIO="7"' in (vz.conf / "101.conf").read_bytes()
+    assert any("vzctl set 101" in line for line in said(job))
+
+
+def test_unset_is_not_zero(vz: OpenVZHost, host: Host) -> None:
+    vz.add("101", 'HOSTNAME="a"\n', state="running")
+    guest = container(host, "101")
+    assert "now not set" in services.plan(OPERATOR, "set_io_priority", guest.pk, {"priority": 0}).reason
+    result = set_for(guest, priority=0).result or {}
+    assert (result["before"]["io_priority"], result["now"]["io_priority"]) == (None, 0)
+
+
+def test_one_that_is_not_there_is_not_made(vz: OpenVZHost, host: Host) -> None:
+    job = set_for(container(host, "999"), priority=5)
+    assert (job.state, job.error_code) == ("failed", "stale_plan")
+    assert not (vz.conf / "999.conf").exists()
+
+
+@pytest.mark.parametrize("options", [{"priority": 8}, {"priority": -1}, {"priority": "7"}, {}, {"weight": 0}])
+def test_what_is_out_of_range_is_bad_input_and_nothing_runs(
+    vz: OpenVZHost, host: Host, options: dict[str, object]
+) -> None:
+    vz.add("101")
+    before = (vz.conf / "101.conf").read_bytes()
+    with pytest.raises(InvalidError):
+        services.submit(OPERATOR, "set_io_priority", container(host, "101").pk, options)
+    assert (vz.conf / "101.conf").read_bytes() == before
+    assert not Job.objects.exists()
+
+
+def test_containers_take_priorities_and_machines_weights(host: Host) -> None:
+    machine = GuestFactory.create(host=host, kind="domain")
+    cases = [
+        (container(host, "101"), {"weight": 500}),
+        (machine, {"priority": 3}),
+        (machine, {"disk": "vdz", "limits": {}}),
+    ]
+    for guest, options in cases:
+        (refusal,) = services.plan(OPERATOR, "set_io_priority", guest.pk, options).refusals
+        assert refusal.code == "invalid"
+
+
+def test_a_viewer_may_not(host: Host) -> None:
+    with pytest.raises(Exception, match="operator"):
+        services.submit(VIEWER, "set_io_priority", container(host, "101").pk, {"priority": 3})
+
+
+@pytest.mark.guest
+def test_a_domains_limits_are_set_and_read_again(
+    tcg_guest: Callable[..., LibvirtGuest], shared_folder: Path, no_reserve: None
+) -> None:
+    disk = create(shared_folder / "disk.qcow2", "64M")
+    guest = tcg_guest(Disk(disk))
+    scan(this_machine(shared_folder))
+    row = Guest.objects.get(name=guest.name)
+    job = set_for(row, limits={"read_bytes_sec": 50 << 20, "write_iops_sec": 200})
+    assert job.state == "succeeded", (job.error_detail, said(job))
+    row.refresh_from_db()
+    assert row.io_limits == {"vda": {"read_bytes_sec": 50 << 20, "write_iops_sec": 200}}
+    assert guest.domain.blockIoTune("vda")["read_bytes_sec"] == 50 << 20
+    assert (job.result or {})["effect"] == "now"
+    assert set_for(row, limits={"read_bytes_sec": 0, "write_iops_sec": 0}).state == "succeeded"
+    assert guest.domain.blockIoTune("vda")["read_bytes_sec"] == 0
+
+
+@pytest.mark.guest
+def test_a_domain_that_is_off_has_them_from_its_next_start(domains: Domains, shared_folder: Path) -> None:
+    disk = create(shared_folder / "disk.qcow2", "64M")
+    domain = domains.define([Disk(disk)])
+    scan(this_machine(shared_folder))
+    row = Guest.objects.get(name=domain.name())
+    job = set_for(row, limits={"read_iops_sec": 100})
+    assert job.state == "succeeded", (job.error_detail, said(job))
+    assert (job.result or {})["effect"] == "next_start"
+    assert "<read_iops_sec>100<" in domain.XMLDesc()
+
+
+def test_containers_are_listed_by_a_scan_with_their_priorities(vz: OpenVZHost, host: Host) -> None:
+    vz.add("101", 'HOSTNAME="web"\nIOPRIO="3"\n', state="running")
+    vz.add("102", 'HOSTNAME="db"\n')
+    assert run(services.submit(OPERATOR, "scan", host.pk, {})).state == "succeeded"
+    rows = Guest.objects.filter(host=host).order_by("uid").values_list("kind", "uid", "name", "state", "io_priority")
+    assert list(rows) == [
+        ("container", "101", "web", "running", 3),
+        ("container", "102", "db", "shut off", None),
+    ]
+    host.refresh_from_db()
+    assert (host.status, host.owners_unknown) == ("ok", "")
+
+
+def test_a_host_without_python_is_registered_for_its_containers(
+    vz: OpenVZHost, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vz.add("101", state="running")
+    (vz.bin / "sh").symlink_to("/bin/sh")
+    key, address = secrets.unlock(host.private_key_locked), {"address": "127.0.0.1", "port": host.port}
+    host.delete()
+    monkeypatch.setattr(transport, "_installed", set())
+    monkeypatch.setattr(transport, "FOLDER", "/nonexistent")
+    monkeypatch.setattr(transport, "PYTHON", "python3-that-is-not-there")
+    wanted = registration.Wanted(name="old", private_key=key, host_key=host.host_key, **address)  # type: ignore[arg-type]
+    added = registration.add_ssh_host(ADMIN, wanted)
+    assert added.transport == "plain"
