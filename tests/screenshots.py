@@ -7,11 +7,10 @@ import argparse
 import contextlib
 import shutil
 import sys
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, Page
 
 from tests.e2e.browser import Theme, chromium, tab
 from tests.e2e.rest import Rest
@@ -21,6 +20,11 @@ from tests.harness.services import Dashboard, running_dashboard
 from tests.pictures import shrink
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs/screenshots"
+#: What the plan for many images is shown with; the guest of one runs, and one is encrypted.
+MANY = (
+    "media-2M-clusters.qcow2", "web-02.qcow2", "scratch.raw", "database.raw", "desktop.vdi",
+    "web-01.qcow2", "payroll-encrypted.qcow2",
+)  # fmt: skip
 THEMES: tuple[Theme, ...] = ("light", "dark")
 #: Pages by their name: the address, with the ids of :func:`places` in it.
 PAGES = {
@@ -32,6 +36,7 @@ PAGES = {
     "convert": "/images/{leaf}/convert/",
     "check": "/images/{leaf}/check/",
     "jobs": "/jobs/",
+    "pool": "/pools/{pool}/",
     "hosts": "/hosts/",
     "guests": "/guests/",
 }
@@ -61,8 +66,8 @@ def main() -> int:
 
 @contextlib.contextmanager
 def _place() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="storage-admin-", dir="/var/tmp"))
-    folder.chmod(0o755)
+    folder = Path("/var/tmp/storage-admin")  # its name is on the pictures
+    folder.mkdir(mode=0o755)
     try:
         yield folder
     finally:
@@ -101,6 +106,7 @@ def _take(browser: Browser, dashboard: Dashboard, folder: Path) -> None:
             for theme in THEMES:
                 _shoot(browser, dashboard, folder, name, address.format(**_places(rest)), theme, cookies)
         for theme in THEMES:
+            _shoot(browser, dashboard, folder, "bulk", "/images/", theme, cookies, then=_choose_many)
             _shoot(browser, dashboard, folder, "login", "/login/", theme, None)
     finally:
         cookies.unlink()
@@ -121,15 +127,25 @@ def _places(rest: Rest) -> dict[str, int]:
     return {
         "leaf": rest.image("web-02-hotfix.qcow2")["id"],
         "archive": rest.image("media-2M-clusters.qcow2")["id"],
+        "pool": next(pool["id"] for pool in rest.get("pools/")["results"] if pool["name"] == "demo"),
     }
+
+
+def _choose_many(page: Page) -> None:
+    for name in MANY:
+        page.get_by_label(f"Select {name}", exact=True).check()
+    page.get_by_role("button", name="Reclaim selected…").click()
+    page.get_by_role("heading", name=f"Reclaim {len(MANY)} images").wait_for()
 
 
 def _shoot(
     browser: Browser, dashboard: Dashboard, folder: Path, name: str, address: str, theme: Theme, cookies: Path | None,
-    settle: int = 300,
+    settle: int = 300, then: Callable[[Page], None] | None = None,
 ) -> None:  # fmt: skip
     with tab(browser, dashboard.url, theme, cookies) as opened:
         opened.open(address)
+        if then is not None:
+            then(opened.page)
         opened.page.wait_for_load_state("load")
         opened.page.wait_for_timeout(settle)
         opened.page.screenshot(path=folder / f"{name}-{theme}.png")

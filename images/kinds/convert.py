@@ -76,7 +76,7 @@ class Convert(Rewriting):
             for name in given
             if name not in OPTIONS[form]
         }
-        if given.get("subformat") not in {None, *SUBFORMATS.get(form, ())}:
+        if form in SUBFORMATS and given.get("subformat") not in {None, *SUBFORMATS[form]}:
             fields["subformat"] = f"choose one of {', '.join(sorted(SUBFORMATS[form]))}."
         if cleaned["replace"]:
             beside = {"target_pool", "target_name"} & {name for name, value in cleaned.items() if value is not None}

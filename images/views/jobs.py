@@ -128,7 +128,8 @@ def job_cancel(request: PageRequest, job_id: int) -> HttpResponseBase:
     row = _job(request, job_id)
     back = request.POST.get("next", "")
     from_list = url_has_allowed_host_and_scheme(back, allowed_hosts=None) and back.startswith(reverse("jobs") + "?")
-    attempt(request, lambda: services.cancel(request.actor, row), f"Job {row.pk} is cancelled." if from_list else "")
+    done = "cancelled" if row.state == Job.State.QUEUED else "being cancelled"
+    attempt(request, lambda: services.cancel(request.actor, row), f"Job {row.pk} is {done}." if from_list else "")
     return redirect(back) if from_list else redirect("job", row.pk)
 
 

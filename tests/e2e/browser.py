@@ -2,12 +2,13 @@
 
 import contextlib
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 CHROMIUM = "/usr/bin/chromium"
 #: Text is smoothed in grey, so that pictures compress.
@@ -18,6 +19,9 @@ ARGUMENTS = (
 AXE = Path(__file__).resolve().parents[2] / "node_modules/axe-core/axe.min.js"
 
 Theme = Literal["light", "dark"]
+
+# A machine that does other work as well is slow; who waits for nothing waits no longer for that.
+expect.set_options(timeout=20_000)
 
 _VIOLATIONS = """
 document.addEventListener("securitypolicyviolation", (event) =>
@@ -51,12 +55,41 @@ class Tab:
         self.page.get_by_role("button", name="Sign in").click()
         self.page.wait_for_url(self.base + "/")
 
+    def fact(self, term: str) -> Locator:
+        """What stands beside a term in a list of facts."""
+        named = self.page.locator("dt", has_text=re.compile(f"^{re.escape(term)}$"))
+        return self.page.locator("dl.facts > div", has=named).locator("dd")
+
     def exact(self, term: str) -> int:
         """The exact bytes beside a term in a list of facts."""
-        fact = self.page.locator(
-            "dl.facts > div", has=self.page.locator("dt", has_text=re.compile(f"^{re.escape(term)}$"))
-        )
-        return int(fact.locator(".sub").first.inner_text().replace(",", ""))
+        fact = self.fact(term)
+        shown = fact.first.inner_text()
+        return 0 if shown.startswith("0 B") else int(fact.locator(".sub").first.inner_text().replace(",", ""))
+
+    def row(self, name: str) -> Locator:
+        """The row of a table that has a link of that name."""
+        return self.page.locator("tbody tr", has=self.page.get_by_role("link", name=name, exact=True))
+
+    def reload_until(self, shown: Locator, seconds: float = 30) -> None:
+        """Loads a page that does not refresh itself again until something is on it."""
+        deadline = time.monotonic() + seconds
+        while not shown.first.is_visible():
+            assert time.monotonic() < deadline, f"{shown} is not on {self.page.url}"
+            self.page.wait_for_timeout(250)
+            self.page.reload()
+
+    def assert_accessible(self) -> None:
+        """Axe finds nothing in the light, nor in the colours of the dark; the page is no wider than a phone."""
+        assert self.faults_of_accessibility() == []
+        for width in (420, 1440):
+            self.page.set_viewport_size({"width": width, "height": 1000})
+            # A chart follows its window a moment later.
+            self.page.wait_for_function("document.documentElement.scrollWidth <= innerWidth", timeout=5000)
+        self.page.emulate_media(color_scheme="dark")
+        expect(self.page.locator("html")).to_have_attribute("data-bs-theme", "dark")
+        assert self.faults_of_accessibility("color-contrast") == []
+        self.page.emulate_media(color_scheme="light")
+        expect(self.page.locator("html")).to_have_attribute("data-bs-theme", "light")
 
     def faults_of_accessibility(self, *rules: str) -> list[str]:
         """What axe finds on the page as it is; with ``rules``, by these alone."""

@@ -34,6 +34,12 @@ class Rest:
         assert answer.status_code == expect, f"POST {path}: {answer.status_code} {answer.text[:300]}"
         return answer.json()
 
+    def patch(self, path: str, body: dict[str, Any]) -> Any:
+        """What an address answers to a change."""
+        answer = self._session.patch(self.base + path, json=body, timeout=30)
+        assert answer.status_code == 200, f"PATCH {path}: {answer.status_code} {answer.text[:300]}"
+        return answer.json()
+
     def finished(self, job: dict[str, Any], seconds: float = 90) -> dict[str, Any]:
         """The job once it has ended."""
         deadline = time.monotonic() + seconds

@@ -7,34 +7,12 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.e2e.browser import Tab, tab
+from tests.e2e.disks import disk, equal, physical, registered
 from tests.e2e.rest import Rest
 from tests.harness.guests import Disk, Guest, LibvirtGuest
 from tests.harness.services import Dashboard
 
 pytestmark = pytest.mark.browser
-
-
-def physical(path: Path) -> int:
-    return path.stat().st_blocks * 512
-
-
-def equal(left: Path, right: Path) -> bool:
-    return subprocess.run(["qemu-img", "compare", "-q", str(left), str(right)]).returncode == 0
-
-
-def registered(rest: Rest, folder: Path) -> None:
-    host = rest.get("hosts/")["results"][0]["id"]
-    rest.post("pools/", {"host": host, "kind": "dir", "path": str(folder)}, expect=201)
-    rest.scan()
-
-
-def disk(folder: Path, name: str) -> Path:
-    path = folder / name
-    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", str(path), "1G"], check=True)
-    zeros = ["-c", "write -q -P 0 0 24M", "-c", "write -q -P 65 32M 4M"]
-    subprocess.run(["qemu-io", "-f", "qcow2", *zeros, str(path)], check=True)
-    path.chmod(0o666)
-    return path
 
 
 def test_an_image_is_found_reclaimed_and_put_back(
@@ -91,28 +69,6 @@ def test_an_image_is_found_reclaimed_and_put_back(
     assert seen.exact("Physical") == before == physical(path)
     assert equal(path, original)
     assert [file.name for file in path.parent.glob(".sa-*")] == []
-
-
-def test_many_images_are_planned_on_one_page_and_reclaimed(
-    admin_tab: Callable[..., Tab], rest: Rest, shared_folder: Path
-) -> None:
-    paths = [disk(shared_folder, f"many-{number}.qcow2") for number in range(3)]
-    registered(rest, shared_folder)
-    before = [physical(path) for path in paths]
-    seen = admin_tab()
-    seen.open("/images/?search=many-")
-    seen.page.get_by_label("Select all images on this page").check()
-    seen.page.get_by_role("button", name="Reclaim selected…").click()
-    expect(seen.page.get_by_role("heading", name="Reclaim 3 images")).to_be_visible()
-    seen.page.get_by_label("Method").select_option("compress")
-    seen.page.get_by_role("button", name="Plan again").click()
-    seen.page.get_by_role("button", name="Reclaim 3 images").click()
-    expect(seen.page).to_have_url(re.compile(r"/jobs/$"))
-    expect(seen.page.locator("body")).to_contain_text("3 queued")
-    jobs = [job for job in rest.get("jobs/?kind=reclaim&limit=50")["results"] if job["options"]["method"] == "compress"]
-    for job in jobs[:3]:
-        assert rest.finished(job)["state"] == "succeeded"
-    assert [physical(path) < size / 4 for path, size in zip(paths, before, strict=True)] == [True] * 3
 
 
 @pytest.mark.guest

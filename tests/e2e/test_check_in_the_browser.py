@@ -1,0 +1,90 @@
+"""An image looked through and repaired through the pages."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.agent.test_check import break_entry, leak
+from tests.e2e import disks
+from tests.e2e.browser import Tab
+from tests.e2e.rest import Rest
+
+pytestmark = pytest.mark.browser
+
+
+def checked_on_the_page(seen: Tab, path: Path) -> None:
+    """From the list over the image's page to the result of a check."""
+    seen.open(f"/images/?search={path}")
+    seen.page.get_by_role("link", name=path.name, exact=True).click()
+    seen.page.get_by_role("link", name="Check…").click()
+    expect(seen.page.locator("#plan")).to_contain_text("nothing is written")
+    seen.page.locator("#plan").get_by_role("button", name=f"Check {path.name}").click()
+    expect(seen.page).to_have_url(re.compile(r"/jobs/\d+/$"))
+    expect(seen.page.locator("#status")).to_contain_text("Found:", timeout=60_000)
+
+
+def test_leaks_are_found_repaired_and_put_back(
+    admin_tab: Callable[..., Tab], rest: Rest, shared_folder: Path, tmp_path: Path
+) -> None:
+    path = disks.disk(shared_folder, "leaky.qcow2")
+    leak(path, clusters=5)
+    content, before, found = disks.content_of(path, tmp_path / "before.raw"), path.read_bytes(), disks.checked(path)
+    assert found == {"corruptions": 0, "leaks": 5, "errors": 0}
+    disks.registered(rest, shared_folder)
+    seen = admin_tab()
+    page, status = seen.page, seen.page.locator("#status")
+
+    checked_on_the_page(seen, path)
+    expect(status).to_contain_text("Found: 0 errors, 5 leaked clusters.")
+    assert path.read_bytes() == before
+    seen.assert_accessible()
+
+    page.get_by_role("link", name="Repair leaks…").click()
+    plan = page.locator("#plan")
+    expect(plan).to_contain_text("A copy of the file is repaired")
+    page.get_by_text("The exact commands").click()
+    expect(plan).to_contain_text("qemu-img check -r leaks")
+    seen.assert_accessible()
+    plan.get_by_role("button", name="Repair leaks leaky.qcow2").click()
+    expect(status).to_contain_text("Repaired. Found before: 0 errors, 5 leaked clusters.", timeout=60_000)
+    assert disks.checked(path) == {"corruptions": 0, "leaks": 0, "errors": 0}
+    assert disks.equal(path, content)
+    assert seen.exact("After") == disks.physical(path)
+    assert seen.exact("Held by the undo copy") == seen.exact("Before")
+
+    page.get_by_role("button", name="Undo: put the original back").click()
+    expect(page.get_by_role("heading", name=re.compile("Undo"))).to_be_visible()
+    expect(status).to_contain_text("succeeded", timeout=60_000)
+    assert path.read_bytes() == before
+
+
+def test_a_sound_image_is_told_so_and_a_broken_one_that_only_all_repairs_it(
+    admin_tab: Callable[..., Tab], rest: Rest, shared_folder: Path
+) -> None:
+    sound = disks.disk(shared_folder, "sound.qcow2")
+    broken = disks.disk(shared_folder, "broken.qcow2")
+    break_entry(broken)
+    before, found = broken.read_bytes(), disks.checked(broken)
+    assert found["corruptions"] > 0
+    disks.registered(rest, shared_folder)
+    seen = admin_tab()
+    status = seen.page.locator("#status")
+    checked_on_the_page(seen, sound)
+    expect(status).to_contain_text("Found: 0 errors, 0 leaked clusters.")
+    expect(status).to_contain_text("Its tables are in order.")
+
+    checked_on_the_page(seen, broken)
+    words = "1 error," if found["corruptions"] == 1 else f"{found['corruptions']} errors,"
+    expect(status).to_contain_text(f"Found: {words}")
+    seen.assert_accessible()
+    seen.page.get_by_role("link", name="Repair all…").click()
+    plan = seen.page.locator("#plan")
+    expect(plan).to_contain_text("a guest may read other bytes than before")
+    seen.page.get_by_label("Repair").select_option("leaks")
+    expect(plan.get_by_role("button", name=f"Repair leaks {broken.name}")).to_be_enabled()
+    plan.get_by_role("button", name=f"Repair leaks {broken.name}").click()
+    expect(status).to_contain_text("dirty_or_corrupt", timeout=60_000)
+    assert broken.read_bytes() == before

@@ -1,0 +1,106 @@
+"""An image written in another format through the pages."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from images.templatetags.storage import size
+from tests.e2e import disks
+from tests.e2e.browser import Tab
+from tests.e2e.rest import Rest
+
+pytestmark = pytest.mark.browser
+
+
+def open_plan(seen: Tab, path: Path) -> None:
+    seen.open(f"/images/?search={path}")
+    seen.page.get_by_role("link", name=path.name, exact=True).click()
+    seen.page.get_by_role("link", name="Convert…").click()
+    expect(seen.page.get_by_role("heading", name=re.compile("The plan"))).to_be_visible()
+
+
+def test_an_overlay_becomes_a_file_of_another_format_and_no_file_is_overwritten(
+    admin_tab: Callable[..., Tab], rest: Rest, shared_folder: Path
+) -> None:
+    disks.disk(shared_folder, "ground.qcow2")
+    source = disks.disk(shared_folder, "travel.qcow2", base="ground.qcow2", zeros_mib=0, at_mib=40)
+    new, before = shared_folder / "travel.vmdk", source.read_bytes()
+    disks.registered(rest, shared_folder)
+    seen = admin_tab()
+    page, plan = seen.page, seen.page.locator("#plan")
+
+    open_plan(seen, source)
+    page.get_by_label("Options of the format").fill("subformat=streamOptimized")
+    page.get_by_label("Options of the format").blur()
+    expect(plan).to_contain_text("No plan.")
+    expect(plan).to_contain_text("qcow2 has no such option")
+    page.get_by_label("Format of the new file").select_option("vmdk")
+    expect(plan).to_contain_text(f"is written as vmdk into {new}")
+    expect(plan).to_contain_text("none is needed: the image is not changed")
+    page.get_by_text("The exact commands").click()
+    expect(plan).to_contain_text("-O vmdk -o subformat=streamOptimized")
+    seen.assert_accessible()
+    plan.get_by_role("button", name="Convert travel.qcow2").click()
+    expect(page).to_have_url(re.compile(r"/jobs/\d+/$"))
+    expect(page.locator("#status")).to_contain_text("Physical of the new file", timeout=60_000)
+    assert disks.equal(source, new)
+    assert source.read_bytes() == before
+    assert seen.exact("Physical of the new file") == disks.physical(new)
+    assert seen.exact("Physical of the image, as it stays") == disks.physical(source)
+    expect(seen.fact("Options of the format")).to_have_text("subformat=streamOptimized")
+    seen.assert_accessible()
+
+    page.get_by_role("link", name=str(new)).click()
+    seen.reload_until(seen.row(new.name))
+    page.get_by_role("link", name=new.name, exact=True).click()
+    assert seen.exact("Physical") == disks.physical(new)
+    assert seen.exact("Virtual size") == disks.info(new)["virtual-size"]
+    expect(seen.fact("Subformat")).to_have_text("streamOptimized")
+    expect(seen.fact("Chain depth")).to_have_text("1")
+
+    open_plan(seen, source)
+    page.get_by_label("Format of the new file").select_option("vmdk")
+    expect(plan).to_contain_text("Refused: target_exists")
+    expect(plan).to_contain_text("choose another name")
+    expect(plan.get_by_role("button", name="Convert travel.qcow2")).to_be_disabled()
+    page.get_by_label("Name of the new file").fill("travel-again.vmdk")
+    page.get_by_label("Name of the new file").blur()
+    expect(plan).to_contain_text("travel-again.vmdk")
+    expect(plan).not_to_contain_text("Refused")
+    expect(plan.get_by_role("button", name="Convert travel.qcow2")).to_be_enabled()
+
+
+def test_a_new_format_takes_the_images_place_and_undo_brings_the_old_name_back(
+    admin_tab: Callable[..., Tab], rest: Rest, shared_folder: Path, tmp_path: Path
+) -> None:
+    old, new = disks.disk(shared_folder, "settled.qcow2"), shared_folder / "settled.raw"
+    content, before = disks.content_of(old, tmp_path / "before.raw"), old.read_bytes()
+    disks.registered(rest, shared_folder)
+    seen = admin_tab()
+    page, plan = seen.page, seen.page.locator("#plan")
+
+    open_plan(seen, old)
+    page.get_by_label("Format of the new file").select_option("raw")
+    expect(page.get_by_label("Keep the undo copy (hours)")).to_be_hidden()
+    page.get_by_label("The image itself").select_option("true")
+    expect(page.get_by_label("Keep the undo copy (hours)")).to_be_visible()
+    expect(plan).to_contain_text(f"holds {size(disks.physical(old))} until")
+    seen.assert_accessible()
+    plan.get_by_role("button", name="Convert settled.qcow2").click()
+    expect(page).to_have_url(re.compile(r"/jobs/\d+/$"))
+    expect(page.locator("#status")).to_contain_text("Undo: put the original back", timeout=60_000)
+    expect(seen.fact("New name")).to_have_text(str(new))
+    assert not old.exists()
+    assert disks.equal(new, content)
+    assert seen.exact("After") == disks.physical(new)
+
+    page.get_by_role("button", name="Undo: put the original back").click()
+    expect(page.get_by_role("heading", name=re.compile("Undo"))).to_be_visible()
+    expect(page.locator("#status")).to_contain_text("succeeded", timeout=60_000)
+    assert old.read_bytes() == before
+    assert not new.exists()
+    seen.open(f"/images/?search={old}")
+    seen.reload_until(seen.row(old.name))

@@ -1,0 +1,97 @@
+"""A chain made shorter through the pages, by both methods, and put back."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.e2e import disks
+from tests.e2e.browser import Tab
+from tests.e2e.rest import Rest
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture
+def chain(shared_folder: Path, rest: Rest) -> list[Path]:
+    """Four images, base first; each holds something of its own, and hides something of the one below."""
+    names = [f"layer-{number}.qcow2" for number in range(4)]
+    paths = []
+    for number, name in enumerate(names):
+        base = names[number - 1] if number else ""
+        paths.append(disks.disk(shared_folder, name, base=base, zeros_mib=2, data_mib=2, at_mib=33 + number))
+    disks.registered(rest, shared_folder)
+    return paths
+
+
+def open_plan(seen: Tab, path: Path) -> None:
+    """From the list over the image's page to the plan."""
+    seen.open(f"/images/?search={path}")
+    seen.page.get_by_role("link", name=path.name, exact=True).click()
+    seen.page.get_by_role("link", name="Flatten…").click()
+    expect(seen.page.get_by_role("heading", name=re.compile("The plan"))).to_be_visible()
+
+
+def confirm(seen: Tab, button: str) -> None:
+    seen.page.locator("#plan").get_by_role("button", name=button).click()
+    expect(seen.page).to_have_url(re.compile(r"/jobs/\d+/$"))
+    expect(seen.page.locator("#status")).to_contain_text("Undo: put the original back", timeout=60_000)
+
+
+def test_a_chain_is_flattened_down_to_a_base_then_put_back_then_made_to_stand_alone(
+    admin_tab: Callable[..., Tab], chain: list[Path], tmp_path: Path
+) -> None:
+    leaf, base = chain[-1], chain[0]
+    content, before = disks.content_of(leaf, tmp_path / "before.raw"), disks.physical(leaf)
+    below = {path: path.read_bytes() for path in chain[:-1]}
+    seen = admin_tab()
+    page, plan = seen.page, seen.page.locator("#plan")
+
+    open_plan(seen, leaf)
+    expect(plan).to_contain_text("its chain depth will be 1 instead of 4")
+    page.get_by_label("Down to").select_option(label=f"{base.name} stays its base")
+    expect(plan).to_contain_text("its chain depth will be 2 instead of 4")
+    page.get_by_text("The exact commands").click()
+    expect(plan).to_contain_text(f"-b {base} -F qcow2")
+    confirm(seen, f"Flatten {leaf.name}")
+    assert (disks.depth(leaf), disks.info(leaf)["backing-filename-format"]) == (2, "qcow2")
+    assert disks.equal(leaf, content)
+    assert (seen.exact("Before"), seen.exact("After")) == (before, disks.physical(leaf))
+    expect(seen.fact("Down to")).to_have_text(base.name)
+    page.get_by_role("link", name=leaf.name, exact=True).first.click()
+    expect(seen.fact("Chain depth")).to_have_text("2")
+    assert seen.exact("Physical") == disks.physical(leaf)
+
+    page.get_by_role("link", name="Undo…").click()
+    page.get_by_role("button", name="Undo: put the original back").click()
+    expect(page.get_by_role("heading", name=re.compile("Undo"))).to_be_visible()
+    expect(page.locator("#status")).to_contain_text("succeeded", timeout=60_000)
+    assert (disks.depth(leaf), disks.physical(leaf)) == (4, before)
+    assert disks.equal(leaf, content)
+
+    open_plan(seen, leaf)
+    page.get_by_label("Method").select_option("convert")
+    expect(plan).to_contain_text("Flatten into a new copy")
+    page.get_by_text("The exact commands").click()
+    expect(plan).to_contain_text("qemu-img convert")
+    confirm(seen, f"Flatten into a new copy {leaf.name}")
+    assert disks.depth(leaf) == 1
+    assert disks.equal(leaf, content)
+    assert {path: path.read_bytes() for path in chain[:-1]} == below
+
+
+def test_what_cannot_be_flattened_so_is_refused_on_the_page(admin_tab: Callable[..., Tab], chain: list[Path]) -> None:
+    seen = admin_tab()
+    open_plan(seen, chain[-1])
+    plan = seen.page.locator("#plan")
+    seen.page.get_by_label("Method").select_option("convert")
+    seen.page.get_by_label("Down to").select_option(label=f"{chain[0].name} stays its base")
+    expect(plan).to_contain_text("Refused: stale_plan")
+    expect(plan.get_by_role("button", name=re.compile(chain[-1].name))).to_be_disabled()
+    seen.open(f"/images/?search={chain[0]}")
+    seen.page.get_by_role("link", name=chain[0].name, exact=True).click()
+    expect(seen.page.get_by_role("link", name="Check…")).to_be_visible()
+    expect(seen.page.get_by_role("link", name="Flatten…")).to_have_count(0)
+    expect(seen.page.locator("body")).to_contain_text("there is nothing to flatten")

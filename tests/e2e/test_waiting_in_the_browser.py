@@ -1,0 +1,60 @@
+"""A job that waits for a running guest: what its page says, and how it is given up."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.e2e import disks
+from tests.e2e.browser import Tab
+from tests.e2e.rest import Rest
+from tests.harness.guests import Disk, LibvirtGuest
+
+pytestmark = [pytest.mark.browser, pytest.mark.guest]
+
+
+def test_a_job_says_which_guest_it_waits_for_and_is_cancelled_on_its_page(
+    admin_tab: Callable[..., Tab], rest: Rest, shared_folder: Path, tcg_guest: Callable[..., LibvirtGuest]
+) -> None:
+    path = disks.disk(shared_folder, "awake.qcow2")
+    guest = tcg_guest(Disk(path))
+    disks.registered(rest, shared_folder)
+    seen = admin_tab()
+    page, plan, status = seen.page, seen.page.locator("#plan"), seen.page.locator("#status")
+
+    seen.open(f"/images/?search={path}")
+    page.get_by_role("link", name=path.name, exact=True).click()
+    page.get_by_role("link", name="Reclaim…").click()
+    expect(plan).to_contain_text("Refused: guest_running")
+    page.get_by_role("link", name="Or let the job wait for that.").click()
+    expect(plan).to_contain_text(f"The job waits until guest {guest.name} has been shut down")
+    expect(plan).not_to_contain_text("Refused")
+    page.get_by_label("Wait for at most (hours)").fill("3")
+    page.get_by_label("Wait for at most (hours)").blur()
+    expect(plan).to_contain_text("for at most 3 hours")
+    page.get_by_label("Afterwards").select_option("true")
+    expect(plan.locator('input[name="start_after"]')).to_have_value("true")
+    seen.assert_accessible()
+    plan.get_by_role("button", name=re.compile("awake.qcow2")).click()
+
+    expect(page).to_have_url(re.compile(r"/jobs/\d+/$"))
+    expect(status).to_contain_text(f"Waits for guest {guest.name} to be shut down", timeout=30_000)
+    expect(status).to_contain_text("In the end it starts the guest again.")
+    expect(seen.fact("Where a guest runs on it")).to_have_text("wait for its end, 3 hours at most")
+    seen.assert_accessible()
+    job = page.url.removesuffix("/").rpartition("/")[2]
+    seen.open("/jobs/?state=queued")
+    expect(seen.page.locator("tbody")).to_contain_text(f"waits for guest {guest.name}")
+    page.get_by_role("link", name=re.compile(f"^{job} ·")).click()
+
+    page.get_by_role("button", name="Cancel job").click()
+    expect(status).to_contain_text("cancelled")
+    expect(status).to_contain_text("nothing was lost")
+    expect(page.get_by_role("button", name="Retry")).to_be_visible()
+    assert guest.domain.isActive()
+    guest.write(100, 1, 0x61)  # its image is still the one that it has open
+    assert [file.name for file in shared_folder.glob(".sa-*")] == []
+    assert disks.physical(path) > 0
+    assert rest.get(f"jobs/{job}/")["state"] == "cancelled"
