@@ -4,7 +4,7 @@ from typing import Any
 
 from django.utils import timezone
 
-from images import estimates, writing
+from images import estimates, refusals, writing
 from images.kinds.scan import HostKind
 from images.kinds.targets import ImageKind, facts, find
 from images.models import Image
@@ -58,6 +58,8 @@ class Analyze(ImageKind):
 
     @staticmethod
     def _refusals(image: Image) -> list[Refusal]:
+        if against := [*refusals.without_agent(image.host), *refusals.not_a_file(image)]:
+            return against
         if image.state in {Image.State.MISSING, Image.State.UNREADABLE, Image.State.FORMAT_MISMATCH}:
             code = "format_mismatch" if image.state == Image.State.FORMAT_MISMATCH else "stale_plan"
             return [Refusal(code, image.state_detail)]
@@ -103,8 +105,9 @@ class Sample(HostKind):
 
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         return Plan(
-            method="sample", reason=f"{estimates.due(target_id).count()} images changed since they were analyzed."
-        )
+            method="sample", reason=f"{estimates.due(target_id).count()} images changed since they were analyzed.",
+            refusals=tuple(refusals.without_agent(self.resolve(target_id).host)),
+        )  # fmt: skip
 
     def request(self, job: Job) -> dict[str, Any]:
         chosen = list(estimates.due(job.host_id)[:SAMPLE_IMAGES])

@@ -52,7 +52,7 @@ class Check(Rewriting):
         if level == "none":
             return Choice(
                 "check", "Looks through the image's tables for errors and leaks. Nothing is written.", [look],
-                scratch=0, keeps_undo=False, refusals=against,
+                scratch=0, keeps_undo=False, refusals=against, below={image.pk: "read, not changed"},
             )  # fmt: skip
         copy = beside(image)
         verify = verify_commands(image) if level == "leaks" else verify_commands(image)[:1]

@@ -96,7 +96,7 @@ def chosen_method(image: Image, options: dict[str, Any]) -> tuple[str, str]:
     if fitting == ["in_place"]:
         return "in_place", f"A copy does not fit into what is free and not reserved for jobs. {_SENTENCES['in_place']}"
     best = prediction.best((image.estimate or {}).get("methods") or {}, fitting)
-    best = best or ("compress" if "compress" in fitting else "in_place")
+    best = best or next(iter(method for method in ("compress", "in_place", "copy") if method in fitting), possible[0])
     return best, _SENTENCES[best]
 
 

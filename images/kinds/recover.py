@@ -6,7 +6,7 @@ from typing import Any
 from django.db.models import Q, QuerySet
 from django.utils import timezone
 
-from images import repointing, rewriting
+from images import refusals, repointing, rewriting
 from images.kinds.scan import HostKind
 from images.kinds.undo import state_after_removal
 from images.models import Image
@@ -28,17 +28,19 @@ class Recover(HostKind):
 
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         host = self.resolve(target_id).host
-        return Plan(reason=f"Looks for journals of interrupted jobs in {host.pools.count()} pools.")
+        return Plan(
+            reason=f"Looks for journals of interrupted jobs in {host.pools.count()} pools.",
+            refusals=tuple(refusals.without_agent(host)),
+        )
 
     def request(self, job: Job) -> dict[str, Any]:
         jobs = Job.objects.filter(host=job.host_id)
+        folders = job.host.pools.filter(kind__in=refusals.FOLDERS)
         active = jobs.filter(state=Job.State.RUNNING, rewrites=True)
         kept = jobs.filter(undo_state=Job.UndoState.AVAILABLE)
         lost = jobs.filter(undo_state=Job.UndoState.MISSING)
         return {
-            "pools": [
-                {"id": pool.pk, "path_b64": b64(bytes(pool.path_bytes)), "kind": "dir"} for pool in job.host.pools.all()
-            ],
+            "pools": [{"id": pool.pk, "path_b64": b64(bytes(pool.path_bytes)), "kind": "dir"} for pool in folders],
             "jobs_active": list(active.values_list("uid", flat=True)),
             "jobs_recorded": list((kept | lost).values_list("uid", flat=True)),
             "undo_copies": _where(kept),

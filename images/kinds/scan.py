@@ -5,13 +5,14 @@ from typing import Any
 
 from django.db.models import Exists, OuterRef
 
-from images import estimates, scanning, waiting
+from images import estimates, hypervisors, libvirt_scan, refusals, scanning, waiting
 from images.models import Image
 from images.scanning import ScanRun
 from storage_admin.accounts.roles import SYSTEM, Actor
-from storage_admin.agent.protocol import HostError, b64
+from storage_admin.agent import protocol
+from storage_admin.agent.protocol import HostError, StoppedError, b64
 from storage_admin.guests import services as guests
-from storage_admin.hosts import libvirt_reader
+from storage_admin.hosts import libvirt_alone, libvirt_pools, libvirt_reader
 from storage_admin.hosts.libvirt_reader import LibvirtFacts
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import services
@@ -19,6 +20,7 @@ from storage_admin.jobs.errors import NotFoundError
 from storage_admin.jobs.kinds import JobKind, Target
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Plan
+from storage_admin.jobs.recorder import Recorder
 
 
 class HostKind(JobKind):
@@ -51,12 +53,16 @@ class Scan(HostKind):
 
     def request(self, job: Job) -> dict[str, Any]:
         libvirt, error = self._ask_libvirt(job.host)
-        if libvirt is not None:
-            scanning.sync_libvirt_pools(job.host, libvirt)
+        rows = libvirt_pools.sync(job.host, libvirt.pools) if libvirt is not None else {}
         pools = {pool.pk: pool for pool in StoragePool.objects.filter(host=job.host)}
-        named = guests.disk_paths(libvirt.domains) if libvirt is not None else []
+        others = hypervisors.ask(job.host)
+        told = [*(libvirt.domains if libvirt is not None else ()), *(guest for one in others for guest in one.guests)]
+        named = guests.disk_paths(told)
         asked = list(dict.fromkeys([*named, *scanning.probe_paths(job.host)]))
-        self._runs[job.pk] = ScanRun(job, pools, libvirt, error, asked)
+        run = self._runs[job.pk] = ScanRun(job, pools, libvirt, error, asked, others)
+        if libvirt is not None:
+            for event in libvirt_scan.beside_an_agent(job.host, libvirt, rows):
+                run.take(event)
         return {
             "pools": [
                 {
@@ -66,6 +72,7 @@ class Scan(HostKind):
                     "known_b64": scanning.known_fingerprints(pool),
                 }
                 for pool in pools.values()
+                if pool.kind in refusals.FOLDERS and pool.path_bytes
             ],
             "named_b64": [b64(path) for path in named],
             "probe_b64": [b64(path) for path in asked],
@@ -77,6 +84,29 @@ class Scan(HostKind):
             return libvirt_reader.read(host), ""
         except HostError as error:
             return None, error.detail
+
+    def in_controller(self, job: Job) -> bool:
+        return libvirt_alone.is_alone(job.host) or job.host.transport == Host.Transport.PLAIN
+
+    def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
+        """A scan of a host on which no agent runs."""
+        if job.host.transport == Host.Transport.PLAIN:
+            recorder.progress({"stage": "asking vzlist"})
+            recorder.tick()
+            self._runs[job.pk] = ScanRun(job, {}, None, "", [], [hypervisors.containers_of(job.host)])
+            return {}
+        recorder.progress({"stage": "asking libvirt"})
+        recorder.tick()
+        facts = libvirt_scan.facts_of(job.host)
+        rows = libvirt_pools.sync(job.host, facts.pools)
+        pools = {pool.pk: pool for pool in StoragePool.objects.filter(host=job.host)}
+        run = self._runs[job.pk] = ScanRun(job, pools, facts, "", [])
+        for event in libvirt_scan.without_an_agent(job.host, facts, rows):
+            run.take(event)
+            recorder.tick()
+            if recorder.cancel_requested:
+                raise StoppedError(protocol.CANCELLED, "Cancelled; the scan before holds.")
+        return {}
 
     def on_event(self, job: Job, event: dict[str, Any]) -> None:
         self._runs[job.pk].take(event)
@@ -93,9 +123,9 @@ class Scan(HostKind):
             services.submit(SYSTEM, "scan", job.host_id, {})
         if run.leftovers > self._waiting_copies(job) or self._copies_are_missing(job, run):
             services.submit(SYSTEM, "recover", job.host_id, {})
-        if estimates.due(job.host_id).exists():
+        if not self.in_controller(job) and estimates.due(job.host_id).exists():
             services.submit(SYSTEM, "sample", job.host_id, {})
-        waiting.look(job.host_id)
+        waiting.look(job.host_id, starts=False)
 
     @staticmethod
     def _waiting_copies(job: Job) -> int:

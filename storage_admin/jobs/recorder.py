@@ -1,6 +1,7 @@
 """What an agent says while it works, written to the job's row at most twice a second."""
 
 import logging
+import shlex
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -76,7 +77,7 @@ class Recorder:
         self._commands.append({"argv": argv, "exit_code": ended})
         self._commands_changed = True
         suffix = "" if ended is None else f"  (exit code {ended})"
-        self.log(" ".join(argv) + suffix, JobLog.Level.COMMAND)
+        self.log(shlex.join(argv) + suffix, JobLog.Level.COMMAND)
 
     def tick(self) -> None:
         """Writes if it is time to, and looks whether somebody wants the job cancelled.
@@ -92,7 +93,7 @@ class Recorder:
             connection.close()
 
     def flush(self) -> None:
-        """Writes what has gathered. Call it outside of a transaction: what cannot be written stays for the next time."""
+        """Writes what has gathered. Call it outside of a transaction: what was not written stays for the next time."""
         self._written = time.monotonic()
         columns = dict(self._progress)
         if self._commands_changed:

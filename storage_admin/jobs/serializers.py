@@ -1,5 +1,6 @@
 """Jobs, their logs, kinds and plans as the API shows them."""
 
+import shlex
 from typing import Any
 
 from drf_spectacular.utils import extend_schema_field
@@ -74,7 +75,7 @@ class JobSerializer(serializers.ModelSerializer[Job]):
     options = serializers.DictField(read_only=True)
     plan = serializers.DictField(read_only=True, help_text="The plan at its submission; see the answer of a dry run.")
     result = serializers.DictField(read_only=True, allow_null=True)
-    commands = serializers.ListField(child=serializers.CharField(), read_only=True)
+    commands = serializers.SerializerMethodField()
     error = serializers.SerializerMethodField()
     undo = serializers.SerializerMethodField()
 
@@ -87,6 +88,11 @@ class JobSerializer(serializers.ModelSerializer[Job]):
             "started", "finished", "cancel_requested", "rewrites", "undo",
         )  # fmt: skip
         read_only_fields = fields
+
+    @extend_schema_field({"type": "array", "items": {"type": "string"}})
+    def get_commands(self, job: Job) -> list[str]:
+        """What was run on the host, as it would be typed."""
+        return [shlex.join(run["argv"]) for run in job.commands]
 
     @extend_schema_field({"type": ["integer", "null"]})
     def get_image(self, job: Job) -> int | None:
