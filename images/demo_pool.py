@@ -1,12 +1,10 @@
 """The demo's folder as a storage pool of this machine, and its end."""
 
 import os
-from datetime import timedelta
 from pathlib import Path
 
 from django.db import transaction
 from django.db.models import Q
-from django.utils import timezone
 
 from images.demo_recipes import DemoError
 from images.models import Image
@@ -15,11 +13,9 @@ from storage_admin.accounts.services import audit
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.names import path_key
 from storage_admin.hosts.services import add_pool, ensure_local_host, remove_pool
-from storage_admin.jobs.models import Job, Worker
+from storage_admin.jobs import routing
+from storage_admin.jobs.models import Job
 from storage_admin.jobs.services import submit
-
-#: A worker that was not heard of for longer than this many seconds does not count as up.
-WORKER_ALIVE = 30
 
 
 def register(actor: Actor, folder: Path) -> StoragePool:
@@ -42,7 +38,7 @@ def register(actor: Actor, folder: Path) -> StoragePool:
 
 def scan_if_a_worker_is_up(actor: Actor, pool: StoragePool) -> Job | None:
     """Queues a scan of the pool's host, or answers ``None`` where nobody would do it."""
-    if not Worker.objects.filter(seen__gt=timezone.now() - timedelta(seconds=WORKER_ALIVE)).exists():
+    if not routing.is_served(pool.host):
         return None
     return submit(actor, "scan", pool.host.pk, {})
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from django.db.models import F, Q, QuerySet
 
+from images import refusals
 from images.models import Image
 from storage_admin.agent.prediction import best
 
@@ -17,7 +18,8 @@ SAMPLED_FORMATS = tuple(sorted({name for formats in FORMATS.values() for name in
 
 def due(host_id: int) -> QuerySet[Image]:
     """The images of a host that have no estimate for their present content, the largest first."""
-    readable = Image.objects.filter(host=host_id, declared_format__in=SAMPLED_FORMATS).exclude(
+    files = Image.objects.filter(host=host_id, pool__kind__in=refusals.FOLDERS)
+    readable = files.filter(declared_format__in=SAMPLED_FORMATS).exclude(
         state__in=(Image.State.MISSING, Image.State.UNREADABLE, Image.State.FORMAT_MISMATCH)
     )
     changed = readable.filter(~Q(analyzed_fingerprint=F("fingerprint")), encrypted=False)

@@ -1,12 +1,14 @@
 """Hypervisors beside libvirt that a scan asks for their guests."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.guests.models import Guest
-from storage_admin.hosts import openvz, transport
+from storage_admin.hosts import asking, openvz, transport
 from storage_admin.hosts.guest_facts import GuestFacts
 from storage_admin.hosts.models import Host
+from storage_admin.hosts.proxmox import conffiles
+from storage_admin.hosts.proxmox.volumes import own_id
 
 
 @dataclass(frozen=True)
@@ -25,10 +27,23 @@ class Told:
 
 def ask(host: Host) -> list[Told]:
     """Asks those that the last scan saw traces of."""
-    return [_containers(host)] if _may_have_containers(host) else []
+    if has_proxmox(host):
+        return [_proxmox(host)]
+    return [_containers(host)] if may_have_containers(host) else []
 
 
-def _may_have_containers(host: Host) -> bool:
+def has_proxmox(host: Host) -> bool:
+    """Whether the last scan found Proxmox VE on the host, and its agent can be asked."""
+    return bool(host.capabilities.get("proxmox"))
+
+
+def is_to_be_asked(host: Host) -> bool:
+    """Whether the last scan saw traces of any."""
+    return has_proxmox(host) or may_have_containers(host)
+
+
+def may_have_containers(host: Host) -> bool:
+    """Whether the last scan saw OpenVZ's tools there, and commands can be run."""
     if host.transport == Host.Transport.PLAIN:
         return True
     tools = host.capabilities.get("tools") or {}
@@ -55,3 +70,26 @@ def containers_of(host: Host) -> Told:
     if told.unknown:
         raise HostError(told.unknown, "host_unreachable")
     return told
+
+
+def _proxmox(host: Host) -> Told:
+    """The guests of a node of Proxmox VE by its files, read there by the agent.
+
+    Those of other nodes are among them where their disks are on a storage that this node shares with them.
+    """
+    kinds = (str(Guest.Kind.VM), str(Guest.Kind.CONTAINER))
+    try:
+        facts = conffiles.read(asking.ask(host, "pve", {}))
+    except (HostError, RefusedError) as error:
+        return Told(kinds, unknown=f"The guests of Proxmox VE are not known: {error.detail}")
+    shared = {storage.name for storage in facts.storages if storage.shared}
+    guests = []
+    for guest in facts.guests:
+        disks = tuple(
+            replace(disk, records_chain=bool(disk.volume) and own_id(disk.volume) != disk.volume)
+            for disk in guest.facts.disks
+            if guest.node == facts.node or disk.volume.partition(":")[0] in shared
+        )
+        if guest.node == facts.node or disks:
+            guests.append(replace(guest.facts, disks=disks))
+    return Told(kinds, tuple(guests), " ".join(facts.unknown))

@@ -77,11 +77,16 @@ class Resolved:
 class Resolver:
     """Works on all images of a host at once."""
 
-    def __init__(self, rows: Iterable[Row], disks: Iterable[Disk], hypervisor: str) -> None:
-        """Args: ``hypervisor`` is a sentence about who was asked for guests; it stands as evidence for orphans."""
+    def __init__(self, rows: Iterable[Row], disks: Iterable[Disk], hypervisor: str, unread: str = "") -> None:
+        """Sorts what is there.
+
+        Args:
+            hypervisor: a sentence about who was asked for guests; it stands as evidence for orphans.
+            unread: one about lines of guests' definitions that were not understood: what they may name is no orphan.
+        """
         self.rows = {row.id: row for row in rows}
         self.answers = {row_id: Resolved(row_id) for row_id in self.rows}
-        self.hypervisor = hypervisor
+        self.hypervisor, self.unread = hypervisor, unread
         present = [row for row in self.rows.values() if not row.missing]
         self._by_path = {row.path_key: row.id for row in present}
         self._by_inode = {row.inode: row.id for row in reversed(present)}
@@ -269,6 +274,8 @@ class Resolver:
             answer.in_use_detail = row.owners_unknown
         if disks or self._has_overlays(row):
             answer.orphan = False
+        elif self.unread and not row.owners_unknown and not row.held:
+            answer.orphan_evidence = [self.unread]
         elif not row.owners_unknown:
             answer.orphan = not row.held
             answer.orphan_evidence = (

@@ -4,12 +4,13 @@ import contextlib
 import os
 from pathlib import Path
 
+from images import hypervisors
 from images.kinds.targets import descendants
 from images.models import Image
 from storage_admin.agent.protocol import HostError, RefusedError
-from storage_admin.guests.models import OFF_STATES, Guest
-from storage_admin.hosts import libvirt_reader
-from storage_admin.hosts.libvirt_reader import Domain
+from storage_admin.guests.models import OFF_STATES, Guest, GuestDisk
+from storage_admin.hosts import libvirt_reader, transport
+from storage_admin.hosts.guest_facts import GuestFacts
 from storage_admin.hosts.models import Host
 
 
@@ -19,13 +20,34 @@ def check_guests_off(image: Image) -> None:
     Raises:
         RefusedError: ``guest_running``; ``guests_unknown`` where libvirt has guests and does not answer.
     """
+    if hypervisors.has_proxmox(image.host):
+        _check_proxmox(image)
     for domain in running_domains(image):
         raise RefusedError(
             "guest_running", f"Guest {domain.name} is {domain.state} and uses {image.name}: shut it down first."
         )
 
 
-def running_domains(image: Image) -> list[Domain]:
+def _check_proxmox(image: Image) -> None:
+    """The same for guests of Proxmox VE, by its files as they are now."""
+    for told in hypervisors.ask(image.host):
+        if told.unknown:
+            raise RefusedError("guests_unknown", f"{told.unknown} Until that is known, no image is touched.")
+        needed = {bytes(one.path_bytes) for one in (image, *descendants(image))}
+        for guest in told.guests:
+            if not needed & _paths(guest):
+                continue
+            if guest.lock:
+                raise RefusedError(
+                    "guest_locked", f"Guest {guest.name} is locked ({guest.lock}): wait until that is over."
+                )
+            if guest.state not in OFF_STATES:
+                raise RefusedError(
+                    "guest_running", f"Guest {guest.name} is {guest.state} and uses {image.name}: shut it down first."
+                )
+
+
+def running_domains(image: Image) -> list[GuestFacts]:
     """The domains of libvirt that are not off and need the image, as libvirt tells now.
 
     Raises:
@@ -34,12 +56,13 @@ def running_domains(image: Image) -> list[Domain]:
     domains = _domains(image.host)
     needed = [image, *descendants(image)]
     paths = {bytes(one.path_bytes) for one in needed}
-    files = {(one.dev, one.inode) for one in needed}
+    # By another path than we know it: on this machine alone can that be looked at from here.
+    files = {(one.dev, one.inode) for one in needed} if transport.is_here(image.host) else set()
     uids = set(Image.objects.filter(pk__in=[one.pk for one in needed]).values_list("uses__disk__guest__uid", flat=True))
     return [domain for domain in domains if domain.state not in OFF_STATES and _needs(domain, uids, paths, files)]
 
 
-def _domains(host: Host) -> tuple[Domain, ...]:
+def _domains(host: Host) -> tuple[GuestFacts, ...]:
     """All domains, as libvirt tells now; raises RefusedError(``guests_unknown``)."""
     known_to_have_guests = host.capabilities.get("libvirt") == "present"
     try:
@@ -56,7 +79,7 @@ def _domains(host: Host) -> tuple[Domain, ...]:
         ) from error
 
 
-def domains_that_name(image: Image) -> list[tuple[Domain, list[tuple[str, str]]]]:
+def domains_that_name(image: Image) -> list[tuple[GuestFacts, list[tuple[str, str]]]]:
     """The domains whose definitions name the image itself, running or not, as libvirt tells now.
 
     Returns:
@@ -66,10 +89,14 @@ def domains_that_name(image: Image) -> list[tuple[Domain, list[tuple[str, str]]]
         RefusedError: ``guests_unknown`` where libvirt has guests and does not answer.
     """
     found = []
-    path, file = bytes(image.path_bytes), {(image.dev, image.inode)}
+    file = {(image.dev, image.inode)} if transport.is_here(image.host) else set()
+    seen = GuestDisk.objects.filter(use__image=image.pk).values_list("path_bytes", flat=True)
+    paths = {bytes(image.path_bytes), *map(bytes, seen)}  # also by a link, as the last scan found it
     for domain in _domains(image.host):
         named = {os.fsencode(disk.path): disk for disk in domain.disks if disk.path}
-        disks = [(disk.target, disk.path) for raw, disk in named.items() if raw == path or _files({raw}) & file]
+        disks = [
+            (disk.target, disk.path) for raw, disk in named.items() if raw in paths or (file and _files({raw}) & file)
+        ]
         if disks:
             found.append((domain, disks))
     return found
@@ -82,12 +109,12 @@ def guests_known_to_run(image: Image) -> list[Guest]:
     return list(guests.distinct().order_by("name", "pk"))
 
 
-def _needs(domain: Domain, uids: set[str], paths: set[bytes], files: set[tuple[str, str]]) -> bool:
+def _needs(domain: GuestFacts, uids: set[str], paths: set[bytes], files: set[tuple[str, str]]) -> bool:
     disks = _paths(domain)
-    return domain.uid in uids or bool(disks & paths) or bool(_files(disks) & files)
+    return domain.uid in uids or bool(disks & paths) or bool(files and _files(disks) & files)
 
 
-def _paths(domain: Domain) -> set[bytes]:
+def _paths(domain: GuestFacts) -> set[bytes]:
     return {os.fsencode(disk.path) for disk in domain.disks if disk.path}
 
 

@@ -3,6 +3,7 @@
 from django.utils import timezone
 
 from images.models import Image
+from storage_admin.hosts import libvirt_alone
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs.plans import Refusal
 
@@ -10,6 +11,8 @@ from storage_admin.jobs.plans import Refusal
 DEEPEST_CHAIN = 64
 #: Formats whose headers are read; what is unreadable in them is damaged rather than unknown.
 READ_FORMATS = frozenset({"qcow2", "vmdk", "vdi", "vpc", "vhdx", "qed", "luks", "raw"})
+#: Kinds of pools whose images are files in a folder, which an agent can look at.
+FOLDERS = (StoragePool.Kind.DIR, StoragePool.Kind.NFS)
 #: What must stay free on a filesystem while a job works: the larger of a share of it and a number of bytes.
 RESERVE_PERCENT = 5
 RESERVE_BYTES = 2 * 1024**3
@@ -38,20 +41,25 @@ def for_bases(image: Image, below: list[Image]) -> list[Refusal]:
 
 def _host(image: Image) -> list[Refusal]:
     host = image.host
-    refusals = []
+    refusals = without_agent(host)
     if host.status == Host.Status.UNREACHABLE:
         refusals.append(
             Refusal("host_unreachable", f"{host.name} does not answer: {host.status_detail} Scan it again first.")
         )
-    if host.capabilities and not host.capabilities.get("qemu_img"):
+    if not refusals and host.capabilities and not host.capabilities.get("qemu_img"):
         refusals.append(Refusal("tool_missing", f"qemu-img is not installed on {host.name}: install qemu-utils there."))
     return [*refusals, *for_pool(image.pool)]
+
+
+def without_agent(host: Host) -> list[Refusal]:
+    """What stands against all that needs an agent on a host."""
+    return [Refusal("tool_missing", libvirt_alone.why_not(host))] if libvirt_alone.is_alone(host) else []
 
 
 def for_pool(pool: StoragePool) -> list[Refusal]:
     """What stands against writing files into a pool."""
     refusals = []
-    if pool.kind not in {StoragePool.Kind.DIR, StoragePool.Kind.NFS}:
+    if pool.kind not in FOLDERS:
         refusals.append(
             Refusal("unsupported_pool", f"Images in a {pool.kind} pool are not files: they cannot be rewritten.")
         )
@@ -64,6 +72,15 @@ def for_pool(pool: StoragePool) -> list[Refusal]:
             )
         )
     return refusals
+
+
+def not_a_file(image: Image) -> list[Refusal]:
+    """What stands against reading an image's data."""
+    if image.pool.kind in FOLDERS:
+        return []
+    return [
+        Refusal("unsupported_pool", f"{image.name} is a volume of a {image.pool.kind} pool, no file: it is not read.")
+    ]
 
 
 def _state(image: Image) -> list[Refusal]:
@@ -99,6 +116,10 @@ def _use(image: Image) -> list[Refusal]:
     if image.in_use is None:
         why = image.pool.owners_unknown or image.host.owners_unknown or "It was not scanned yet."
         return [Refusal("guests_unknown", f"{why} Until it is known who uses the image, it is not touched.")]
+    locked = [use.disk.guest for use in image.uses.all() if use.disk.guest.lock]
+    if locked:
+        sentence = f"Guest {locked[0].name} is locked ({locked[0].lock}): wait until that is over, or unlock it there."
+        return [Refusal("guest_locked", sentence)]
     if not image.in_use:
         return []
     running = [use.disk.guest for use in image.uses.all() if not use.disk.guest.off]

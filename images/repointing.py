@@ -9,6 +9,7 @@ once.
 """
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -22,8 +23,8 @@ from storage_admin.accounts.services import audit
 from storage_admin.agent.protocol import HostError, RefusedError, b64, unb64
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import libvirt_control
+from storage_admin.hosts.guest_facts import GuestFacts
 from storage_admin.hosts.libvirt_disks import Edit
-from storage_admin.hosts.libvirt_reader import Domain
 from storage_admin.hosts.names import display
 from storage_admin.jobs import claims
 from storage_admin.jobs.models import Job, JobLog
@@ -112,7 +113,7 @@ def look(image: Image, move: Move) -> list[dict[str, Any]]:
     return guests
 
 
-def _edit(domain: Domain, target: str, path: str, move: Move) -> Edit:
+def _edit(domain: GuestFacts, target: str, path: str, move: Move) -> Edit:
     new = _new_path(os.fsencode(path), move)
     if new is None:
         raise RefusedError("guest_names_image", f"Guest {domain.name} names the image as {path}: change that first.")
@@ -202,9 +203,10 @@ def _say_once(job: Job, text: str) -> None:
         audit(SYSTEM, "guest not led to its image", job.target_label, after={"job": job.pk, "why": text})
 
 
-def settle() -> None:
-    """Tries again what :func:`agree` could not do at once."""
-    due = Job.objects.filter(repoint_due=True, needs_recovery=False).exclude(state__in=Job.ACTIVE)
+def settle(host_id: int | None = None, *, but_not: Collection[int] = ()) -> None:
+    """Tries again what :func:`agree` could not do at once; the arguments are those of :func:`images.waiting.look`."""
+    chosen = Job.objects.exclude(host__in=but_not) if host_id is None else Job.objects.filter(host=host_id)
+    due = chosen.filter(repoint_due=True, needs_recovery=False).exclude(state__in=Job.ACTIVE)
     undoing = Job.objects.filter(Q(state__in=Job.ACTIVE) | Q(needs_recovery=True), kind="undo").values("target_id")
     for job in due.exclude(pk__in=undoing):
         agree(job)

@@ -36,6 +36,8 @@ HEADER = (
 )  # fmt: skip
 #: Those that an image has one plain value of; the others are lists.
 _PLAIN_HEADER = tuple(name for name in HEADER if name != "bitmaps")
+#: What the column of names takes: more than any file's name, but a volume's may be as long as it likes.
+LONGEST_NAME = 1100
 #: The largest number that the database's columns take.
 LARGEST = (1 << 63) - 1
 
@@ -62,11 +64,12 @@ def row_of(event: dict[str, Any], scan: int, at: str | datetime) -> tuple[Any, .
     if virtual_size is not None and virtual_size > LARGEST:
         unreadable, virtual_size = f"Its header claims a virtual size of {virtual_size} bytes.", None
     return (
-        event["pool"], text, text.rpartition("/")[2], path, bytes.fromhex(event["fp"]), str(event["dev"]),
-        str(event["inode"]), event["nlink"], min(event["mtime_ns"], LARGEST), min(event["ctime_ns"], LARGEST),
-        event["file_size"], event["allocated_size"], virtual_size, event["format"] or "", event.get("cluster_size"),
-        event.get("compression") or "", event.get("preallocation") or "",
-        None if unreadable else event.get("encrypted"), _header_column(event), _json(event.get("snapshots") or []),
+        event["pool"], text, text.rpartition("/")[2][:LONGEST_NAME], path, bytes.fromhex(event["fp"]),
+        str(event["dev"]), str(event["inode"]), event["nlink"], min(event["mtime_ns"], LARGEST),
+        min(event["ctime_ns"], LARGEST), event["file_size"], event["allocated_size"], virtual_size,
+        event["format"] or "", event.get("cluster_size"), event.get("compression") or "",
+        event.get("preallocation") or "", None if unreadable else event.get("encrypted"), _header_column(event),
+        _json(event.get("snapshots") or []),
         display(unb64(written_b64)) if written_b64 else "", _plain(event.get("backing_format") or "")[:20],
         path_key(base_path) if base_path else "", display(base_path), base_path,
         inode(event.get("backing_dev"), event.get("backing_inode")), _plain(event.get("backing_unsafe") or ""),

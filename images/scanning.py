@@ -4,7 +4,7 @@ Rows are written in batches as they come; a new image is not listed, and nothing
 transaction (:meth:`ScanRun.finish`). A scan that dies on the way leaves what the last whole one found.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -13,11 +13,14 @@ from django.db import connection, transaction
 from django.db.models import F, Q, QuerySet
 from django.utils import timezone
 
-from images import moving, scan_rows, writing
+from images import hypervisors, moving, scan_rows, writing
+from images.hypervisors import Told
 from images.models import Image
 from images.scan_rows import inode
 from storage_admin.agent.protocol import b64, unb64
 from storage_admin.guests import services as guests
+from storage_admin.guests.models import Guest
+from storage_admin.hosts import libvirt_alone
 from storage_admin.hosts import services as hosts
 from storage_admin.hosts.libvirt_reader import LibvirtFacts
 from storage_admin.hosts.models import Host, StoragePool
@@ -26,6 +29,8 @@ from storage_admin.jobs.models import Job
 
 BATCH = 2000
 FINGERPRINT = 16
+#: What libvirt tells of.
+DOMAINS = (Guest.Kind.DOMAIN,)
 
 #: What a scan writes of a pool; the rest of its row belongs to admins.
 SCANNED_OF_POOL = (
@@ -43,6 +48,7 @@ class ScanRun:
     libvirt: LibvirtFacts | None
     libvirt_error: str
     asked: list[bytes]
+    others: Sequence[Told] = ()
     at: datetime = field(default_factory=timezone.now)
     host_facts: dict[str, Any] = field(default_factory=dict)
     pool_facts: list[dict[str, Any]] = field(default_factory=list)
@@ -186,9 +192,15 @@ class ScanRun:
 
     def _record_host(self, host: Host) -> bool:
         facts, before = self.host_facts, host.owners_unknown
-        unknown = ""
-        if facts.get("proxmox"):
-            unknown = "Proxmox VE runs here, and its guests are not read yet: who uses an image is not known."
+        if libvirt_alone.is_alone(host):
+            libvirt_alone.answered(host, self.at, {key: value for key, value in facts.items() if key != "event"})
+            return before != ""
+        if host.transport == Host.Transport.PLAIN:
+            hosts.host_answered(host, self.at, {"plain": True, "libvirt": "absent"}, "")
+            return before != ""
+        unknown = " ".join(told.unknown for told in self.others if told.unknown)
+        if facts.get("proxmox") and not self.others:
+            unknown = "Proxmox VE runs here, and its guests are read with the next scan."
         elif self.libvirt is None and facts.get("libvirt") == "present":
             unknown = self.libvirt_error or "libvirt is installed here and has guests, but does not answer."
             unknown += " Start it (systemctl start libvirtd) and scan again."
@@ -196,18 +208,24 @@ class ScanRun:
         capabilities["libguestfs"] = bool(facts.get("tools", {}).get("virt-sparsify"))
         capabilities["libvirt"] = "present" if self.libvirt is not None else facts.get("libvirt")
         hosts.host_answered(host, self.at, capabilities, unknown)
+        # A hypervisor that was not known of when this scan began is asked by the next one, at once.
+        self.new_pools |= hypervisors.is_to_be_asked(host) and not self.others
         for storage in facts.get("proxmox_storages", []):
             self.new_pools |= _add_proxmox_storage(host, storage)
         return unknown != before
 
     def _record_guests(self, host: Host) -> bool:
-        if self.libvirt is None:
-            if self.host_facts.get("libvirt") == "present":
-                return False  # what was known of the guests stays, with the time it was seen
-            return guests.record_domains(host, (), {}, self.at)
         answers = dict(zip(self.asked, self.seen.get("probe", []), strict=False))
         inodes = {path: (str(found[0]), str(found[1])) for path, found in answers.items() if isinstance(found, list)}
-        return guests.record_domains(host, self.libvirt.domains, inodes, self.at)
+        changed = False
+        for told in self.others:
+            if not told.unknown:  # else what was known stays, with the time it was seen
+                changed |= guests.record_guests(host, told.kinds, told.guests, inodes, self.at)
+        if self.libvirt is None:
+            if self.host_facts.get("libvirt") == "present":
+                return changed
+            return guests.record_guests(host, DOMAINS, (), {}, self.at) or changed
+        return guests.record_guests(host, DOMAINS, self.libvirt.domains, inodes, self.at) or changed
 
     def _record_pools(self, pools: dict[int, StoragePool]) -> bool:
         changed = False
@@ -227,11 +245,12 @@ class ScanRun:
             pool.capacity_bytes, pool.available_bytes = facts.get("capacity_bytes"), facts.get("available_bytes")
             pool.filesystem, pool.network = facts.get("filesystem") or "", bool(facts.get("network"))
             pool.shared_key, pool.fs_key = facts.get("shared_key") or "", facts.get("fs_key") or ""
-            pool.kind = StoragePool.Kind.NFS if pool.filesystem in {"nfs", "nfs4"} else StoragePool.Kind.DIR
+            folder = StoragePool.Kind.NFS if pool.filesystem in {"nfs", "nfs4"} else StoragePool.Kind.DIR
+            pool.kind = facts.get("kind", folder)
             others = facts.get("others") or {}
             pool.others_count, pool.others_bytes = others.get("count", 0), others.get("bytes", 0)
             pool.undo_bytes = facts.get("undo_bytes", 0)
-            pool.owners_unknown = ""
+            pool.owners_unknown = facts.get("owners_unknown") or ""
             if pool.network and not pool.all_hosts_registered:
                 pool.owners_unknown = (
                     f"The folder is on a network filesystem ({pool.filesystem}): hosts that are not registered here "
@@ -265,19 +284,6 @@ def _add_proxmox_storage(host: Host, storage: dict[str, Any]) -> bool:
         return False
     hosts.add_pool(host, path.encode("utf-8", "surrogateescape"), StoragePool.Source.PROXMOX, name=str(storage["name"]))
     return True
-
-
-def sync_libvirt_pools(host: Host, facts: LibvirtFacts) -> None:
-    """Makes the host's pools from libvirt what libvirt told; a pool that an admin registered stays theirs."""
-    told = {pool.path.rstrip("/").encode("utf-8", "surrogateescape"): pool for pool in facts.pools}
-    for path, pool in told.items():
-        hosts.add_pool(host, path, StoragePool.Source.LIBVIRT, name=pool.name)
-    gone = StoragePool.objects.filter(host=host, source=StoragePool.Source.LIBVIRT)
-    for left in gone.exclude(path_key__in=[path_key(path) for path in told]):
-        with transaction.atomic():
-            Host.objects.select_for_update().get(pk=host.pk)  # no job is submitted meanwhile
-            if not hosts.in_the_way_of_removal(left):
-                left.delete()
 
 
 def known_fingerprints(pool: StoragePool) -> str:

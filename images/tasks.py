@@ -8,10 +8,11 @@ from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 
 from images import repointing, rewriting, waiting
+from images.watching import watchers
 from storage_admin.accounts.roles import SYSTEM
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.models import Host
-from storage_admin.jobs import services
+from storage_admin.jobs import routing, services
 from storage_admin.jobs.errors import NotFoundError
 from storage_admin.jobs.models import Job
 
@@ -19,6 +20,8 @@ from storage_admin.jobs.models import Job
 TRY_AGAIN = timedelta(hours=1)
 #: Removals that one round submits.
 AT_ONCE = 500
+#: A look at guests that was asked for so many seconds ago need not be taken: another one has been asked for since.
+OUTDATED = 60.0
 
 
 @shared_task(base=DjangoTask, ignore_result=True)
@@ -56,6 +59,25 @@ def expire_undo() -> None:
 
 @shared_task(base=DjangoTask, ignore_result=True)
 def look_at_guests() -> None:
-    """Lets jobs go on whose guests were shut down, leads guests to their images, starts those whose jobs have ended."""
-    repointing.settle()
-    waiting.look()
+    """Lets jobs go on whose guests were shut down, leads guests to their images, starts those whose jobs have ended.
+
+    Where a host has a worker of its own, that one is asked to: perhaps nobody else reaches the guests there.
+    """
+    others = routing.hosts_of_others()
+    repointing.settle(but_not=list(others))
+    waiting.look(but_not=list(others))
+    watchers.attend(waiting.hosts_that_wait(but_not=list(others)))
+    owed = Q(parked_at__isnull=False, state=Job.State.QUEUED) | Q(start_due=True) | Q(repoint_due=True)
+    waited = Job.objects.filter(owed, host__in=list(others)).order_by()
+    for host_id in waited.values_list("host", flat=True).distinct():
+        look_at_guests_of.apply_async((host_id,), queue=others[host_id], expires=OUTDATED, retry=False)
+
+
+@shared_task(base=DjangoTask, ignore_result=True)
+def look_at_guests_of(host_id: int) -> None:
+    """The same for one host, by the worker that was started for it."""
+    host = Host.objects.filter(pk=host_id).first()
+    if host is not None and routing.serves(host):
+        repointing.settle(host_id)
+        waiting.look(host_id)
+        watchers.attend([host_id] if host_id in waiting.hosts_that_wait() else [])

@@ -14,7 +14,7 @@ long as another job that needs their images is queued or at work. A start that f
 """
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -145,21 +145,39 @@ def _guests(names: Iterable[str]) -> str:
     return f"{'guest' if len(cut) == 1 else 'guests'} {shown}"
 
 
-def look(host_id: int | None = None) -> None:
+def look(
+    host_id: int | None = None,
+    *,
+    but_not: Collection[int] = (),
+    starts: bool = True,
+    states: dict[str, str] | None = None,
+) -> None:
     """Lets jobs go on whose guests are off, gives up those that waited too long, and starts guests that are due.
 
     Args:
-        host_id: look at what waits on one host alone, as after its scan; the next whole round starts guests.
+        host_id: look at one host alone.
+        but_not: ids of hosts that are left out: their own workers look at them.
+        starts: start guests as well; after a scan, the next round does.
+        states: of the host's domains, where libvirt has told them just now; else it is asked.
     """
-    parked = Job.objects.filter(state=Job.State.QUEUED, parked_at__isnull=False).select_related("host").order_by("id")
+    chosen = Job.objects.exclude(host__in=but_not) if host_id is None else Job.objects.filter(host=host_id)
+    parked = chosen.filter(state=Job.State.QUEUED, parked_at__isnull=False).select_related("host").order_by("id")
     told: dict[int, dict[str, str] | None] = {}
-    for job in parked if host_id is None else parked.filter(host=host_id):
+    if host_id is not None and states is not None:
+        told[host_id] = states
+    for job in parked:
         if _needs_libvirt(job) and job.host_id not in told:
             told[job.host_id] = _states(job.host)
         _look_at(job, told.get(job.host_id, {}))
-    if host_id is None:
-        for job in Job.objects.filter(start_due=True).exclude(state__in=Job.ACTIVE).select_related("host"):
+    if starts:
+        for job in chosen.filter(start_due=True).exclude(state__in=Job.ACTIVE).select_related("host"):
             _start_guests_of(job)
+
+
+def hosts_that_wait(*, but_not: Collection[int] = ()) -> list[int]:
+    """Ids of the hosts on which jobs wait for what libvirt tells."""
+    parked = Job.objects.filter(state=Job.State.QUEUED, parked_at__isnull=False).exclude(host__in=but_not)
+    return sorted({job.host_id for job in parked.only("host_id", "waited_guests") if _needs_libvirt(job)})
 
 
 def _needs_libvirt(job: Job) -> bool:

@@ -44,7 +44,7 @@ def resolve_host(host: Host) -> None:
             )
         )  # fmt: skip
     rows.sort()  # by id; the database would copy all columns to do that
-    answers = Resolver(rows, _disks(host), _hypervisor(host)).resolve()
+    answers = Resolver(rows, _disks(host), _hypervisor(host), _unread(host)).resolve()
     changed = []
     for row_id, answer in answers.items():
         after = _resolved_values(answer)
@@ -98,6 +98,19 @@ def _hypervisor(host: Host) -> str:
         count = host.guests.count()
         return f"libvirt on {host.name} was asked: none of its {count} guests names it."
     return f"There is no hypervisor on {host.name} that could have guests."
+
+
+def _unread(host: Host) -> str:
+    """Which lines of its guests' definitions were not understood, in a sentence; empty where all were."""
+    found = [
+        f"{line} ({name})"
+        for name, lines in host.guests.exclude(unread=[]).values_list("name", "unread")
+        for line in lines
+    ]
+    if not found:
+        return ""
+    more = f", and {len(found) - 3} more" if len(found) > 3 else ""
+    return f"Lines of guests' definitions were not understood, and may name it: {'; '.join(found[:3])}{more}."
 
 
 def _write_uses(host: Host, answers: dict[int, Resolved]) -> None:

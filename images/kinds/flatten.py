@@ -14,6 +14,7 @@ from images.kinds.rewrites import (
 )
 from images.kinds.stages import WRITTEN
 from images.models import Image
+from storage_admin.guests.models import GuestDisk
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Refusal
 
@@ -95,14 +96,19 @@ def _keep(image: Image, below: list[Image], options: dict[str, Any]) -> tuple[in
 def _recorded(image: Image) -> list[Refusal]:
     """Guests whose definitions name the chain that is to change, for this image or for one that stands on it."""
     disks = [disk for disk in surroundings.of(image).disks if disk.records_chain]
-    return [
-        Refusal(
-            "guest_records_chain",
-            f"The definition of guest {disk.guest.name} itself names what its disk {disk.target} stands on "
-            "(<backingStore>), and would contradict the new chain. Take that out of it (virsh edit) and scan again.",
+    return [Refusal("guest_records_chain", _contradiction(disk)) for disk in disks[:3]]
+
+
+def _contradiction(disk: GuestDisk) -> str:
+    if disk.volume:
+        return (
+            f"Proxmox VE knows disk {disk.target} of {disk.guest.name} as a linked clone ({disk.volume}), and would "
+            "look for the base after it is flattened. Make a full copy there (qm disk move to another storage) instead."
         )
-        for disk in disks[:3]
-    ]
+    return (
+        f"The definition of guest {disk.guest.name} itself names what its disk {disk.target} stands on "
+        "(<backingStore>), and would contradict the new chain. Take that out of it (virsh edit) and scan again."
+    )
 
 
 def _needed_by(base: Image, image: Image) -> str:

@@ -1,0 +1,48 @@
+"""What has to be there before a web server starts: files for the browser, tables, the first admin."""
+
+from collections.abc import Callable
+
+from django.conf import settings
+from django.core.management import call_command
+from django.db import DatabaseError, connections
+
+from storage_admin.accounts.services import ensure_first_admin
+from storage_admin.hosts import machine
+from storage_admin.hosts.services import ensure_local_host
+from storage_admin.supervisor import database
+from storage_admin.supervisor.errors import SetupError
+from storage_admin.supervisor.static_files import collect_if_changed
+
+
+def prepare(say: Callable[[str], None], *, local: bool) -> None:
+    """Makes what is missing; of several that start at once, one does, and the others wait for it.
+
+    Args:
+        say: is told the first admin's password.
+        local: this machine is the host ``local``.
+
+    Raises:
+        SetupError: the database cannot be used, or the set-up is not complete.
+    """
+    try:
+        with database.alone(settings.DATA_DIR):
+            collect_if_changed(settings.DATA_DIR / "static.stamp")
+            call_command("migrate", interactive=False, verbosity=0)
+            if local:
+                _register_this_machine(say)
+            password = ensure_first_admin()
+    except DatabaseError as error:
+        said = " ".join(str(error).split())
+        raise SetupError(f"The database of DATABASE_URL cannot be used: {said}") from error
+    if password is not None:
+        say(f"First start. Log in as admin with the password {password} (it is shown only this once).")
+    connections.close_all()
+
+
+def _register_this_machine(say: Callable[[str], None]) -> None:
+    host = ensure_local_host()
+    if not machine.is_this(host):
+        say(
+            f"The host local of this database is another machine ({host.name}): images of this one are not looked at. "
+            "Add it as a host of its own, then start here: manage.py worker --host SLUG"
+        )

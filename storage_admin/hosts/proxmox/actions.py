@@ -1,0 +1,152 @@
+"""What the API does with drives: moves them, enlarges them, and has them trimmed from inside their guest."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from storage_admin.agent.protocol import INVALID, HostError, RefusedError
+from storage_admin.hosts.proxmox import drives, volumes
+from storage_admin.hosts.proxmox.client import Client
+from storage_admin.hosts.proxmox.config import Config, GuestRef
+from storage_admin.hosts.proxmox.drives import CONTAINER, VM
+from storage_admin.hosts.proxmox.errors import ApiError, NoAnswerError, NotThereError
+from storage_admin.hosts.proxmox.tasks import node_of
+
+FORMATS = ("raw", "qcow2", "vmdk")
+
+
+def move_disk(
+    client: Client,
+    config: Config,
+    target: str,
+    storage: str,
+    *,
+    format: str = "",  # noqa: A002 (the field's word)
+    delete_source: bool = False,
+    bandwidth_bytes_sec: int | None = None,
+) -> str:
+    """Begins to move a drive to another storage; qemu copies where the guest runs.
+
+    Args:
+        config: as it was read.
+        target: such as ``scsi0`` or ``rootfs``.
+        format: of the new image, where the storage knows several; the same where empty.
+        delete_source: else the old volume stays, as ``unusedN``.
+        bandwidth_bytes_sec: at most; ``None`` for what the cluster's settings say.
+
+    Returns:
+        The task's id, for :func:`~storage_admin.hosts.proxmox.tasks.follow`.
+
+    Raises:
+        RefusedError: ``guest_locked``, ``stale_plan``; ``invalid``: nothing would move.
+        HostError: as :meth:`Client.get`.
+    """
+    config.check_free()
+    drive = config.drive(target)
+    if format and (format not in FORMATS or config.guest.kind == CONTAINER):
+        raise RefusedError(INVALID, f"A drive is moved as {', '.join(FORMATS)}, and a container's as it is.")
+    parts = volumes.split(drive.volume)
+    if parts is None or drive.is_cdrom:
+        raise RefusedError(INVALID, f"{target} of {config.guest.name} is no volume of a storage.")
+    if parts[0] == storage and (not format or drive.volume.endswith("." + format)):
+        raise RefusedError(INVALID, f"{target} of {config.guest.name} is in {storage} already, in that format.")
+    is_vm = config.guest.kind == VM
+    upid = client.post(
+        *config.guest.path,
+        "move_disk" if is_vm else "move_volume",
+        params={
+            "disk" if is_vm else "volume": target,
+            "storage": storage,
+            "format": format or None,
+            "delete": delete_source,
+            "digest": config.digest,
+            # KiB a second; 0 would mean without any limit.
+            "bwlimit": None if bandwidth_bytes_sec is None else max(1, bandwidth_bytes_sec // 1024),
+        },
+    )
+    return _task(client, upid)
+
+
+def resize(client: Client, config: Config, target: str, size_bytes: int) -> str:
+    """Begins to enlarge a VM's drive. Proxmox VE never makes one smaller.
+
+    Args:
+        size_bytes: the new size.
+
+    Returns:
+        The task's id.
+
+    Raises:
+        RefusedError: ``guest_locked``, ``stale_plan``, ``invalid``.
+        HostError: as :meth:`Client.get`.
+    """
+    if config.guest.kind != VM:
+        raise RefusedError(INVALID, "Only drives of VMs are enlarged by the API.")
+    config.check_free()
+    drive = config.drive(target)
+    if drive.is_cdrom or not drives.is_drive(target, VM) or target.startswith("unused"):
+        raise RefusedError(INVALID, f"{target} of {config.guest.name} is no disk that can be enlarged.")
+    noted = drive.size_bytes
+    if size_bytes <= 0 or (noted is not None and size_bytes <= noted):
+        raise RefusedError(INVALID, f"{target} of {config.guest.name} has {noted} bytes: give a larger size.")
+    upid = client.put(
+        *config.guest.path, "resize", params={"disk": target, "size": str(size_bytes), "digest": config.digest}
+    )
+    return _task(client, upid)
+
+
+@dataclass(frozen=True)
+class Trimmed:
+    """A filesystem in a guest that its agent was to trim.
+
+    Args:
+        path: where it is mounted.
+        trimmed_bytes: what it gave back; ``None`` where the agent does not tell (Windows), or it failed.
+        error: the agent's words; empty where it went well.
+    """
+
+    path: str
+    trimmed_bytes: int | None
+    error: str
+
+
+def trim(client: Client, guest: GuestRef) -> tuple[Trimmed, ...]:
+    """Has the agent inside a VM trim its filesystems, and waits for it.
+
+    Raises:
+        RefusedError: ``invalid``: a container; there ``pct fstrim`` does it on the node.
+        HostError: no agent answers there; or it takes longer than Proxmox VE waits, then it goes on inside.
+    """
+    if guest.kind != VM:
+        raise RefusedError(INVALID, "Containers are trimmed on their node, by pct fstrim.")
+    try:
+        answer = client.post(*guest.path, "agent", "fstrim")
+    except NoAnswerError as error:
+        raise NoAnswerError(
+            f"{error.detail} The trim goes on inside {guest.name}: look at the image in a while.",
+            error.code,
+            error.status,
+        ) from None
+    except ApiError as error:
+        if error.status != 500 or isinstance(error, NotThereError):
+            raise
+        raise HostError(f"The guest agent of {guest.name} cannot be asked. {error.detail}") from None
+    result = answer.get("result") if isinstance(answer, dict) else None
+    paths = result.get("paths") if isinstance(result, dict) else None
+    if not isinstance(paths, list):
+        raise HostError(f"The guest agent of {guest.name} answers with something else than it should.")
+    return tuple(
+        Trimmed(
+            str(one.get("path") or ""),
+            one["trimmed"] if isinstance(one.get("trimmed"), int) else None,
+            str(one.get("error") or ""),
+        )
+        for one in paths
+        if isinstance(one, dict)
+    )
+
+
+def _task(client: Client, upid: Any) -> str:
+    if not isinstance(upid, str):
+        raise ApiError(f"{client.who} began no task: it answers with something else.")
+    node_of(upid)
+    return upid

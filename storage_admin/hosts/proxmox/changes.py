@@ -1,0 +1,157 @@
+"""Changes of a VM's drives in its configuration: I/O limits, and the new name of a volume that was flattened."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from storage_admin.agent.protocol import INVALID, HostError, RefusedError
+from storage_admin.hosts.proxmox import limits, volumes
+from storage_admin.hosts.proxmox.client import Client
+from storage_admin.hosts.proxmox.config import Config, GuestRef, read_config, read_snapshots, set_config
+from storage_admin.hosts.proxmox.drives import VM, Drive, is_drive
+
+
+@dataclass(frozen=True)
+class LimitsSet:
+    """What came of setting I/O limits, by what the configuration says afterwards.
+
+    Args:
+        before, after: by our names (:data:`limits.KEYS`), without those that are not set.
+        waits: it holds from the next start on, because Proxmox VE could not change the running guest.
+        digest: of the configuration now.
+    """
+
+    before: Mapping[str, int]
+    after: Mapping[str, int]
+    waits: bool
+    digest: str
+
+
+def set_limits(
+    client: Client,
+    guest: GuestRef,
+    target: str,
+    wanted: Mapping[str, int | None],
+    *,
+    digest: str = "",
+    unread: Iterable[str] = (),
+) -> LimitsSet:
+    """Sets I/O limits of one drive; whatever else its drive string says stays. A running guest follows at once.
+
+    Args:
+        target: such as ``scsi0``.
+        wanted: by our names, bytes and operations a second; 0 or ``None`` for no limit; what is not named stays.
+        digest: of the configuration that this was planned for; empty where any will do.
+        unread: lines that Proxmox VE would drop (:meth:`Config.check_free`).
+
+    Raises:
+        RefusedError: ``guest_locked``, ``stale_plan``, ``guests_unknown``, ``invalid``.
+        HostError: Proxmox VE refuses it, or says something else afterwards.
+    """
+    limits.check(wanted)
+    config = read_config(client, guest)
+    if guest.kind != VM or not is_drive(target, VM) or target.startswith(("unused", "vmstate", "efidisk", "tpmstate")):
+        raise RefusedError(INVALID, f"{target} of {guest.name} is no drive that has I/O limits.")
+    config.check_free(digest, unread)
+    drive = config.drive(target)
+    before = limits.of(drive)
+    made = limits.changed(drive, wanted)
+    after = config
+    if made != drive:
+        after = set_config(client, config, {target: str(made)})
+    found = limits.of(after.drive(target))
+    if found != limits.of(made):
+        raise HostError(
+            f"Proxmox VE took the limits of {target} of {guest.name} and now has {_shown(found)} there, not "
+            f"{_shown(limits.of(made))}."
+        )
+    holds = limits.of(Drive.parse(after.now[target]))
+    return LimitsSet(before, found, holds != found, after.digest)
+
+
+def _shown(found: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in found.items()) or "none"
+
+
+@dataclass(frozen=True)
+class Repointed:
+    """What came of naming a volume anew.
+
+    Args:
+        targets: the drives that name it now.
+        left: ``unusedN`` lines that still have the old name, and so name the same file; empty where all is well.
+        digest: of the configuration now.
+    """
+
+    targets: tuple[str, ...]
+    left: tuple[str, ...]
+    digest: str
+
+
+def repoint(
+    client: Client, guest: GuestRef, old: str, new: str, *, digest: str = "", unread: Iterable[str] = ()
+) -> Repointed:
+    """Makes a VM's configuration name a volume by another id of the same file.
+
+    For a linked clone that was flattened: ``store:101/base-101-disk-0.qcow2/102/vm-102-disk-0.qcow2`` has become
+    ``store:102/vm-102-disk-0.qcow2``. Proxmox VE takes that for another volume and keeps the old id as ``unusedN``,
+    which names the same file; that line is given the new id, too, whereupon Proxmox VE drops it as one in use. Whoever
+    was cut off in between calls this again.
+
+    Args:
+        old: the id that the configuration has.
+        new: of the same file (:func:`volumes.own_id`).
+        digest: of the configuration that this was planned for; empty where any will do.
+        unread: lines that Proxmox VE would drop (:meth:`Config.check_free`).
+
+    Raises:
+        RefusedError: ``guest_locked``, ``stale_plan``, ``guests_unknown``; ``has_internal_snapshots``: a snapshot names
+            the volume as well, and the API cannot change that; ``invalid``: these are not one file.
+        HostError: Proxmox VE refuses it, or says something else afterwards.
+    """
+    if guest.kind != VM or volumes.own_id(old) != volumes.own_id(new):
+        raise RefusedError(INVALID, f"{old} and {new} are not two names of one file of a VM.")
+    config = read_config(client, guest)
+    config.check_free(digest, unread)
+    targets = _naming(config, old)
+    if targets:
+        _check_snapshots(client, config, old)
+        config = set_config(client, config, {one: str(config.drive(one).with_volume(new)) for one in targets})
+        if _naming(config, old) or any(_volume(config.now.get(one)) != new for one in targets):
+            raise HostError(
+                f"Proxmox VE took the new name of {', '.join(targets)} of {guest.name} and does not have it there: is "
+                "the guest off?"
+            )
+    elif not _naming(config, new):
+        raise RefusedError("stale_plan", f"{guest.name} has no drive {old} any more: look again, then try again.")
+    for line in _unused(config, old):
+        config = set_config(client, config, {line: new})
+    return Repointed(_naming(config, new), _unused(config, old), config.digest)
+
+
+def _naming(config: Config, volume: str) -> tuple[str, ...]:
+    return tuple(
+        key
+        for key in sorted({*config.now, *config.next})
+        if is_drive(key, VM) and not key.startswith(("unused", "vmstate"))
+        if volume in (_volume(config.now.get(key)), _volume(config.next.get(key)))
+    )
+
+
+def _unused(config: Config, volume: str) -> tuple[str, ...]:
+    return tuple(key for key in sorted(config.now) if key.startswith("unused") and _volume(config.now[key]) == volume)
+
+
+def _volume(text: str | None) -> str:
+    try:
+        return Drive.parse(text or "").volume
+    except ValueError:
+        return ""
+
+
+def _check_snapshots(client: Client, config: Config, volume: str) -> None:
+    for name, values in read_snapshots(client, config):
+        if any(_volume(value) == volume for value in values.values()):
+            raise RefusedError(
+                "has_internal_snapshots",
+                f"The snapshot {name} of {config.guest.name} names {volume}: delete the snapshot first.",
+            )

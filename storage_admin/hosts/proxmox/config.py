@@ -1,0 +1,176 @@
+"""A guest's configuration by the API: what holds now and what waits, both from one state of its file."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from storage_admin.agent.protocol import INVALID, RefusedError
+from storage_admin.hosts.proxmox.client import Client
+from storage_admin.hosts.proxmox.drives import CONTAINER, VM, Drive
+from storage_admin.hosts.proxmox.errors import changed_meanwhile, guest_locked
+
+#: What the API calls the kinds of guests.
+PATHS = {VM: "qemu", CONTAINER: "lxc"}
+#: How often a configuration is read that changes while it is read.
+_TRIES = 4
+#: The longest line of snapshots that is followed back, one at a time.
+_MOST_SNAPSHOTS = 1000
+
+
+@dataclass(frozen=True)
+class GuestRef:
+    """Which guest.
+
+    Args:
+        kind: ``vm`` or ``container``.
+    """
+
+    node: str
+    vmid: int
+    kind: str = VM
+
+    @property
+    def path(self) -> tuple[str | int, ...]:
+        """Of its calls."""
+        return ("nodes", self.node, PATHS[self.kind], self.vmid)
+
+    @property
+    def name(self) -> str:
+        """For a sentence."""
+        return f"{'VM' if self.kind == VM else 'Container'} {self.vmid}"
+
+
+@dataclass(frozen=True)
+class Config:
+    """A guest's configuration at one moment.
+
+    Args:
+        now: what holds.
+        next: what is to hold from the next start; the same where nothing waits.
+        digest: of the file that both come from.
+        raw_lines: what a container passes to LXC as it is, and may name a file.
+    """
+
+    guest: GuestRef
+    now: Mapping[str, str]
+    next: Mapping[str, str]
+    digest: str
+    raw_lines: tuple[str, ...] = ()
+
+    def drive(self, target: str) -> Drive:
+        """A drive as it is to be from the next start.
+
+        Raises:
+            RefusedError: ``invalid``: there is none, or it cannot be read; ``stale_plan``: another volume waits to take
+                its place.
+        """
+        if target not in self.now and target not in self.next:
+            raise RefusedError(INVALID, f"{self.guest.name} has no drive {target}.")
+        if target not in self.now or target not in self.next:
+            raise self._waits(target)
+        try:
+            drive, present = Drive.parse(self.next[target]), Drive.parse(self.now[target])
+        except ValueError as error:
+            raise RefusedError(INVALID, f"The drive {target} of {self.guest.name} cannot be read: {error}.") from error
+        if drive.volume != present.volume:
+            raise self._waits(target)
+        return drive
+
+    def _waits(self, target: str) -> RefusedError:
+        return RefusedError(
+            "stale_plan",
+            f"A change of the drive {target} of {self.guest.name} waits for its next start: start it, or revert the "
+            "change, then try again.",
+        )
+
+    def check_free(self, digest: str = "", unread: Iterable[str] = ()) -> None:
+        """Lets a change go on.
+
+        Args:
+            digest: of the configuration that the change was planned for; empty where any will do.
+            unread: lines of it that Proxmox VE does not understand: it drops them when it next writes the file.
+
+        Raises:
+            RefusedError: ``guest_locked``, ``stale_plan``, ``guests_unknown``.
+        """
+        if self.now.get("lock"):
+            raise guest_locked(self.guest.name, self.now["lock"])
+        if digest and digest != self.digest:
+            raise changed_meanwhile()
+        lines = [line for line in unread if line.strip()]
+        if lines:
+            raise RefusedError(
+                "guests_unknown",
+                f"The configuration of {self.guest.name} has lines that Proxmox VE drops when it writes the file, "
+                f"such as {lines[0][:100]!r}: mend them on the node first.",
+            )
+
+
+def read_config(client: Client, guest: GuestRef) -> Config:
+    """A guest's configuration.
+
+    Raises:
+        RefusedError: ``stale_plan``: it changes faster than it can be read.
+        HostError: as :meth:`Client.get`.
+    """
+    for _ in range(_TRIES):
+        now = client.fields(*guest.path, "config", params={"current": 1})
+        following = client.fields(*guest.path, "config")
+        if now.get("digest") == following.get("digest"):
+            return Config(guest, _texts(now), _texts(following), str(now.get("digest") or ""), tuple(_raw_lines(now)))
+    raise changed_meanwhile()
+
+
+def set_config(client: Client, config: Config, changes: Mapping[str, str]) -> Config:
+    """Sets some keys, provided that the configuration is still as it was read.
+
+    Args:
+        config: as it was read.
+        changes: new values by key.
+
+    Returns:
+        The configuration, read anew.
+
+    Raises:
+        RefusedError: ``guest_locked``, ``stale_plan``.
+        HostError: Proxmox VE refuses the change, or cannot be asked any more: then look again what holds.
+    """
+    config.check_free()
+    client.put(*config.guest.path, "config", params={**changes, "digest": config.digest})
+    return read_config(client, config.guest)
+
+
+def read_snapshots(client: Client, config: Config) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """The name and the values of each snapshot; of a container only those on the line that led to the present.
+
+    Raises:
+        HostError: as :meth:`Client.get`.
+    """
+    guest = config.guest
+    if guest.kind == VM:
+        for row in client.rows(*guest.path, "snapshot"):
+            name = str(row.get("name"))
+            if name != "current":
+                yield name, _snapshot(client, guest, name)
+        return
+    # Containers' snapshots are not listed by any call of the schema that this is held to; each names the one before.
+    name, seen = config.now.get("parent", ""), set[str]()
+    while name and name not in seen and len(seen) < _MOST_SNAPSHOTS:
+        seen.add(name)
+        values = _snapshot(client, guest, name)
+        yield name, values
+        name = values.get("parent", "")
+
+
+def _snapshot(client: Client, guest: GuestRef, name: str) -> dict[str, str]:
+    return _texts(client.fields(*guest.path, "config", params={"snapshot": name}))
+
+
+def _texts(config: Mapping[str, Any]) -> dict[str, str]:
+    return {key: str(value) for key, value in config.items() if isinstance(value, str | int | float)}
+
+
+def _raw_lines(config: Mapping[str, Any]) -> Iterator[str]:
+    for entry in config.get("lxc") or ():
+        if isinstance(entry, list) and len(entry) == 2 and "/" in str(entry[1]):
+            yield f"{entry[0]}: {entry[1]}"

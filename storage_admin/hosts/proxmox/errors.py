@@ -1,0 +1,152 @@
+"""What Proxmox VE answers where it does not do what was asked, in sentences that say what to do.
+
+The traps, as its own code has them: a bad token is a 401 without a body, with the reason in the status line alone; a VM
+that is not there is a 500; a path that its version does not know is a 501; a node or a storage that does not answer is
+a 595 or 596, again without a body; what is refused because of a lock or a changed digest is a plain 500.
+"""
+
+import re
+from collections.abc import Mapping
+
+from storage_admin.agent.protocol import TOOL_FAILED, HostError, RefusedError
+
+UNREACHABLE = "host_unreachable"
+TOKEN_REFUSED = "token_refused"  # noqa: S105 (the name of a code)
+RIGHT_MISSING = "right_missing"
+NOT_FOUND = "not_found"
+
+#: AnyEvent's own statuses, which pveproxy passes on: the node, or the worker that does the request, did not answer.
+_NO_ANSWER = frozenset({504, 595, 596, 597, 598, 599})
+_DENIED = re.compile(r"\(([^\s,()]+), ([^()]+)\)")
+_LOCKED = re.compile(r"\b(?:VM|CT|guest|container) is locked(?: \(([\w-]+)\))?", re.IGNORECASE)
+_CHANGED = ("checksum mismatch", "detected modified configuration")
+_BUSY = re.compile(r"can't lock file '[^']*'.*got timeout")
+_GONE = re.compile(r"(?:Configuration file|snapshot|storage) '[^']*' does not exist|no such task", re.IGNORECASE)
+_LONGEST = 600
+
+
+class ApiError(HostError):
+    """An answer that is none of those below.
+
+    Args:
+        status: of HTTP.
+        fields: what is wrong with each parameter, where the answer says so.
+    """
+
+    def __init__(
+        self, detail: str, code: str = TOOL_FAILED, status: int = 0, fields: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(detail, code)
+        self.status = status
+        self.fields = dict(fields or {})
+
+
+class DeniedError(ApiError):
+    """The token has no right to that.
+
+    Args:
+        path: what the right would have to be on, such as ``/vms/100``; empty where the answer does not say so.
+        rights: any of which would do.
+    """
+
+    def __init__(self, detail: str, path: str, rights: tuple[str, ...]) -> None:
+        super().__init__(detail, RIGHT_MISSING, 403)
+        self.path = path
+        self.rights = rights
+
+
+class NotThereError(ApiError):
+    """The guest, the storage or the snapshot does not exist (any more)."""
+
+
+class NotKnownError(ApiError):
+    """This version of Proxmox VE has no such call."""
+
+
+class NoAnswerError(ApiError):
+    """The node did not answer in time: it hangs, or one of its storages does."""
+
+
+def of_answer(
+    who: str, status: int, reason: str, message: str = "", fields: Mapping[str, str] | None = None
+) -> HostError | RefusedError:
+    """The exception for an answer with an error.
+
+    Args:
+        who: the server and the token, as in a sentence.
+        status: of HTTP.
+        reason: the rest of the status line.
+        message: of the body, where there is one.
+        fields: the body's ``errors``.
+    """
+    said = _one_line(message or reason) or f"status {status}"
+    if status == 401:
+        return ApiError(
+            f"{who} does not take the API token: {said}. Check its id and secret, and that it has not expired.",
+            TOKEN_REFUSED, status,
+        )  # fmt: skip
+    if status == 403:
+        return _denied(who, said)
+    if status == 400:
+        told = "; ".join(f"{name}: {_one_line(why)}" for name, why in sorted((fields or {}).items()))
+        # What is in the way of a change comes as an error of the parameter, too.
+        return in_the_way(who, told) or ApiError(
+            f"{who} refuses the request: {told or said}", status=400, fields=fields
+        )
+    if status == 501:
+        return NotKnownError(f"{who} knows no such call: {said}. Its Proxmox VE may be too old.", status=status)
+    if status in _NO_ANSWER:
+        return NoAnswerError(
+            f"{who} gave no answer ({status} {said}): a node is down, or one of its storages hangs.",
+            UNREACHABLE, status,
+        )  # fmt: skip
+    if status >= 500:
+        return in_the_way(who, said) or _failed(who, status, said)
+    return ApiError(f"{who} answers {status} {said}: is that Proxmox VE?", status=status)
+
+
+def _denied(who: str, said: str) -> DeniedError:
+    found = _DENIED.search(said)
+    if found is None:
+        return DeniedError(f"{who} denies it: {said}", "", ())
+    rights = tuple(right.strip() for right in found[2].split("|"))
+    return DeniedError(f"{who} lacks {' or '.join(rights)} on {found[1]}.", found[1], rights)
+
+
+def in_the_way(who: str, said: str) -> RefusedError | None:
+    """What these words of Proxmox VE refuse, where it is something that an admin can wait for or undo."""
+    locked = _LOCKED.search(said)
+    if locked is not None:
+        return guest_locked("The guest", locked[1] or "locked")
+    if any(words in said for words in _CHANGED):
+        return RefusedError(
+            "stale_plan", "The guest's configuration was changed meanwhile: look again, then try again."
+        )
+    if _BUSY.search(said):
+        return RefusedError("busy", f"{who} is at work there just now: try again in a minute.")
+    return None
+
+
+def _failed(who: str, status: int, said: str) -> ApiError:
+    kind = NotThereError if _GONE.search(said) else ApiError
+    return kind(f"{who} says: {said}", NOT_FOUND if kind is NotThereError else TOOL_FAILED, status)
+
+
+def changed_meanwhile() -> RefusedError:
+    """The refusal where a configuration is not what it was when the work was planned."""
+    return RefusedError("stale_plan", "The guest's configuration was changed meanwhile: look again, then try again.")
+
+
+def guest_locked(name: str, lock: str) -> RefusedError:
+    """The refusal for a guest whose configuration has a ``lock``."""
+    return RefusedError(
+        "guest_locked",
+        f"{name} is locked by Proxmox VE ({lock}): wait until that has ended. Where nothing is at work any more, "
+        "unlock it there.",
+    )
+
+
+def _one_line(text: str) -> str:
+    """Fit for a sentence: whose words these are is not ours to trust."""
+    line = " ".join(text.split())
+    return "".join(c if c.isprintable() else "?" for c in line).rstrip(".")[:_LONGEST]

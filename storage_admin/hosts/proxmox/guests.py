@@ -1,0 +1,233 @@
+"""A guest of Proxmox VE from its configuration, whichever way that was read.
+
+A configuration has sections: what holds now, what is to hold from the next start (pending), one for each snapshot, and
+what backups keep there (fleecing images). A volume may be named by any of them alone.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from storage_admin.hosts.guest_facts import DiskFacts, GuestFacts
+from storage_admin.hosts.names import display
+from storage_admin.hosts.proxmox import drives, limits, volumes
+from storage_admin.hosts.proxmox.drives import CONTAINER, VM, Drive
+from storage_admin.hosts.proxmox.known import is_known
+from storage_admin.hosts.proxmox.storages import StorageFacts
+
+#: Kinds of sections.
+NOW, PENDING, SNAPSHOT, FLEECING = "now", "pending", "snapshot", "fleecing"
+#: Lines that Proxmox VE itself does not understand, or passes over: it drops them when it writes the file.
+HIDDEN = "hidden"
+
+OFF, RUNNING, PAUSED, UNKNOWN = "shut off", "running", "paused", "unknown"
+#: What qemu calls the states in which it holds its images and the guest stands still.
+_STANDING = frozenset(
+    {"paused", "prelaunch", "suspended", "io-error", "inmigrate", "postmigrate", "finish-migrate", "restore-vm",
+     "save-vm", "guest-panicked", "internal-error", "watchdog", "colo", "debug"}
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Section:
+    """One section of a configuration.
+
+    Args:
+        kind: :data:`NOW`, :data:`PENDING`, :data:`SNAPSHOT`, :data:`FLEECING` or :data:`HIDDEN`.
+        values: by key, as they stand there.
+        name: of the snapshot.
+    """
+
+    kind: str
+    values: Mapping[str, str]
+    name: str = ""
+
+    @property
+    def only_in(self) -> str:
+        """Where a disk is said to be that no other section names."""
+        return "" if self.kind == NOW else self.name or self.kind
+
+
+@dataclass(frozen=True)
+class ProxmoxGuest:
+    """A VM or a container.
+
+    Args:
+        facts: as of a guest of any kind.
+        digest: SHA-1 of the configuration file, for compare-and-set; the same by the API and by the file.
+        snapshots: their names.
+        options: what else its configuration says now, drives and description left out.
+    """
+
+    facts: GuestFacts
+    node: str
+    vmid: int
+    template: bool = False
+    digest: str = ""
+    snapshots: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def agent_enabled(self) -> bool:
+        """Whether its configuration says that a guest agent runs in it."""
+        first = self.options.get("agent", "0").split(",")[0]
+        return first.removeprefix("enabled=").lower() in ("1", "on", "yes", "true")
+
+    @property
+    def protected(self) -> bool:
+        """Whether Proxmox VE keeps its disks from being removed."""
+        return self.options.get("protection", "0") == "1"
+
+
+def state(status: str, qmp: str = "") -> str:
+    """A guest's state in libvirt's words; whatever is not known to be off is not off.
+
+    Args:
+        status: ``stopped`` or ``running``.
+        qmp: qemu's own word, of a VM.
+    """
+    if status == "stopped":
+        return OFF
+    if status != "running":
+        return UNKNOWN
+    if qmp == "shutdown":
+        return "shutting down"
+    return PAUSED if qmp in _STANDING else RUNNING
+
+
+def build(
+    kind: str,
+    node: str,
+    vmid: int,
+    sections: Iterable[Section],
+    storages: Mapping[str, StorageFacts],
+    *,
+    state: str = UNKNOWN,
+    digest: str = "",
+    unread: Iterable[str] = (),
+) -> ProxmoxGuest:
+    """The guest that these sections describe.
+
+    Args:
+        kind: :data:`VM` or :data:`CONTAINER`.
+        sections: in any order.
+        storages: by name, for the paths of volumes.
+        unread: lines that were not understood.
+    """
+    known = tuple(sections)
+    now = next((section.values for section in known if section.kind == NOW), {})
+    reading = _Reading(kind, vmid, storages, [*unread])
+    found = tuple(reading.disks(known))
+    facts = GuestFacts(
+        kind=kind,
+        uid=str(vmid),
+        name=_shown(now.get("name" if kind == VM else "hostname") or f"{'VM' if kind == VM else 'CT'} {vmid}"),
+        state=state,
+        disks=found,
+        lock=now.get("lock", ""),
+        io_limits=_limits(now) if kind == VM else {},
+        unread=tuple(dict.fromkeys(reading.unread)),
+    )
+    return ProxmoxGuest(
+        facts=facts,
+        node=node,
+        vmid=vmid,
+        template=now.get("template", "0") == "1",
+        digest=digest,
+        snapshots=tuple(section.name for section in known if section.kind == SNAPSHOT),
+        options={key: value for key, value in now.items() if not _left_out(key)},
+    )
+
+
+def _left_out(key: str) -> bool:
+    return drives.looks_like_drive(key) or key in ("description", "digest", "lxc")
+
+
+def _limits(values: Mapping[str, str]) -> dict[str, dict[str, int]]:
+    found = {}
+    for key, value in sorted(values.items()):
+        if drives.is_drive(key, VM) and not key.startswith("unused"):
+            try:
+                found[key] = limits.of(Drive.parse(value))
+            except ValueError:
+                continue  # told among the lines that were not understood
+    return {key: set_ones for key, set_ones in found.items() if set_ones}
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """One configuration that is being read; ``unread`` grows by what is not understood."""
+
+    kind: str
+    vmid: int
+    storages: Mapping[str, StorageFacts]
+    unread: list[str]
+
+    def disks(self, sections: tuple[Section, ...]) -> Iterator[DiskFacts]:
+        """What holds now first; the other sections where they name something else."""
+        told: set[str] = set()
+        for section in sorted(sections, key=lambda one: (one.kind != NOW, one.kind != PENDING)):
+            for key, value in section.values.items():
+                for disk in self._named(section, key, value):
+                    what = disk.path or disk.volume
+                    if section.kind == NOW or (what and what not in told):
+                        yield disk
+                    told.add(what)
+
+    def _named(self, section: Section, key: str, value: str) -> Iterator[DiskFacts]:
+        if section.kind == FLEECING:
+            for volume in filter(None, re.split(r"[,; \0]+", value)):
+                yield self._disk(FLEECING, Drive((("", volume),)), section.only_in)
+        elif section.kind == HIDDEN:
+            yield self._disk(key, Drive.parse(value), section.only_in)
+        elif drives.looks_like_drive(key):
+            try:
+                yield self._disk(key, Drive.parse(value), section.only_in)
+            except ValueError:
+                self.unread.append(f"{key}: {value}")
+        elif (key == "args" or not is_known(key, self.kind)) and re.search(r"[/:]", value):
+            # The former go to qemu as they are; either may name any file.
+            self.unread.append(f"{key}: {value}")
+
+    def _disk(self, target: str, drive: Drive, only_in: str) -> DiskFacts:
+        volume = _as_id(drive, self.vmid) if self.kind == VM else drive.volume
+        return DiskFacts(
+            target=target,
+            device=self._device(drive),
+            path=volumes.path(volume, self.storages),
+            format=self._format(drive, volume),
+            cache=drive.option("cache"),
+            discard=drive.option("discard"),
+            readonly=drive.flag("ro") is True or drive.is_cdrom,
+            volume=_shown(volume) if volumes.split(volume) is not None else "",
+            only_in=only_in,
+        )
+
+    def _device(self, drive: Drive) -> str:
+        if self.kind == CONTAINER and drive.volume.startswith("/") and not drive.volume.startswith("/dev/"):
+            return "bind"
+        return "cdrom" if drive.is_cdrom else "disk"
+
+    def _format(self, drive: Drive, volume: str) -> str:
+        """What Proxmox VE opens it as: by the volume's name; of a path what the drive says, else raw."""
+        parts = volumes.split(volume)
+        if drive.is_empty:
+            return ""
+        if parts is None:
+            return (drive.option("format") or "raw") if self.kind == VM else ""
+        known = self.storages.get(parts[0])
+        found = volumes.parse(volume, known) if known else None
+        return found.format if found else ""
+
+
+def _shown(text: str) -> str:
+    """Fit for a database and a screen; a file may hold bytes that are no text."""
+    return display(text.encode("utf-8", "surrogateescape"))
+
+
+def _as_id(drive: Drive, vmid: int) -> str:
+    """A bare file name, as old configurations have it, lies in ``local`` (PVE::QemuServer, filename_to_volume_id)."""
+    volume = drive.volume
+    if drive.is_empty or "/" in volume or ":" in volume:
+        return volume
+    return f"local:iso/{volume}" if drive.is_cdrom else f"local:{vmid}/{volume}"

@@ -1,0 +1,306 @@
+"""A node of Proxmox VE, read by its API: storages, guests, volumes, and what could not be seen."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from storage_admin.agent.protocol import HostError, RefusedError
+from storage_admin.hosts.proxmox import guests, permissions, storages, volumes
+from storage_admin.hosts.proxmox.client import Client
+from storage_admin.hosts.proxmox.config import PATHS, GuestRef, read_config, read_snapshots
+from storage_admin.hosts.proxmox.drives import CONTAINER, VM
+from storage_admin.hosts.proxmox.errors import ApiError, DeniedError, NoAnswerError, NotThereError
+from storage_admin.hosts.proxmox.guests import NOW, PENDING, SNAPSHOT, ProxmoxGuest, Section
+from storage_admin.hosts.proxmox.permissions import MissingRight, Permissions
+from storage_admin.hosts.proxmox.storages import StorageFacts, integer
+
+HIDDEN_LINES = (
+    "The API leaves out lines of guests' configurations that it does not understand, and containers' snapshots beside "
+    "the present line: reach the node by ssh as well, so that its files can be read."
+)
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """A node of a cluster.
+
+    Args:
+        online: ``None`` where the token may not know.
+        local: the one that answers.
+        fingerprint: SHA-256 of the certificate that its API shows.
+    """
+
+    name: str
+    online: bool | None = None
+    local: bool = False
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The nodes; ``name`` is empty for a node on its own."""
+
+    name: str
+    nodes: tuple[NodeFacts, ...]
+
+
+@dataclass(frozen=True)
+class VolumeFacts:
+    """A volume as its storage lists it.
+
+    Args:
+        path: empty where it has none of its own on the node.
+        format: ``invalid`` where the file is not what its name says.
+        size_bytes: virtual size; ``None`` where the storage does not tell.
+        parent: as the image's header names it: a relative or absolute path, ``json:…``; never a volume id.
+    """
+
+    volume: str
+    path: str
+    content: str
+    format: str
+    size_bytes: int | None
+    used_bytes: int | None
+    vmid: int | None
+    parent: str
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The volumes of a storage; ``why_incomplete`` is empty where they are all of them."""
+
+    storage: str
+    volumes: tuple[VolumeFacts, ...]
+    why_incomplete: str = ""
+
+
+@dataclass(frozen=True)
+class ProxmoxFacts:
+    """What is known of one node.
+
+    Args:
+        cluster: empty for a node on its own.
+        storages: of the whole cluster; those that the node does not have are not enabled.
+        guests: of this node, or of all nodes where files were read.
+        listings: of the storages that are no folders.
+        missing: rights that the token has not.
+        unknown: sentences, each a reason why it is not known who uses which image.
+    """
+
+    node: str
+    cluster: str = ""
+    version: str = ""
+    nodes: tuple[NodeFacts, ...] = ()
+    storages: tuple[StorageFacts, ...] = ()
+    guests: tuple[ProxmoxGuest, ...] = ()
+    listings: tuple[Listing, ...] = ()
+    missing: tuple[MissingRight, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+
+def read(client: Client, node: str = "", *, configs: bool = True) -> ProxmoxFacts:
+    """All that the API tells of a node.
+
+    Args:
+        node: its name; empty for the one that answers.
+        configs: read each guest's configuration, three calls for each. Without, the guests have their states alone, for
+            where their files are read (:func:`~storage_admin.hosts.proxmox.merging.merged`).
+
+    Raises:
+        HostError: the API does not answer, or there is no such node.
+    """
+    version = client.fields("version")
+    may = permissions.read(client)
+    known = cluster(client)
+    name = _chosen(client, known, node)
+    unknown = [right.sentence for feature in permissions.INVENTORY for right in may.missing(feature)]
+    found = read_storages(client, name)
+    by_name = {storage.name: storage for storage in found}
+    return ProxmoxFacts(
+        node=name,
+        cluster=known.name,
+        version=str(version.get("version", "")),
+        nodes=known.nodes,
+        storages=found,
+        guests=read_guests(client, name, by_name, unknown) if configs else read_states(client, name),
+        listings=tuple(
+            list_volumes(client, name, storage, may)
+            for storage in found
+            if storage.active and storage.holds_images and not storage.is_folder
+        ),
+        missing=may.all_missing(),
+        unknown=(*unknown, HIDDEN_LINES),
+    )
+
+
+def cluster(client: Client) -> Cluster:
+    """The nodes, as far as the token may know; raises HostError."""
+    nodes = {
+        str(row["node"]): NodeFacts(
+            str(row["node"]), _online(row.get("status")), fingerprint=str(row.get("ssl_fingerprint") or "")
+        )
+        for row in client.rows("nodes")
+        if row.get("node")
+    }
+    try:
+        told = client.rows("cluster", "status")
+    except DeniedError:
+        told = []
+    local = {str(row.get("name")) for row in told if row.get("type") == "node" and str(row.get("local")) == "1"}
+    if not told and len(nodes) == 1:
+        local = set(nodes)
+    name = next((str(row.get("name") or "") for row in told if row.get("type") == "cluster"), "")
+    return Cluster(
+        name,
+        tuple(
+            NodeFacts(one.name, one.online, one.name in local, one.fingerprint) for _, one in sorted(nodes.items())
+        ),
+    )  # fmt: skip
+
+
+def _online(status: Any) -> bool | None:
+    return {"online": True, "offline": False}.get(str(status))
+
+
+def _chosen(client: Client, known: Cluster, node: str) -> str:
+    names = [one.name for one in known.nodes]
+    if node:
+        if node not in names:
+            raise ApiError(f"{client.who} knows no node {node!r}; its nodes are {', '.join(names) or 'hidden'}.")
+        return node
+    local = [one.name for one in known.nodes if one.local]
+    if len(local) != 1:
+        raise ApiError(
+            f"{client.who} does not tell which of its nodes it is: name one of {', '.join(names)}, or give the token "
+            "Sys.Audit on /."
+        )
+    return local[0]
+
+
+def read_storages(client: Client, node: str) -> tuple[StorageFacts, ...]:
+    """The storages, with their space on that node; raises HostError."""
+    status = {str(row.get("storage")): row for row in client.rows("nodes", node, "storage")}
+    defined = {one.name: one for one in map(storages.of_definition, client.rows("storage"))}
+    for name in status.keys() - defined.keys():
+        defined[name] = StorageFacts(name, "")
+    return tuple(
+        storages.with_status(one, status[name]) if name in status else _elsewhere(one, node)
+        for name, one in sorted(defined.items())
+    )
+
+
+def _elsewhere(storage: StorageFacts, node: str) -> StorageFacts:
+    return storages.with_status(storage, {"enabled": int(storage.enabled and storage.on(node)), "active": 0})
+
+
+def list_volumes(client: Client, node: str, storage: StorageFacts, may: Permissions) -> Listing:
+    """The volumes of one storage. A broken image makes Proxmox VE refuse its whole storage: then the agent has to look.
+
+    Raises:
+        HostError: the API server itself is not there any more.
+    """
+    try:
+        rows = client.rows("nodes", node, "storage", storage.name, "content")
+    except NoAnswerError as error:
+        if not error.status:
+            raise
+        return Listing(storage.name, (), f"{error.detail} Have the agent read it.")
+    except ApiError as error:
+        if error.code == "host_unreachable":
+            raise
+        return Listing(storage.name, (), error.detail)
+    except RefusedError as error:
+        return Listing(storage.name, (), error.detail)
+    found = tuple(
+        _volume(row, storage) for row in rows if row.get("volid") and row.get("content") in ("images", "rootdir")
+    )
+    lacking = may.missing("images", [storage.name])
+    return Listing(storage.name, found, " ".join(right.sentence for right in lacking))
+
+
+def _volume(row: Mapping[str, Any], storage: StorageFacts) -> VolumeFacts:
+    name = str(row["volid"])
+    return VolumeFacts(
+        volume=name,
+        path=volumes.path(name, {storage.name: storage}),
+        content=str(row.get("content") or ""),
+        format=str(row.get("format") or ""),
+        size_bytes=integer(row.get("size")),
+        used_bytes=integer(row.get("used")),
+        vmid=integer(row.get("vmid")),
+        parent=str(row.get("parent") or ""),
+    )
+
+
+def read_guests(
+    client: Client, node: str, by_name: Mapping[str, StorageFacts], unknown: list[str]
+) -> tuple[ProxmoxGuest, ...]:
+    """The guests of a node; ``unknown`` grows by those that could not be read. Raises HostError."""
+    found = []
+    for kind in (VM, CONTAINER):
+        for row in _listed(client, node, kind):
+            try:
+                found.append(read_guest(client, node, kind, row, by_name))
+            except NotThereError as error:
+                if any(again.get("vmid") == row.get("vmid") for again in client.rows("nodes", node, PATHS[kind])):
+                    unknown.append(error.detail)
+            except RefusedError as error:
+                unknown.append(f"Guest {row.get('vmid')} could not be read. {error.detail}")
+    return tuple(found)
+
+
+def read_states(client: Client, node: str) -> tuple[ProxmoxGuest, ...]:
+    """The guests of a node by name, state and lock alone; raises HostError."""
+    found = []
+    for kind in (VM, CONTAINER):
+        for row in _listed(client, node, kind):
+            vmid, name = integer(row.get("vmid")), str(row.get("name") or "")
+            told = Section(NOW, {"name": name, "hostname": name, "lock": str(row.get("lock") or "")})
+            if vmid is not None:
+                found.append(guests.build(kind, node, vmid, [told], {}, state=_state(row)))
+    return tuple(found)
+
+
+def _state(row: Mapping[str, Any]) -> str:
+    return guests.state(str(row.get("status")), str(row.get("qmpstatus") or ""))
+
+
+def _listed(client: Client, node: str, kind: str) -> list[dict[str, Any]]:
+    if kind == CONTAINER:
+        return client.rows("nodes", node, PATHS[kind])
+    try:
+        # With what each qemu says of itself: a guest that is paused runs all the same.
+        return client.rows("nodes", node, PATHS[kind], params={"full": 1})
+    except HostError:
+        return client.rows("nodes", node, PATHS[kind])
+
+
+def read_guest(
+    client: Client, node: str, kind: str, row: Mapping[str, Any], by_name: Mapping[str, StorageFacts]
+) -> ProxmoxGuest:
+    """One guest.
+
+    Args:
+        row: of the list of guests.
+
+    Raises:
+        NotThereError: it is gone.
+        HostError: as :meth:`Client.get`.
+    """
+    vmid = integer(row.get("vmid"))
+    if vmid is None:
+        raise ApiError(f"{client.who} lists a guest without a number.")
+    config = read_config(client, GuestRef(node, vmid, kind))
+    waiting = {key: value for key, value in config.next.items() if config.now.get(key) != value}
+    sections = [Section(NOW, config.now), Section(PENDING, waiting)]
+    sections.extend(Section(SNAPSHOT, values, name) for name, values in read_snapshots(client, config))
+    return guests.build(
+        kind,
+        node,
+        vmid,
+        sections,
+        by_name,
+        state=_state(row),
+        digest=config.digest,
+        unread=config.raw_lines,
+    )

@@ -1,0 +1,163 @@
+"""Tasks of Proxmox VE: a call that takes long answers with a task's id, and how it went is in the task alone.
+
+A 200 says that the task began. Progress stands in its log and nowhere else.
+"""
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from storage_admin.agent.protocol import HostError, StoppedError
+from storage_admin.hosts.proxmox import errors
+from storage_admin.hosts.proxmox.client import Client
+from storage_admin.hosts.proxmox.errors import UNREACHABLE, ApiError
+
+#: PVE::UPID: node, process, its start, time, kind of task, what it is about, who.
+_UPID = re.compile(
+    r"UPID:([A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?):[0-9A-Fa-f]{8}:[0-9A-Fa-f]{8,9}:[0-9A-Fa-f]{8}:[^:\s/]+:[^:\s/]*:"
+    r"[^:\s/]+:",
+    re.ASCII,
+)
+_PERCENT = re.compile(r"\btransferred .*\((\d{1,3}(?:\.\d+)?)\s?%\)")
+_LINES = 500
+#: Seconds between two looks, and how long the API may be away while a task goes on.
+INTERVAL = 1.0
+PATIENCE = 120.0
+_STOP_LIMIT = 60.0
+
+_NOTHING = "no content"  # what an empty log shows as its first line
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a task ended that did what it was to do.
+
+    Args:
+        warnings: how many Proxmox VE counted.
+        last_line: of its log.
+    """
+
+    upid: str
+    warnings: int
+    last_line: str
+
+
+def node_of(upid: str) -> str:
+    """The node that a task runs on.
+
+    Raises:
+        ApiError: that is no task's id.
+    """
+    found = _UPID.fullmatch(upid) if isinstance(upid, str) else None
+    if found is None:
+        raise ApiError(f"{str(upid)[:80]!r} is no id of a task of Proxmox VE.")
+    return found[1]
+
+
+def follow(
+    client: Client,
+    upid: str,
+    *,
+    progress: Callable[[float], None] = lambda _: None,
+    log: Callable[[str], None] = lambda _: None,
+    check: Callable[[], None] = lambda: None,
+    interval: float = INTERVAL,
+    patience: float = PATIENCE,
+) -> Outcome:
+    """Waits for a task's end.
+
+    Args:
+        upid: as the call answered.
+        progress: told the percentage that the task's log names, whenever it grows.
+        log: told every line of the task's log, once.
+        check: raises StoppedError where the work is to be given up; the task is stopped then.
+        interval: seconds between two looks.
+        patience: seconds that the API may not answer meanwhile.
+
+    Raises:
+        RefusedError: ``guest_locked``, ``stale_plan``, ``busy``: the task found that only when it had begun.
+        HostError: the task failed, with its own words; or the API stayed away: then the task may go on.
+        StoppedError: from ``check``, when the task has ended.
+    """
+    watched = _Task(client, upid, progress, log)
+    heard = time.monotonic()
+    while True:
+        try:
+            check()
+        except StoppedError:
+            watched.stop()
+            raise
+        try:
+            ended = watched.look()
+            heard = time.monotonic()
+        except HostError as error:
+            if error.code != UNREACHABLE or time.monotonic() - heard > patience:
+                raise HostError(f"{error.detail} The task {upid} may go on there.", error.code) from None
+            ended = None
+        if ended is not None:
+            return watched.judged(ended)
+        time.sleep(interval)
+
+
+class _Task:
+    """A task that is watched; it knows how much of its log was read."""
+
+    def __init__(
+        self, client: Client, upid: str, progress: Callable[[float], None], log: Callable[[str], None]
+    ) -> None:
+        self._client = client
+        self._upid = upid
+        self._path = ("nodes", node_of(upid), "tasks", upid)
+        self._progress = progress
+        self._log = log
+        self._read = 0
+        self._percent = -1.0
+        self._last = ""
+
+    def look(self) -> str | None:
+        """One look: what is new in the log, and the exit status where it has ended."""
+        status = self._client.fields(*self._path, "status")
+        ended = status.get("status") == "stopped"
+        # After the status: whatever a task that has ended had to say is there.
+        self._read_log()
+        return str(status.get("exitstatus") or "it ended without saying how") if ended else None
+
+    def _read_log(self) -> None:
+        while True:
+            rows = self._client.rows(*self._path, "log", params={"start": self._read, "limit": _LINES})
+            for row in rows:
+                text = str(row.get("t") or "")
+                if self._read == 0 and text == _NOTHING:
+                    return
+                self._read += 1
+                self._line(text)
+            if len(rows) < _LINES:
+                return
+
+    def _line(self, text: str) -> None:
+        self._last = text
+        self._log(text)
+        found = _PERCENT.search(text)
+        if found is not None and self._percent < float(found[1]) <= 100:
+            self._percent = float(found[1])
+            self._progress(self._percent)
+
+    def judged(self, exit_status: str) -> Outcome:
+        """The outcome; raises HostError where the task failed, RefusedError where something was in its way."""
+        warned = re.fullmatch(r"WARNINGS: (\d+)", exit_status, re.ASCII)
+        if exit_status != "OK" and warned is None:
+            refused = errors.in_the_way(self._client.who, exit_status)
+            if refused is not None:
+                raise refused
+            raise HostError(f"Proxmox VE's task failed: {' '.join(exit_status.split())[:600]}")
+        return Outcome(self._upid, int(warned[1]) if warned else 0, self._last)
+
+    def stop(self) -> None:
+        """Asks for the task's end, and waits until it has ended."""
+        self._client.delete(*self._path)
+        end = time.monotonic() + _STOP_LIMIT
+        while self.look() is None:
+            if time.monotonic() > end:
+                raise HostError(f"The task {self._upid} was told to stop and goes on: stop it in Proxmox VE.")
+            time.sleep(0.2)

@@ -1,0 +1,89 @@
+"""A host is added by ssh through the pages, its key compared, and a container's priority set on it."""
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.e2e.browser import Tab
+from tests.e2e.rest import Rest
+from tests.harness.openvz import OpenVZHost
+from tests.harness.sshd import Sshd, sshd
+
+pytestmark = pytest.mark.browser
+
+CONF = Path("/etc/vz/conf")
+
+
+@pytest.fixture
+def vz(tmp_path: Path) -> Iterator[OpenVZHost]:
+    """A host with OpenVZ; its configurations are where OpenVZ has them, as long as the test lasts."""
+    host = OpenVZHost(tmp_path / "vz")
+    made = not CONF.parent.exists()
+    CONF.parent.mkdir(exist_ok=True)
+    assert not CONF.exists(), f"{CONF} is there: this machine has OpenVZ"
+    CONF.symlink_to(host.conf)
+    yield host
+    CONF.unlink()
+    if made:
+        CONF.parent.rmdir()
+
+
+@pytest.fixture
+def server(tmp_path: Path, vz: OpenVZHost) -> Iterator[Sshd]:
+    """That host's SSH server."""
+    with sshd(tmp_path / "sshd", environment={"PATH": f"{vz.bin}:{os.defpath}:/usr/sbin:/sbin"}) as running:
+        yield running
+
+
+def test_a_host_is_added_by_ssh_and_a_containers_priority_set_on_it(
+    admin_tab: Callable[..., Tab], rest: Rest, server: Sshd, vz: OpenVZHost
+) -> None:
+    vz.add("101", 'HOSTNAME="shop"\nIOPRIO="3"\n', state="running")
+    seen = admin_tab()
+    page = seen.page
+    seen.open("/hosts/")
+    page.get_by_role("link", name="Add a host…").click()
+    page.get_by_label("Name", exact=True).fill("old-vz")
+    page.get_by_label("Address", exact=True).fill("-oProxyCommand=x")
+    page.get_by_label("Private key (without a passphrase)").fill(server.private_key)
+    page.get_by_role("button", name="Test the connection").click()
+    expect(page.get_by_text("Give a host's name or its address alone")).to_be_visible()
+    assert len(seen.complaints) == 1  # the browser says that the answer was 400
+    seen.complaints.clear()
+    page.get_by_label("Address", exact=True).fill("127.0.0.1")
+    page.get_by_label("Port", exact=True).fill(str(server.port))
+    page.get_by_role("button", name="Test the connection").click()
+    expect(page.locator("pre.shell").first).to_have_text(re.compile("^SHA256:"))
+    seen.assert_accessible()
+    page.get_by_role("button", name="The keys are equal: add the host").click()
+    expect(page).to_have_url(re.compile(r"/hosts/$"))
+    expect(page.get_by_text("old-vz is added")).to_be_visible()
+    seen.assert_accessible()
+
+    host = next(row for row in rest.get("hosts/", limit=100)["results"] if row["name"] == "old-vz")
+    assert (host["kind"], host["transport"], host["port"]) == ("ssh", "ssh", server.port)
+    seen.open("/guests/?q=shop")
+    seen.reload_until(page.get_by_role("cell", name=re.compile("shop")))
+    expect(page.locator("tbody")).to_contain_text("priority 3")
+    page.get_by_role("link", name="set…").click()
+    page.get_by_label(re.compile("I/O priority of containers")).fill("7")
+    page.get_by_role("button", name="Show the plan").click()
+    expect(page.locator("tbody")).to_contain_text("vzctl set 101 --ioprio 7 --save")
+    seen.assert_accessible()
+    page.get_by_role("button", name="Set it for 1 guest").click()
+    expect(page).to_have_url(re.compile(r"/jobs/\d+/$"))
+    expect(page.locator("#status")).to_contain_text("succeeded", timeout=60_000)
+    seen.assert_accessible()
+    assert b'IOPRIO="7"' in (vz.conf / "101.conf").read_bytes()
+    seen.open("/guests/?q=shop")
+    expect(page.locator("tbody")).to_contain_text("priority 7")
+
+    seen.open("/hosts/")
+    page.get_by_text("Remove old-vz").click()
+    page.get_by_label("Type its name, old-vz").fill("old-vz")
+    page.get_by_role("button", name="Remove the host").click()
+    expect(page.get_by_text("Nothing on it was touched")).to_be_visible()
