@@ -4,10 +4,12 @@ from dataclasses import dataclass, replace
 
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.guests.models import Guest
-from storage_admin.hosts import asking, openvz, transport
+from storage_admin.hosts import asking, openvz, proxmox_hosts, transport
 from storage_admin.hosts.guest_facts import GuestFacts
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.proxmox import conffiles
+from storage_admin.hosts.proxmox.merging import merged
+from storage_admin.hosts.proxmox.reader import ProxmoxFacts
 from storage_admin.hosts.proxmox.volumes import own_id
 
 
@@ -17,12 +19,14 @@ class Told:
 
     Args:
         kinds: of guests that it has; all of these kinds on the host are among ``guests``.
-        unknown: why it is not known which guests it has; empty where it is.
+        unknown: why it is not known which image each of them uses; empty where it is.
+        answered: whether it told of any; else what was known of its guests stays.
     """
 
     kinds: tuple[str, ...]
     guests: tuple[GuestFacts, ...] = ()
     unknown: str = ""
+    answered: bool = True
 
 
 def ask(host: Host) -> list[Told]:
@@ -57,7 +61,7 @@ def _containers(host: Host) -> Told:
     except openvz.AbsentError:
         return Told(kinds)
     except (HostError, RefusedError) as error:
-        return Told(kinds, unknown=f"The containers of {host.name} are not known: {error.detail}")
+        return Told(kinds, unknown=f"The containers of {host.name} are not known: {error.detail}", answered=False)
 
 
 def containers_of(host: Host) -> Told:
@@ -72,6 +76,37 @@ def containers_of(host: Host) -> Told:
     return told
 
 
+def _facts(host: Host) -> ProxmoxFacts:
+    """By the node's files, with what its API tells laid over them where there is a token."""
+    if host.transport == Host.Transport.API:
+        facts = proxmox_hosts.facts_of(host, configs=True)
+    else:
+        facts = conffiles.read(asking.ask(host, "pve", {}))
+        if host.token_id:
+            facts = merged(proxmox_hosts.facts_of(host, configs=False), facts)
+    if host.token_id:
+        proxmox_hosts.sync_storages(host, facts)
+    return facts
+
+
+def is_by_api(host: Host) -> bool:
+    """Whether nothing but the API of Proxmox VE can be asked about a host."""
+    return host.transport == Host.Transport.API
+
+
+def guests_by_api(host: Host) -> Told:
+    """The guests of a node that is reached by its API alone.
+
+    Raises:
+        HostError: it does not answer.
+    """
+    try:
+        proxmox_hosts.rights_missing(host)
+    except (HostError, RefusedError) as error:
+        raise HostError(error.detail, "host_unreachable") from error
+    return _proxmox(host)
+
+
 def _proxmox(host: Host) -> Told:
     """The guests of a node of Proxmox VE by its files, read there by the agent.
 
@@ -79,9 +114,9 @@ def _proxmox(host: Host) -> Told:
     """
     kinds = (str(Guest.Kind.VM), str(Guest.Kind.CONTAINER))
     try:
-        facts = conffiles.read(asking.ask(host, "pve", {}))
+        facts = _facts(host)
     except (HostError, RefusedError) as error:
-        return Told(kinds, unknown=f"The guests of Proxmox VE are not known: {error.detail}")
+        return Told(kinds, unknown=f"The guests of Proxmox VE are not known: {error.detail}", answered=False)
     shared = {storage.name for storage in facts.storages if storage.shared}
     guests = []
     for guest in facts.guests:

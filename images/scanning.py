@@ -195,9 +195,10 @@ class ScanRun:
         if libvirt_alone.is_alone(host):
             libvirt_alone.answered(host, self.at, {key: value for key, value in facts.items() if key != "event"})
             return before != ""
-        if host.transport == Host.Transport.PLAIN:
-            hosts.host_answered(host, self.at, {"plain": True, "libvirt": "absent"}, "")
-            return before != ""
+        if host.transport in {Host.Transport.PLAIN, Host.Transport.API}:
+            unknown = " ".join(told.unknown for told in self.others if told.unknown)
+            hosts.host_answered(host, self.at, {"plain": True, "libvirt": "absent"}, unknown)
+            return before != unknown
         unknown = " ".join(told.unknown for told in self.others if told.unknown)
         if facts.get("proxmox") and not self.others:
             unknown = "Proxmox VE runs here, and its guests are read with the next scan."
@@ -219,7 +220,7 @@ class ScanRun:
         inodes = {path: (str(found[0]), str(found[1])) for path, found in answers.items() if isinstance(found, list)}
         changed = False
         for told in self.others:
-            if not told.unknown:  # else what was known stays, with the time it was seen
+            if told.answered:  # else what was known stays, with the time it was seen
                 changed |= guests.record_guests(host, told.kinds, told.guests, inodes, self.at)
         if self.libvirt is None:
             if self.host_facts.get("libvirt") == "present":

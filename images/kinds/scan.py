@@ -86,7 +86,8 @@ class Scan(HostKind):
             return None, error.detail
 
     def in_controller(self, job: Job) -> bool:
-        return libvirt_alone.is_alone(job.host) or job.host.transport == Host.Transport.PLAIN
+        host = job.host
+        return libvirt_alone.is_alone(host) or host.transport == Host.Transport.PLAIN or hypervisors.is_by_api(host)
 
     def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
         """A scan of a host on which no agent runs."""
@@ -94,6 +95,11 @@ class Scan(HostKind):
             recorder.progress({"stage": "asking vzlist"})
             recorder.tick()
             self._runs[job.pk] = ScanRun(job, {}, None, "", [], [hypervisors.containers_of(job.host)])
+            return {}
+        if hypervisors.is_by_api(job.host):
+            recorder.progress({"stage": "asking the API"})
+            recorder.tick()
+            self._runs[job.pk] = ScanRun(job, {}, None, "", [], [hypervisors.guests_by_api(job.host)])
             return {}
         recorder.progress({"stage": "asking libvirt"})
         recorder.tick()

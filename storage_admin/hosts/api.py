@@ -1,5 +1,6 @@
 """Endpoints of hosts."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import django_filters
@@ -9,10 +10,11 @@ from rest_framework import mixins, status
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from storage_admin.accounts.roles import Role
+from storage_admin.accounts.roles import Actor, Role
 from storage_admin.api.views import EndpointSet
 from storage_admin.hosts.models import Host
-from storage_admin.hosts.registration import Wanted, add_ssh_host, change_connection, remove_host
+from storage_admin.hosts.proxmox_hosts import WantedNode, add_node
+from storage_admin.hosts.registration import Wanted, add_libvirt_host, add_ssh_host, change_connection, remove_host
 from storage_admin.hosts.selectors import hosts_for
 from storage_admin.hosts.serializers import HostBody, HostSerializer, NewHostBody
 from storage_admin.hosts.services import update_host
@@ -31,6 +33,28 @@ class HostFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untyped
         return rows.filter(Q(name__icontains=value) | Q(slug__icontains=value))
 
 
+def _by_ssh(actor: Actor, given: dict[str, Any]) -> Host:
+    names = ("name", "address", "port", "user", "private_key", "host_key", "forced")
+    return add_ssh_host(actor, Wanted(**{name: given[name] for name in names}))
+
+
+def _by_libvirt(actor: Actor, given: dict[str, Any]) -> Host:
+    return add_libvirt_host(actor, given["name"], given["address"], given["port"])
+
+
+def _by_proxmox(actor: Actor, given: dict[str, Any]) -> Host:
+    left_out = {"kind", "forced"}
+    by_ssh = bool(given["host_key"] or given["private_key"])
+    return add_node(
+        actor, WantedNode(**{name: value for name, value in given.items() if name not in left_out}, by_ssh=by_ssh)
+    )
+
+
+_ADD: dict[str, Callable[[Actor, dict[str, Any]], Host]] = {
+    "ssh": _by_ssh, "libvirt": _by_libvirt, "proxmox": _by_proxmox,
+}  # fmt: skip
+
+
 @extend_schema_view(list=extend_schema(summary="Hosts"), retrieve=extend_schema(summary="One host"))
 class HostEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet):
     queryset = Host.objects.none()
@@ -42,7 +66,7 @@ class HostEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSe
         return hosts_for(self.actor)
 
     @extend_schema(
-        summary="Add a host that is reached by ssh (admin)",
+        summary="Add a host that is reached over a network (admin)",
         description="The connection is tried before anything is saved: the agent is installed, and answers as root.",
         request=NewHostBody,
         responses={201: HostSerializer},
@@ -50,9 +74,7 @@ class HostEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSe
     def create(self, request: Request) -> Response:
         body = NewHostBody(data=request.data)
         body.is_valid(raise_exception=True)
-        given = dict(body.validated_data)
-        given.pop("kind")
-        host = add_ssh_host(self.actor, Wanted(**given))
+        host = _ADD[body.validated_data["kind"]](self.actor, body.validated_data)
         return Response(HostSerializer(host).data, status=status.HTTP_201_CREATED)
 
     @extend_schema(

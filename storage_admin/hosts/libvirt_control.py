@@ -1,25 +1,24 @@
-"""What is asked of libvirt on a host around a job: states, a start, another file for a guest's disk."""
+"""What is asked of libvirt on a host: states, a start, another file for a guest's disk, limits of its I/O."""
 
 import json
-import subprocess
-import sys
 import time
 from dataclasses import asdict
 from typing import Any
 
-from django.conf import settings
-
 from storage_admin.agent.protocol import HostError, RefusedError
+from storage_admin.hosts.errors import InvalidError
 from storage_admin.hosts.libvirt_disks import Edit, Edited
+from storage_admin.hosts.libvirt_io import IoOutcome, IoSettings, checked, outcome, settings_of
+from storage_admin.hosts.libvirt_process import ask
 from storage_admin.hosts.libvirt_uri import uri_of
 from storage_admin.hosts.models import Host
 
-#: Seconds until a question is given up, until a start is, and until a definition is.
-STATES_TIMEOUT, START_TIMEOUT, DEFINE_TIMEOUT = 20.0, 120.0, 20.0
+#: Seconds until a question is given up, until a start is, until a definition is, and until limits are.
+STATES_TIMEOUT, START_TIMEOUT, DEFINE_TIMEOUT, TUNE_TIMEOUT = 20.0, 120.0, 20.0, 30.0
 
 
 def states(host: Host) -> dict[str, str]:
-    """The state of every domain on a host, by its uid, in the words of ``libvirt_query.STATES``.
+    """The state of every domain on a host, by its uid, in the words of ``libvirt_domains.STATES``.
 
     Raises:
         HostError: libvirt does not answer; the argument says why.
@@ -64,25 +63,52 @@ def repoint(host: Host, uid: str, edits: list[Edit], *, write: bool, forward: bo
     return [Edited(**disk) for disk in answer["disks"]]
 
 
+def io_of(host: Host, uid: str) -> tuple[IoSettings | None, IoSettings | None]:
+    """What a domain may take of the disks: while it runs (``None`` where it does not), and by its definition.
+
+    Raises:
+        HostError: libvirt does not answer, or does not know it.
+    """
+    told = _tune(host, {"uid": uid, "weight": None, "limits": None, "live": False, "config": False})["now"]
+    return settings_of(told.get("live")), settings_of(told.get("config"))
+
+
+def set_io(
+    host: Host, uid: str, *, weight: int | None = None, limits: dict[str, dict[str, int]] | None = None,
+    live: bool = True, config: bool = True,
+) -> IoOutcome:  # fmt: skip
+    """Sets what a domain may take of the disks, and reads it again.
+
+    Args:
+        weight: its share beside other guests, 1 to 1000; ``None`` leaves it as it is. It counts where the host's I/O
+            scheduler weighs (BFQ).
+        limits: by disk, of :data:`libvirt_limits.SETTABLE`, in bytes or operations a second; 0 for none.
+        live, config: where: in the running domain, if it runs, and in its definition.
+
+    Raises:
+        InvalidError: a value is out of range; nothing was started.
+        RefusedError: ``stale_plan``: the domain has no such disk, or does not run, or its host cannot weigh; nothing
+            was set.
+        HostError: libvirt does not answer, or does not know it.
+    """
+    weight, limits = checked(weight, limits)
+    if not live and not config:
+        raise InvalidError("Say where it is to be set.", {"live": "In the running guest, its definition, or both."})
+    request = {"uid": uid, "weight": weight, "limits": limits, "live": live, "config": config}
+    answer = _tune(host, request)
+    if "contradiction" in answer:
+        raise RefusedError("stale_plan", f"Nothing was set: {answer['contradiction']}.")
+    return outcome(answer, weight, limits)
+
+
+def _tune(host: Host, request: dict[str, Any]) -> dict[str, Any]:
+    sent = json.dumps(request | {"until": time.time() + TUNE_TIMEOUT / 2}).encode()
+    return _run(host, ["libvirt_tune"], TUNE_TIMEOUT, sent)
+
+
 def _run(host: Host, words: list[str], seconds: float, sent: bytes = b"") -> dict[str, Any]:
     with uri_of(host) as uri:
         if uri is None:
             raise HostError(f"No libvirt listens on {host.name}.")
-        return _asked(uri, words, seconds, sent)
-
-
-def _asked(uri: str, words: list[str], seconds: float, sent: bytes) -> dict[str, Any]:
-    module, *arguments = words
-    command = [sys.executable, "-m", f"storage_admin.hosts.{module}", uri, *arguments]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, timeout=seconds, check=False, cwd=settings.BASE_DIR, input=sent
-        )
-    except subprocess.TimeoutExpired:
-        raise HostError(f"libvirt did not answer within {seconds:.0f} s.") from None
-    if done.returncode != 0:
-        raise HostError(f"libvirt could not be asked: {done.stderr.decode('utf-8', 'replace').strip()[-300:]}")
-    answer: dict[str, Any] = json.loads(done.stdout)
-    if "error" in answer:
-        raise HostError(f"libvirt said: {answer['error']}")
-    return answer
+        answer: dict[str, Any] = ask(uri, words, seconds, sent)
+        return answer

@@ -1,65 +1,89 @@
-"""libvirt's pools and domains on a host, within a time limit."""
+"""What libvirt on a host knows: pools, volumes, domains. Within a time limit."""
 
 import json
-import subprocess
-import sys
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
-from django.conf import settings
-
 from storage_admin.agent.protocol import HostError
+from storage_admin.hosts.guest_facts import DiskFacts, GuestFacts
+from storage_admin.hosts.libvirt_process import ask, lines
 from storage_admin.hosts.libvirt_uri import uri_of
 from storage_admin.hosts.models import Host
 
-TIMEOUT = 20.0
+#: Seconds for pools and domains, and for the volumes of some pools.
+TIMEOUT, VOLUMES_TIMEOUT = 20.0, 60.0
+#: Types of pools whose volumes are files in one folder.
+FOLDERS = frozenset({"dir", "fs", "netfs"})
 
 
 @dataclass(frozen=True)
-class FolderPool:
-    """A libvirt pool whose volumes are files in one folder."""
+class PoolFacts:
+    """A pool of libvirt.
+
+    Args:
+        type: in libvirt's words: ``dir``, ``logical``, ``rbd``, ...
+        path: where its volumes lie; empty where they lie in no folder.
+        capacity_bytes, available_bytes: as of libvirt's last look; ``None`` of a pool that is not active.
+        source_host, source_folder, source_format: what a ``netfs`` pool mounts.
+    """
 
     name: str
-    kind: str
+    type: str
     path: str
     active: bool
+    capacity_bytes: int | None = None
+    available_bytes: int | None = None
+    source_host: str = ""
+    source_folder: str = ""
+    source_format: str = ""
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether its volumes are files, which an agent can look at."""
+        return self.type in FOLDERS and self.path.startswith("/")
 
 
 @dataclass(frozen=True)
-class DomainDisk:
-    """A disk as the domain's definition says; ``path`` is empty for an empty drive or a network disk."""
+class VolumeFacts:
+    """A volume, as libvirt tells of it. Sizes are in bytes, ``None`` where it does not tell.
 
-    target: str
-    device: str
-    path: str
-    format: str
-    cache: str
-    discard: str
-    readonly: bool
-    #: Its definition names the images that its own stands on.
-    records_chain: bool = False
+    Args:
+        type: ``file``, ``block``, ``network``, ...
+        format: of its content; empty where libvirt does not look.
+        backing_path: what its header, or its storage, says that it stands on.
+        mtime, ctime: seconds since the epoch, with nine digits behind the point.
+        unreadable: why libvirt can say no more than where it is.
+    """
 
-
-@dataclass(frozen=True)
-class Domain:
-    """A libvirt domain, running or not."""
-
-    uid: str
     name: str
-    state: str
-    disks: tuple[DomainDisk, ...]
+    path: str
+    type: str = ""
+    capacity: int | None = None
+    allocation: int | None = None
+    physical: int | None = None
+    format: str = ""
+    encrypted: bool = False
+    compat: str = ""
+    cluster_size: int | None = None
+    backing_path: str = ""
+    backing_format: str = ""
+    mtime: str = ""
+    ctime: str = ""
+    unreadable: str = ""
 
 
 @dataclass(frozen=True)
 class LibvirtFacts:
-    """All that libvirt told."""
+    """All that libvirt told; ``about``: ``hostname``, ``driver``, ``hypervisor_version``, ``libvirt_version``."""
 
-    pools: tuple[FolderPool, ...] = ()
-    domains: tuple[Domain, ...] = ()
+    pools: tuple[PoolFacts, ...] = ()
+    domains: tuple[GuestFacts, ...] = ()
+    about: dict[str, str] = field(default_factory=dict)
 
 
 def read(host: Host) -> LibvirtFacts | None:
-    """Asks libvirt on a host.
+    """Asks libvirt on a host for its pools and domains.
 
     Returns:
         What it told; ``None`` where no libvirt listens.
@@ -72,23 +96,41 @@ def read(host: Host) -> LibvirtFacts | None:
 
 
 def _read(uri: str) -> LibvirtFacts:
-    command = [sys.executable, "-m", "storage_admin.hosts.libvirt_query", uri]
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=TIMEOUT, check=False, cwd=settings.BASE_DIR)
-    except subprocess.TimeoutExpired:
-        raise HostError(f"libvirt did not answer within {TIMEOUT:.0f} s.") from None
-    if done.returncode != 0:
-        raise HostError(f"libvirt could not be asked: {done.stderr.decode('utf-8', 'replace').strip()[-300:]}")
-    answer: dict[str, Any] = json.loads(done.stdout)
-    if "error" in answer:
-        raise HostError(f"libvirt does not answer: {answer['error']}")
+    answer = ask(uri, ["libvirt_query"], TIMEOUT, failed="libvirt does not answer")
     return LibvirtFacts(
-        pools=tuple(FolderPool(**pool) for pool in answer["pools"]),
-        domains=tuple(
-            Domain(
-                uid=domain["uid"], name=domain["name"], state=domain["state"],
-                disks=tuple(DomainDisk(**disk) for disk in domain["disks"]),
-            )
-            for domain in answer["domains"]
-        ),
-    )  # fmt: skip
+        pools=tuple(PoolFacts(**pool) for pool in answer["pools"]),
+        domains=tuple(map(_guest, answer["domains"])),
+        about=answer["about"],
+    )
+
+
+def _guest(told: dict[str, Any]) -> GuestFacts:
+    disks = tuple(DiskFacts(**disk) for disk in told["disks"])
+    return GuestFacts(**(told | {"disks": disks, "unread": tuple(told["unread"])}))
+
+
+def read_volumes(host: Host, pools: Iterable[str]) -> dict[str, tuple[VolumeFacts, ...] | str]:
+    """The volumes of some pools, by the pools' names, or a sentence about why they are not known.
+
+    Raises:
+        HostError: libvirt does not answer at all.
+    """
+    names = list(pools)
+    with uri_of(host) as uri:
+        if uri is None:
+            raise HostError(f"No libvirt listens on {host.name}.")
+        said, ended = lines(uri, ["libvirt_volumes"], VOLUMES_TIMEOUT, json.dumps(names).encode())
+    if said and "pool" not in said[0]:
+        raise HostError(f"libvirt does not answer: {said[0]['error']}")
+    found: dict[str, tuple[VolumeFacts, ...] | str] = {
+        pool["pool"]: f"libvirt cannot list its volumes: {pool['error']}"
+        if "error" in pool
+        else tuple(VolumeFacts(**volume) for volume in pool["volumes"])
+        for pool in said
+    }
+    silent = [name for name in names if name not in found]
+    if silent and not ended:
+        why = f"libvirt had not listed its volumes within {VOLUMES_TIMEOUT:.0f} s"
+        stuck = f"{why}." if len(silent) == 1 else f"{why}; it stood still at the pool {silent[0]}."
+        found |= dict.fromkeys(silent, stuck)
+    return found

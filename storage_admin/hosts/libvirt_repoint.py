@@ -1,9 +1,9 @@
-"""Leads disks of one domain to other files; how that went is one JSON document on standard output.
+"""Leads disks of one domain to other files; how that went is one JSON document.
 
-``python -m storage_admin.hosts.libvirt_repoint URI``, with the request as JSON on standard input: ``uid``, ``edits``
-(the fields of :class:`libvirt_disks.Edit`), ``until`` (seconds since the epoch: nothing is defined later than that),
-``write`` (else it only looks whether it could) and ``forward`` (refuse a domain that runs, or of which libvirt keeps
-what names the old file). Only the definition is changed. A process of its own, like ``libvirt_query``.
+``libvirt_repoint URI``, with the request as JSON on standard input: ``uid``, ``edits`` (the fields of
+:class:`libvirt_disks.Edit`), ``until`` (seconds since the epoch: nothing is defined later than that), ``write`` (else
+it only looks whether it could) and ``forward`` (refuse a domain that runs, or of which libvirt keeps what names the old
+file). Only the definition is changed.
 """
 
 import json
@@ -14,20 +14,20 @@ from typing import Any
 
 import libvirt
 
+from storage_admin.hosts import libvirt_helper
 from storage_admin.hosts.libvirt_disks import ContradictedError, Edit, edited
-from storage_admin.hosts.libvirt_query import disk_paths
+from storage_admin.hosts.libvirt_domains import disk_paths
 
 
 def main(uri: str) -> None:
-    libvirt.registerErrorHandler(lambda *_: None, None)  # its default prints to standard error
-    request = json.load(sys.stdin)
+    libvirt_helper.answer(lambda: _answer(uri, json.load(sys.stdin)))
+
+
+def _answer(uri: str, request: dict[str, Any]) -> dict[str, Any]:
     try:
-        answer = _repoint(libvirt.open(uri), request)
+        return _repoint(libvirt.open(uri), request)
     except ContradictedError as error:
-        answer = {"contradiction": str(error)}
-    except libvirt.libvirtError as error:
-        answer = {"error": str(error)}
-    json.dump(answer, sys.stdout)
+        return {"contradiction": str(error)}
 
 
 def _repoint(connection: Any, request: dict[str, Any]) -> dict[str, Any]:

@@ -1,21 +1,14 @@
-"""Starts one domain; how that went is one JSON document on standard output.
+"""Starts one domain and does nothing else: ``libvirt_start URI UUID``; how that went is one JSON document."""
 
-``python -m storage_admin.hosts.libvirt_start URI UUID``. It starts a domain and does nothing else. A
-process of its own, like ``libvirt_query``.
-"""
-
-import json
 import sys
 
 import libvirt
 
+from storage_admin.hosts import libvirt_helper
+
 
 def main(uri: str, uid: str) -> None:
-    libvirt.registerErrorHandler(lambda *_: None, None)  # its default prints to standard error
-    try:
-        json.dump({"outcome": _start(uri, uid)}, sys.stdout)
-    except libvirt.libvirtError as error:
-        json.dump({"error": str(error)}, sys.stdout)
+    libvirt_helper.answer(lambda: {"outcome": _start(uri, uid)})
 
 
 def _start(uri: str, uid: str) -> str:

@@ -1,25 +1,36 @@
 """The URI by which libvirt on a host is asked. It is built here, from checked fields alone.
 
 A libvirt URI can name a command to run; nobody types one. Over ssh, libvirt's own socket there is forwarded into a
-private folder by our own, pinned, connection, and libvirt is asked at that socket.
+private folder by our own, pinned, connection, and libvirt is asked at that socket. Over TLS, the host's certificate has
+to be signed by the authority in the data folder's ``pki/<slug>/`` (``cacert.pem``, with our own ``clientcert.pem`` and
+``clientkey.pem``), or in libvirt's usual places where there is no such folder.
+
+The fields are checked once more here, whatever wrote them into the row.
 """
 
 import contextlib
+import os
 import shlex
 import subprocess
 import tempfile
 import urllib.parse
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+from django.conf import settings
+
 from storage_admin.agent.protocol import HostError
-from storage_admin.hosts import ssh, transport
+from storage_admin.hosts import addresses, ssh, transport
+from storage_admin.hosts.errors import InvalidError
 from storage_admin.hosts.models import Host
 
 LOCAL = "qemu:///system"
 #: Where a libvirt daemon listens: the one of old, and the modular one.
 SOCKETS = ("/run/libvirt/libvirt-sock", "/run/libvirt/virtqemud-sock")
 TLS_PORT = 16514
+#: What libvirt looks for in a folder of certificates.
+CERTIFICATES, PRIVATE_KEY = ("cacert.pem", "clientcert.pem"), "clientkey.pem"
 #: Says which of the sockets are there, and stays as long as we do.
 _LOOK = 'for one in "$@"; do test -S "$one" && echo "$one"; done; echo .; cat >/dev/null'
 
@@ -41,7 +52,7 @@ def uri_of(host: Host) -> Iterator[str | None]:
             "key that may do more, or with libvirt over TLS."
         )
     elif transport.by_ssh(host):
-        with _forwarded(transport.endpoint(host)) as uri:
+        with _forwarded(_checked(host, transport.endpoint(host))) as uri:
             yield uri
     elif host.kind == Host.Kind.LOCAL:
         raise HostError(transport.no_way_to(host), "host_unreachable")  # guests there cannot be excluded from here
@@ -50,13 +61,57 @@ def uri_of(host: Host) -> Iterator[str | None]:
 
 
 def _tls(host: Host) -> str:
-    address = f"[{host.address}]" if ":" in host.address else host.address
-    return f"qemu+tls://{address}:{host.port or TLS_PORT}/system"
+    try:
+        address, port = addresses.address(host.address), addresses.port(host.port, TLS_PORT)
+    except InvalidError as error:
+        raise _wrong(host, error) from None
+    where = f"[{address}]" if ":" in address else address
+    folder = _certificates(host)
+    query = f"?{urllib.parse.urlencode({'pkipath': str(folder)}, quote_via=urllib.parse.quote)}" if folder else ""
+    return f"qemu+tls://{where}:{port}/system{query}"
+
+
+def _certificates(host: Host) -> Path | None:
+    """The folder with our certificate for a host; ``None`` where there is none, and libvirt looks where it always does.
+
+    Raises:
+        HostError: a file is missing in it, or others may read the key.
+    """
+    folder = Path(settings.DATA_DIR).resolve() / "pki" / host.slug
+    if not folder.is_dir():
+        return None
+    missing = [name for name in (*CERTIFICATES, PRIVATE_KEY) if not (folder / name).is_file()]
+    if missing:
+        raise HostError(f"In {folder} there is no {', '.join(missing)}: libvirt over TLS needs each of them.")
+    if (folder / PRIVATE_KEY).stat().st_mode & 0o077:
+        raise HostError(f"Others may read our key: chmod 600 {folder / PRIVATE_KEY}")
+    return folder
+
+
+def _checked(host: Host, where: ssh.Endpoint) -> ssh.Endpoint:
+    """An endpoint of which nothing is but what it should be.
+
+    Raises:
+        HostError: a field of the row is something else.
+    """
+    try:
+        return replace(
+            where, address=addresses.address(where.address), port=addresses.port(where.port, 22),
+            user=addresses.user(where.user), host_key=addresses.host_key(where.host_key),
+        )  # fmt: skip
+    except InvalidError as error:
+        raise _wrong(host, error) from None
+
+
+def _wrong(host: Host, error: InvalidError) -> HostError:
+    return HostError(f"{host.name} is not asked, because its connection cannot be right. {error.detail}")
 
 
 @contextlib.contextmanager
 def _forwarded(where: ssh.Endpoint) -> Iterator[str | None]:
-    with tempfile.TemporaryDirectory(prefix="storage-admin-libvirt-") as folder:  # mode 0700
+    # Named as ssh's own files are, so that what a killed worker leaves is cleared with those.
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 (a private folder in it)
+    with tempfile.TemporaryDirectory(prefix=f"storage-admin-{os.getpid()}-", dir=memory) as folder:  # mode 0700
         local = {remote: f"{folder}/{number}" for number, remote in enumerate(SOCKETS)}
         forwards = [word for remote, own in local.items() for word in ("-L", f"{own}:{remote}")]
         options = ["-o", "StreamLocalBindMask=0177", "-o", "ExitOnForwardFailure=yes", *forwards]

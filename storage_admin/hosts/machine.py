@@ -48,6 +48,11 @@ def take(host: Host) -> bool:
         return True
     if of(host) and connection.vendor != "sqlite":
         return False
+    replace(host)
+    return True
+
+
+def replace(host: Host) -> None:
+    """Writes into a host's row that it is this machine, whatever it was."""
     host.capabilities = host.capabilities | facts()
     host.save(update_fields=["capabilities"])
-    return True

@@ -41,6 +41,9 @@ class Host(models.Model):
     token_id = models.CharField(max_length=200, blank=True)
     token_locked = models.BinaryField(default=b"")
     #: SHA-256 of the certificate that its API shows; empty where a known authority has signed that.
+    #: Its name in its cluster of Proxmox VE, and its SSH server's port; ``port`` is its API's there.
+    node = models.CharField(max_length=100, blank=True)
+    ssh_port = models.PositiveIntegerField(null=True, blank=True)
     tls_fingerprint = models.CharField(max_length=100, blank=True)
     cluster = models.CharField(max_length=100, blank=True)
     status = models.CharField(max_length=12, choices=Status, default=Status.DEGRADED)

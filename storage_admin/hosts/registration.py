@@ -10,12 +10,14 @@ from django.utils.text import slugify
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.accounts.services import audit
 from storage_admin.agent.protocol import HostError, RefusedError, b64
-from storage_admin.hosts import addresses, asking, openvz, secrets, ssh, transport
+from storage_admin.hosts import addresses, asking, libvirt_reader, libvirt_uri, openvz, secrets, ssh, transport
 from storage_admin.hosts.errors import InvalidError, UnconfirmedError
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.services import STANDARD_FOLDER, add_pool
 
 DEFAULT_PORT = 22
+LONGEST_NAME = 200
+_NO_NAME = f"A host needs a name of at most {LONGEST_NAME} characters."
 #: How an admin installs the agent where the key may not do it.
 INSTALL_HINT = (
     "With a forced command the agent is installed by an admin of that host: run there as root what "
@@ -52,13 +54,45 @@ def add_ssh_host(actor: Actor, wanted: Wanted) -> Host:
         RefusedError: the connection does not work; says what to do.
     """
     actor.require_everywhere(Role.ADMIN)
-    host = _checked(wanted)
-    _try(host)
+    host = checked(wanted)
+    try_agent(host)
+    return save(actor, host)
+
+
+def add_libvirt_host(actor: Actor, name: str, address: str, port: object = None) -> Host:
+    """Registers a host of which only libvirt can be asked, over TLS.
+
+    The certificates are libvirt's own, in their usual places (``/etc/pki``).
+
+    Raises:
+        As :func:`add_ssh_host`.
+    """
+    actor.require_everywhere(Role.ADMIN)
+    host = named(Host(kind=Host.Kind.LIBVIRT, transport=Host.Transport.TLS), name)
+    host.address, host.port = addresses.address(address), addresses.port(port, libvirt_uri.TLS_PORT)
+    try:
+        libvirt_reader.read(host)
+    except HostError as error:
+        raise RefusedError("host_unreachable", error.detail) from error
+    return save(actor, host)
+
+
+def named(host: Host, name: str) -> Host:
+    """The row with its name; raises InvalidError."""
+    host.name = name.strip() if isinstance(name, str) else ""
+    if not 1 <= len(host.name) <= LONGEST_NAME or not host.name.isprintable():
+        raise InvalidError(_NO_NAME, {"name": _NO_NAME})
+    return host
+
+
+def save(actor: Actor, host: Host) -> Host:
+    """Saves a host whose connection was tried."""
     with transaction.atomic():
         host.slug = _free_slug(host.name)
         host.save()
         audit(actor, "host added", host, after=_shown(host))
-    _add_standard_folder(host)
+    if host.transport in {Host.Transport.SSH, Host.Transport.FORCED, Host.Transport.API_SSH}:
+        _add_standard_folder(host)
     return host
 
 
@@ -79,10 +113,10 @@ def change_connection(actor: Actor, host: Host, values: dict[str, Any]) -> Host:
         host.name, host.address, host.port, host.user, secrets.unlock(host.private_key_locked), host.host_key,
         forced=host.transport == Host.Transport.FORCED,
     )  # fmt: skip
-    changed = _checked(Wanted(**(vars(known) | values)))
+    changed = checked(Wanted(**(vars(known) | values)))
     changed.pk, changed.slug = host.pk, host.slug
     transport.forget_installed(transport.endpoint(changed))
-    _try(changed)
+    try_agent(changed)
     columns = ("address", "port", "user", "host_key", "private_key_locked")
     for column in columns:
         setattr(host, column, getattr(changed, column))
@@ -114,8 +148,8 @@ def remove_host(actor: Actor, host: Host) -> None:
         host.delete()
 
 
-def _checked(wanted: Wanted) -> Host:
-    """An unsaved row of fields that are what they should be."""
+def checked(wanted: Wanted) -> Host:
+    """An unsaved row of fields that are what they should be; raises InvalidError or UnconfirmedError."""
     fields: dict[str, str] = {}
     values: dict[str, Any] = {}
 
@@ -132,18 +166,16 @@ def _checked(wanted: Wanted) -> Host:
         check("host_key", addresses.host_key, wanted.host_key)
     if wanted.private_key:
         check("private_key", addresses.private_key, wanted.private_key)
-    name = wanted.name.strip() if isinstance(wanted.name, str) else ""
-    if not 1 <= len(name) <= 200 or not name.isprintable():
-        fields["name"] = "A host needs a name of at most 200 characters."
+    host = Host(kind=Host.Kind.SSH)
+    check("name", lambda: named(host, wanted.name))
     if fields:
         raise InvalidError(" ".join(f"{name}: {text}" for name, text in fields.items()), fields)
     if "host_key" not in values:
         raise _unconfirmed(values["address"], values["port"])
-    return Host(
-        name=name, kind=Host.Kind.SSH, address=values["address"], port=values["port"], user=values["user"],
-        host_key=values["host_key"], private_key_locked=secrets.lock(values.get("private_key", "")),
-        transport=Host.Transport.FORCED if wanted.forced else Host.Transport.SSH,
-    )  # fmt: skip
+    host.address, host.port, host.user = values["address"], values["port"], values["user"]
+    host.host_key, host.private_key_locked = values["host_key"], secrets.lock(values.get("private_key", ""))
+    host.transport = Host.Transport.FORCED if wanted.forced else Host.Transport.SSH
+    return host
 
 
 def _unconfirmed(address: str, port: int) -> UnconfirmedError:
@@ -160,8 +192,8 @@ def _unconfirmed(address: str, port: int) -> UnconfirmedError:
     )
 
 
-def _try(host: Host) -> None:
-    """The agent has to answer, as root."""
+def try_agent(host: Host) -> None:
+    """The agent has to answer, as root; raises RefusedError, which says what to do."""
     hint = f" {INSTALL_HINT}" if host.transport == Host.Transport.FORCED else ""
     try:
         asking.ask(host, "folder", {"path_b64": b64(b"/")})

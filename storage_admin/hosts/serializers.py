@@ -53,9 +53,16 @@ class NewHostBody(Body):
     """A host that is to be reached over a network."""
 
     name = StrictText(max_length=200, help_text="How it is called here.")
-    kind = serializers.ChoiceField(choices=["ssh"], default="ssh", help_text="How it is reached.")
+    kind = serializers.ChoiceField(
+        choices=["ssh", "libvirt", "proxmox"], default="ssh",
+        help_text="ssh; libvirt: by libvirt over TLS alone; proxmox: a node of Proxmox VE by its API, and by ssh where "
+        "host_key is given.",
+    )  # fmt: skip
     address = StrictText(max_length=300, help_text="Its name, or its IPv4 or IPv6 address.")
-    port = StrictInteger(required=False, allow_null=True, default=None, help_text="22 where it is not given.")
+    port = StrictInteger(
+        required=False, allow_null=True, default=None,
+        help_text="22 for ssh, 16514 for libvirt, 8006 for proxmox, where it is not given.",
+    )  # fmt: skip
     user = StrictText(max_length=64, default="root", help_text="Another one than root needs sudo without a password.")
     private_key = StrictText(
         max_length=20_000, required=False, default="", trim_whitespace=False, write_only=True, allow_blank=True,
@@ -70,3 +77,17 @@ class NewHostBody(Body):
     forced = StrictBoolean(
         required=False, default=False, help_text="The key can only run the agent there (a forced command)."
     )
+    token_id = StrictText(max_length=200, required=False, default="", allow_blank=True, help_text="USER@REALM!NAME.")
+    token_secret = StrictText(max_length=200, required=False, default="", allow_blank=True, write_only=True)
+    tls_fingerprint = StrictText(
+        max_length=100, required=False, default="", allow_blank=True,
+        help_text="SHA-256 of a node's certificate; needed where no known authority has signed that.",
+    )  # fmt: skip
+    node = StrictText(
+        max_length=100,
+        required=False,
+        default="",
+        allow_blank=True,
+        help_text="Of a cluster; else the one that answers.",
+    )
+    ssh_port = StrictInteger(required=False, allow_null=True, default=None, help_text="Of a node of Proxmox VE.")

@@ -214,7 +214,9 @@ def _change(actor: Actor, row: Host | StoragePool, what: str, values: dict[str, 
 def host_answered(host: Host, at: datetime, capabilities: dict[str, Any], owners_unknown: str) -> None:
     """A scan reached the host: what it found out about it."""
     tools = capabilities.get("tools", {})
-    missing = [tool for tool in ("qemu-img", "setpriv") if not tools.get(tool)]
+    # Where only plain commands run, no image is worked on.
+    wanted = () if capabilities.get("plain") else ("qemu-img", "setpriv")
+    missing = [tool for tool in wanted if not tools.get(tool)]
     host.status = Host.Status.DEGRADED if missing else Host.Status.OK
     host.status_detail = f"Not installed: {', '.join(missing)}. Install qemu-utils and util-linux." if missing else ""
     host.last_seen, host.capabilities, host.owners_unknown = at, capabilities, owners_unknown

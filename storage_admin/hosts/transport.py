@@ -74,7 +74,8 @@ def endpoint(host: Host) -> ssh.Endpoint:
         HostError: its key cannot be read.
     """
     key = secrets.unlock(host.private_key_locked)
-    return ssh.Endpoint(host.address, host.port or 22, host.user, host.host_key, key)
+    port = host.ssh_port if host.kind == Host.Kind.PROXMOX else host.port
+    return ssh.Endpoint(host.address, port or 22, host.user, host.host_key, key)
 
 
 def shell(host: Host) -> Shell:

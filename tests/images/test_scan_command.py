@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 from django.core.management import CommandError, call_command
 
+from storage_admin.jobs.models import Job
+from tests.factories import HostFactory
 from tests.working import create, image_at, this_machine
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor")]
@@ -22,3 +24,10 @@ def test_a_host_that_there_is_not_is_named_with_those_that_are(tmp_path: Path) -
     this_machine(tmp_path)
     with pytest.raises(CommandError, match=r"no host elsewhere; there are: local\."):
         call_command("scan", "elsewhere")
+
+
+def test_a_machine_that_only_its_own_worker_can_scan_is_not_waited_for() -> None:
+    HostFactory.create(slug="local", name="Other", capabilities={"machine_id": "0" * 32})
+    with pytest.raises(CommandError, match="Only a worker on Other can scan it, and none is alive"):
+        call_command("scan")
+    assert not Job.objects.exists()

@@ -12,7 +12,7 @@ from storage_admin.accounts.models import AuditEntry
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import libvirt_control
-from storage_admin.hosts.libvirt_reader import Domain
+from storage_admin.hosts.guest_facts import GuestFacts
 from storage_admin.jobs import claims, reaper, services
 from storage_admin.jobs.errors import InvalidError
 from storage_admin.jobs.models import Job, ResourceLock
@@ -232,7 +232,7 @@ def test_whoever_does_not_wait_is_not_asked_about_guests(image: Image, monkeypat
 def test_nobody_asks_the_hypervisor_for_a_job_that_has_no_slot(image: Image, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Image] = []
 
-    def nothing_runs(image: Image) -> list[Domain]:
+    def nothing_runs(image: Image) -> list[GuestFacts]:
         asked.append(image)
         return []
 

@@ -1,19 +1,14 @@
 """``manage.py scan``: scans a host and waits for the end."""
 
 import time
-from datetime import timedelta
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.utils import timezone
 
 from storage_admin.accounts.roles import SYSTEM
 from storage_admin.hosts.models import Host
-from storage_admin.jobs import runner, services
-from storage_admin.jobs.models import Job, Worker
-
-#: A worker that was seen since then is alive.
-ALIVE = timedelta(seconds=30)
+from storage_admin.jobs import routing, runner, services
+from storage_admin.jobs.models import Job
 
 
 class Command(BaseCommand):
@@ -27,8 +22,11 @@ class Command(BaseCommand):
         if host is None:
             known = ", ".join(Host.objects.values_list("slug", flat=True)) or "none; start `manage.py up` once"
             raise CommandError(f"There is no host {options['host']}; there are: {known}.")
+        served = routing.is_served(host)
+        if not served and not routing.serves(host):
+            raise CommandError(f"Only a worker on {host.name} can scan it, and none is alive.")
         job = services.submit(SYSTEM, "scan", host.pk, {})
-        if not Worker.objects.filter(seen__gte=timezone.now() - ALIVE).exists():
+        if not served:
             runner.run(job.pk)  # nobody else would
         while job.active:
             time.sleep(0.2)

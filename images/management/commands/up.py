@@ -5,24 +5,22 @@ import sys
 from typing import Any
 
 from django.conf import settings
-from django.core.management import call_command
 from django.core.management.base import BaseCommand
 from django.db import DatabaseError, connections
 
+from images import preparing
 from images.models import Image
 from storage_admin.accounts.roles import SYSTEM
-from storage_admin.accounts.services import ensure_first_admin
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.brokers import BrokerUrls
 from storage_admin.celery import app
+from storage_admin.hosts import machine
 from storage_admin.hosts.models import Host
-from storage_admin.hosts.services import ensure_local_host
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.services import submit
 from storage_admin.supervisor.checks import browser_address
 from storage_admin.supervisor.errors import SetupError
 from storage_admin.supervisor.start import Hooks, Say, Site, run
-from storage_admin.supervisor.static_files import collect_if_changed
 
 
 class Command(BaseCommand):
@@ -47,23 +45,13 @@ class Command(BaseCommand):
 
 
 def prepare(redis_url: str, say: Say) -> None:
-    """Tables, files for the browser, this machine as a host, and the first admin.
+    """What a web server needs, and this machine as the host ``local``.
 
     Raises:
         SetupError: the database cannot be used, or the set-up is not complete.
     """
     app.conf.update(broker_url=BrokerUrls.parse(redis_url).kombu)
-    collect_if_changed(settings.DATA_DIR / "static.stamp")
-    try:
-        call_command("migrate", interactive=False, verbosity=0)
-        ensure_local_host()
-        password = ensure_first_admin()
-    except DatabaseError as error:
-        said = " ".join(str(error).split())
-        raise SetupError(f"The database of DATABASE_URL cannot be used: {said}") from error
-    if password is not None:
-        say(f"First start. Log in as admin with the password {password} (it is shown only this once).")
-    connections.close_all()
+    preparing.prepare(say, local=True)
 
 
 class FirstScan:
@@ -77,7 +65,9 @@ class FirstScan:
         """Says where the dashboard is, and queues the scan."""
         say(f"Storage Admin runs at {browser_address(self._bind)} (Ctrl-C stops it).")
         try:
-            self._job = submit(SYSTEM, "scan", Host.objects.get(slug="local").pk, {})
+            host = Host.objects.get(slug="local")
+            if machine.is_this(host):
+                self._job = submit(SYSTEM, "scan", host.pk, {})
         except (RefusedError, DatabaseError) as error:
             say(f"This machine is not scanned now: {error}")
         finally:

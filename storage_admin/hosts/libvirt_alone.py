@@ -1,0 +1,32 @@
+"""Hosts that are reached by libvirt alone: no agent runs there. What libvirt tells is shown; nothing is changed."""
+
+from datetime import datetime
+from typing import Any
+
+from storage_admin.hosts import transport
+from storage_admin.hosts.models import Host
+
+
+def is_alone(host: Host) -> bool:
+    """Whether libvirt is the only way to a host."""
+    return host.kind == Host.Kind.LIBVIRT and not transport.is_here(host)
+
+
+def why_not(host: Host) -> str:
+    """Why no image there is changed, and what to do."""
+    return (
+        f"{host.name} is reached by libvirt alone, and no agent runs there: its images are shown and not changed. "
+        "Register it by ssh to have work done on it."
+    )
+
+
+def nobody_looks(host: Host) -> str:
+    """Why it is not known who uses an image that no guest names."""
+    return f"No agent runs on {host.name}: libvirt tells of its guests, and nobody looks what else has an image open."
+
+
+def answered(host: Host, at: datetime, capabilities: dict[str, Any]) -> None:
+    """A scan reached the host: what libvirt told about it. Its guests are known."""
+    host.status, host.status_detail, host.owners_unknown = Host.Status.OK, "", ""
+    host.last_seen, host.capabilities = at, capabilities
+    host.save(update_fields=["status", "status_detail", "last_seen", "capabilities", "owners_unknown"])

@@ -1,0 +1,89 @@
+"""Nodes of Proxmox VE as an admin adds them, and what a scan by the API alone shows."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from storage_admin.accounts.models import AuditEntry
+from storage_admin.agent.protocol import RefusedError
+from storage_admin.guests.models import Guest
+from storage_admin.hosts import proxmox_hosts
+from storage_admin.hosts.errors import InvalidError, UnconfirmedError
+from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.jobs import services
+from tests.harness.proxmox.server import ProxmoxServer, proxmox
+from tests.harness.proxmox.world import SECRET, TOKEN_ID, lab
+from tests.working import ADMIN, OPERATOR, run, said
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ProxmoxServer]:
+    """The node of the tests' data. At the end nothing may be wrong with any request or answer."""
+    with proxmox(lab(), tmp_path) as running:
+        yield running
+    assert running.wrong == []
+
+
+def add(server: ProxmoxServer, **changes: object) -> Host:
+    endpoint = server.endpoint()
+    fields: dict[str, object] = {
+        "name": "pve", "address": endpoint.address, "port": endpoint.port, "token_id": TOKEN_ID, "token_secret": SECRET,
+        "tls_fingerprint": endpoint.fingerprint,
+    }  # fmt: skip
+    return proxmox_hosts.add_node(ADMIN, proxmox_hosts.WantedNode(**(fields | changes)))  # type: ignore[arg-type]
+
+
+def test_a_certificate_that_nobody_known_has_signed_is_to_be_confirmed(server: ProxmoxServer) -> None:
+    with pytest.raises(UnconfirmedError) as unconfirmed:
+        add(server, tls_fingerprint="")
+    assert unconfirmed.value.shown["tls_fingerprint"] == server.endpoint().fingerprint
+    assert not Host.objects.exists()
+    with pytest.raises(RefusedError):
+        add(server, tls_fingerprint="AB" * 32)
+    host = add(server)
+    assert (host.kind, host.transport, bool(host.node)) == ("proxmox", "api", True)
+
+
+def test_a_token_that_is_not_taken_is_not_saved_and_never_shown(server: ProxmoxServer) -> None:
+    with pytest.raises(RefusedError) as refused:
+        add(server, token_secret="00000000-0000-4000-8000-000000000000")
+    assert "00000000" not in refused.value.detail
+    for changes in ({"token_id": "root"}, {"token_secret": "x"}, {"address": "a b"}, {"node": "nowhere"}):
+        with pytest.raises(InvalidError):
+            add(server, **changes)
+    assert not Host.objects.exists()
+    host = add(server)
+    assert SECRET.encode() not in bytes(host.token_locked)
+    assert SECRET not in str(list(AuditEntry.objects.values()))
+
+
+def test_a_scan_by_the_api_alone_shows_guests_and_storages_and_that_lines_may_be_hidden(server: ProxmoxServer) -> None:
+    host = add(server)
+    job = run(services.submit(OPERATOR, "scan", host.pk, {}))
+    assert job.state == "succeeded", (job.error_detail, said(job))
+    host.refresh_from_db()
+    assert host.status == "ok"
+    assert "ssh" in host.owners_unknown
+    assert set(Guest.objects.filter(host=host).values_list("kind", flat=True)) == {"vm", "container"}
+    pools = StoragePool.objects.filter(host=host)
+    assert pools.filter(capacity_bytes__gt=0).exists()
+    assert run(services.submit(OPERATOR, "scan", host.pk, {})).state == "succeeded"
+    assert pools.count() == len(set(pools.values_list("name", flat=True)))
+
+
+def test_a_node_that_does_not_answer_keeps_its_guests_with_the_time_they_were_seen(
+    server: ProxmoxServer, tmp_path: Path
+) -> None:
+    host = add(server)
+    assert run(services.submit(OPERATOR, "scan", host.pk, {})).state == "succeeded"
+    known = set(Guest.objects.filter(host=host).values_list("uid", flat=True))
+    Host.objects.filter(pk=host.pk).update(port=1)
+    job = run(services.submit(OPERATOR, "scan", host.pk, {}))
+    assert (job.state, job.error_code) == ("failed", "host_unreachable")
+    host.refresh_from_db()
+    assert host.status == "unreachable"
+    assert host.last_seen is not None
+    assert set(Guest.objects.filter(host=host).values_list("uid", flat=True)) == known
