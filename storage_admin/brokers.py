@@ -15,10 +15,15 @@ class BrokerUrls:
     def parse(cls, url: str) -> "BrokerUrls":
         """Reads ``redis://…``, ``rediss://…``, ``unix:///path`` or ``redis+socket:///path``.
 
+        Certificates are verified unless the address says otherwise; ``?ssl_ca_certs=FILE`` names who has signed them.
+
         Raises:
             ValueError: it is none of these.
         """
         parts = urlsplit(url)
+        if parts.scheme == "rediss" and "ssl_cert_reqs" not in parse_qs(parts.query):
+            # kombu would take any certificate, and say so in a warning.
+            url += ("&" if parts.query else "?") + "ssl_cert_reqs=required"
         if parts.scheme in {"redis", "rediss"}:
             return cls(redis=url, kombu=url)
         if parts.scheme in {"unix", "redis+socket"} and parts.path.startswith("/"):

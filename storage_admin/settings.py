@@ -83,6 +83,7 @@ JOB_KINDS = [
     "images.kinds.undo.Undo",
     "images.kinds.undo.DiscardUndo",
     "images.kinds.recover.Recover",
+    "storage_admin.guests.kinds.io_priority.SetIoPriority",
 ]
 
 MIDDLEWARE = [
@@ -135,6 +136,9 @@ SQLITE_OPTIONS: dict[str, Any] = {
 }
 #: The host that this process runs on, where a worker was started on a hypervisor itself (``worker --host SLUG``).
 WORKER_HOST = env.str("STORAGE_ADMIN_WORKER_HOST", default="")
+#: Whether this process may do the work of the host ``local``, where it runs on that very machine. Not so in a
+#: container, and beside a worker that was started for ``local`` alone.
+LOCAL_MACHINE = env.bool("STORAGE_ADMIN_LOCAL", default=True)
 DATABASES = {"default": env.db_url("DATABASE_URL", default=f"sqlite:///{DATA_DIR / 'db.sqlite3'}")}
 if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
     DATABASES["default"]["OPTIONS"] = SQLITE_OPTIONS

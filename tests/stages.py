@@ -1,6 +1,7 @@
 """What `make test` runs: every stage, also after one that failed, and one table at the end.
 
-`python -m tests.stages` runs all of them; with names (`lint`, or those of the table) only these.
+`python -m tests.stages` runs all of them; with names (`lint`, or those of the table) only these. `night` is none of
+them: it is the faults with the figures of `make faults`, and takes hours.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 from tests import postgres
+from tests.faults.figures import NIGHTLY
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -24,7 +26,19 @@ BIN = Path(sys.executable).parent
 NOTHING_COLLECTED = 5
 SLOW = ("guest", "browser", "faults")
 #: What somebody has set in the shell must not reach the tests.
-FOREIGN = ("DATABASE_URL", "REDIS_URL", "SECRET_KEY", "STORAGE_ADMIN_BIND", "STORAGE_ADMIN_DATA_DIR", "DEBUG", "HTTPS")
+FOREIGN = (
+    NIGHTLY,
+    "DATABASE_URL",
+    "REDIS_URL",
+    "SECRET_KEY",
+    "STORAGE_ADMIN_BIND",
+    "STORAGE_ADMIN_DATA_DIR",
+    "STORAGE_ADMIN_LOCAL",
+    "STORAGE_ADMIN_SECRETS_KEY",
+    "STORAGE_ADMIN_WORKER_HOST",
+    "DEBUG",
+    "HTTPS",
+)
 
 
 @dataclass(frozen=True)
@@ -79,6 +93,15 @@ STAGES = (
     _tests("faults", "faults"),
 )
 
+#: What only runs when it is asked for by name.
+NIGHT = Stage(
+    "night",
+    ("env", f"{NIGHTLY}=1", *STAGES[-1].argv, "--capture=no", "--durations=0"),
+    group="night",
+    pytest=True,
+    limit_seconds=24 * 3600.0,
+)
+
 
 def main(wanted: Sequence[str]) -> int:
     """Runs the stages of these names or groups (all, without any) and prints the table.
@@ -86,11 +109,12 @@ def main(wanted: Sequence[str]) -> int:
     Returns:
         0 when everything passed, else 1.
     """
-    known = {stage.name for stage in STAGES} | {stage.group for stage in STAGES}
+    every = (*STAGES, NIGHT)
+    known = {stage.name for stage in every} | {stage.group for stage in every}
     if unknown := set(wanted) - known:
         print(f"There is no stage {', '.join(sorted(unknown))}; there are: {', '.join(sorted(known))}")
         return 2
-    chosen = [stage for stage in STAGES if not wanted or {stage.name, stage.group} & set(wanted)]
+    chosen = [stage for stage in every if {stage.name, stage.group} & set(wanted)] if wanted else STAGES
     outcomes = []
     for stage in chosen:
         print(f"\n=== {stage.name}: {' '.join(stage.argv)}", flush=True)
@@ -173,5 +197,5 @@ def _print_table(outcomes: Sequence[Outcome]) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Runs the checks and tests of Storage Admin, and prints one table.")
-    parser.add_argument("stage", nargs="*", help="only these stages, or the group lint or tests")
+    parser.add_argument("stage", nargs="*", help="only these stages, or the group lint or tests; or night")
     sys.exit(main(parser.parse_args().stage))

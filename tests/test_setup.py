@@ -20,7 +20,7 @@ TOOLS = (
 PROVIDED = ("gcc", "pkg-config", "qemu-img", "redis-server", "setpriv", "node")
 PROVIDED_FOR_TESTS = (
     *("libvirtd", "virsh", "qemu-system-x86_64", "busybox", "chromium", "sshd"),
-    *("setfacl", "setfattr", "mkfs.ext4", "mkfs.xfs"),
+    *("setfacl", "setfattr", "mkfs.ext4", "mkfs.xfs", "systemd-analyze"),
 )
 
 PYTHON = """#!/bin/sh
@@ -169,6 +169,15 @@ def test_a_tree_made_for_tests_serves_for_running_too(machine: Machine) -> None:
     assert machine.asked_for() == []
 
 
-def test_knows_two_purposes_and_no_other(machine: Machine) -> None:
+def test_a_worker_needs_no_redis_and_nothing_for_the_browser(machine: Machine) -> None:
+    for name in ("redis-server", "node", "npm"):
+        (machine.bin / name).unlink()
+    done = machine.prepare("worker")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert machine.asked_for() == ["venv", "pip requirements/run.lock"]
+    assert "redis-server" in machine.prepare("run").stdout
+
+
+def test_knows_three_purposes_and_no_other(machine: Machine) -> None:
     assert machine.prepare("walk").returncode == 2
     assert machine.asked_for() == []

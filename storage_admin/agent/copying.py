@@ -26,6 +26,11 @@ class Copy(Recipe):
         if form not in self.formats:
             raise RefusedError("unsupported_subformat", f"{image.shown} is {form}, which {self.method} does not write")
         if form == "vmdk":
+            if image.facts.backing_file is not None:
+                raise RefusedError(
+                    "unsupported_subformat",
+                    f"{image.shown} is a VMDK on a base, which is not written; convert it to qcow2",
+                )
             vmdk_text.refuse_unnamed(image.fd, image.shown)
         work.refuse_damaged()
 
@@ -66,6 +71,7 @@ class Copy(Recipe):
             options=work.with_file_options(self.options(work)),
             compress=self.compress or facts.subformat == "streamOptimized",
             backing=self.backing(work),
+            virtual_size=facts.virtual_size,
             bitmaps=bool(facts.bitmaps),
             bandwidth=work.wish.bandwidth,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from storage_admin.agent.compressors import Sizers, sizers
@@ -22,13 +22,18 @@ from storage_admin.agent.tally import PAIRED, Sums, Tally
 _CLUSTERS, _BLOCKS = 0.8, 0.2
 #: Seconds that a sample may take to find leaked clusters.
 _LEAKS_SECONDS = 0.5
+#: A compression that makes nothing smaller: what no other one exceeds.
+_NONE = "none"
 #: zstd looks further back than a piece of a sample reaches: so much smaller may larger clusters become.
 _ZSTD_LESS = 0.25
 
 
 @dataclass(frozen=True)
 class _Qcow2:
-    """What is known of a qcow2 image once it was looked at; ``snapshots`` keep others than ``in_place`` out."""
+    """What is known of a qcow2 image once it was looked at.
+
+    ``sizers`` are the compressions that were measured, the one first that is taken unless another is asked for.
+    """
 
     layout: Layout
     counts: Counts
@@ -37,6 +42,8 @@ class _Qcow2:
     allocated: int
     overlay: bool
     whole: bool
+    #: Of the other compressions there is a sample.
+    others: _Qcow2 | None = field(default=None)
 
     def _l2_tables(self) -> tuple[int, int]:
         """How many a new image needs: at least, and at most."""
@@ -69,7 +76,7 @@ class _Qcow2:
         after = layout.metadata(low_tables, data) + data + breaks
         rows = layout.rows_at_most(incompressible + margin / size, packed, tables, data + margin)
         # Zeros among data, less than qemu looks at in one go, are stored as a compressed cluster of a hundred bytes.
-        stray = (plain.zeros.total() + self.tally.packed.zeros.total()) * self.sizers[name](bytes(plain.piece))
+        stray = (plain.zeros.total() + self.tally.packed.zeros.total()) * self._zeros_become(name)
         # At worst each compressed cluster stands alone, and takes whole blocks.
         alone = max(rounded - stored, 0.0) + self.counts.compressed * layout.grain
         if layout.fills_gaps:
@@ -86,6 +93,12 @@ class _Qcow2:
             most = self.allocated + above
             high = min(high, layout.metadata_at_most(tables, most) + most)
         return Prediction(after, low, high + self._from_base())
+
+    def _zeros_become(self, name: str) -> int:
+        """Bytes of a compressed piece of zeros."""
+        every = {**self.sizers, **(self.others.sizers if self.others is not None else {})}
+        sizers_asked = every.values() if name == _NONE else [every[name]]
+        return max(size(bytes(self.tally.plain.piece)) for size in sizers_asked)
 
     def _in_use(self, margins: int = 1) -> float:
         """Bytes of all clusters that hold anything, each as a whole: at most, or with 0 as a guess."""
@@ -139,16 +152,26 @@ class _Qcow2:
         """The numbers of ``compress``: those of the compression taken unless another is asked for, and each one's."""
         predictions = {name: self.compress(name) for name in self.sizers}
         usual = next(iter(predictions))
-        overall = Prediction(
-            predictions[usual].after,
-            min(prediction.low for prediction in predictions.values()),
-            max(prediction.high for prediction in predictions.values()),
-        )
+        if self.others is not None:
+            # Nothing was measured on all data: its bound is that of an image in which nothing becomes smaller.
+            bound = self.compress(_NONE).high
+            for name in self.others.sizers:
+                guess = self.others.compress(name)
+                predictions[name] = Prediction(guess.after, guess.low, bound)
         each = {name: prediction.fields(self.allocated) for name, prediction in predictions.items()}
-        return {**overall.fields(self.allocated), "compression": usual, "compressions": each}
+        return {
+            **each[usual],
+            # A job may ask for any of them, and its space check rests on this.
+            "predicted_low": min(fields["predicted_low"] for fields in each.values()),
+            "predicted_high": max(fields["predicted_high"] for fields in each.values()),
+            "compression": usual,
+            "compressions": each,
+        }
 
 
-def analyze_qcow2(reader: Reader, facts: Facts, allocated: int, pace: Pace, rewrite_refused: str = "") -> Fields:
+def analyze_qcow2(
+    reader: Reader, facts: Facts, allocated: int, pace: Pace, rewrite_refused: str = "", compression: str = "auto"
+) -> Fields:
     """What each method would make of a qcow2 image, its own layer only.
 
     Args:
@@ -157,14 +180,17 @@ def analyze_qcow2(reader: Reader, facts: Facts, allocated: int, pace: Pace, rewr
         allocated: its allocated size in bytes.
         pace: how much is looked at.
         rewrite_refused: why the image cannot be written anew; then only ``in_place`` is told.
+        compression: which one is measured on all data: ``zlib``, ``zstd``, ``all`` or, as ``auto``, the usual one.
+            zlib takes six times as long as all the rest.
 
     Raises:
         RefusedError: ``dirty_or_corrupt``.
         StoppedError: the controller stopped the work.
+        HostError: a sample would take too long.
     """
     header = parse_header(reader)
     tables = Map(reader.fd, reader.file_size, header, pace.io.check)
-    counts = tables.count()
+    counts = tables.count(pace.deadline_of_tables())
     data = DataMap(reader.fd, reader.file_size, pace.io.check)
     leaks = _leaks(reader, header, pace)
     zeros = FileZeros(data, whole=pace.whole)
@@ -174,21 +200,34 @@ def analyze_qcow2(reader: Reader, facts: Facts, allocated: int, pace: Pace, rewr
         refused = impossible(rewrite_refused)
         methods = {"compress": refused, "copy": refused, "in_place": zeros.in_place().fields(allocated)}
         return result(allocated, methods, {**basis, **_zero_basis(zeros)})
-    measured = sizers(facts.compat)
-    tally = Tally(
-        reader.fd, tables, counts, data, measured, facts.compression or "zlib",
-        extended=bool(header.incompatible & EXTENDED_L2),
-    )  # fmt: skip
-    tally.look(pace.share(_CLUSTERS))
-    zeros.look(pace.share(_BLOCKS))
+    measured, others = _shared_out(sizers(facts.compat), compression, whole=pace.whole)
     layout = Layout.of(reader.fd, header, facts, leaks.bitmaps_bytes)
-    found = _Qcow2(layout, counts, tally, measured, allocated, overlay=facts.backing_file is not None, whole=pace.whole)
+
+    def looked_at(named: Sizers, pace: Pace, others: _Qcow2 | None = None) -> _Qcow2:
+        tally = Tally(
+            reader.fd, tables, counts, data, {**named, _NONE: len} if others else named, facts.compression or "zlib",
+            extended=bool(header.incompatible & EXTENDED_L2),
+        )  # fmt: skip
+        tally.look(pace.share(_CLUSTERS))
+        return _Qcow2(layout, counts, tally, named, allocated, facts.backing_file is not None, pace.whole, others)
+
+    found = looked_at(measured, pace, looked_at(others, pace.as_sample()) if others else None)
+    zeros.look(pace.share(_BLOCKS))
     methods = {
         "compress": found.compressed(),
         "copy": found.copy().fields(allocated),
         "in_place": zeros.in_place().fields(allocated),
     }
-    return result(allocated, methods, {**basis, **_tally_basis(tally, counts, measured), **_zero_basis(zeros)})
+    basis |= {**_tally_basis(found.tally, counts, measured), **_zero_basis(zeros)}
+    return result(allocated, methods, basis)
+
+
+def _shared_out(known: Sizers, asked: str, *, whole: bool) -> tuple[Sizers, Sizers]:
+    """The compressions to measure on what is looked at, and those of which a sample has to do."""
+    if not whole or asked == "all":
+        return known, {}
+    chosen = asked if asked in known else next(iter(known))
+    return {chosen: known[chosen]}, {name: size for name, size in known.items() if name != chosen}
 
 
 def _stored(sums: Sums, name: str) -> tuple[float, float, float]:
@@ -219,7 +258,7 @@ def _table_basis(size: int, counts: Counts, leaks: Leaks) -> Fields:
 def _tally_basis(tally: Tally, counts: Counts, measured: Sizers) -> Fields:
     plain, usual = tally.plain, next(iter(measured))
     sums: Sums = plain if plain.zeros.drawn or not tally.packed.zeros.drawn else tally.packed
-    ratios = {name: round(sample.mean / sums.piece, 4) for name, sample in sums.stored.items()}
+    ratios = {name: round(sums.stored[name].mean / sums.piece, 4) for name in measured if name in sums.stored}
     return {
         "clusters_zero_allocated": counts.zero_allocated + round(plain.zeros.mean * counts.data),
         "clusters_unreadable": tally.unreadable,

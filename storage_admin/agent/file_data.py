@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 
 from storage_admin.agent.prediction import Prediction
-from storage_admin.agent.sampling import BLOCK, MAX_PIECE, Pace, Sample, zero_runs
+from storage_admin.agent.sampling import BLOCK, MAX_PIECE, Pace, Sample, is_zeros, zero_runs
 
 #: What the filesystem adds or saves at the edges of what is written, in bytes.
 EDGES = 64 * 1024
@@ -78,15 +78,15 @@ class DataMap:
 
     def read(self, at: int, length: int) -> bytes:
         """Bytes of the data alone, as if there were no holes."""
-        content = bytearray()
+        parts, found = [], 0
         stretch = bisect_right(self._sums, at) - 1
-        while len(content) < length and stretch < len(self._starts):
-            inside = at + len(content) - self._sums[stretch]
-            wanted = min(length - len(content), self._sums[stretch + 1] - self._sums[stretch] - inside)
-            got = os.pread(self._fd, wanted, self._starts[stretch] + inside)
-            content += got + bytes(wanted - len(got))
+        while found < length and stretch < len(self._starts):
+            inside = at + found - self._sums[stretch]
+            wanted = min(length - found, self._sums[stretch + 1] - self._sums[stretch] - inside)
+            parts.append(os.pread(self._fd, wanted, self._starts[stretch] + inside).ljust(wanted, b"\0"))
+            found += wanted
             stretch += 1
-        return bytes(content)
+        return b"".join(parts)
 
 
 class FileZeros:
@@ -114,7 +114,7 @@ class FileZeros:
                 length = min(self._piece, self.data.data_bytes - at)
                 content = self.data.read(at, length)
                 zeros, runs = zero_runs(content)
-                self._cuts += max(runs - _is_zero(content[:BLOCK]) - _is_zero(content[-BLOCK:]), 0)
+                self._cuts += max(runs - is_zeros(content[:BLOCK]) - is_zeros(content[-BLOCK:]), 0)
                 self._seen, self._found = self._seen + length, self._found + zeros
                 self.zeros.add(zeros)
                 self.runs.add(runs)
@@ -145,7 +145,3 @@ class FileZeros:
         listed = extent_blocks(self.runs.total() + self.runs.margin() + self.data.stretches)
         usual = BLOCK if max(self._cuts + 1, self.data.stretches) > _EXTENTS_INLINE else 0
         return Prediction(kept + usual, kept - margin - edges, kept + margin + edges + listed)
-
-
-def _is_zero(block: bytes) -> bool:
-    return not block.strip(b"\0")

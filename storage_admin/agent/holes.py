@@ -9,10 +9,14 @@ import ctypes
 import errno
 import fcntl
 import os
-import re
 import struct
+from collections.abc import Sequence
+from functools import partial
+from typing import Optional
 
+from storage_admin.agent.crew import Crew
 from storage_admin.agent.protocol import RefusedError
+from storage_admin.agent.zeros import zero_runs
 
 # linux/falloc.h
 _KEEP_SIZE, _PUNCH_HOLE = 0x1, 0x2
@@ -21,15 +25,19 @@ _FIEMAP, _FIEMAP_REQUEST = 0xC020660B, struct.Struct("=QQLLLL")
 
 #: Bytes that are read at once, and the most that one call lets go of: who waits at the door waits no longer than that.
 PIECE_BYTES = 4 << 20
+RUN_BYTES = 64 << 20
 GAP_BYTES = 1 << 30
 #: Bytes behind a file's end in which blocks may be reserved: an extent of XFS is no longer.
 BEYOND_BYTES = 8 << 30
-#: Pieces that the disk is asked for at once.
-ASK_PIECES = 2
+#: Pieces for each thread that are looked at before their turn.
+AHEAD = 16
 #: Block sizes that are worked with, and the one for filesystems that name a stranger one.
 _BLOCKS = frozenset(1 << bit for bit in range(9, 21))
 _USUAL_BLOCK = 4096
-_ZERO_RUN = re.compile(rb"\x01+")
+
+#: A stretch of a file in bytes, from and to, and whether it is data; the same with the zeros in it, if it is.
+_Stretch = tuple[int, int, bool]
+_Looked = tuple[int, int, Optional[list[tuple[int, int]]]]
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 # Of the two, fallocate64 takes 64-bit offsets on every machine; musl has only the other, with such offsets.
@@ -63,28 +71,34 @@ def punch(fd: int, offset: int, length: int) -> None:
 
 
 class Digger:
-    """One way through a file, from its beginning to its end, a piece at a time.
+    """One way through a file, from its beginning to its end, a piece at a time. Close it in the end.
 
-    Between two pieces nothing is kept but the position.
+    While one piece's zeros are let go of, the next ones are looked at already. What was not let go of is looked at
+    again after a :meth:`pause`: over that, nothing is kept but the position.
 
     Args:
         file_size: of the file, in bytes.
         block: the filesystem's block size in bytes, as of :func:`block_size`.
         piece_bytes: the most that is read at once.
+        at_once: pieces that are read at the same time. With one, no more is read than each :meth:`step` says.
     """
 
-    def __init__(self, file_size: int, block: int, piece_bytes: int = PIECE_BYTES) -> None:
+    def __init__(self, file_size: int, block: int, piece_bytes: int = PIECE_BYTES, at_once: int = 1) -> None:
         self._file_size, self._block = file_size, block
-        count = max(1, min(piece_bytes // block, 1024))  # as many as one read takes (IOV_MAX)
-        self._pieces = [bytearray(block) for _ in range(count)]
-        self._zero = bytearray(block)
-        self._asked = 0
-        self._data_end = 0
+        self._piece_bytes = max(piece_bytes // block, 1) * block
+        self._crew: Crew[list[_Looked]] = Crew(at_once)
+        self._ahead = at_once * AHEAD if at_once > 1 else 1
+        self._planned = self._data_end = self._passed = 0
+        #: Zeros that end where the work is: the next piece may begin with more of them.
+        self._run = (0, 0)
         self._done = False
-        #: How far it is, in bytes of the file.
-        self.position = 0
         #: Bytes of the file that were let go of.
         self.dug = 0
+
+    @property
+    def position(self) -> int:
+        """How far it is, in bytes of the file."""
+        return self._run[0] if self._run[0] < self._run[1] else self._passed
 
     @property
     def done(self) -> bool:
@@ -105,36 +119,91 @@ class Digger:
             RefusedError: ``unsupported_pool``; ``stale_plan``, where the file has become shorter.
             OSError: the file cannot be read, or no hole can be made.
         """
-        if self.position >= self._file_size:
+        while self._planned < self._file_size and self._crew.waiting < self._ahead:
+            self._crew.ask(partial(_look, fd, self._next_piece(fd), self._block))
+        if not self._crew.waiting:
+            self._let_go_of_run(fd)
             self._let_go_beyond_end(fd)
             self._done = True
             return 0
-        if self.position >= self._data_end:
-            data = self._next_data(fd)
-            if data > self.position:
-                self._let_go_of_gap(fd, min(data, self.position + GAP_BYTES))
-                return 0
-            self._data_end = min(self._up(os.lseek(fd, data, os.SEEK_HOLE)), self._file_size)
-        return self._dig(fd)
+        read = 0
+        for start, end, zeros in self._crew.take():
+            if zeros is None:
+                self._let_go_of_run(fd)
+                self._let_go_of_gap(fd, start, end)
+            else:
+                read += end - start
+                self._let_go_of_zeros(fd, zeros)
+            self._passed = end
+            if self._run[1] < end:
+                self._let_go_of_run(fd)
+        return read
+
+    def finish_run(self, fd: int) -> None:
+        """Let go of the zeros that it has come through: call it before a pause, so that each turn brings it on."""
+        self._let_go_of_run(fd)
 
     def pause(self) -> None:
-        """Forget where data was seen: others may have the file from now on."""
-        self._data_end = self.position
+        """Be sure that nobody is at work on the file, and forget what was seen: others may have it from now on."""
+        self._crew.drop()
+        self._planned = self._data_end = self._passed = self.position
+        self._run = (0, 0)
+
+    def close(self) -> None:
+        """End its threads."""
+        self._crew.close()
+
+    def _next_piece(self, fd: int) -> list[_Stretch]:
+        """Data and the gaps between, up to a piece of data, a large gap, or a large number of either."""
+        piece: list[_Stretch] = []
+        read = gap = 0
+        while self._planned < self._file_size and read < self._piece_bytes and gap < PIECE_BYTES and len(piece) < 64:
+            start = self._planned
+            if start >= self._data_end:
+                data = self._next_data(fd)
+                if data > start:
+                    self._planned = min(data, start + GAP_BYTES)
+                    gap = self._planned - start
+                    piece.append((start, self._planned, False))
+                    continue
+                self._data_end = min(self._up(os.lseek(fd, data, os.SEEK_HOLE)), self._file_size)
+            self._planned = min(self._data_end, start + self._piece_bytes - read)
+            read += self._planned - start
+            piece.append((start, self._planned, True))
+        return piece
 
     def _next_data(self, fd: int) -> int:
         """Where the next data begins, on a block's boundary."""
         try:
-            return os.lseek(fd, self.position, os.SEEK_DATA) // self._block * self._block
+            return os.lseek(fd, self._planned, os.SEEK_DATA) // self._block * self._block
         except OSError as error:
             if error.errno == errno.ENXIO:
                 return self._file_size  # none until the end
             raise
 
-    def _let_go_of_gap(self, fd: int, end: int) -> None:
+    def _let_go_of_zeros(self, fd: int, zeros: Sequence[tuple[int, int]]) -> None:
+        """What touches goes with one call: where a filesystem tells its disk of each, a call takes its time."""
+        for start, end in zeros:
+            if start != self._run[1]:
+                self._let_go_of_run(fd)
+                self._run = (start, end)
+            else:
+                self._run = (self._run[0], end)
+            if end - self._run[0] >= RUN_BYTES:
+                self._let_go_of_run(fd)
+
+    def _let_go_of_run(self, fd: int) -> None:
+        start, end = self._run
+        if start < end:
+            punch(fd, start, self._up(end) - start)
+            self.dug += end - start
+            self._run = (end, end)
+
+    def _let_go_of_gap(self, fd: int, start: int, end: int) -> None:
         """A gap may have blocks that were reserved and never written: preallocation. They read as zeros."""
-        start, self.position = self.position, end
         if _has_blocks(fd, start, end - start):
-            self._punch(fd, start, end)
+            punch(fd, start, self._up(end) - start)
+            self.dug += min(end, self._file_size) - start
 
     def _let_go_beyond_end(self, fd: int) -> None:
         """What was reserved for a file that grows, which XFS does by itself; nobody can ever read it."""
@@ -146,47 +215,14 @@ class Digger:
                 if error.errno != errno.EFBIG:  # the file is nearly as large as any can be
                     raise
 
-    def _dig(self, fd: int) -> int:
-        """Read data, let go of its zeros."""
-        start = self.position
-        wanted = min(self._data_end - start, len(self._pieces) * self._block)
-        self._ask_ahead(fd)
-        read = os.preadv(fd, self._pieces[: -(-wanted // self._block)], start)
-        # The end of a file counts as a block, also where it is none. A short read ends before it.
-        whole = read if start + read >= self._file_size else read // self._block * self._block
-        if not whole:
-            raise RefusedError("stale_plan", "the image became shorter while the work went on; scan the host again")
-        self.position = start + whole
-        for first, last in self._zeros(whole):
-            self._punch(fd, start + first, start + last)
-        # The host's page cache belongs to the guests.
-        os.posix_fadvise(fd, start, whole, os.POSIX_FADV_DONTNEED)
-        return read
-
-    def _ask_ahead(self, fd: int) -> None:
-        """Have the disk read on while the processor compares."""
-        begin = max(self._asked, self.position)
-        until = min(self.position + ASK_PIECES * len(self._pieces) * self._block, self._data_end)
-        if begin < until:
-            os.posix_fadvise(fd, begin, until - begin, os.POSIX_FADV_WILLNEED)
-            self._asked = until
-
-    def _zeros(self, length: int) -> list[tuple[int, int]]:
-        """Where the pieces hold zeros, from and to which byte."""
-        block = self._block
-        marks = bytes(map(self._zero.__eq__, self._pieces[: length // block]))
-        rest = length % block
-        if rest:
-            marks += bytes([self._pieces[length // block][:rest] == self._zero[:rest]])
-        return [(run.start() * block, run.end() * block) for run in _ZERO_RUN.finditer(marks)]
-
-    def _punch(self, fd: int, start: int, end: int) -> None:
-        punch(fd, start, self._up(end) - start)
-        self.dug += min(end, self._file_size) - start
-
     def _up(self, offset: int) -> int:
         """The boundary of a block, at or after an offset."""
         return -(-offset // self._block) * self._block
+
+
+def _look(fd: int, piece: Sequence[_Stretch], block: int) -> list[_Looked]:
+    """Where the data of a piece is zeros."""
+    return [(start, end, zero_runs(fd, start, end, block) if data else None) for start, end, data in piece]
 
 
 def block_size(fd: int) -> int:

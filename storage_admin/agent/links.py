@@ -83,12 +83,15 @@ class Chain:
 
     Raises:
         RefusedError: ``stale_plan``, ``chain_broken``, ``chain_cycle``, ``chain_too_deep``, ``outside_pool``,
-            ``format_mismatch`` or ``dirty_or_corrupt``.
+            ``format_mismatch``, ``dirty_or_corrupt``, ``external_data_file``, ``unsupported_subformat`` or ``invalid``.
     """
 
     def __init__(self, image: Planned, ancestors: Sequence[Planned]) -> None:
         if len(ancestors) >= MAX_DEPTH:
             raise RefusedError("chain_too_deep", f"the chain has more than {MAX_DEPTH} images")
+        if os.path.basename(image.path).startswith(b".sa-"):
+            # A job that puts its own files back would take the image for one of them.
+            raise RefusedError(INVALID, f"{display(image.path)} has the name of a job's own file; rename it first")
         self.links: list[Link] = []
         self._look_again = time.monotonic() + PROCESS_INTERVAL
         self._seen_since: float | None = None
@@ -234,7 +237,9 @@ def _open(planned: Planned, if_missing: str) -> Link:
         stamp = Stamp.of(status)
         if not planned.is_as_planned(stamp):
             raise RefusedError("stale_plan", f"{shown} has changed since it was scanned; scan the host and try again")
-        return Link(planned, fd, stamp, _facts(planned, fd, status.st_size))
+        facts = _facts(planned, fd, status.st_size)
+        _refuse_other_files(shown, facts)
+        return Link(planned, fd, stamp, facts)
     except BaseException:
         os.close(fd)
         raise
@@ -253,6 +258,14 @@ def _facts(planned: Planned, fd: int, file_size: int) -> Facts:
     except UnreadableError as error:
         code = "format_mismatch" if plain else "dirty_or_corrupt"
         raise RefusedError(code, f"{shown} cannot be read as {declared}: {error}") from error
+
+
+def _refuse_other_files(shown: str, facts: Facts) -> None:
+    """Refuse an image whose data is in files that its header names: whatever tool opens it would open those as well."""
+    if facts.data_file is not None:
+        raise RefusedError("external_data_file", f"{shown} keeps its data in another file; convert it first")
+    if facts.extents:
+        raise RefusedError("unsupported_subformat", f"{shown} consists of several files; convert it to qcow2")
 
 
 def _check_names(link: Link, named: bytes, below: Link | None) -> None:
@@ -312,10 +325,6 @@ def _refuse_content(link: Link, carried: Collection[str]) -> None:
     facts = link.facts
     if facts.encrypted:
         raise RefusedError("encrypted", f"{link.shown} is encrypted; it cannot be read without its key")
-    if facts.data_file is not None:
-        raise RefusedError("external_data_file", f"{link.shown} keeps its data in another file; convert it first")
     if (facts.dirty or facts.corrupt) and "dirty_or_corrupt" not in carried:
         state = "corrupt" if facts.corrupt else "dirty (it was not closed)"
         raise RefusedError("dirty_or_corrupt", f"{link.shown} is marked {state}; check and repair it first")
-    if facts.extents:
-        raise RefusedError("unsupported_subformat", f"{link.shown} consists of several files; convert it to qcow2")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 
 from storage_admin.agent.protocol import RefusedError
 
@@ -74,11 +75,16 @@ def open_beneath(pool_path: bytes, path: bytes, flags: int) -> int:
         The descriptor. The caller checks by ``fstat`` that it is a regular file, and closes it.
 
     Raises:
-        RefusedError: ``outside_pool``, where the path leaves the pool or a component is a symbolic link.
+        RefusedError: ``outside_pool``, where the path leaves the pool, a component is a symbolic link, or it is no
+            regular file.
         OSError: as :func:`os.open`.
     """
     folder, name = open_parent(pool_path, path)
     try:
+        mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
+            # Already to open a device or a pipe may do something to who stands behind it.
+            raise RefusedError("outside_pool", f"{display(path)} is no regular file")
         return _open(folder, name, flags | os.O_CLOEXEC | os.O_NONBLOCK, path)
     finally:
         os.close(folder)

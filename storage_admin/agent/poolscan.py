@@ -314,6 +314,10 @@ class PoolScan:
                     self._regular(folder, os.fsdecode(name), path, plain, status, has_extension=False, named=True)
             except FileNotFoundError:
                 continue
+            except OSError as error:
+                # A guest may name anything: one that no file can have is missing like any other.
+                if error.errno != errno.ENAMETOOLONG:
+                    self._failures.append(f"{name!a} ({error.strerror})")
             finally:
                 os.close(folder)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import platform
 from collections.abc import Iterator
 
 # ioprio_get and ioprio_set have no function in the C library: numbers from each machine's asm/unistd.h.
@@ -49,7 +48,7 @@ def idle(wanted: bool) -> Iterator[None]:
 
 def io_priority() -> int | None:
     """The calling thread's I/O priority, as the kernel keeps it; ``None`` where it is not known how to ask."""
-    numbers = _SYSCALLS.get(platform.machine())
+    numbers = _SYSCALLS.get(os.uname().machine)
     if numbers is None:
         return None
     found = int(_LIBC.syscall(numbers[0], _ONE_THREAD, 0))
@@ -57,7 +56,7 @@ def io_priority() -> int | None:
 
 
 def _set(value: int) -> None:
-    numbers = _SYSCALLS.get(platform.machine())
+    numbers = _SYSCALLS.get(os.uname().machine)
     if numbers is not None:
         # A kernel without I/O priorities refuses: the processor's priority alone has to do then.
         _LIBC.syscall(numbers[1], _ONE_THREAD, 0, value)

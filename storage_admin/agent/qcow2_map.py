@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import struct
 import sys
+import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 
 from storage_admin.agent.formats.qcow2 import EXTENDED_L2, Header
-from storage_admin.agent.protocol import RefusedError
+from storage_admin.agent.protocol import HostError, RefusedError
 
 _OFFSET = 0x00FFFFFFFFFFFE00
 _COMPRESSED = 1 << 62
@@ -84,11 +85,15 @@ class Map:
         self._tables, self._firsts = array("Q"), array("Q")
         self._data_counts, self._packed_counts = array("I"), array("I")
 
-    def count(self) -> Counts:
+    def count(self, deadline: float | None = None) -> Counts:
         """Read every L2 table once.
+
+        Args:
+            deadline: on the monotonic clock. A file of some megabytes may name terabytes of tables in its holes.
 
         Raises:
             RefusedError: ``dirty_or_corrupt``, where a table lies outside the file or tables take more than the file.
+            HostError: the deadline has passed.
         """
         totals = [0] * 7
         entries = self.cluster_size // (16 if self._extended else 8)
@@ -104,6 +109,8 @@ class Map:
                 self._packed_counts.append(table.compressed)
             if read % 16 == 0:
                 self._check()
+                if deadline is not None and time.monotonic() > deadline:
+                    raise HostError("the image has more tables than a sample has time for; analyze it fully")
         return Counts(*totals)
 
     def _count_table(self, raw: bytes) -> Counts:

@@ -17,6 +17,10 @@ ROUNDS = 16
 #: Bytes in which space can be given back to a filesystem.
 BLOCK = 4096
 _TELL_SECONDS = 0.1
+#: Nobody writes to it, so that it takes a page of memory and not all of its own.
+_ZEROS = bytes(4 << 20)
+#: How many times the time of a sample its image's tables may take: half a minute, with the usual second.
+_TABLES_TIMES = 30
 #: How many standard errors the range spans to either side.
 _SIGMAS = 3.0
 
@@ -37,17 +41,23 @@ def rounds(pieces: int, samples: int, chance: random.Random) -> Iterator[list[in
         ]
 
 
+def is_zeros(piece: bytes) -> bool:
+    """Whether a piece holds zeros only; an empty one does."""
+    # One comparison of memory, where to strip or to count would look at each byte.
+    return _ZEROS.startswith(piece) if len(piece) <= len(_ZEROS) else not piece.strip(b"\0")
+
+
 def zero_runs(piece: bytes) -> tuple[int, int]:
     """Bytes of a piece in blocks of 4 KiB that hold zeros only, and how many separate stretches these make.
 
     Args:
         piece: a multiple of 4 KiB long.
     """
-    if not piece.strip(b"\0"):
+    if is_zeros(piece):
         return len(piece), 1 if piece else 0
     empty = bytes(BLOCK)
     # One byte a block, so that stretches are counted by looking for their beginnings.
-    blocks = bytes([piece[start : start + BLOCK] == empty for start in range(0, len(piece), BLOCK)])
+    blocks = bytes([piece.startswith(empty, start) for start in range(0, len(piece), BLOCK)])
     return BLOCK * blocks.count(1), blocks.count(b"\0\1") + blocks[0]
 
 
@@ -160,9 +170,21 @@ class Pace:
 
     def share(self, share: float) -> Pace:
         """As this one, with such a share of its time."""
-        return Pace(
+        pace = Pace(
             self.io, whole=self.whole, samples=self._samples, seconds=self._seconds * share, chance=self._chance
         )
+        pace._told = self._told
+        return pace
+
+    def as_sample(self) -> Pace:
+        """As this one, for a sample beside a full look, which says nothing of itself."""
+        pace = Pace(self.io, whole=False, samples=self._samples, seconds=self._seconds, chance=self._chance)
+        pace._told = math.inf
+        return pace
+
+    def deadline_of_tables(self) -> float | None:
+        """Until when an image's tables have to be read, on the monotonic clock; all of them are, also for a sample."""
+        return None if self.whole else time.monotonic() + _TABLES_TIMES * self._seconds
 
     def looked_at(self, population: int) -> int:
         """How many pieces are looked at, at most."""

@@ -96,7 +96,9 @@ class Rebase(Recipe):
         here = os.path.dirname(work.chain.image.planned.path)
         if written.startswith(b"/") or above == here:
             return written
-        return os.path.relpath(os.path.join(above, written), here)
+        name = os.path.relpath(os.path.join(above, written), here)
+        # qemu takes what stands before a colon for a protocol, unless a slash comes first.
+        return b"./" + name if b":" in name.split(b"/", 1)[0] else name
 
     def _argument(self, work: Rewrite) -> bytes:
         base = self.base(work)

@@ -12,7 +12,7 @@ from typing import Optional
 from storage_admin.agent.compressors import Sizers, inflate
 from storage_admin.agent.file_data import DataMap
 from storage_admin.agent.qcow2_map import Cluster, Counts, Map, Packed
-from storage_admin.agent.sampling import BLOCK, MAX_PIECE, Pace, Sample, zero_runs
+from storage_admin.agent.sampling import BLOCK, MAX_PIECE, Pace, Sample, is_zeros, zero_runs
 
 #: Clusters below this many bytes are sampled in pairs: what one costs depends on its neighbour.
 PAIRED = 16 * 1024
@@ -181,7 +181,7 @@ class Tally:
                 follower = next(clusters, None) if pairs else None
                 content = self._read(cluster, at, piece)
                 # A piece of zeros in a cluster that holds something is copied with it.
-                kept = piece < self._unit and not content.strip(b"\0") and self._holds_data(cluster)
+                kept = piece < self._unit and is_zeros(content) and self._holds_data(cluster)
                 yield cluster.number, content, kept, None if follower is None else self._read(follower, 0, piece)
 
     def _whole_clusters(self, drawn: Sequence[int]) -> Iterator[Piece]:
@@ -222,11 +222,11 @@ class Tally:
         return b"".join(parts)
 
     def _holds_data(self, cluster: Cluster) -> bool:
-        return bool(self._read(cluster, 0, self._size).strip(b"\0"))
+        return not is_zeros(self._read(cluster, 0, self._size))
 
     def _measure(self, piece: Piece) -> Measured:
         number, content, kept_anyway, following = piece
-        zero = not content.strip(b"\0")
+        zero = is_zeros(content)
         return Measured(
             number,
             zero,
@@ -242,7 +242,7 @@ def _kept(content: bytes, unit: int) -> int:
         return len(content)
     if unit == BLOCK:
         return len(content) - zero_runs(content)[0]
-    return unit * sum(1 for at in range(0, len(content), unit) if content[at : at + unit].strip(b"\0"))
+    return unit * sum(1 for at in range(0, len(content), unit) if not is_zeros(content[at : at + unit]))
 
 
 def _processors() -> int:

@@ -24,7 +24,12 @@ class Guest(models.Model):
     state = models.CharField(max_length=20)
     io_priority = models.SmallIntegerField(null=True)
     io_weight = models.IntegerField(null=True)
+    #: By disk target, bytes or operations a second: ``{"vda": {"read_bytes_sec": 1000000}}``.
     io_limits = models.JSONField(default=dict, blank=True)
+    #: Why its manager has it locked, such as ``backup``; empty where it is not.
+    lock = models.CharField(max_length=100, blank=True)
+    #: Lines of its definition that were not understood: what they may name is no orphan.
+    unread = models.JSONField(default=list, blank=True)
     last_seen = models.DateTimeField()
 
     class Meta:
@@ -58,10 +63,14 @@ class GuestDisk(models.Model):
     readonly = models.BooleanField(default=False)
     #: Its definition names the images that its own stands on: another chain would contradict it.
     records_chain = models.BooleanField(default=False)
+    #: The storage's own name for it, such as a Proxmox volume id.
+    volume = models.TextField(blank=True)
+    #: The snapshot, or ``pending``, where only that section of the definition names it; empty for what the guest has.
+    only_in = models.CharField(max_length=100, blank=True)
 
     class Meta:
-        ordering = ["guest", "target"]
-        constraints = [models.UniqueConstraint(fields=["guest", "target"], name="disk_once_per_guest")]
+        ordering = ["guest", "target", "only_in"]
+        constraints = [models.UniqueConstraint(fields=["guest", "target", "only_in"], name="disk_once_per_guest")]
 
     def __str__(self) -> str:
         return f"{self.guest_id} {self.target}"

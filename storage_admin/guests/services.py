@@ -1,13 +1,14 @@
 """Writes: guests and their disks, as a hypervisor told them."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
+from typing import Any
 
 from django.db import transaction
 
 from storage_admin.guests.models import Guest, GuestDisk
-from storage_admin.hosts.libvirt_reader import Domain, DomainDisk
+from storage_admin.hosts.guest_facts import DiskFacts, GuestFacts
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.names import display, path_key
 
@@ -15,54 +16,72 @@ from storage_admin.hosts.names import display, path_key
 Inode = tuple[str, str]
 
 
-def disk_paths(domains: tuple[Domain, ...]) -> list[bytes]:
-    """The paths that these domains name as disks."""
-    return sorted({os.fsencode(disk.path) for domain in domains for disk in domain.disks if disk.path.startswith("/")})
+def disk_paths(guests: Iterable[GuestFacts]) -> list[bytes]:
+    """The paths that these guests name as disks."""
+    return sorted({os.fsencode(disk.path) for guest in guests for disk in guest.disks if disk.path.startswith("/")})
 
 
-def record_domains(host: Host, domains: tuple[Domain, ...], inodes: Mapping[bytes, Inode], at: datetime) -> bool:
-    """Makes the host's domains what libvirt told. Those that it did not tell are gone.
+def record_guests(
+    host: Host, kinds: Collection[str], facts: Iterable[GuestFacts], inodes: Mapping[bytes, Inode], at: datetime
+) -> bool:
+    """Makes the host's guests of these kinds what their hypervisor told. Those that it did not tell are gone.
 
     Args:
+        kinds: that the hypervisor was asked for; guests of others stay as they are.
+        facts: every guest of these kinds.
         inodes: device and inode by path, of the disks whose files exist.
+        at: when it told.
 
     Returns:
         Whether anything is otherwise than before: a guest, its state, a disk.
+
+    Raises:
+        ValueError: a guest is of another kind.
     """
-    rows = Guest.objects.filter(host=host, kind=Guest.Kind.DOMAIN)
-    known = {guest.uid: guest for guest in rows.prefetch_related("disks")}
-    told = {domain.uid for domain in domains}
-    gone = [guest.pk for uid, guest in known.items() if uid not in told]
+    rows = Guest.objects.filter(host=host, kind__in=kinds)
+    told = {(guest.kind, guest.uid): guest for guest in facts}
+    if strangers := {kind for kind, _ in told} - set(kinds):
+        raise ValueError(f"told of guests of kinds that were not asked for: {strangers}")
+    known = {(guest.kind, guest.uid): guest for guest in rows.prefetch_related("disks")}
+    gone = [guest.pk for key, guest in known.items() if key not in told]
     changed = bool(gone)
     with transaction.atomic():
         rows.filter(pk__in=gone).delete()
         rows.update(last_seen=at)
-        for domain in domains:
-            guest = known.get(domain.uid)
-            name, state = domain.name[:255], domain.state
-            if guest is None:
-                guest = Guest.objects.create(
-                    host=host, kind=Guest.Kind.DOMAIN, uid=domain.uid, name=name, state=state, last_seen=at
-                )
-                changed = True
-            elif (guest.name, guest.state) != (name, state):
-                rows.filter(pk=guest.pk).update(name=name, state=state)
-                changed = True
-            changed |= _record_disks(guest, domain.disks, inodes)
+        for key, guest in told.items():
+            changed |= _record_guest(host, known.get(key), guest, inodes, at)
     return changed
 
 
-def _record_disks(guest: Guest, disks: tuple[DomainDisk, ...], inodes: Mapping[bytes, Inode]) -> bool:
-    known = {disk.target: disk for disk in guest.disks.all()}
+def _record_guest(
+    host: Host, known: Guest | None, told: GuestFacts, inodes: Mapping[bytes, Inode], at: datetime
+) -> bool:
+    values: dict[str, Any] = {
+        "name": _text(told.name, 255), "state": _text(told.state, 20), "lock": _text(told.lock, 100),
+        "io_priority": told.io_priority, "io_weight": told.io_weight, "io_limits": told.io_limits,
+        "unread": [_text(line, 1000) for line in told.unread],
+    }  # fmt: skip
+    row, changed = known, False
+    if row is None:
+        row, changed = Guest.objects.create(host=host, kind=told.kind, uid=told.uid, last_seen=at, **values), True
+    elif {name: getattr(row, name) for name in values} != values:
+        Guest.objects.filter(pk=row.pk).update(**values)
+        changed = True
+    return _record_disks(row, told.disks, inodes) or changed
+
+
+def _record_disks(guest: Guest, disks: Iterable[DiskFacts], inodes: Mapping[bytes, Inode]) -> bool:
+    known = {(disk.target, disk.only_in): disk for disk in guest.disks.all()}
     changed = False
-    for told in disks:
-        disk = known.pop(told.target, None) or GuestDisk(guest=guest, target=told.target)
+    for (target, only_in), told in _each_once(disks).items():
+        disk = known.pop((target, only_in), None) or GuestDisk(guest=guest, target=target, only_in=only_in)
         raw = os.fsencode(told.path)
         dev, inode = inodes.get(raw, ("", ""))
         values = {
-            "device": told.device, "path": display(raw), "path_bytes": raw, "path_key": path_key(raw) if raw else "",
-            "dev": dev, "inode": inode, "format": told.format, "cache": told.cache, "discard": told.discard,
-            "readonly": told.readonly, "records_chain": told.records_chain,
+            "device": _text(told.device, 10), "path": display(raw), "path_bytes": raw,
+            "path_key": path_key(raw) if raw else "", "dev": dev, "inode": inode, "format": _text(told.format, 20),
+            "cache": _text(told.cache, 20), "discard": _text(told.discard, 20), "readonly": told.readonly,
+            "records_chain": told.records_chain, "volume": _text(told.volume, 1000),
         }  # fmt: skip
         if disk.pk is None or {key: _plain(getattr(disk, key)) for key in values} != values:
             changed = True
@@ -72,6 +91,22 @@ def _record_disks(guest: Guest, disks: tuple[DomainDisk, ...], inodes: Mapping[b
     if known:
         GuestDisk.objects.filter(pk__in=[disk.pk for disk in known.values()]).delete()
     return changed or bool(known)
+
+
+def _each_once(disks: Iterable[DiskFacts]) -> dict[tuple[str, str], DiskFacts]:
+    """The disks by target and section as columns take them; none is lost where a definition has two of one name."""
+    found: dict[tuple[str, str], DiskFacts] = {}
+    for disk in disks:
+        target, only_in, number = _text(disk.target, 40), _text(disk.only_in, 100), 2
+        while (target, only_in) in found:
+            target, number = f"{_text(disk.target, 34)} #{number}", number + 1
+        found[target, only_in] = disk
+    return found
+
+
+def _text(told: str, longest: int) -> str:
+    """What a hypervisor told, as a column takes it and a screen may show it."""
+    return display(told.encode("utf-8", "surrogateescape"))[:longest]
 
 
 def _plain(value: object) -> object:

@@ -2,8 +2,8 @@
 
 A libvirt URI can name a command to run; nobody types one. Over ssh, libvirt's own socket there is forwarded into a
 private folder by our own, pinned, connection, and libvirt is asked at that socket. Over TLS, the host's certificate has
-to be signed by the authority in the data folder's ``pki/<slug>/`` (``cacert.pem``, with our own ``clientcert.pem`` and
-``clientkey.pem``), or in libvirt's usual places where there is no such folder.
+to be signed by the authority in the data folder's ``pki/<slug>/``, else ``pki/`` (``cacert.pem``, with our own
+``clientcert.pem`` and ``clientkey.pem``), else in libvirt's usual places.
 
 The fields are checked once more here, whatever wrote them into the row.
 """
@@ -72,15 +72,18 @@ def _tls(host: Host) -> str:
 
 
 def _certificates(host: Host) -> Path | None:
-    """The folder with our certificate for a host; ``None`` where there is none, and libvirt looks where it always does.
+    """The folder with our certificate for a host, or for all; ``None`` where libvirt is to look where it always does.
 
     Raises:
         HostError: a file is missing in it, or others may read the key.
     """
-    folder = Path(settings.DATA_DIR).resolve() / "pki" / host.slug
-    if not folder.is_dir():
+    names, shared = (*CERTIFICATES, PRIVATE_KEY), Path(settings.DATA_DIR).resolve() / "pki"
+    folder = shared / host.slug
+    if not host.slug or not folder.is_dir():
+        folder = shared
+    missing = [name for name in names if not (folder / name).is_file()]
+    if folder == shared and len(missing) == len(names):
         return None
-    missing = [name for name in (*CERTIFICATES, PRIVATE_KEY) if not (folder / name).is_file()]
     if missing:
         raise HostError(f"In {folder} there is no {', '.join(missing)}: libvirt over TLS needs each of them.")
     if (folder / PRIVATE_KEY).stat().st_mode & 0o077:

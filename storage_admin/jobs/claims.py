@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from storage_admin.agent import protocol
 from storage_admin.hosts.models import Host
-from storage_admin.jobs import kinds
+from storage_admin.jobs import kinds, routing
 from storage_admin.jobs.kinds import Wait
 from storage_admin.jobs.models import Job, JobLog, ResourceLock
 
@@ -23,11 +23,15 @@ def claim(job_id: int, worker: str) -> Job | None:
     """Takes a queued job.
 
     Returns:
-        The job, running and ours; ``None`` when it is not queued any more, or has to wait (which its row then says).
+        The job, running and ours; ``None`` when it is not queued any more, is for another worker, or has to wait (which
+        its row then says).
     """
     free = Job.objects.select_related("host").filter(pk=job_id, state=Job.State.QUEUED, parked_at=None)
     job = free.first()
     if job is None:
+        return None
+    if not routing.serves(job.host):
+        _leave(job)
         return None
     # Outside of the transaction, because a hypervisor may take its time; nobody is asked for a job that has no slot.
     kind = kinds.get(job.kind)
@@ -55,6 +59,13 @@ def claim(job_id: int, worker: str) -> Job | None:
         log(job, f"started by {worker}")
         job.refresh_from_db()
     return job
+
+
+def _leave(job: Job) -> None:
+    """The job is for another worker. Where none is alive for it, a general one, which is asked for all, says so."""
+    waiting_for = f"a worker on {job.host.name}"[:200]
+    if routing.post().general and waiting_for != job.waiting_for and not routing.is_served(job.host):
+        Job.objects.filter(pk=job.pk, state=Job.State.QUEUED).update(waiting_for=waiting_for)
 
 
 def _must_wait(job: Job) -> str:

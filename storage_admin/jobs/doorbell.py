@@ -1,12 +1,13 @@
-"""Rings Celery: there is a job. The message is the job's id and nothing else."""
+"""Rings Celery: there is a job. The message is the job's id and nothing else; the queue, its host's or the default."""
 
 import logging
 
 from celery import current_app
-from django.db import transaction
+from django.db import Error, transaction
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
+from storage_admin.jobs import routing
 from storage_admin.jobs.models import Job
 
 logger = logging.getLogger(__name__)
@@ -22,6 +23,9 @@ def ring(job: Job) -> None:
 def ring_now(job_id: int) -> None:
     """Rings for a job that is committed already."""
     try:
-        current_app.send_task(RUN_JOB, (job_id,), retry=False, ignore_result=True)
+        queue = routing.queue_for(job_id)
+        current_app.send_task(RUN_JOB, (job_id,), queue=queue, retry=False, ignore_result=True)
+    except Error as error:
+        logger.warning("job %s stays queued until the database is back: %s", job_id, error)
     except (OperationalError, RedisError, OSError) as error:
         logger.warning("job %s stays queued until the broker is back: %s", job_id, error)

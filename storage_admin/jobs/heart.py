@@ -9,7 +9,7 @@ import time
 from django.db import Error, close_old_connections, connection
 from django.utils import timezone
 
-from storage_admin.jobs import claims
+from storage_admin.jobs import claims, routing
 from storage_admin.jobs.models import Job, Worker
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,11 @@ class Heart:
         if self._thread is not None:
             self._thread.join(claims.HEARTBEAT_INTERVAL)
             self._thread = None
-        Worker.objects.filter(name=self.name).delete()
+        try:
+            close_old_connections()
+            Worker.objects.filter(name=self.name).delete()
+        except Error as error:
+            logger.warning("%s stays on the list until it is seen that it is gone: %s", self.name, error)
 
     def hold(self, job: Job) -> None:
         """Beats for this job from now on."""
@@ -65,7 +69,9 @@ class Heart:
         with self._lock:
             held = list(self._held.items())
         claims.beat(self.name, held)
-        Worker.objects.update_or_create(name=self.name, defaults={"seen": timezone.now()})
+        post = routing.post()
+        where = {"host": post.host, "general": post.general, "place": routing.place()}
+        Worker.objects.update_or_create(name=self.name, defaults={"seen": timezone.now(), **where})
         now = time.monotonic()
         if now - self._beaten > 2 * claims.HEARTBEAT_INTERVAL:
             self._steady_since = now

@@ -170,6 +170,12 @@ class Worker(models.Model):
     """A worker process that is alive as long as ``seen`` is recent."""
 
     name = models.CharField(max_length=100, unique=True)
+    #: The slug of the host whose queue it listens to; empty for none.
+    host = models.CharField(max_length=50, blank=True, default="")
+    #: Whether it listens to the default queue, and so takes the jobs of every host that it can reach.
+    general = models.BooleanField(default=True)
+    #: The machine that it runs on, and its process numbers there (:func:`storage_admin.jobs.routing.place`).
+    place = models.CharField(max_length=200, blank=True, default="")
     started = models.DateTimeField(default=timezone.now)
     seen = models.DateTimeField(default=timezone.now)
 

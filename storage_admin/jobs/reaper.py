@@ -1,7 +1,6 @@
 """Keeps the rows true when processes die: lost jobs are marked, their hosts recovered, unheard jobs rung again."""
 
 import os
-import socket
 from datetime import datetime, timedelta
 
 from django.db import transaction
@@ -10,7 +9,7 @@ from django.utils import timezone
 
 from storage_admin.accounts.roles import SYSTEM
 from storage_admin.agent import protocol
-from storage_admin.jobs import claims, services
+from storage_admin.jobs import claims, routing, services
 from storage_admin.jobs.doorbell import ring_now
 from storage_admin.jobs.models import Job, ResourceLock, Worker
 
@@ -37,7 +36,7 @@ def reap(now: datetime | None = None) -> int:
 def reap_dead_workers() -> int:
     """Marks the jobs of this machine's workers whose processes are gone: a restarted worker waits for no lease."""
     marked = 0
-    for worker in Worker.objects.filter(name__startswith=f"{socket.gethostname()}:"):
+    for worker in Worker.objects.filter(place=routing.place()):
         if _alive(int(worker.name.rsplit(":", 1)[1])):
             continue
         for job in Job.objects.filter(state=Job.State.RUNNING, worker=worker.name).select_related("host"):
@@ -77,7 +76,8 @@ def recover_hosts() -> None:
     due = Job.objects.filter(needs_recovery=True).exclude(state__in=Job.ACTIVE).values_list("host", flat=True)
     for host_id in set(due):
         recoveries = Job.objects.filter(kind="recover", host=host_id)
-        lately = recoveries.filter(finished__gt=timezone.now() - RECOVER_AGAIN).exclude(state=Job.State.SUCCEEDED)
+        # One that was cut off, as by the end of its worker, has not failed.
+        lately = recoveries.filter(finished__gt=timezone.now() - RECOVER_AGAIN, state=Job.State.FAILED)
         if not recoveries.filter(state__in=Job.ACTIVE).exists() and not lately.exists():
             services.submit(SYSTEM, "recover", host_id, {})
 
@@ -85,6 +85,7 @@ def recover_hosts() -> None:
 def sweep(now: datetime | None = None) -> int:
     """Rings for queued jobs that nobody claimed. Harmless: whoever comes second finds the row taken.
 
+    One that was rung for in the queue of a worker that has died since gets into another one this way.
     A parked job waits for something outside: who watches that rings for it.
 
     Returns:

@@ -26,9 +26,9 @@ from storage_admin.jobs.recorder import Recorder, plain
 
 logger = logging.getLogger(__name__)
 
-#: How long the end of a job is tried to be written when this fails although others can write, or when the worker is told
-#: to end, in seconds. After that its lease runs out, and recovery tells from the host's journals how it ended. While the
-#: database is away for all, it is tried as long as that takes: nobody else knows as well how the job ended.
+#: How long the end of a job is tried to be written when this fails although heartbeats can be, or when the worker is
+#: told to end, in seconds. After that its lease runs out, and recovery tells from the host's journals how it ended.
+#: While the database is away for all, it is tried for as long as that takes: nobody else knows as well how it ended.
 FINISH_PATIENCE = 60.0
 #: Seconds between two attempts.
 FINISH_AGAIN = 1.0

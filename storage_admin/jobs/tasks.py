@@ -1,13 +1,17 @@
 """Celery's tasks: each carries a job's id at most, and does nothing where the row says that there is nothing to do."""
 
+import logging
 from typing import Any
 
 from celery import shared_task
 from celery.contrib.django.task import DjangoTask
-from celery.signals import worker_ready, worker_shutdown, worker_shutting_down
+from celery.signals import celeryd_after_setup, worker_ready, worker_shutdown, worker_shutting_down
+from django.db import Error, connection
 
-from storage_admin.jobs import reaper, runner
+from storage_admin.jobs import reaper, routing, runner
 from storage_admin.jobs.heart import heart
+
+logger = logging.getLogger(__name__)
 
 
 @shared_task(base=DjangoTask, ignore_result=True)
@@ -33,6 +37,18 @@ def reap() -> None:
 def sweep() -> None:
     """Rings queued jobs again that nobody heard of."""
     reaper.sweep()
+
+
+@celeryd_after_setup.connect
+def _take_post(instance: Any, **_kwargs: Any) -> None:
+    """Whatever the worker was started by: it listens to the queues of its post and to no other."""
+    try:
+        routing.take_post()
+    except Error as error:
+        logger.warning("the database is away, so this worker listens to its general queue alone: %s", error)
+    finally:
+        connection.close()
+    instance.app.amqp.queues.select(routing.post().queues)
 
 
 @worker_ready.connect

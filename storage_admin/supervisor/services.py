@@ -1,17 +1,12 @@
 """The four processes of Storage Admin as the supervisor starts them."""
 
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from storage_admin.supervisor import commands
 from storage_admin.supervisor.checks import answers
 from storage_admin.supervisor.child import ChildSpec
 from storage_admin.supervisor.private_redis import PrivateRedis
-
-#: A worker mostly waits for agents' streams: one thread carries one job.
-WORKER_THREADS = 32
-WEB_WORKERS = 2
-WEB_THREADS = 8
 
 
 @dataclass(frozen=True)
@@ -39,21 +34,11 @@ def redis_spec(redis: PrivateRedis, lock: int) -> ChildSpec:
 
 def dashboard_specs(installation: Installation) -> list[ChildSpec]:
     """Web server, worker and scheduler, in the order of their start."""
-    environment = {
-        "DJANGO_SETTINGS_MODULE": "storage_admin.settings",
-        "PYTHONUNBUFFERED": "1",
-        # Images belong to root: the worker is root on purpose.
-        "PYTHONWARNINGS": "ignore:You're running the worker with superuser privileges",
+    environment = commands.ENVIRONMENT | {
         "REDIS_URL": installation.redis_url,
         "STORAGE_ADMIN_BIND": installation.bind,
         "STORAGE_ADMIN_DATA_DIR": str(installation.data_dir),
     }
-    celery = (sys.executable, "-m", "celery", "--quiet", "--app", "storage_admin.celery")
-
-    web = (sys.executable, "-m", "gunicorn", "--bind", installation.bind, "--no-control-socket")
-    sizes = ("--workers", str(WEB_WORKERS), "--worker-class", "gthread", "--threads", str(WEB_THREADS))
-    threads = ("--pool", "threads", "--concurrency", str(WORKER_THREADS), "--without-gossip", "--without-mingle")
-    scheduler = ("--scheduler", "django_celery_beat.schedulers:DatabaseScheduler")
     plain = ChildSpec(
         name="",
         argv=(),
@@ -65,16 +50,11 @@ def dashboard_specs(installation: Installation) -> list[ChildSpec]:
         replace(
             plain,
             name="web",
-            argv=(*web, *sizes, "--graceful-timeout", "5", "--log-level", "warning", "storage_admin.wsgi"),
+            argv=commands.web(installation.bind),
             ready=lambda: answers(installation.bind),
         ),
         # A worker asked to stop waits for its jobs, however long they take. One that has lost its supervisor is killed:
         # its agents see the end of their input, put everything back and end.
-        replace(
-            plain,
-            name="worker",
-            argv=(*celery, "worker", *threads, "--loglevel", "warning"),
-            death_signal="KILL",
-        ),
-        replace(plain, name="beat", argv=(*celery, "beat", *scheduler, "--pidfile=", "--loglevel", "warning")),
+        replace(plain, name="worker", argv=commands.worker(), death_signal="KILL"),
+        replace(plain, name="beat", argv=commands.scheduler()),
     ]

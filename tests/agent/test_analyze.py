@@ -268,6 +268,8 @@ def test_refuses_what_is_not_the_image_that_was_asked_for(tmp_path: Path) -> Non
         {"seconds": "1"},
         {"dev": "x"},
         {"format": None},
+        {"compression": "lzma"},
+        {"compression": ["zlib"]},
         {"extra": 1},
     ],
 )

@@ -5,7 +5,7 @@ import os
 import random
 import subprocess
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,13 +27,19 @@ def disk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield place
 
 
-def dig(path: Path, piece_bytes: int = holes.PIECE_BYTES) -> int:
-    """Digs through a whole file; how many bytes were let go of."""
+def dig(path: Path, piece_bytes: int = holes.PIECE_BYTES, at_once: int = 2, rest: Callable[[], bool] = bool) -> int:
+    """Digs through a whole file, with a pause where ``rest`` says so; how many bytes were let go of."""
     fd = os.open(path, os.O_RDWR)
     try:
-        digger = holes.Digger(os.fstat(fd).st_size, holes.block_size(fd), piece_bytes)
-        while not digger.done:
-            digger.step(fd)
+        digger = holes.Digger(os.fstat(fd).st_size, holes.block_size(fd), piece_bytes, at_once)
+        with contextlib.closing(digger):
+            while not digger.done:
+                before = digger.position
+                digger.step(fd)
+                assert digger.position >= before
+                if rest():
+                    digger.finish_run(fd)
+                    digger.pause()
         os.fsync(fd)
         return digger.dug
     finally:
@@ -70,12 +76,59 @@ def test_every_block_of_zeros_goes_and_no_byte_changes(disk: Path, trial: int) -
     size = os.statvfs(disk).f_bsize
     blocks = [content[at : at + size] for at in range(0, len(content), size)]
     zeros = [block for block in blocks if not block.strip(b"\0")]
-    dug = dig(path, rng.choice([BLOCK, 5 * BLOCK, 1 << 20, holes.PIECE_BYTES]))
+    dug = dig(
+        path,
+        rng.choice([BLOCK, 5 * BLOCK, 1 << 20, holes.PIECE_BYTES]),
+        rng.choice([1, 2, 5]),
+        lambda: rng.random() < 0.2,
+    )
     assert path.read_bytes() == content
     assert dug == sum(map(len, zeros))
     kept = (len(blocks) - len(zeros)) * size
     assert kept <= allocated(path) <= kept + EXTENT_TREE
     assert dig(path) == 0
+
+
+def test_neighbouring_zeros_go_with_one_call(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A filesystem that tells its disk of every hole takes time for each."""
+    path, punched, punch = disk / "file", list[int](), holes.punch
+
+    def note(fd: int, offset: int, length: int) -> None:
+        punched.append(length)
+        punch(fd, offset, length)
+
+    monkeypatch.setattr(holes, "punch", note)
+    path.write_bytes(b"x" * BLOCK + bytes(40 << 20) + b"x" * BLOCK)
+    assert dig(path) == sum(punched) == 40 << 20
+    assert len(punched) == 1
+
+
+def test_a_long_run_is_let_go_of_in_parts_that_nobody_waits_long_for(disk: Path) -> None:
+    path = disk / "file"
+    path.write_bytes(b"x" * BLOCK + bytes(holes.RUN_BYTES * 5 // 4))
+    fd = os.open(path, os.O_RDWR)
+    with contextlib.closing(holes.Digger(os.fstat(fd).st_size, holes.block_size(fd), at_once=2)) as digger:
+        while not digger.dug:
+            digger.step(fd)
+        assert digger.dug < holes.RUN_BYTES + holes.PIECE_BYTES
+        assert not digger.done
+    os.close(fd)
+
+
+def test_what_was_seen_before_a_pause_does_not_count_after_it(disk: Path) -> None:
+    path = disk / "file"
+    path.write_bytes(b"x" * BLOCK + bytes(30 << 20) + b"x" * BLOCK)
+    fd = os.open(path, os.O_RDWR)
+    with contextlib.closing(holes.Digger(os.fstat(fd).st_size, holes.block_size(fd), at_once=4)) as digger:
+        digger.step(fd)  # the zeros are seen by now, and more may follow them
+        digger.pause()
+        path_content = os.urandom(30 << 20)
+        os.pwrite(fd, path_content, BLOCK)
+        while not digger.done:
+            digger.step(fd)
+            assert digger.dug == 0
+    os.close(fd)
+    assert path.read_bytes() == b"x" * BLOCK + path_content + b"x" * BLOCK
 
 
 def test_blocks_that_were_preallocated_and_never_written_go_as_well(disk: Path) -> None:
@@ -178,13 +231,14 @@ def test_a_filesystem_without_holes_is_named(tmp_path: Path) -> None:
 
 def test_what_was_read_does_not_stay_in_memory(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    content = random.Random(3).randbytes(16 << 20)
-    path.write_bytes(content)
+    path.write_bytes(random.Random(3).randbytes(16 << 20))
     with path.open("r+b") as file:
         os.fsync(file.fileno())
-        assert cached(file.fileno(), 8 << 20)
+        os.posix_fadvise(file.fileno(), 0, 8 << 20, os.POSIX_FADV_DONTNEED)
+        before = [cached(file.fileno(), at) for at in range(0, 16 << 20, 4 << 20)]
+        assert before == [False, False, True, True]  # the rest is somebody's who uses the file
         dig(path)
-        assert not any(cached(file.fileno(), at) for at in range(0, 16 << 20, 1 << 20))
+        assert [cached(file.fileno(), at) for at in range(0, 16 << 20, 4 << 20)] == before
 
 
 def test_a_tebibyte_takes_no_more_memory_than_a_gibibyte(tmp_path: Path) -> None:

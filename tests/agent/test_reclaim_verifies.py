@@ -14,12 +14,13 @@ REAL = shutil.which("qemu-img")
 
 
 def with_broken_convert(folder: Path, image: Path, script: str, *ancestors: Path) -> dict[str, object]:
-    """What the agent answers where ``convert`` does something else; ``$target`` is the copy."""
+    """What the agent answers where ``convert`` does something else; ``$source`` is the image, ``$target`` the copy."""
     fake = folder / "bin" / "qemu-img"
     fake.parent.mkdir()
     fake.write_text(
         f'#!/bin/bash\nif [ "$1" != convert ]; then exec {REAL} "$@"; fi\n'
-        f'target="${{@: -1}}"\nconvert() {{ {REAL} "$@"; }}\n{script}\n'
+        "source=${@: -2:1}\ntarget=$(grep -o '/proc/self/fd/[0-9]*' <<< \"${@: -1}\" | head -1)\n"
+        f'convert() {{ {REAL} "$@"; }}\n{script}\n'
     )
     fake.chmod(0o755)
     inode = image.stat().st_ino
@@ -52,11 +53,11 @@ BROKEN = {
     "forgets a part": ('convert "$@"; qemu-io -f qcow2 -c "discard 0 64k" "$target"', "content differs"),
     "makes it larger": ('convert "$@"; qemu-img resize -q -f qcow2 "$target" 9M', "virtual_size"),
     "loses the options": (
-        'convert convert -O qcow2 -o cluster_size=2M "$(dirname $target)/vm.qcow2" "$target"',
+        'convert convert -O qcow2 -o cluster_size=2M "$source" "$target"',
         "cluster_size",
     ),
     "does not compress as asked": (
-        'convert convert -c -O qcow2 "$(dirname $target)/vm.qcow2" "$target"',
+        'convert convert -c -O qcow2 "$source" "$target"',
         "compression",
     ),
     "cuts the end off": ('convert "$@"; truncate -s -200k "$target"', "cannot be read"),
@@ -76,7 +77,7 @@ def test_a_convert_that_pulls_the_base_in_is_noticed(tmp_path: Path, image: Path
     overlay = image.parent / "overlay.qcow2"
     qemu_img("create", "-q", "-f", "qcow2", "-b", "vm.qcow2", "-F", "qcow2", overlay)
     write(overlay, 0x44, "2M", "3M")
-    script = f'{REAL} convert -c -o compression_type=zstd -O qcow2 "$(dirname $target)/overlay.qcow2" "$target"'
+    script = 'convert convert -c -o compression_type=zstd -O qcow2 "$source" "$target"'
     answer = with_broken_convert(tmp_path, overlay, script, image)
     assert answer.get("code") == "tool_failed", answer
     assert "backing_file" in str(answer["detail"])

@@ -1,15 +1,16 @@
-"""What the fault tests start from."""
+"""What the fault tests start from, and the table that their run ends with."""
 
 from pathlib import Path
 
 import pytest
 
 from tests.faults.scene import build
+from tests.faults.trials import OUTCOMES, RECORDS, figures_table
 
 
 @pytest.fixture(scope="session")
 def templates(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Folders to make scenes from, one for each kind of image."""
+    """Folders to make scenes from: qcow2 images on nothing, of several layouts."""
     folder = tmp_path_factory.mktemp("templates")
     made = []
     for number, options in enumerate(["", "cluster_size=4k", "compat=0.10"]):
@@ -19,9 +20,27 @@ def templates(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.fixture(scope="session")
-def all_templates(tmp_path_factory: pytest.TempPathFactory, templates: list[Path]) -> list[Path]:
-    """The same, with an image that stands on another one, and a raw one."""
+def by_format(tmp_path_factory: pytest.TempPathFactory, templates: list[Path]) -> dict[str, list[Path]]:
+    """Folders to make scenes from, by the format of their image; of qcow2 also one that stands on two others."""
     folder = tmp_path_factory.mktemp("more-templates")
     build(folder / "based", "", based=True)
-    build(folder / "raw", "", "raw")
-    return [*templates, folder / "based", folder / "based", folder / "raw"]
+    found = {"qcow2": [*templates, folder / "based"]}
+    for form in ("raw", "vmdk", "vdi"):
+        build(folder / form, "", form)
+        found[form] = [folder / form]
+    return found
+
+
+@pytest.fixture(scope="session")
+def all_templates(by_format: dict[str, list[Path]]) -> list[Path]:
+    """All of these, the one that stands on others twice: it has the most that can be done to it."""
+    return [*by_format["qcow2"], by_format["qcow2"][-1], *by_format["raw"], *by_format["vmdk"], *by_format["vdi"]]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Each fault's figure, what held and the seed; the same stands in a file."""
+    if OUTCOMES:
+        terminalreporter.section("trials of faults")
+        for line in figures_table(OUTCOMES):
+            terminalreporter.write_line(line)
+        terminalreporter.write_line(f"written to {RECORDS.parent.parent.name}/{RECORDS.parent.name}/{RECORDS.name}")

@@ -1,8 +1,9 @@
-"""A folder with an image to reclaim, and what must be true of it after any fault."""
+"""A folder with an image to rewrite, every way to rewrite it, and what must be true of it after any fault."""
 
 import os
-import random
 import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +16,36 @@ from tests.agent.harness import (
     reclaim_args,
     recover_args,
     same_content,
+    undo_args,
     write,
 )
+
+#: The formats that images are rewritten in and converted to here.
+FORMATS = ("qcow2", "raw", "vmdk", "vdi")
+_SIZE = "8M"
 
 
 def build(folder: Path, options: str, form: str = "qcow2", *, based: bool = False) -> None:
     """A pool with an image and an overlay of it, and beside it copies of what a guest reads from both.
 
     Args:
-        based: whether the image stands on another one, which it partly hides.
+        options: creation options of a qcow2 image.
+        based: whether the image stands on a chain of two others, which it partly hides.
     """
     pool = folder / "pool"
     pool.mkdir(parents=True)
     image, overlay, noise = pool / f"vm.{form}", pool / "overlay.qcow2", folder / "noise"
     if based:
-        make_image(pool / "root.qcow2")
+        make_image(pool / "root.qcow2", _SIZE)
         write(pool / "root.qcow2", 0x52, "7M", "512k")
-    if form == "raw":
-        with image.open("wb") as file:
-            file.truncate(8 << 20)
-        write(image, 0x61, "0", "2M", "raw")
-        write(image, 0, "3M", "2M", "raw")
+        qemu_img("create", "-q", "-f", "qcow2", "-b", "root.qcow2", "-F", "qcow2", pool / "middle.qcow2")
+        write(pool / "middle.qcow2", 0x53, "7424k", "256k")
+    if form == "qcow2":
+        make_image(image, _SIZE, options, "middle.qcow2" if based else None)
     else:
-        make_image(image, options=options, base="root.qcow2" if based else None)
+        qemu_img("create", "-q", "-f", form, image, _SIZE)
+        write(image, 0x61, "0", "2M", form)
+        write(image, 0, "3M", "2M", form)
     noise.write_bytes(os.urandom(512 << 10))
     command = f"write -s {noise} 0 512k"
     subprocess.run(["qemu-io", "-f", form, "-c", command, image], check=True, capture_output=True)
@@ -47,81 +55,187 @@ def build(folder: Path, options: str, form: str = "qcow2", *, based: bool = Fals
     qemu_img("convert", "-f", "qcow2", "-O", "qcow2", overlay, folder / "overlay-before.qcow2")
 
 
-class Scene:
-    """A fresh copy of what :func:`build` made."""
+@dataclass(frozen=True)
+class Work:
+    """Something that an agent is asked to do to the image.
 
-    def __init__(self, folder: Path, template: Path) -> None:
-        subprocess.run(["cp", "-r", "--sparse=always", template, folder], check=True)
+    Args:
+        name: in a few words.
+        own: what is its own in the arguments; not used for work on an undo copy.
+        first: what has to be done before: the name of another work, whose undo copy this one is about.
+    """
+
+    name: str
+    verb: str
+    own: dict[str, Any] = field(default_factory=dict)
+    first: str = ""
+
+    @property
+    def replaces(self) -> bool:
+        """Whether the new file gets another name, so that nothing may stand on the image."""
+        return bool(self.own.get("target", {}).get("replaces"))
+
+    @property
+    def in_place(self) -> bool:
+        """Whether it changes the very file."""
+        return self.own.get("method") == "in_place"
+
+    @property
+    def swaps(self) -> bool:
+        """Whether another file stands in the image's place afterwards."""
+        return not (self.verb == "discard_undo" or self.in_place or (self.verb == "convert" and not self.replaces))
+
+    @property
+    def seconds(self) -> float:
+        """About how long it takes: faults come within that, and a little later."""
+        return 0.55 if self.swaps else 0.2
+
+
+class Scene:
+    """A fresh copy of what :func:`build` made; ``pool`` is where its images come to, if not beside the rest."""
+
+    def __init__(self, folder: Path, template: Path, pool: Path | None = None) -> None:
+        subprocess.run(["cp", "-r", "--sparse=never", template, folder], check=True)
         self.pool = folder / "pool"
+        if pool is not None:
+            self.pool = self.pool.rename(pool)
         (self.image,) = self.pool.glob("vm.*")
         self.form = self.image.suffix[1:]
-        self.bases = list(self.pool.glob("root.qcow2"))
+        self.bases = [path for name in ("middle", "root") if (path := self.pool / f"{name}.qcow2").exists()]
         self.overlay = self.pool / "overlay.qcow2"
         self._before = folder / "before.qcow2"
         self._overlay_before = folder / "overlay-before.qcow2"
         self.original = self.image.stat()
-        self.converted = self.pool / "converted.img"
+        #: The name that the image has after a conversion that takes its place.
+        self.successor = self.image.with_suffix(".raw" if self.form != "raw" else ".qcow2")
+        self._work: Work | None = None
+        #: The id of the job that rewrites it, by which its files are named.
+        self.job = "j1"
 
-    @property
-    def _target(self) -> dict[str, str]:
-        return {"pool_path_b64": b64(bytes(self.pool)), "path_b64": b64(bytes(self.converted))}
-
-    def works(self) -> list[tuple[str, dict[str, Any]]]:
-        """Every way to rewrite the image: the verb, and what is its own in the arguments."""
-        works: list[tuple[str, dict[str, Any]]] = [
-            ("reclaim", {"method": "copy"}),
-            ("convert", {"target": {**self._target, "format": "raw"}}),
-        ]
+    def works(self) -> list[Work]:
+        """Every way to rewrite the image, and to undo that."""
+        works = [Work("reclaim by copy", "reclaim", {"method": "copy"})]
         if self.form == "qcow2":
-            works += [("reclaim", {"method": "compress"}), ("check", {"repair": "leaks"}), ("check", {"repair": "all"})]
+            works += [
+                Work("reclaim by compress", "reclaim", {"method": "compress"}),
+                Work("repair of leaks", "check", {"repair": "leaks"}),
+                Work("repair of all", "check", {"repair": "all"}),
+            ]
+        if self.form in {"qcow2", "raw"}:
+            works.append(Work("reclaim in place", "reclaim", {"method": "in_place"}))
         if self.bases:
-            works += [("flatten", {"method": "rebase"}), ("flatten", {"method": "convert"})]
-        return works
+            works += [
+                Work("flatten by rebase", "flatten", {"method": "rebase"}),
+                Work("flatten down to the root", "flatten", {"method": "rebase", "keep": len(self.bases)}),
+                Work("flatten by convert", "flatten", {"method": "convert"}),
+            ]
+        works += [self._conversion(f"convert to {form}", self.pool / f"converted.{form}") for form in FORMATS]
+        replacement = self._conversion("convert in its place", self.successor, replaces=True)
+        return [
+            *works,
+            replacement,
+            Work("undo of a reclaim", "undo", first=works[0].name),
+            Work("undo of a replacement", "undo", first=replacement.name),
+            Work("discard of an undo copy", "discard_undo", first=works[0].name),
+        ]
 
-    def args(self, **own: Any) -> dict[str, Any]:
-        """The arguments of such a work."""
+    def work(self, name: str) -> Work:
+        """The one of that name."""
+        return next(one for one in self.works() if one.name == name)
+
+    @staticmethod
+    def _conversion(name: str, target: Path, **more: bool) -> Work:
+        where = {"pool_path_b64": b64(bytes(target.parent)), "path_b64": b64(bytes(target))}
+        return Work(name, "convert", {"target": {**where, "format": target.suffix[1:], **more}})
+
+    def begin(self, work: Work) -> Callable[..., tuple[str, dict[str, Any], str]]:
+        """Does what has to be done before a work.
+
+        Returns:
+            A function that makes the request for it: the verb, the arguments and the job's id. It takes arguments that
+            all rewrites share, such as ``bandwidth_bytes_sec``; work on an undo copy has no use for them.
+        """
+        self._work = work
+        first = self.work(work.first) if work.first else work
+        if first.replaces:
+            self.overlay.unlink()
+        if first is not work:
+            assert ask(first.verb, self._args(first))["swapped"]
+
+        def request(**more: Any) -> tuple[str, dict[str, Any], str]:
+            if work.first:
+                return work.verb, undo_args(self.there), "u1"
+            return work.verb, self._args(work) | more, "j1"
+
+        return request
+
+    def _args(self, work: Work) -> dict[str, Any]:
         args = reclaim_args(self.image, *self.bases, format=self.form)
         del args["method"]
-        return args | own
+        return args | work.own
+
+    @property
+    def there(self) -> Path:
+        """The image, under the name that it has now."""
+        return self.image if self.image.exists() else self.successor
 
     @property
     def swapped(self) -> bool:
-        """Whether another file stands under the image's name."""
-        return self.image.stat().st_ino != self.original.st_ino
+        """Whether another file stands in the image's place."""
+        return self.there.stat().st_ino != self.original.st_ino
+
+    def moved(self, folder: Path) -> "Scene":
+        """The same scene, as another folder has it: an image of it at some moment."""
+        other = Scene.__new__(Scene)
+        here = self.pool.parent
+        for name, value in self.__dict__.items():
+            other.__dict__[name] = folder / value.relative_to(here) if isinstance(value, Path) else value
+        other.bases = [folder / base.relative_to(here) for base in self.bases]
+        return other
 
     def recover(self) -> list[dict[str, object]]:
-        """What ``recover`` says about the pool."""
-        rows = ask("recover", recover_args(self.pool))["recovered"]
+        """What ``recover`` says about the pool, asked as by a dashboard that knows what was done before the fault."""
+        args = recover_args(self.pool)
+        if self._work is not None and self._work.first:
+            copy = {"job": "j1", "path_b64": b64(bytes(self.there)), "pool_path_b64": b64(bytes(self.pool))}
+            args |= {"jobs_recorded": ["j1"], "undo_copies": [copy]}
+        rows = ask("recover", args)["recovered"]
         assert isinstance(rows, list)
         return rows
 
-    def verify(self) -> None:
-        """The original or the result, whole, and nothing else but a valid undo copy."""
-        assert self.form == "raw" or b"No errors" in qemu_img("check", "-f", self.form, self.image)
-        assert self._reads(self.image)
-        assert same_content(self.overlay, self._overlay_before)
-        if self.converted.exists():
-            compare = ("qemu-img", "compare", "-f", "raw", "-F", "qcow2", str(self.converted), str(self._before))
-            assert subprocess.run(compare, capture_output=True).returncode == 0
-            assert self.converted.stat().st_nlink == 1
+    def verify(self, *, dug: bool = False) -> None:
+        """The original or the result, whole, and nothing else but a valid undo copy.
+
+        Args:
+            dug: holes may have been dug; who is killed at that has no time to set the file's time back.
+        """
+        image = self.there
+        assert self.reads(image)
+        if image.suffix != ".raw":
+            assert b"No errors" in qemu_img("check", "-f", image.suffix[1:], image)
+        if self.overlay.exists():
+            assert same_content(self.overlay, self._overlay_before)
+        for converted in self.pool.glob("converted.*"):
+            assert self.reads(converted)
+            assert converted.stat().st_nlink == 1
         left = leftovers(self.pool)
         if self.swapped:
-            assert left in ({".sa-j1.journal", ".sa-j1.orig"}, set()), left
+            undo_copy = self.pool / f".sa-{self.job}.orig"
+            assert left in ({f".sa-{self.job}.journal", undo_copy.name}, set()), left
             if left:
-                copy = (self.pool / ".sa-j1.orig").stat()
+                copy = undo_copy.stat()
                 assert (copy.st_ino, copy.st_mtime_ns) == (self.original.st_ino, self.original.st_mtime_ns)
-                assert self._reads(self.pool / ".sa-j1.orig")
+                assert self.reads(undo_copy, self.form)
         else:
             assert left == set(), left
-            assert self.image.stat().st_mtime_ns == self.original.st_mtime_ns
-            assert self.image.stat().st_nlink == 1
+            dug = dug or (self._work is not None and self._work.in_place)
+            assert dug or image.stat().st_mtime_ns == self.original.st_mtime_ns
+        assert image.stat().st_nlink == 1
+        known = {image, self.overlay, *self.bases, *self.pool.glob("converted.*"), *self.pool.glob(".sa-*")}
+        assert set(self.pool.iterdir()) <= known
 
-    def _reads(self, path: Path) -> bool:
+    def reads(self, path: Path, form: str = "") -> bool:
         """Whether a guest reads from a file what it read from the image."""
-        compare: list[str | Path] = ["qemu-img", "compare", "-f", self.form, "-F", "qcow2", path, self._before]
+        form = form or path.suffix[1:]
+        compare: list[str | Path] = ["qemu-img", "compare", "-f", form, "-F", "qcow2", path, self._before]
         return subprocess.run(compare, capture_output=True).returncode == 0
-
-
-def seed() -> int:
-    """The seed of this run: ``STORAGE_ADMIN_SEED`` where it is set, so that a run can be repeated."""
-    return int(os.environ.get("STORAGE_ADMIN_SEED") or random.SystemRandom().randrange(1 << 32))

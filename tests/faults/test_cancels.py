@@ -10,12 +10,14 @@ import pytest
 
 from storage_admin.agent import protocol
 from tests.agent.harness import Agent, leftovers, reclaim_args
-from tests.faults.scene import Scene, seed
-from tests.faults.test_kills import listen, tools_of
+from tests.faults.scene import Scene, Work
+from tests.faults.test_kills import all_ways, listen, tools_of
+from tests.faults.trials import Trials
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 
-TRIALS = 10
+#: Seconds within which an agent that was told to stop has put everything back.
+SOON = 5
 
 
 def stop(agent: Agent, how: str) -> None:
@@ -29,31 +31,39 @@ def stop(agent: Agent, how: str) -> None:
         agent.process.send_signal(signal.SIGHUP)
 
 
-@pytest.mark.parametrize("how", ["cancel", "end of file", "hang-up"])
+@pytest.mark.parametrize(("fault", "how"), [("F14", "cancel"), ("F13", "end of file"), ("F13", "hang-up")])
 def test_work_that_is_stopped_ends_within_seconds_and_leaves_nothing(
-    tmp_path: Path, templates: list[Path], how: str
+    tmp_path: Path, by_format: dict[str, list[Path]], fault: str, how: str
 ) -> None:
-    start = seed()
-    print(f"STORAGE_ADMIN_SEED={start}")
-    stopped = 0
-    for trial in range(TRIALS):
-        rng = random.Random(f"{start}-{how}-{trial}")
-        scene = Scene(tmp_path / str(trial), rng.choice(templates))
-        with Agent() as agent:
-            agent.request("reclaim", reclaim_args(scene.image, bandwidth_bytes_sec=2 << 20))
-            listen(agent, time.monotonic() + rng.uniform(0, 0.9))
-            tools = tools_of(agent)
-            stop(agent, how)
-            asked = time.monotonic()
-            agent.process.wait(10)
-            assert time.monotonic() - asked < 5
-        assert psutil.wait_procs(tools, timeout=1)[1] == []
-        if scene.swapped:
-            assert leftovers(scene.pool) == {".sa-j1.journal", ".sa-j1.orig"}
-        else:
-            stopped += 1
-        scene.verify()
-    assert stopped >= TRIALS // 4
+    trials = Trials(fault, f"{how} while an image is rewritten")
+    ways = all_ways(tmp_path, by_format, random.Random(trials.outcome.seed))
+    for trial in trials:
+        with trial:
+            template, name = ways[trial.number % len(ways)]
+            scene = Scene(trial.folder(tmp_path), template)
+            trial.note(f"{name} of {scene.form}", stop_in_the_middle(trial.rng, scene, scene.work(name), how))
+            scene.verify()
+    assert not trials.all or trials.tally["stopped"] >= len(trials.numbers) // 4
+
+
+def stop_in_the_middle(rng: random.Random, scene: Scene, work: Work, how: str) -> str:
+    """Stops an agent at a random moment, and sees to it that it and its tools are gone soon."""
+    request, before = scene.begin(work), scene.there.stat().st_ino
+    slow = rng.choice([None, 2 << 20, 8 << 20])
+    with Agent() as agent:
+        agent.request(*request(bandwidth_bytes_sec=slow))
+        answered = listen(agent, time.monotonic() + rng.uniform(0, work.seconds + (0.4 if slow else 0)))
+        tools = tools_of(agent)
+        stop(agent, how)
+        asked = time.monotonic()
+        listen(agent, asked + 2 * SOON, go=False)
+        agent.process.wait(2 * SOON)
+        assert time.monotonic() - asked < SOON
+    assert psutil.wait_procs(tools, timeout=1)[1] == []
+    if not work.first:
+        assert leftovers(scene.pool) == ({".sa-j1.journal", ".sa-j1.orig"} if scene.swapped else set())
+    changed = scene.there.stat().st_ino != before
+    return "late" if answered or changed else "stopped"
 
 
 def test_a_controller_that_stopped_gets_no_swap_and_its_agent_ends_by_itself(

@@ -1,5 +1,6 @@
 """The disk is full, or fills up while work goes on (fault F4)."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -10,23 +11,30 @@ import pytest
 
 from tests.agent.harness import Agent, ask, leftovers, make_image, reclaim_args
 from tests.faults.scene import Scene
+from tests.faults.test_power_cuts import mounted
+from tests.faults.trials import Trials
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 
 DISK_BYTES = 24 << 20
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
     """A small ext4 filesystem on a loop device."""
-    backing, mounted = tmp_path / "disk.img", tmp_path / "mnt"
+    folder.mkdir(exist_ok=True)
+    backing, place = folder / "disk.img", folder / "mnt"
     with backing.open("wb") as file:
         file.truncate(DISK_BYTES)
     subprocess.run(["mkfs.ext4", "-q", "-m", "0", backing], check=True)
-    mounted.mkdir()
-    subprocess.run(["mount", "-o", "loop", backing, mounted], check=True)
-    yield mounted
-    subprocess.run(["umount", mounted], check=True)
+    with mounted(backing, place, "loop"):
+        yield place
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path) as place:
+        yield place
 
 
 def fill(disk: Path, but: int) -> Path:
@@ -60,15 +68,25 @@ def test_without_room_for_the_copy_it_is_refused_before_anything_is_written(
     scene.verify()
 
 
-@pytest.mark.parametrize("left", [0, 4096, 12 << 10, 20 << 10, *range(64 << 10, 1664 << 10, 100 << 10)])
-def test_a_disk_that_is_full_at_any_point_leaves_the_original(disk: Path, tmp_path: Path, left: int) -> None:
+def test_a_disk_that_is_full_at_any_point_leaves_the_original(tmp_path: Path) -> None:
     """The bound that the plan gave was wrong, so that only the disk itself says stop."""
+    points = [0, 4096, 12 << 10, 20 << 10, *range(64 << 10, 1664 << 10, 100 << 10)]
+    trials = Trials("F4", "full with so many bytes left", points=len(points))
+    for trial in trials:
+        left = points[trial.number]
+        with trial, small_disk(trial.folder(tmp_path)) as place:
+            trial.note(f"{left} left")
+            full_with(place, left, trial.folder(tmp_path))
+
+
+def full_with(disk: Path, left: int, folder: Path) -> None:
+    """Reclaims an image on a disk that has so many bytes left."""
     pool = disk / "pool"
     pool.mkdir()
     image = pool / "vm.qcow2"
     make_image(image)
-    noisy(image, tmp_path)
-    before = tmp_path / "before"
+    noisy(image, folder)
+    before = folder / "before"
     shutil.copyfile(image, before)
     inode = image.stat().st_ino
     ballast = fill(disk, left)

@@ -12,15 +12,12 @@ import pytest
 
 from tests.agent.harness import Agent, Writer, link, qemu_img, same_content
 from tests.agent.test_in_place import AGENT
-from tests.faults.scene import seed
 from tests.faults.test_kills import listen
+from tests.faults.trials import Trials
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 
 MIB = 1 << 20
-#: Trials of each kind; more with STORAGE_ADMIN_KILLS.
-KILLS = int(os.environ.get("STORAGE_ADMIN_KILLS", "100")) // 4
-GUESTS = 20
 SIZE = 24 * MIB
 #: Bytes a second: an image takes a quarter of a second to half of one.
 SPEEDS = [48 * MIB, 64 * MIB, 96 * MIB]
@@ -88,73 +85,66 @@ class Pool:
 
 
 def test_kills_at_random_moments_change_no_byte(tmp_path: Path, originals: dict[str, Path]) -> None:
-    start = seed()
-    print(f"STORAGE_ADMIN_SEED={start}")
-    freed = []
-    for trial in range(max(KILLS, 20)):
-        rng = random.Random(f"{start}-{trial}")
-        pool = Pool(tmp_path / str(trial), originals[rng.choice(["raw", "qcow2"])])
-        with Agent(AGENT) as agent:
-            pool.begin(agent, rng.choice(SPEEDS))
-            listen(agent, time.monotonic() + rng.uniform(0, 0.4))
-            os.kill(agent.process.pid, signal.SIGKILL)
-        freed.append(pool.freed)
-        pool.verify()
-        pool.remove()
-    print(f"freed before the kill, in MiB: {sorted(round(number / MIB) for number in freed)}")
+    trials, freed = Trials("F1", "kills while holes are dug", part=1 / 12), []
+    for trial in trials:
+        with trial:
+            pool = Pool(tmp_path / str(trial.number), originals[trial.rng.choice(["raw", "qcow2"])])
+            with Agent(AGENT) as agent:
+                pool.begin(agent, trial.rng.choice(SPEEDS))
+                listen(agent, time.monotonic() + trial.rng.uniform(0, 0.4))
+                os.kill(agent.process.pid, signal.SIGKILL)
+            freed.append(round(pool.freed / MIB))
+            trial.note(f"{freed[-1]} MiB freed before")
+            pool.verify()
+            pool.remove()
     # Some were killed in the midst of it.
-    assert len({round(number / MIB) for number in freed}) > 3
+    assert not trials.all or len(freed) < 20 or len(set(freed)) > 3
 
 
 @pytest.mark.parametrize("form", ["raw", "qcow2"])
 def test_a_guest_that_starts_at_a_random_moment_is_not_refused_and_loses_no_write(
     tmp_path: Path, originals: dict[str, Path], form: str
 ) -> None:
-    start = seed()
-    print(f"STORAGE_ADMIN_SEED={start}")
-    outcomes: dict[str, int] = {}
-    for trial in range(GUESTS):
-        rng = random.Random(f"{start}-{trial}")
-        pool = Pool(tmp_path / str(trial), originals[form])
-        writes = [f"write -P {PATTERN} {rng.randrange(SIZE // 512 - 100) * 512} 20k" for _ in range(60)]
-        commands = [word for write in writes for word in ("-c", write)]
-        with Agent(AGENT) as agent:
-            pool.begin(agent, rng.choice(SPEEDS))
-            answered = listen(agent, time.monotonic() + rng.uniform(0, 0.4))
-            asked = time.monotonic()
-            done = subprocess.run(["qemu-io", "-f", form, *commands, pool.image], capture_output=True)
-            assert done.returncode == 0, f"trial {trial} of seed {start}: {done.stderr!r}"
-            assert done.stdout.count(b"wrote ") == len(writes)
-            assert time.monotonic() - asked < 2
-            listen(agent, time.monotonic() + 20)
-        subprocess.run(["qemu-io", "-f", form, *commands, pool.copy], capture_output=True, check=True)
-        outcome = "after it" if answered else "while it dug"
-        outcomes[outcome] = outcomes.get(outcome, 0) + 1
-        pool.verify()
-        pool.remove()
-    print(outcomes)
-    assert outcomes["while it dug"] > 3
+    trials = Trials("F7", f"a guest starts while holes are dug into a {form} image")
+    for trial in trials:
+        with trial:
+            rng, pool = trial.rng, Pool(tmp_path / str(trial.number), originals[form])
+            writes = [f"write -P {PATTERN} {rng.randrange(SIZE // 512 - 100) * 512} 20k" for _ in range(60)]
+            commands = [word for write in writes for word in ("-c", write)]
+            with Agent(AGENT) as agent:
+                pool.begin(agent, rng.choice(SPEEDS))
+                answered = listen(agent, time.monotonic() + rng.uniform(0, 0.4))
+                asked = time.monotonic()
+                done = subprocess.run(["qemu-io", "-f", form, *commands, pool.image], capture_output=True)
+                assert done.returncode == 0, repr(done.stderr)
+                assert done.stdout.count(b"wrote ") == len(writes)
+                assert time.monotonic() - asked < 2
+                listen(agent, time.monotonic() + 20)
+            subprocess.run(["qemu-io", "-f", form, *commands, pool.copy], capture_output=True, check=True)
+            trial.note("after it" if answered else "while it dug")
+            pool.verify()
+            pool.remove()
+    assert not trials.all or len(trials.numbers) < 20 or trials.tally["while it dug"] > 3
 
 
 def test_a_program_without_locks_that_writes_at_a_random_moment_loses_nothing(
     tmp_path: Path, originals: dict[str, Path]
 ) -> None:
     """As a container behind a loop device would: a raw image on which no lock is ever seen."""
-    start = seed()
-    print(f"STORAGE_ADMIN_SEED={start}")
-    for trial in range(GUESTS):
-        rng = random.Random(f"{start}-{trial}")
-        pool = Pool(tmp_path / str(trial), originals["raw"])
-        places = [str(rng.randrange(SIZE - 5000)) for _ in range(200)]
-        with Agent(AGENT) as agent:
-            pool.begin(agent, rng.choice(SPEEDS))
-            for part in range(0, len(places), 50):
-                listen(agent, time.monotonic() + rng.uniform(0, 0.08))
-                subprocess.run([sys.executable, "-c", PLAIN_WRITER, pool.image, *places[part : part + 50]], check=True)
-            listen(agent, time.monotonic() + 20)
-        subprocess.run([sys.executable, "-c", PLAIN_WRITER, pool.copy, *places], check=True)
-        pool.verify()
-        pool.remove()
+    for trial in Trials("F7", "a program without locks writes while holes are dug"):
+        with trial:
+            rng, pool = trial.rng, Pool(tmp_path / str(trial.number), originals["raw"])
+            places = [str(rng.randrange(SIZE - 5000)) for _ in range(200)]
+            with Agent(AGENT) as agent:
+                pool.begin(agent, rng.choice(SPEEDS))
+                for part in range(0, len(places), 50):
+                    listen(agent, time.monotonic() + rng.uniform(0, 0.08))
+                    some = places[part : part + 50]
+                    subprocess.run([sys.executable, "-c", PLAIN_WRITER, pool.image, *some], check=True)
+                listen(agent, time.monotonic() + 20)
+            subprocess.run([sys.executable, "-c", PLAIN_WRITER, pool.copy, *places], check=True)
+            pool.verify()
+            pool.remove()
 
 
 def test_an_agent_that_is_stopped_in_the_midst_of_it_does_not_dig_under_a_guest(

@@ -15,13 +15,12 @@ import pytest
 
 from storage_admin.agent import protocol
 from tests.agent.harness import Agent, ask, leftovers, reclaim_args, undo_args
-from tests.faults.scene import Scene, seed
+from tests.faults.scene import FORMATS, Scene, Work
+from tests.faults.trials import Trials
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 
 DRIVER = str(Path(__file__).with_name("kill_self.py"))
-#: Random kills in a run; more with STORAGE_ADMIN_KILLS.
-RANDOM_KILLS = int(os.environ.get("STORAGE_ADMIN_KILLS", "300"))
 #: More steps than any run takes: a run that gets through ends the walk.
 MOST_STEPS = 80
 
@@ -93,6 +92,23 @@ def test_an_undo_that_dies_at_any_step_leaves_the_original_or_the_result(
     assert outcomes == {True, False}
 
 
+def test_a_conversion_that_dies_at_any_step_leaves_no_half_of_a_new_file(tmp_path: Path, templates: list[Path]) -> None:
+    outcomes = set()
+    # The steps before are those of a reclaim.
+    for at in range(4, MOST_STEPS):
+        scene = Scene(tmp_path / str(at), templates[at % len(templates)])
+        died = run_to_death(*scene.begin(scene.work("convert to raw"))(), at, "after")
+        if died is None:
+            break
+        print(f"step {at}: {died}: {[row['outcome'] for row in scene.recover()]}")
+        scene.verify()
+        assert not scene.swapped
+        outcomes.add((scene.pool / "converted.raw").exists())
+    else:
+        raise AssertionError("no run came to its end")
+    assert outcomes == {True, False}
+
+
 def tools_of(agent: Agent) -> list[psutil.Process]:
     with contextlib.suppress(psutil.NoSuchProcess):
         return psutil.Process(agent.process.pid).children(recursive=True)
@@ -104,40 +120,54 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("batch", range(4))
+@pytest.mark.parametrize("form", FORMATS)
 def test_kills_at_random_moments_leave_the_original_or_the_result(
-    tmp_path: Path, all_templates: list[Path], batch: int
+    tmp_path: Path, by_format: dict[str, list[Path]], form: str
 ) -> None:
-    start = seed()
-    print(f"STORAGE_ADMIN_SEED={start}")
-    tally: dict[str, int] = {}
-    for trial in range(batch, RANDOM_KILLS, 4):
-        rng = random.Random(f"{start}-{trial}")
-        scene = Scene(tmp_path / str(trial), rng.choice(all_templates))
-        verb, own = rng.choice(scene.works())
-        args = scene.args(**own, bandwidth_bytes_sec=rng.choice([None, 8 << 20]))
-        when = kill_in_the_middle(rng, verb, args, scene)
-        how = own.get("method") or own.get("repair") or ""
-        what = f"{verb} {how} of {scene.form}{' on a base' if scene.bases else ''}"
-        scene.recover()
-        try:
+    # There is most that can be done to a qcow2 image.
+    trials = Trials("F1", f"kills while a {form} image is rewritten", part=1 / 2 if form == "qcow2" else 1 / 6)
+    ways = ways_of(tmp_path, by_format[form])
+    for trial in trials:
+        with trial:
+            template, name = ways[trial.number % len(ways)]
+            scene = Scene(trial.folder(tmp_path), template)
+            trial.note(name, kill_in_the_middle(trial.rng, scene, scene.work(name)))
+            scene.recover()
             scene.verify()
-        except AssertionError as error:
-            raise AssertionError(f"trial {trial} of seed {start}, {what}, {when}: {error}") from error
-        tally[what] = tally.get(what, 0) + 1
-        tally[when] = tally.get(when, 0) + 1
-        shutil.rmtree(tmp_path / str(trial))
-    print(f"kills: {tally}")
-    assert len(tally) >= 2
+            trial.note("result" if scene.swapped else "original")
+    if trials.all and len(trials.numbers) >= len(ways):
+        assert {"result", "original", *(name for _, name in ways)} <= set(trials.tally)
 
 
-def kill_in_the_middle(rng: random.Random, verb: str, args: dict[str, object], scene: Scene) -> str:
+def ways_of(folder: Path, templates: list[Path]) -> list[tuple[Path, str]]:
+    """Templates, each with the name of each work that can be done to its image."""
+    ways = []
+    for template in templates:
+        scene = Scene(folder / "look", template)
+        ways += [(template, work.name) for work in scene.works()]
+        shutil.rmtree(folder / "look")
+    return ways
+
+
+def all_ways(folder: Path, by_format: dict[str, list[Path]], rng: random.Random) -> list[tuple[Path, str]]:
+    """The ways of all formats in a random order: first each work once for each format, then the other layouts."""
+    parts = [
+        ways_of(folder, [templates[-1] for templates in by_format.values()]),
+        ways_of(folder, [template for templates in by_format.values() for template in templates[:-1]]),
+    ]
+    return [way for part in parts for way in rng.sample(part, len(part))]
+
+
+def kill_in_the_middle(rng: random.Random, scene: Scene, work: Work) -> str:
     """Kills the agent, its tool or both at a random moment; tells whom, and whether the work had ended by then."""
+    request = scene.begin(work)
     victim = rng.choice(["agent", "tool", "tree"])
+    swapped = scene.swapped
     with Agent() as agent:
         began = time.monotonic()
-        agent.request(verb, args)
-        answered = listen(agent, began + rng.uniform(0, 0.6))
+        slow = rng.choice([None, 8 << 20])
+        agent.request(*request(bandwidth_bytes_sec=slow))
+        answered = listen(agent, began + rng.uniform(0.02, work.seconds + (0.3 if slow else 0.05)))
         tools = tools_of(agent)
         for tool in tools if victim in {"tool", "tree"} else []:
             kill(tool.pid)
@@ -145,14 +175,14 @@ def kill_in_the_middle(rng: random.Random, verb: str, args: dict[str, object], s
             kill(agent.process.pid)
         listen(agent, time.monotonic() + 30)
     wait_until_gone(tools)
-    if victim == "tool" and not scene.swapped:
+    if victim == "tool" and not scene.swapped and not swapped:
         # The agent lived on: it has put everything back by itself.
         assert leftovers(scene.pool) == set()
     return f"{victim}{' late' if answered else ''}"
 
 
-def listen(agent: Agent, until: float) -> bool:
-    """Takes events and says go until a moment; whether the agent has answered by then."""
+def listen(agent: Agent, until: float, *, go: bool = True) -> bool:
+    """Takes events, and says go unless told otherwise, until a moment; whether the agent has answered by then."""
     assert agent.process.stdout is not None
     fd = agent.process.stdout.fileno()
     os.set_blocking(fd, False)
@@ -165,7 +195,7 @@ def listen(agent: Agent, until: float) -> bool:
         if not chunk:
             return True
         for line in chunk.splitlines():
-            if line.startswith(b'{"event":"ready"'):
+            if go and line.startswith(b'{"event":"ready"'):
                 agent.say(protocol.GO, generation=1)
             if line.startswith((b'{"event":"result"', b'{"event":"error"')):
                 return True

@@ -7,22 +7,22 @@ mounted, which replays ext4's journal, and recovered.
 
 import contextlib
 import fcntl
-import os
 import random
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.agent.harness import Agent
-from tests.faults.scene import Scene, seed
+from tests.faults.scene import Scene, Work
 from tests.faults.test_kills import listen, tools_of, wait_until_gone
+from tests.faults.trials import Trials
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 
-CUTS = int(os.environ.get("STORAGE_ADMIN_CUTS", "20"))
 _FICLONE = 0x40049409
 
 
@@ -61,56 +61,44 @@ def disks(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_power_cut_leaves_the_original_or_the_result(tmp_path: Path, disks: Path, all_templates: list[Path]) -> None:
-    start = seed()
-    print(f"STORAGE_ADMIN_SEED={start}")
-    tally: dict[str, int] = {}
-    for trial in range(CUTS):
-        rng = random.Random(f"{start}-{trial}")
+    trials = Trials("F2", "power cuts while an image is rewritten")
+    for trial in trials:
         disk, cut = disks / "disk.img", disks / "cut.img"
-        with disk.open("wb") as file:
-            file.truncate(128 << 20)
-        run("mkfs.ext4", "-q", disk)
-        with mounted(disk, tmp_path / "disk", "loop,noauto_da_alloc") as folder:
-            scene = Scene(folder / "scene", rng.choice(all_templates))
-            verb, own = rng.choice(scene.works())
-            run("sync", "-f", folder)
-            with Agent() as agent:
-                agent.request(verb, scene.args(**own, undo_hours=rng.choice([0, 24])))
-                listen(agent, time.monotonic() + rng.uniform(0.05, 0.8))
-                clone(disk, cut)
-                tools = tools_of(agent)
-                agent.process.kill()
-            wait_until_gone(tools)
-            original = scene.original
-        with mounted(cut, tmp_path / "cut", "loop,noauto_da_alloc") as folder:
-            after = Scene.__new__(Scene)
-            after.__dict__ |= moved(scene, folder / "scene")
-            after.original = original
-            rows = [row["outcome"] for row in after.recover()]
-            try:
+        with trial:
+            with disk.open("wb") as file:
+                file.truncate(128 << 20)
+            run("mkfs.ext4", "-q", disk)
+            with mounted(disk, tmp_path / "disk", "loop,noauto_da_alloc") as folder:
+                scene = Scene(folder / "scene", trial.rng.choice(all_templates))
+                works = [one for one in scene.works() if not one.in_place]
+                # Most of all those where names change hands.
+                work = trial.rng.choice([*works, *(one for one in works if one.swaps)])
+                trial.note(f"{work.name} of {scene.form}")
+                cut_in_the_middle(trial.rng, scene, work, partial(clone, disk, cut))
+            with mounted(cut, tmp_path / "cut", "loop,noauto_da_alloc") as folder:
+                after = scene.moved(folder / "scene")
+                after.recover()
                 after.verify()
-            except AssertionError as error:
-                raise AssertionError(f"trial {trial} of seed {start}, {verb} {own}, {rows}: {error}") from error
-            outcome = f"{'result' if after.swapped else 'original'}"
-        tally[outcome] = tally.get(outcome, 0) + 1
-        disk.unlink()
-        cut.unlink()
-    print(f"power cuts: {tally}")
-    assert CUTS < 10 or tally.keys() == {"original", "result"}
+                trial.note("result" if after.swapped else "original")
+        disk.unlink(missing_ok=True)
+        cut.unlink(missing_ok=True)
+    assert not trials.all or len(trials.numbers) < 10 or {"original", "result"} <= set(trials.tally)
+
+
+def cut_in_the_middle(rng: random.Random, scene: Scene, work: Work, cut: Callable[[], None]) -> None:
+    """Has an agent at work when the power goes at a random moment."""
+    request = scene.begin(work)
+    run("sync", "-f", scene.pool)
+    with Agent() as agent:
+        agent.request(*request(undo_hours=float(rng.choice([0, 24]))))
+        listen(agent, time.monotonic() + rng.uniform(0.05, work.seconds + 0.25))
+        cut()
+        tools = tools_of(agent)
+        agent.process.kill()
+    wait_until_gone(tools)
 
 
 def clone(disk: Path, cut: Path) -> None:
     """The disk's bytes as they are in this moment."""
     with disk.open("rb") as source, cut.open("wb") as target:
         fcntl.ioctl(target, _FICLONE, source.fileno())
-
-
-def moved(scene: Scene, folder: Path) -> dict[str, object]:
-    """The same scene in another folder."""
-    old = scene.pool.parent
-    fields = dict(scene.__dict__)
-    for name, value in fields.items():
-        if isinstance(value, Path):
-            fields[name] = folder / value.relative_to(old)
-    fields["bases"] = [folder / base.relative_to(old) for base in scene.bases]
-    return fields

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.agent.harness import Agent, leftovers, make_image, reclaim_args
-from tests.faults.scene import Scene, seed
+from tests.faults.scene import Scene
+from tests.faults.trials import seed
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 

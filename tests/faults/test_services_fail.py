@@ -7,6 +7,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 from django.utils import timezone
 
@@ -16,14 +17,14 @@ from storage_admin.jobs import claims, reaper, services
 from storage_admin.jobs.models import Job
 from tests.agent.harness import leftovers, make_image, same_content
 from tests.factories import HostFactory
+from tests.faults.trials import Trials
 from tests.harness.services import LiveWorker, RedisServer
 from tests.working import OPERATOR, image_at, register
 
 pytestmark = [pytest.mark.faults, pytest.mark.django_db(transaction=True)]
 
-#: Workers that stand still at once, and times that Redis is killed.
-STOPPED = int(os.environ.get("STORAGE_ADMIN_STOPPED", "5"))
-BROKERS = int(os.environ.get("STORAGE_ADMIN_BROKERS", "20"))
+#: Jobs that are at work when their worker is stopped.
+AT_ONCE = 5
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def pool(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def host(live_worker: LiveWorker, pool: Path) -> Host:
-    host = HostFactory.create(slug="local", max_jobs=STOPPED)
+    host = HostFactory.create(slug="local", max_jobs=AT_ONCE)
     register(host, pool)
     return host
 
@@ -43,76 +44,110 @@ def idle(worker: LiveWorker) -> None:
     worker.wait_for(lambda: not Job.objects.filter(state__in=Job.ACTIVE).exists(), 60, "all jobs end")
 
 
-def agents() -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-            except OSError:
-                continue
-            if any(word.endswith(b".pyz") and b"/agent-" in word for word in words) and state != "Z":
-                found.append(int(entry.name))
-    return found
+def agents(worker: LiveWorker) -> list[psutil.Process]:
+    """What the worker has started and has not ended yet."""
+    children = psutil.Process(worker.pid).children()
+    return [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_a_worker_that_stands_still_past_its_lease_swaps_nothing(
     host: Host, pool: Path, live_worker: LiveWorker
 ) -> None:
-    for number in range(STOPPED):
-        make_image(pool / f"{number}.qcow2", "24M")
-        noise = f"write -s /dev/urandom 8M {4 << 20}"
-        subprocess.run(["qemu-io", "-f", "qcow2", "-c", noise, pool / f"{number}.qcow2"], capture_output=True)
-        subprocess.run(["cp", pool / f"{number}.qcow2", pool.parent], check=True)
-    services.submit(OPERATOR, "scan", host.pk, {})
-    idle(live_worker)
+    for trial in Trials("F12", "a worker with five rewrites stands still", worth=AT_ONCE, patience=1):
+        with trial:
+            images = [make_slow_image(pool / f"{trial.number}-{number}.qcow2") for number in range(AT_ONCE)]
+            services.submit(OPERATOR, "scan", host.pk, {})
+            idle(live_worker)
+            stand_still(images, live_worker, trial.rng.uniform(0, 2))
+            idle(live_worker)
+            for image in images:
+                assert same_content(image, pool.parent / image.name)
+                image.unlink()
+                (pool.parent / image.name).unlink()
+
+
+def make_slow_image(path: Path) -> Path:
+    """An image whose compression takes some seconds, and a copy of it elsewhere."""
+    make_image(path, "24M")
+    noise = f"write -s /dev/urandom 8M {4 << 20}"
+    subprocess.run(["qemu-io", "-f", "qcow2", "-c", noise, path], capture_output=True, check=True)
+    subprocess.run(["cp", path, path.parent.parent], check=True)
+    return path
+
+
+def stand_still(images: list[Path], worker: LiveWorker, moment: float) -> None:
+    """Stops the worker while it rewrites these images, until its lease has run out; then it goes on."""
     options = {"method": "compress", "bandwidth_bytes_sec": 1_048_576}
-    jobs = [
-        services.submit(OPERATOR, "reclaim", image_at(pool / f"{number}.qcow2").pk, options)
-        for number in range(STOPPED)
-    ]
+    jobs = [services.submit(OPERATOR, "reclaim", image_at(image).pk, options) for image in images]
     at_work = Job.objects.filter(pk__in=[job.pk for job in jobs], stage="copying")
-    live_worker.wait_for(lambda: at_work.count() == STOPPED, 60, "all of them copy")
-    inodes = {path.name: path.stat().st_ino for path in pool.glob("*.qcow2")}
-    os.kill(live_worker.pid, signal.SIGSTOP)
-    began = time.monotonic()
-    while agents():
-        assert time.monotonic() - began < protocol.SILENCE_LIMIT + 15, "an agent outlived the silence"
-        time.sleep(0.5)
-    print(f"silence ended {STOPPED} agents after {time.monotonic() - began:.0f} s")
-    assert leftovers(pool) == set()
-    assert reaper.reap(timezone.now() + claims.LEASE + timedelta(seconds=1)) == STOPPED
-    os.kill(live_worker.pid, signal.SIGCONT)
-    idle(live_worker)
+    worker.wait_for(lambda: at_work.count() == len(jobs), 60, "all of them copy")
+    time.sleep(moment)
+    inodes = [path.stat().st_ino for path in images]
+    os.kill(worker.pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        while agents(worker):
+            assert time.monotonic() - began < protocol.SILENCE_LIMIT + 15, "an agent outlived the silence"
+            time.sleep(0.5)
+        print(f"silence ended {len(jobs)} agents after {time.monotonic() - began:.0f} s")
+        assert leftovers(images[0].parent) == set()
+        assert reaper.reap(timezone.now() + claims.LEASE + timedelta(seconds=1)) == len(jobs)
+    finally:
+        os.kill(worker.pid, signal.SIGCONT)
+    idle(worker)
     for job in jobs:
         job.refresh_from_db()
         assert (job.state, job.generation) == ("interrupted", 2)
-    assert {path.name: path.stat().st_ino for path in pool.glob("*.qcow2")} == inodes
-    assert all(same_content(pool / name, pool.parent / name) for name in inodes)
+    assert [path.stat().st_ino for path in images] == inodes
 
 
 def test_a_redis_that_dies_and_forgets_delays_work_and_repeats_none(
     host: Host, live_worker: LiveWorker, redis_server: RedisServer
 ) -> None:
-    restarts = 0
-    for trial in range(BROKERS):
-        if trial % 2:
-            redis_server.kill()  # the ring does not get through
-        job = services.submit(OPERATOR, "scan", host.pk, {})
-        redis_server.start_again()  # or what was rung is forgotten
+    started, worker = [], live_worker.pid
+    for trial in Trials("F10", "Redis is killed and comes back without its data", patience=1):
+        with trial:
+            if trial.number % 2:
+                redis_server.kill()  # the ring does not get through
+            job = services.submit(OPERATOR, "scan", host.pk, {})
+            time.sleep(trial.rng.choice([0, 0, trial.rng.uniform(0, 0.5)]))
+            redis_server.start_again()  # or what was rung is forgotten
+            redis_server.wait_for(redis_server.answers, 20, "Redis answers again")
+            deadline = time.monotonic() + 60
+            while Job.objects.get(pk=job.pk).active:
+                assert time.monotonic() < deadline, live_worker.said()[-3000:]
+                # What the scheduler does every few seconds, half a minute later.
+                reaper.sweep(timezone.now() + reaper.RING_AGAIN + timedelta(seconds=1))
+                time.sleep(0.5)
+            job.refresh_from_db()
+            assert (job.state, job.generation) == ("succeeded", 1)
+            assert job.log_lines.filter(text__startswith="started by").count() == 1
+            started.append(job.started)
+            assert (live_worker.process.poll(), live_worker.pid) == (None, worker), live_worker.said()[-3000:]
+    assert len(set(started)) == len(started)
+
+
+def test_a_rewrite_goes_on_while_redis_dies_and_its_worker_hears_of_other_jobs_meanwhile(
+    host: Host, pool: Path, live_worker: LiveWorker, redis_server: RedisServer
+) -> None:
+    image, worker = make_slow_image(pool / "vm.qcow2"), live_worker.pid
+    services.submit(OPERATOR, "scan", host.pk, {})
+    idle(live_worker)
+    options = {"method": "compress", "bandwidth_bytes_sec": 1_048_576}
+    job = services.submit(OPERATOR, "reclaim", image_at(image).pk, options)
+    at_work = Job.objects.filter(pk=job.pk, stage="copying")
+    live_worker.wait_for(at_work.exists, 30, "it copies")
+    for _ in range(3):
+        # In the moment of an acknowledgement, or near it.
+        other = services.submit(OPERATOR, "scan", host.pk, {})
+        redis_server.start_again()
         redis_server.wait_for(redis_server.answers, 20, "Redis answers again")
-        deadline = time.monotonic() + 60
-        while Job.objects.get(pk=job.pk).active:
-            assert time.monotonic() < deadline, f"trial {trial}: {live_worker.said()[-3000:]}"
-            # What the scheduler does every few seconds, half a minute later.
-            reaper.sweep(timezone.now() + reaper.RING_AGAIN + timedelta(seconds=1))
-            time.sleep(0.5)
-            if live_worker.process.poll() is not None:
-                # kombu gives up where Redis dies in the moment of an acknowledgement; `up` starts the worker again.
-                restarts += 1
-                live_worker.start_again()
-        job.refresh_from_db()
-        assert (job.state, job.generation) == ("succeeded", 1), trial
-        assert job.log_lines.filter(text__startswith="started by").count() == 1
-    print(f"Redis killed {BROKERS} times, the worker started again {restarts} times")
+    heard = Job.objects.filter(pk=other.pk, state="succeeded")
+    while not heard.exists():
+        assert at_work.exists(), live_worker.said()[-3000:]
+        reaper.sweep(timezone.now() + reaper.RING_AGAIN + timedelta(seconds=1))
+        time.sleep(0.2)
+    idle(live_worker)
+    job.refresh_from_db()
+    assert (job.state, job.generation) == ("succeeded", 1), job.error_detail
+    assert (live_worker.process.poll(), live_worker.pid) == (None, worker)

@@ -13,7 +13,7 @@ from images import liveness
 from images.models import Image
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.guests.models import Guest, GuestDisk
-from storage_admin.hosts import libvirt_query, libvirt_reader
+from storage_admin.hosts import libvirt_domains, libvirt_reader
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import services
 from tests.factories import HostFactory
@@ -230,7 +230,7 @@ def test_a_libvirt_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_every_state_of_a_domain_has_a_word() -> None:
     states = {value for name, value in vars(libvirt).items() if name.startswith("VIR_DOMAIN_") and _is_state(name)}
-    assert states <= libvirt_query.STATES.keys()
+    assert states <= libvirt_domains.STATES.keys()
 
 
 def _is_state(name: str) -> bool:

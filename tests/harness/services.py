@@ -1,19 +1,28 @@
-"""Real services for tests: a private Redis, a Celery worker, and the whole dashboard as ``manage.py up`` starts it."""
+"""Real services for tests: a private Redis, a private PostgreSQL, a Celery worker, and the whole dashboard as
+``manage.py up`` starts it.
+"""
 
 import contextlib
 import os
+import pwd
 import re
 import secrets
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+import psycopg
 import redis
 import requests
+from psycopg.rows import dict_row
 
+from tests import postgres
 from tests.harness.processes import Daemon, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,6 +50,78 @@ class RedisServer(Daemon):
                 return bool(client.ping())
             except redis.RedisError:
                 return False
+
+
+class PostgresServer(Daemon):
+    """A PostgreSQL on a unix socket in a folder with a short path; it can go away at once, and come back.
+
+    What it has called committed stays when its processes are killed, as on a machine that stays up.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._tools = folder, postgres.binaries()
+        self.user = "postgres" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
+        become = ["setpriv", f"--reuid={self.user}", f"--regid={self.user}", "--init-groups", "--pdeathsig=QUIT"]
+        self._become = [*(become if os.geteuid() == 0 else ["setpriv", "--pdeathsig=QUIT"]), "--"]
+        shutil.chown(folder, self.user)
+        self._run("initdb", "-D", str(folder / "data"), "-A", "trust", "-E", "UTF8", "--locale=C", "-N")
+        settings = {"listen_addresses": "", "unix_socket_directories": str(folder), "fsync": "off"}
+        options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+        argv = [*self._become, str(self._tools / "postgres"), "-D", str(folder / "data"), *options]
+        super().__init__(argv, folder / "postgres.log", cwd=folder)
+        self.wait_for(self.answers, 30, "PostgreSQL answers")
+        self._run("createdb", "-h", str(folder), postgres.DATABASE)
+
+    def _run(self, tool: str, *words: str) -> None:
+        subprocess.run(
+            [*self._become, self._tools / tool, "-U", self.user, *words],
+            check=True,
+            capture_output=True,
+            cwd=self.folder,
+        )
+
+    @property
+    def url(self) -> str:
+        """``DATABASE_URL``, with the socket's folder the way django-environ reads it."""
+        return f"postgres://{self.user}@/{self.folder}/{postgres.DATABASE}"
+
+    def connect(self, database: str = postgres.DATABASE) -> psycopg.Connection[dict[str, Any]]:
+        """A connection of the test's own."""
+        return psycopg.connect(
+            host=str(self.folder), user=self.user, dbname=database, autocommit=True, row_factory=dict_row
+        )
+
+    def answers(self) -> bool:
+        try:
+            self.connect("postgres").close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def go_away(self, *, killed: bool) -> None:
+        """Goes at once: all its processes are killed, or it is stopped as by ``pg_ctl stop -m immediate``."""
+        if killed:
+            processes = [psutil.Process(self.pid), *psutil.Process(self.pid).children()]
+            for process in processes:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(processes, timeout=10)
+        else:
+            self.process.send_signal(signal.SIGQUIT)
+        self.process.wait(10)
+
+    def come_back(self) -> None:
+        """Starts it on the same data, and waits until it answers."""
+        self.start_again()
+        self.wait_for(self.answers, 60, "PostgreSQL answers again")
+
+    def stop(self) -> int:
+        """Ends it without waiting for its clients to go."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(20)
+        return super().stop()
 
 
 def database_url(database: Mapping[str, Any]) -> str:
@@ -80,17 +161,18 @@ class Dashboard:
     password: str
     data_dir: Path
     daemon: Daemon
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def pid(self) -> int:
         return self.daemon.pid
 
     def manage(self, *arguments: str) -> str:
-        """What ``manage.py`` printed, run beside the dashboard on its data folder."""
-        return manage(self.data_dir, *arguments)
+        """What ``manage.py`` printed, run beside the dashboard on its data folder and its database."""
+        return manage(self.data_dir, *arguments, **self.environment)
 
 
-def manage(data_dir: Path, *arguments: str) -> str:
+def manage(data_dir: Path, *arguments: str, **environment: str) -> str:
     """What ``manage.py`` printed, run on a data folder of its own.
 
     Raises:
@@ -98,7 +180,7 @@ def manage(data_dir: Path, *arguments: str) -> str:
     """
     done = subprocess.run(
         [sys.executable, str(ROOT / "manage.py"), *arguments],
-        env=_own(data_dir),
+        env=_own(data_dir) | environment,
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -119,7 +201,7 @@ def running_dashboard(data_dir: Path, **environment: str) -> Iterator[Dashboard]
         url = f"http://{bind}"
         daemon.wait_for(lambda: _healthy(url), 120, "the dashboard is healthy")
         daemon.wait_for(lambda: _password(daemon.said()), 10, "the first admin's password")
-        yield Dashboard(url, _password(daemon.said()), data_dir, daemon)
+        yield Dashboard(url, _password(daemon.said()), data_dir, daemon, environment)
 
 
 def _own(data_dir: Path) -> dict[str, str]:

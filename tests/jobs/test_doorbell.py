@@ -11,6 +11,7 @@ from django.conf import settings
 from storage_admin.jobs import doorbell
 
 
+@pytest.mark.django_db
 def test_a_broker_that_hangs_up_is_tried_a_few_times_and_not_for_seconds(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""With a real Redis and a real worker: one effect whatever is sent, and a true row whoever dies."""
+"""With a real Redis and a real worker: no effect of what is forged, and a true row whoever dies."""
 
 import os
 import pickle
@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-import redis
 from celery import current_app
 from kombu import Connection
 
@@ -49,31 +48,8 @@ def settled(worker: LiveWorker) -> None:
     worker.wait_for(lambda: not Job.objects.filter(state__in=Job.ACTIVE).exists(), 60, "all jobs end")
 
 
-def send(*arguments: object, times: int = 1) -> None:
-    for _ in range(times):
-        current_app.send_task(RUN_JOB, arguments, retry=False, ignore_result=True)
-
-
-def queue_is_empty(url: str) -> bool:
-    client = redis.Redis.from_url(url)
-    try:
-        return client.llen("celery") == 0
-    finally:
-        client.close()
-
-
-def test_a_message_that_comes_a_thousand_times_has_one_effect(
-    host: Host, live_worker: LiveWorker, redis_server: RedisServer
-) -> None:
-    job = services.submit(OPERATOR, "scan", host.pk, {})
-    send(job.pk, times=1000)
-    job = ended(job, live_worker)
-    live_worker.wait_for(lambda: queue_is_empty(redis_server.url), 120, "all messages are taken")
-    job.refresh_from_db()
-    assert (job.state, job.generation) == ("succeeded", 1)
-    assert [line.text for line in job.log_lines.all() if line.text.startswith("started by")] == [
-        f"started by {job.worker}"
-    ]
+def send(*arguments: object) -> None:
+    current_app.send_task(RUN_JOB, arguments, retry=False, ignore_result=True)
 
 
 def test_forged_messages_have_no_effect(

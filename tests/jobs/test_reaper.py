@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from storage_admin.jobs import claims, reaper
+from storage_admin.jobs import claims, reaper, routing
 from storage_admin.jobs.models import Job, ResourceLock, Worker
 from tests.factories import HostFactory, ImageFactory, JobFactory, ResourceLockFactory, WorkerFactory
 
@@ -83,12 +83,14 @@ def test_jobs_of_a_dead_worker_of_this_machine_wait_for_no_lease() -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
     dead, alive = f"{socket.gethostname()}:{ended.pid}", f"{socket.gethostname()}:{os.getpid()}"
-    for name in (dead, alive, "elsewhere:1"):
-        WorkerFactory.create(name=name)
-    jobs = [rewrite(state="running", worker=name, heartbeat=timezone.now()) for name in (dead, alive, "elsewhere:1")]
+    # Another machine, or a container, may have this one's name; its process numbers are its own.
+    elsewhere = f"{socket.gethostname()}:{ended.pid + 1}"
+    for name, place in ((dead, routing.place()), (alive, routing.place()), (elsewhere, "elsewhere pid:[1]")):
+        WorkerFactory.create(name=name, place=place)
+    jobs = [rewrite(state="running", worker=name, heartbeat=timezone.now()) for name in (dead, alive, elsewhere)]
     assert reaper.reap_dead_workers() == 1
     assert [Job.objects.get(pk=job.pk).state for job in jobs] == ["interrupted", "running", "running"]
-    assert set(Worker.objects.values_list("name", flat=True)) == {alive, "elsewhere:1"}
+    assert set(Worker.objects.values_list("name", flat=True)) == {alive, elsewhere}
     assert Job.objects.get(kind="recover").host_id == jobs[0].host_id
 
 

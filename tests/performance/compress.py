@@ -1,4 +1,4 @@
-"""``reclaim`` by ``compress`` and ``in_place`` beside a bare ``qemu-img convert``; and their estimates."""
+"""``reclaim`` by ``compress`` beside a bare ``qemu-img convert -c``; and its estimates."""
 
 import os
 import shutil
@@ -10,6 +10,7 @@ from images import estimates
 from images.models import Image
 from storage_admin.accounts.roles import SYSTEM
 from storage_admin.hosts.services import ensure_local_host, register_folder
+from tests.performance.images import MIB, filled, warm
 from tests.performance.jobs import run_job
 from tests.performance.report import Row, ratio
 from tests.performance.site import timed
@@ -20,9 +21,8 @@ NOTES = (
         "allocated zeros, as after zero-filling in the guest. The image was read once before each measurement "
         "(warm cache). Bare: `qemu-img convert -O qcow2 -c`. Reclaim: the job as the worker does it, from its "
         "submission to its end: checks, copy, `qemu-img check` and `compare`, attributes, fsync, swap, undo copy "
-        "kept, row written; the disk's throughput limit not set, idle I/O priority off. In place: the job that digs "
-        "holes, with its check before and fsync after, beside `qemu-img convert -O qcow2`, which syncs nothing. Three "
-        "rounds, each bare, zstd, zlib, plain, in place in turn; medians."
+        "kept, row written; the disk's throughput limit not set, idle I/O priority off. Three rounds, each bare, zstd, "
+        "zlib in turn; medians."
     ),
     (
         "Size with zlib: clusters that are compressed in parallel are written in the order in which they are done "
@@ -31,34 +31,21 @@ NOTES = (
     ),
     ("Estimate: the sample that the dashboard takes before a job, beside what the job really freed."),
 )
-MIB = 1024**2
-SIZE_MIB = 2048
 ROUNDS = 3
-
-
-def make_image(folder: Path) -> Path:
-    """The image, with every cluster allocated."""
-    raw, image = folder / "source.raw", folder / "source.qcow2"
-    with raw.open("wb") as file:
-        file.truncate(SIZE_MIB * MIB)
-    subprocess.run(["mke2fs", "-q", "-t", "ext4", "-d", "/usr/share", str(raw)], check=True, capture_output=True)
-    subprocess.run(["qemu-img", "convert", "-S", "0", "-f", "raw", "-O", "qcow2", str(raw), str(image)], check=True)
-    raw.unlink()
-    return image
 
 
 def measure(folder: Path, rounds: int = ROUNDS) -> list[Row]:
     """Times and sizes for zstd and zlib, and the estimate."""
-    source = make_image(folder)
+    source = filled(folder, "source.qcow2")
     pool_folder = folder / "compress"
     pool_folder.mkdir()
     pool = register_folder(SYSTEM, ensure_local_host(), str(pool_folder))
-    times: dict[str, list[float]] = {"bare": [], "zstd": [], "zlib": [], "plain": [], "in_place": []}
+    times: dict[str, list[float]] = {"bare": [], "zstd": [], "zlib": []}
     sizes: dict[str, int] = {}
     error = 0.0
     for _ in range(rounds):
         bare = folder / "bare.qcow2"
-        _warm(source)
+        warm(source)
         times["bare"].append(timed("qemu-img", "convert", "-O", "qcow2", "-c", str(source), str(bare)))
         sizes["bare"] = _physical(bare)
         bare.unlink()
@@ -66,12 +53,6 @@ def measure(folder: Path, rounds: int = ROUNDS) -> list[Row]:
             took, error_now = _reclaim(source, pool_folder, way, sizes)
             times[way].append(took)
             error = max(error, error_now)
-        _warm(source)
-        times["plain"].append(timed("qemu-img", "convert", "-O", "qcow2", str(source), str(bare)))
-        bare.unlink()
-        took, error_now = _reclaim(source, pool_folder, "in_place", sizes)
-        times["in_place"].append(took)
-        error = max(error, error_now)
     pool.delete()
     shutil.rmtree(pool_folder)
     source.unlink()
@@ -81,10 +62,6 @@ def measure(folder: Path, rounds: int = ROUNDS) -> list[Row]:
     return [
         ratio(work.format("zstd"), statistics.median(times["zstd"]), beside, bare_time, 3.0),
         ratio(work.format("zlib"), statistics.median(times["zlib"]), beside, bare_time, 1.2),
-        ratio(
-            "reclaim in place, no scratch space", statistics.median(times["in_place"]),
-            "bare qemu-img convert -O qcow2", statistics.median(times["plain"]), 1.5,
-        ),
         *(_size_row(compression, sizes) for compression in ("zstd", "zlib")),
         Row(
             "estimate of reclaimable bytes before the job", "sample of an image", "bytes really won",
@@ -104,7 +81,7 @@ def _size_row(compression: str, sizes: dict[str, int]) -> Row:
 
 
 def _reclaim(source: Path, folder: Path, way: str, sizes: dict[str, int]) -> tuple[float, float]:
-    """Seconds of one reclaim of a fresh copy, in place or by that compression, and how far off the estimate was."""
+    """Seconds of one reclaim of a fresh copy by that compression, and how far off the estimate was."""
     path = folder / f"{way}.qcow2"
     subprocess.run(["cp", "--sparse=never", str(source), str(path)], check=True)
     os.sync()
@@ -112,12 +89,10 @@ def _reclaim(source: Path, folder: Path, way: str, sizes: dict[str, int]) -> tup
     image = Image.objects.get(path=str(path))
     run_job("analyze", image.pk)
     image.refresh_from_db()
-    method = "in_place" if way == "in_place" else "compress"
-    predicted = estimates.predicted(image, method, "" if way == "in_place" else way).after
+    predicted = estimates.predicted(image, "compress", way).after
     assert predicted is not None
-    _warm(path)
-    options = {"method": method, "idle_io": False} | ({} if way == "in_place" else {"compression": way})
-    job, took = run_job("reclaim", image.pk, options)
+    warm(path)
+    job, took = run_job("reclaim", image.pk, {"method": "compress", "compression": way, "idle_io": False})
     sizes[way] = _physical(path)
     assert job.result is not None
     before, after = job.result["before_bytes"], job.result["after_bytes"]
@@ -126,12 +101,6 @@ def _reclaim(source: Path, folder: Path, way: str, sizes: dict[str, int]) -> tup
         run_job("discard_undo", job.pk)
     path.unlink()
     return took, abs((before - predicted) - (before - after)) / (before - after)
-
-
-def _warm(path: Path) -> None:
-    with path.open("rb") as file:
-        while file.read(8 * MIB):
-            pass
 
 
 def _physical(path: Path) -> int:

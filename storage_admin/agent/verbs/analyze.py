@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from storage_admin.agent import cgroups
 from storage_admin.agent.estimate import analyze_qcow2, analyze_raw
 from storage_admin.agent.extents import analyze_other
 from storage_admin.agent.formats import Facts, UnreadableError, probe_reader, read_as
@@ -20,8 +21,11 @@ from storage_admin.agent.priority import idle
 from storage_admin.agent.protocol import HostError, RefusedError, Request, unb64
 from storage_admin.agent.sampling import Pace
 
-_WORDS = frozenset({"path_b64", "pool_path_b64", "format", "dev", "inode", "mode", "samples", "seconds", "seed"})
+_WORDS = frozenset(
+    {"path_b64", "pool_path_b64", "format", "dev", "inode", "mode", "compression", "samples", "seconds", "seed"}
+)
 _MODES = frozenset({"sample", "full"})
+_COMPRESSIONS = frozenset({"auto", "all", "zlib", "zstd"})
 #: What keeps every method out.
 _REASONS = {
     "encrypted": "encrypted data does not compress, and its zeros do not look like zeros",
@@ -42,6 +46,7 @@ class AnalyzeArgs:
     dev: int
     inode: int
     mode: str
+    compression: str
     samples: int
     seconds: float
     seed: int
@@ -52,18 +57,21 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
 
     Args:
         request: ``path_b64``, ``pool_path_b64``, ``format`` (declared), ``dev``, ``inode`` (as scanned), ``mode``
-            (``sample``; ``full`` reads everything that is allocated, when nobody else wants the disk), ``samples``
-            (2000), ``seconds`` (1.0), ``seed`` (by chance).
+            (``sample``; ``full`` reads everything that is allocated, when nobody else wants the disk), ``compression``
+            (which one ``full`` measures on all data: ``auto``, the usual one; ``zlib``, ``zstd`` or ``all``),
+            ``samples`` (2000), ``seconds`` (1.0), ``seed`` (by chance).
         io: the controller.
 
     Returns:
         ``mode``, ``allocated_size``, ``methods``: for ``compress``, ``copy`` and ``in_place`` each
         ``predicted_after_bytes`` with ``predicted_low`` and ``_high``, ``reclaimable_bytes`` with ``reclaimable_low``
         and ``_high`` (all in bytes, ``None`` where it cannot be told, with a ``reason``). Of ``compress`` the numbers
-        are those of the ``compression`` that is taken unless another is asked for, the range holds for each, and
-        ``compressions`` has the numbers of each. ``method`` is the best one (:func:`prediction.best`), whose numbers
-        stand on top, too. ``basis`` says how they were found: ``leaked_clusters`` and ``leaked_bytes`` (``None`` with
-        a ``leaked_reason``), ``clusters_zero_allocated``, ``compressed_ratio``, ``sampled``. ``seconds``.
+        are those of the named ``compression``, but ``predicted_low`` and ``_high`` hold for each, and ``compressions``
+        has the numbers of each: one that ``full`` did not measure has a guess from a sample, and as its highest what
+        an image takes of which nothing becomes smaller. ``method`` is the best one (:func:`prediction.best`), whose
+        numbers stand on top, too. ``basis`` says how they were found: ``leaked_clusters`` and ``leaked_bytes``
+        (``None`` with a ``leaked_reason``), ``clusters_zero_allocated``, ``compressed_ratio``, ``sampled``.
+        ``seconds``.
 
         After ``full`` the result of a method is never larger than its ``predicted_high``, as long as the image stays as
         it is.
@@ -78,7 +86,8 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     fd = _open(args)
     try:
         io.check()
-        with idle(args.mode == "full"):
+        whole = args.mode == "full"
+        with cgroups.limited(io, fd, idle=whole, bandwidth=None), idle(whole):
             result = _analyze(fd, args, io)
     except OSError as error:
         raise HostError(f"{display(args.path)} could not be read: {error.strerror}") from error
@@ -121,7 +130,7 @@ def _analyze(fd: int, args: AnalyzeArgs, io: AgentIO) -> dict[str, Any]:
         return unknown(allocated, reason)
     if args.format != "qcow2":
         return analyze_other(fd, facts, args.path, allocated, pace)
-    return analyze_qcow2(reader, facts, allocated, pace, _SNAPSHOTS if facts.snapshots else "")
+    return analyze_qcow2(reader, facts, allocated, pace, _SNAPSHOTS if facts.snapshots else "", args.compression)
 
 
 def _untouchable(facts: Facts) -> str | None:
@@ -140,6 +149,7 @@ def _parse(args: dict[str, Any]) -> AnalyzeArgs:
             dev=args["dev"],
             inode=args["inode"],
             mode=args.get("mode", "sample"),
+            compression=args.get("compression", "auto"),
             samples=args.get("samples", 2000),
             seconds=args.get("seconds", 1.0),
             seed=time.time_ns() if seed is None else seed,
@@ -151,6 +161,8 @@ def _parse(args: dict[str, Any]) -> AnalyzeArgs:
         raise RefusedError("invalid", "dev, inode, samples and seed are whole numbers")
     if not isinstance(parsed.format, str) or not isinstance(parsed.mode, str) or parsed.mode not in _MODES:
         raise RefusedError("invalid", "analyze's mode is sample or full, its format a name such as qcow2")
+    if not isinstance(parsed.compression, str) or parsed.compression not in _COMPRESSIONS:
+        raise RefusedError("invalid", "analyze's compression is one of " + ", ".join(sorted(_COMPRESSIONS)))
     if not 1 <= parsed.samples <= 1_000_000 or not _is_time(parsed.seconds):
         raise RefusedError("invalid", "samples are 1 to 1,000,000, seconds above 0 and up to 3,600")
     return parsed

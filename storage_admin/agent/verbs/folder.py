@@ -23,6 +23,8 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:  # noqa: ARG001 (it is
         ``detail``: why it cannot be looked at.
     """
     path = Arguments(request.args, frozenset({"path_b64"})).path("path_b64")
+    if b"\0" in path:
+        return {"kind": "missing", "path_b64": None, "detail": ""}  # no file has such a name
     try:
         real = os.path.realpath(path)
         mode = os.stat(real).st_mode

@@ -14,6 +14,7 @@ passes by, a scan, may leave again within seconds, and the work goes on where it
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -22,7 +23,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from storage_admin.agent import attributes, holes, locking, priority, qemu_img
+from storage_admin.agent import attributes, cgroups, holes, locking, priority, qemu_img
 from storage_admin.agent.door import Door, shut_alone
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.links import Chain, Link
@@ -33,6 +34,7 @@ FORMATS = ("qcow2", "raw")
 LOOK_INTERVAL = 0.1
 #: Seconds after which an image that somebody opens again and again counts as in use.
 PATIENCE = 10.0
+_MOST_AT_ONCE = 4
 
 # Let go of all locks of a descriptor: F_OFD_SETLK with F_UNLCK from 0 to the end (layout as in locking.py).
 _OFD_SETLK, _ALL_UNLOCKED = 37, struct.pack("hhqqi4x", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)
@@ -67,13 +69,14 @@ def reclaim(io: AgentIO, chain: Chain, *, children_known: bool, bandwidth: int |
     refuse(chain, children_known=children_known)
     chain.refuse_in_use()
     chain.refuse_stale()
-    if chain.image.facts.format == "qcow2":
-        _refuse_corrupt(io, chain, idle_io)
     before = os.fstat(chain.image.fd).st_blocks * 512
     work = _Work(io, chain, _Pace(bandwidth))
-    with priority.idle(idle_io):
-        work.run()
-        os.fsync(chain.image.fd)
+    with cgroups.limited(io, chain.image.fd, idle=idle_io, bandwidth=bandwidth):
+        if chain.image.facts.format == "qcow2":
+            _refuse_corrupt(io, chain, idle_io)
+        with priority.idle(idle_io):
+            work.run()
+            os.fsync(chain.image.fd)
     after = os.fstat(chain.image.fd).st_blocks * 512
     io.log(f"{chain.image.shown} has its holes, as by fallocate --dig-holes: {work.digger.dug} bytes let go of")
     return {
@@ -134,6 +137,8 @@ class _Pace:
         self._free_at = 0.0
         # Small enough to come several times a second.
         self.piece_bytes = holes.PIECE_BYTES if bandwidth is None else min(holes.PIECE_BYTES, bandwidth // 4)
+        #: Pieces that are read at the same time; at least two, as a disk is quicker when it knows what comes next.
+        self.at_once = 1 if bandwidth is not None else min(max(len(os.sched_getaffinity(0)), 2), _MOST_AT_ONCE)
 
     def took(self, read_bytes: int) -> None:
         """Note what was read just now."""
@@ -159,16 +164,23 @@ class _Work:
         self._size, self._mtime_ns = image.stamp.file_size, image.stamp.mtime_ns
         # As the plan knew it, and later as this work left it.
         self._seen = (self._size, self._mtime_ns, image.stamp.ctime_ns)
-        self.digger = holes.Digger(self._size, holes.block_size(image.fd), self.pace.piece_bytes)
+        self.digger = holes.Digger(
+            self._size, holes.block_size(image.fd), self.pace.piece_bytes, at_once=self.pace.at_once
+        )
 
     def run(self) -> None:
         """Go through the whole file."""
-        while not self.digger.done:
-            door = self._shut()
-            try:
-                self._turn(door)
-            finally:
-                self._open(door)
+        with contextlib.closing(self.digger):
+            # Whether anybody uses it was asked just now.
+            door = self._try_to_shut() or self._shut()
+            while True:
+                try:
+                    self._turn(door)
+                finally:
+                    self._open(door)
+                if self.digger.done:
+                    return
+                door = self._shut()
 
     def _turn(self, door: Door) -> None:
         while not self.digger.done:
@@ -176,6 +188,7 @@ class _Work:
             self.pace.took(self.digger.step(self.chain.image.fd))
             self.io.progress("digging", self.digger.position, self._size)
             if self._knocked(door):
+                self.digger.finish_run(self.chain.image.fd)
                 return
 
     def _knocked(self, door: Door) -> bool:

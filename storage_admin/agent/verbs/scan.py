@@ -131,11 +131,17 @@ def _parse(args: dict[str, Any]) -> ScanArgs:
         raise RefusedError("invalid", f"scan knows no argument {', '.join(sorted(unknown))}")
     try:
         pools = [_parse_pool(fields) for fields in args["pools"]]
-        named = frozenset(unb64(path) for path in args.get("named_b64", ()))
+        named = frozenset(_plain(unb64(path)) for path in args.get("named_b64", ()))
         probe = [unb64(path) for path in args.get("probe_b64", ())]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RefusedError("invalid", f"scan's arguments are not as they should be: {error!r}") from error
     return ScanArgs(pools, named, probe, str(args.get("etc_pve", "/etc/pve")))
+
+
+def _plain(path: bytes) -> bytes:
+    """A path without empty parts: with them, a file that the walk comes by as well would be told as two images."""
+    parts = [part for part in path.split(b"/") if part not in {b"", b"."}]
+    return (b"/" if path.startswith(b"/") else b"") + b"/".join(parts)
 
 
 def _parse_pool(fields: dict[str, Any]) -> Pool:

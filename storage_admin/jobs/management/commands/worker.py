@@ -1,19 +1,77 @@
-"""``manage.py worker``: one more worker, beside those that are there."""
+"""``manage.py worker``: one more worker, beside those that are there, or one for the hypervisor that it runs on."""
 
-import os
 import sys
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from storage_admin.agent.protocol import RefusedError
+from storage_admin.hosts import machine, transport
+from storage_admin.hosts.models import Host
+from storage_admin.hosts.services import ensure_local_host
+from storage_admin.supervisor import checks, commands, database
+from storage_admin.supervisor.errors import SetupError
 
 
 class Command(BaseCommand):
-    help = "Runs a worker in the foreground, for a database and a Redis of yours; `up` has one of its own."
+    """Waits for the tables, looks whether this is the right machine, then becomes the worker."""
+
+    help = (
+        "Runs a worker in the foreground, for a database and a Redis of yours; `up` has one of its own. "
+        "With --host it does the work of the host that it runs on, and of no other."
+    )
+    requires_system_checks = ()
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--threads", type=int, default=32, help="jobs that it carries at once (default: 32)")
+        default = commands.WORKER_THREADS
+        parser.add_argument("--threads", type=int, default=default, help=f"jobs at once (default: {default})")
+        parser.add_argument(
+            "--host", default=settings.WORKER_HOST, metavar="SLUG", help="the host that this machine is"
+        )
+        parser.add_argument(
+            "--new-machine",
+            action="store_true",
+            help="this machine has taken the place of the one that the host was so far",
+        )
 
     def handle(self, *_args: Any, **options: Any) -> None:
-        celery = [sys.executable, "-m", "celery", "--quiet", "--app", "storage_admin.celery", "worker"]
-        how = ["--pool", "threads", "--concurrency", str(options["threads"]), "--without-gossip", "--without-mingle"]
-        os.execv(celery[0], [*celery, *how, "--loglevel", "info"])  # noqa: S606 (no shell: an argument list)
+        try:
+            checks.require_writable(settings.DATA_DIR)
+            if slug := options["host"]:
+                checks.require_tools(checks.TOOLS)
+                transport.local_command()
+            database.wait_for_tables(lambda text: print(text, flush=True))
+            if slug:
+                take_place(slug, new_machine=options["new_machine"])
+        except SetupError as error:
+            self.stderr.write(str(error))
+            sys.exit(1)
+        except RefusedError as error:
+            raise CommandError(error.detail) from error
+        worker = commands.worker(options["threads"], "info")
+        commands.become(worker, settings.BASE_DIR, STORAGE_ADMIN_WORKER_HOST=slug)
+
+
+def take_place(slug: str, *, new_machine: bool) -> None:
+    """Makes sure that this machine is the host of that name.
+
+    Args:
+        new_machine: it is from now on.
+
+    Raises:
+        CommandError: there is no such host, or it is another machine.
+    """
+    host = Host.objects.filter(slug=slug).first()
+    if host is None and slug == "local":
+        host = ensure_local_host()
+    if host is None:
+        known = ", ".join(Host.objects.values_list("slug", flat=True)) or "none"
+        raise CommandError(f"There is no host {slug}; there are: {known}. Add it in the dashboard first.")
+    if new_machine:
+        machine.replace(host)
+    if not machine.is_this(host):
+        raise CommandError(
+            f"{slug} is another machine than this one: it was {host.capabilities.get('hostname') or 'seen elsewhere'}, "
+            f"{machine.of(host)}, and this one is {machine.own()}. If this one has taken its place, add --new-machine."
+        )

@@ -1,0 +1,108 @@
+"""Which queue a job is rung into, and which jobs a worker may take.
+
+A *general* worker listens to the default queue and takes the jobs of every host that it can reach. One that was started
+for a host (``manage.py worker --host SLUG``) listens to that host's queue, ``host.<slug>``, and takes that host's jobs
+alone: there the agent is a process beside it. So does a general worker for ``local``, where it runs on that machine. A
+job is rung into its host's queue as long as a worker that listens there is alive, else into the default one.
+"""
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from celery import current_app
+from django.conf import settings
+from django.db.models import QuerySet
+from django.utils import timezone
+
+from storage_admin.hosts import machine, transport
+from storage_admin.hosts.models import Host
+from storage_admin.jobs.models import Job, Worker
+
+#: A worker beats every ten seconds: one that missed three beats is not counted on.
+ALIVE = timedelta(seconds=30)
+
+
+@dataclass(frozen=True)
+class Post:
+    """What a process listens to: the queue of a host (its slug, or empty), the default queue, or nothing."""
+
+    host: str = ""
+    general: bool = False
+
+    @property
+    def queues(self) -> list[str]:
+        """The names of its queues."""
+        own = [queue_of(self.host)] if self.host else []
+        return [*([current_app.conf.task_default_queue] if self.general else []), *own]
+
+
+_post = Post()
+
+
+def post() -> Post:
+    """What this process listens to."""
+    return _post
+
+
+def take_post() -> Post:
+    """Decides what this worker listens to; called once, before it does.
+
+    Raises:
+        django.db.Error: the database is away.
+    """
+    global _post  # noqa: PLW0603 (a process has one)
+    _post = Post(host=settings.WORKER_HOST) if settings.WORKER_HOST else Post(general=True)
+    if _post.general:
+        here = [host.slug for host in Host.objects.filter(kind=Host.Kind.LOCAL) if machine.of(host) == machine.own()]
+        if settings.LOCAL_MACHINE and here:
+            _post = Post(host=here[0], general=True)
+    return _post
+
+
+def queue_of(slug: str) -> str:
+    """The name of a host's queue."""
+    return f"host.{slug}"
+
+
+def alive() -> QuerySet[Worker]:
+    """The workers that were heard of lately."""
+    return Worker.objects.filter(seen__gte=timezone.now() - ALIVE)
+
+
+def queue_for(job_id: int) -> str | None:
+    """The queue of a job's host, as long as somebody listens there; ``None`` for the default one."""
+    slugs = Job.objects.filter(pk=job_id).values("host__slug")
+    slug = alive().exclude(host="").filter(host__in=slugs).values_list("host", flat=True).first()
+    return None if slug is None else queue_of(slug)
+
+
+def hosts_of_others() -> dict[int, str]:
+    """Hosts with a worker of their own that is alive and is not this process: their ids, and their queues."""
+    slugs = alive().filter(general=False).exclude(host__in=["", _post.host]).values("host")
+    return {pk: queue_of(slug) for pk, slug in Host.objects.filter(slug__in=slugs).values_list("pk", "slug")}
+
+
+def serves(host: Host) -> bool:
+    """Whether this process may do the jobs of a host. Whether it reaches the host is another question."""
+    if settings.WORKER_HOST:
+        return bool(host.slug == settings.WORKER_HOST)
+    return host.kind != Host.Kind.LOCAL or transport.is_here(host)
+
+
+def is_served(host: Host) -> bool:
+    """Whether a worker is alive that may do the jobs of a host."""
+    able = alive().filter(host=host.slug)
+    if host.kind != Host.Kind.LOCAL or not machine.of(host):
+        able = able | alive().filter(general=True)
+    return able.exists()
+
+
+def place() -> str:
+    """The machine and its process numbers: within it, a number that nobody has is that of a process that is gone.
+
+    A container has numbers of its own, and may have its machine's name and id.
+    """
+    namespace = Path("/proc/self/ns/pid").readlink() if Path("/proc/self/ns/pid").is_symlink() else os.uname().nodename
+    return f"{machine.own()} {namespace}"[:200]

@@ -1,0 +1,44 @@
+"""The command lines of the web server, a worker and the scheduler, whoever starts them."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+#: A worker mostly waits for agents' streams: one thread carries one job.
+WORKER_THREADS = 32
+WEB_WORKERS = 2
+WEB_THREADS = 8
+#: Images belong to root: a worker beside them is root on purpose.
+ENVIRONMENT = {
+    "DJANGO_SETTINGS_MODULE": "storage_admin.settings",
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONWARNINGS": "ignore:You're running the worker with superuser privileges",
+}
+_CELERY = (sys.executable, "-m", "celery", "--quiet", "--app", "storage_admin.celery")
+
+
+def web(bind: str, workers: int = WEB_WORKERS, log_level: str = "warning") -> tuple[str, ...]:
+    """gunicorn on ``bind``, with so many processes."""
+    server = (sys.executable, "-m", "gunicorn", "--bind", bind, "--no-control-socket")
+    sizes = ("--workers", str(workers), "--worker-class", "gthread", "--threads", str(WEB_THREADS))
+    return (*server, *sizes, "--graceful-timeout", "5", "--log-level", log_level, "storage_admin.wsgi")
+
+
+def worker(threads: int = WORKER_THREADS, log_level: str = "warning") -> tuple[str, ...]:
+    """A worker that carries so many jobs at once; which queues it listens to is decided where it starts."""
+    pool = ("--pool", "threads", "--concurrency", str(threads), "--without-gossip", "--without-mingle")
+    return (*_CELERY, "worker", *pool, "--loglevel", log_level)
+
+
+def scheduler(log_level: str = "warning") -> tuple[str, ...]:
+    """What rings for scans and for all that is due at a time."""
+    how = ("--scheduler", "django_celery_beat.schedulers:DatabaseScheduler", "--pidfile=")
+    return (*_CELERY, "beat", *how, "--loglevel", log_level)
+
+
+def become(argv: Sequence[str], code_dir: Path, **environment: str) -> NoReturn:
+    """Replaces this process by a command, so that whoever started it has that one to watch and to end."""
+    os.chdir(code_dir)
+    os.execve(argv[0], list(argv), os.environ | ENVIRONMENT | environment)  # noqa: S606 (no shell: an argument list)

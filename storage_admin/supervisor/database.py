@@ -1,0 +1,63 @@
+"""The tables: made by one process at a time, and waited for by the others."""
+
+import contextlib
+import fcntl
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from django.db import DatabaseError, connection
+from django.db.migrations.executor import MigrationExecutor
+
+from storage_admin.supervisor.errors import SetupError
+
+#: PostgreSQL's advisory lock: a number of our own, "storage" and "admin" being too long for it.
+LOCK = 0x5A_AD_4D_16
+#: How long tables are waited for, in seconds; whoever keeps a service running starts it again after that.
+PATIENCE = 120.0
+
+
+@contextlib.contextmanager
+def alone(data_dir: Path) -> Iterator[None]:
+    """Keeps out every other process that prepares this data folder or, with PostgreSQL, this database.
+
+    Raises:
+        django.db.DatabaseError: it does not answer.
+    """
+    with (data_dir / "prepare.lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            if connection.vendor == "postgresql":
+                with connection.cursor() as cursor:
+                    cursor.execute("SELECT pg_advisory_lock(%s)", [LOCK])
+            yield
+        finally:
+            connection.close()  # the lock in the database goes with it
+
+
+def wait_for_tables(say: Callable[[str], None], patience_seconds: float = PATIENCE) -> None:
+    """Waits until the database answers and has all tables, which the web server makes where it starts.
+
+    Raises:
+        SetupError: it has not within ``patience_seconds``.
+    """
+    deadline, said = time.monotonic() + patience_seconds, ""
+    while missing := _missing():
+        if time.monotonic() > deadline:
+            raise SetupError(f"{missing} Start `manage.py web`, or run `manage.py migrate`, and check DATABASE_URL.")
+        if missing != said:
+            say(f"{missing} Waiting for at most {patience_seconds:.0f} s.")
+            said = missing
+        time.sleep(min(1.0, patience_seconds))
+
+
+def _missing() -> str:
+    """What is not there yet, in a sentence; empty when all is."""
+    try:
+        executor = MigrationExecutor(connection)
+        plan = executor.migration_plan(executor.loader.graph.leaf_nodes())
+    except DatabaseError as error:
+        return f"The database of DATABASE_URL cannot be used: {' '.join(str(error).split())}."
+    finally:
+        connection.close()
+    return f"The database has not all tables of this version yet ({len(plan)} migrations are missing)." if plan else ""

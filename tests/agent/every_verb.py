@@ -1,0 +1,314 @@
+# ruff: noqa: PTH113, PTH116, PTH118, PTH119, PTH120
+# Paths are bytes here: names need not be UTF-8.
+"""Every verb of the agent, asked for one image after the other, and what it opened while it answered."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from storage_admin.agent import formats, protocol
+from storage_admin.agent.formats import UnreadableError
+from storage_admin.agent.journal import Stamp
+from storage_admin.agent.protocol import b64
+from tests.agent.harness import NO_RESERVE, ROOT, link
+
+#: Every way that a verb can be asked for one image: verb and what is its own in the arguments.
+REWRITES: dict[str, tuple[str, dict[str, Any]]] = {
+    "reclaim compress": ("reclaim", {"method": "compress"}),
+    "reclaim copy": ("reclaim", {"method": "copy"}),
+    "reclaim in_place": ("reclaim", {"method": "in_place"}),
+    "flatten rebase": ("flatten", {"method": "rebase"}),
+    "flatten convert": ("flatten", {"method": "convert"}),
+    "convert": ("convert", {}),
+    "convert and replace": ("convert", {"replaces": True}),
+    "check none": ("check", {"repair": "none"}),
+    "check leaks": ("check", {"repair": "leaks"}),
+    "check all": ("check", {"repair": "all"}),
+}
+READS: dict[str, dict[str, Any]] = {
+    "analyze sample": {"mode": "sample", "seconds": 0.2},
+    "analyze full": {"mode": "full"},
+}
+UNDOES = {"undo": "undo", "discard_undo": "discard_undo"}
+#: Verbs that look at a whole pool, or at many images.
+POOLS = frozenset({"scan", "sample", "recover", "folder"})
+#: Verbs that read nothing below a pool.
+NO_IMAGES = frozenset({"pve"})
+#: How work may end that is neither a bug nor a result.
+CLEAN = protocol.REFUSALS | {protocol.TOOL_FAILED, protocol.INVALID}
+ALL = (*READS, *REWRITES, *UNDOES)
+#: The links that a plan would give at most; deeper ones are refused before anything is opened.
+_LONGEST_PLAN = 70
+
+
+def covered() -> set[str]:
+    """The verbs that :data:`ALL` and :data:`POOLS` ask for, and those that need not be."""
+    return {"analyze", *POOLS, *UNDOES, *(verb for verb, _ in REWRITES.values()), *NO_IMAGES}
+
+
+@dataclass
+class Answer:
+    """What came of one request; ``code`` is empty for a result."""
+
+    code: str
+    detail: str
+    result: Any
+    events: list[dict[str, Any]]
+    seconds: float
+    peak_bytes: int
+    tools_peak_bytes: int
+
+    def text(self) -> str:
+        """All that was said."""
+        return json.dumps([self.detail, self.result, self.events])
+
+
+@dataclass
+class Crew:
+    """The process that does the requests.
+
+    Args:
+        trace: where strace writes what it and its tools open, connect to and start; without, nothing is watched.
+        limit_seconds: after which a request is cancelled.
+    """
+
+    trace: Path | None = None
+    limit_seconds: float = 60.0
+    jobs: int = 0
+    last_job: str = field(default="", init=False)
+
+    def __enter__(self) -> Self:
+        watched = ["strace", *STRACE, "-o", str(self.trace)] if self.trace is not None else []
+        self._process = subprocess.Popen(
+            [*watched, sys.executable, "-m", "tests.agent.batch"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+        self._process.stdout.close()
+
+    def ask(self, verb: str, args: dict[str, Any], *, limit_seconds: float | None = None, keep: bool = True) -> Answer:
+        """Do one request under a job of its own; ``keep`` what a scan says of each image."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self.jobs += 1
+        self.last_job = f"h{self.jobs}"
+        limit = self.limit_seconds if limit_seconds is None else limit_seconds
+        request = {"verb": verb, "job": self.last_job, "args": args, "limit_seconds": limit, "keep": keep}
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        assert line, f"the agent died while it did {verb} {args}"
+        return Answer(**json.loads(line))
+
+
+def request(how: str, path: bytes, pool: Path, form: str) -> tuple[str, dict[str, Any]]:
+    """The verb and its arguments for one image as it is now, as a plan would give them.
+
+    Args:
+        how: of :data:`ALL`; an undo is of the job that :func:`plant_undo` made up.
+        path: of the image.
+        pool: the registered pool's folder.
+        form: the declared format.
+    """
+    place = {"path_b64": b64(path), "pool_path_b64": b64(os.fsencode(pool))}
+    if how in UNDOES:
+        return UNDOES[how], {**place, "undo_job": PLANTED}
+    status = os.stat(path, follow_symlinks=False)
+    if how in READS:
+        return "analyze", {**place, "format": form, "dev": status.st_dev, "inode": status.st_ino, **READS[how]}
+    verb, own = REWRITES[how]
+    if verb == "convert":
+        form_of_target = "raw" if form == "qcow2" else "qcow2"
+        own = {"target": {**place, "path_b64": b64(target_of(path)), "format": form_of_target, **own}}
+    size, below = _plan(path, form)
+    return verb, {
+        **link(path, pool, form),
+        "virtual_size": size,
+        "chain": [link(base, pool, base_form) for base, base_form in below],
+        "children_known": True,
+        "idle_io": False,
+        "reserve": NO_RESERVE,
+        **own,
+    }
+
+
+def target_of(path: bytes) -> bytes:
+    """Where a conversion of the image is put."""
+    return os.path.join(os.path.dirname(path), b"converted")
+
+
+def _plan(path: bytes, form: str) -> tuple[int, list[tuple[bytes, str]]]:
+    """The virtual size, and the images below with their formats, as far as the headers lead to files."""
+    first, size, below = path, 0, list[tuple[bytes, str]]()
+    while len(below) < _LONGEST_PLAN:
+        facts = _facts(path, form)
+        if facts is None:
+            break
+        size = size if below else facts.virtual_size
+        name = facts.backing_file
+        if name is None or b"\0" in name:
+            break
+        path = os.path.join(os.path.dirname(path), name)
+        if not os.path.isfile(path) or not os.access(path, os.R_OK) or path.startswith(b"/proc/"):
+            break
+        form = facts.backing_format or _looks_like(path)
+        below.append((path, form))
+        if path in (first, *(base for base, _ in below[:-1])):
+            break  # it goes round in a circle
+    return size, below
+
+
+def _facts(path: bytes, form: str) -> formats.Facts | None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return formats.read(fd, os.fstat(fd).st_size, os.path.basename(path), form)
+    except UnreadableError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def _looks_like(path: bytes) -> str:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return formats.probe(fd, os.fstat(fd).st_size)
+    finally:
+        os.close(fd)
+
+
+#: The job whose undo copy :func:`plant_undo` leaves.
+PLANTED = "planted"
+
+
+def plant_undo(path: bytes, content: bytes) -> Path:
+    """Leave what a finished replacement of an image leaves: the journal, and an undo copy with that content."""
+    folder = Path(os.fsdecode(os.path.dirname(path)))
+    copy, journal = folder / f".sa-{PLANTED}.orig", folder / f".sa-{PLANTED}.journal"
+    copy.write_bytes(content)
+    new, old = (vars(Stamp.of(os.stat(one, follow_symlinks=False))) for one in (path, copy))
+    name = b64(os.path.basename(path))
+    records = [
+        {"step": "started", "job": PLANTED, "generation": 1, "name_b64": name, "original": old, "undo_hours": 24},
+        {"step": "ready", "new": new},
+        {"step": "done", "new": new, "undo": old},
+    ]
+    journal.touch(0o600)
+    journal.write_text("".join(json.dumps(record) + "\n" for record in records))
+    journal.chmod(0o600)
+    return copy
+
+
+def pool_request(verb: str, pool: Path, images: Sequence[tuple[bytes, str]] = ()) -> dict[str, Any]:
+    """The arguments of a verb of :data:`POOLS`; ``images`` are those to sample, with their formats."""
+    if verb == "sample":
+        asked = [request("analyze sample", path, pool, form)[1] for path, form in images]
+        for number, fields in enumerate(asked):
+            del fields["seconds"], fields["mode"]
+            fields["id"] = number
+        return {"images": asked, "seconds": 0.05}
+    if verb == "folder":
+        return {"path_b64": b64(os.fsencode(pool))}
+    described = {"id": 1, "path_b64": b64(os.fsencode(pool)), "kind": "dir"}
+    return {"pools": [described], **({"jobs_active": []} if verb == "recover" else {})}
+
+
+# What was opened
+
+_CALLS = "open,openat,openat2,creat,open_by_handle_at,connect,execve"
+STRACE = ["-f", "-qq", "--seccomp-bpf", "-y", "-s", "8192", "-e", f"trace={_CALLS}", "-e", "signal=none"]
+_STRING = r'"((?:[^"\\]|\\.)*)"'
+_OPEN = re.compile(rf"(?:open|creat|openat2?)\((?:(AT_FDCWD|\d+)(?:<((?:[^>\\]|\\.)*)>)?, )?{_STRING}")
+_OPENED = re.compile(r"= \d+<((?:[^>\\]|\\.)*)>$")
+_EXEC = re.compile(rf"execve\({_STRING}.* = 0$")
+#: A scan asks whether a libvirtd answers on this host.
+_TO_LIBVIRT = re.compile(r'sa_family=AF_UNIX, sun_path="(?:/var)?/run/libvirt/')
+#: What any process may open: the system's libraries and tables, and this program.
+_SYSTEM = (
+    *("/proc", "/sys", "/usr", "/lib", "/lib64", "/bin", "/etc/ld.so", "/etc/ssl", "/dev/null", "/dev/loop"),
+    *("/dev/urandom", "/dev/disk/by-uuid", "/etc/machine-id", "/etc/locale.alias"),
+    # Which hypervisors are here is a question of every scan.
+    *("/etc/libvirt", "/run/libvirt", "/etc/pve"),
+)
+TOOLS = frozenset({"setpriv", "prlimit", "ionice", "nice", "qemu-img"})
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a crew did to other files and processes.
+
+    ``opened`` are the paths that were given and, where it worked, those that the kernel says they led to.
+    """
+
+    opened: frozenset[bytes]
+    connected: tuple[str, ...]
+    started: frozenset[str]
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """From what strace wrote."""
+        opened: set[bytes] = set()
+        connected: list[str] = []
+        started: set[str] = set()
+        lines = path.read_text(errors="surrogateescape").splitlines()
+        # What a Python opens to get going is over when the first request comes in.
+        begins = next(number for number, line in enumerate(lines) if "/proc/self/clear_refs" in line)
+        for line in lines[begins:]:
+            if "connect(" in line:
+                if not _TO_LIBVIRT.search(line):
+                    connected.append(line)
+            elif execed := _EXEC.search(line):
+                started.add(Path(execed[1]).name)
+            else:
+                opened.update(_opened(line))
+        return cls(frozenset(opened), tuple(connected), frozenset(started))
+
+    def outside(self, *allowed: Path) -> set[bytes]:
+        """What was opened, or tried to be, that neither the system nor these folders hold."""
+        own = (*_SYSTEM, str(ROOT), sys.prefix, sys.base_prefix, *map(str, allowed))
+        roots = [os.fsencode(root) for root in own]
+        return {path for path in self.opened if not any(_is_beneath(path, root) for root in roots)}
+
+
+def _opened(line: str) -> Iterator[bytes]:
+    call = _OPEN.search(line)
+    if call is None:
+        return
+    folder, name = _plain(call[2] or ""), _plain(call[3])
+    path = os.path.normpath(os.path.join(folder, name)) if folder or name.startswith(b"/") else name
+    # Through a descriptor a name leads anywhere: what counts is where it led to.
+    led_to = _OPENED.search(line)
+    if not path.startswith(b"/proc/") or led_to is None:
+        yield path
+    if led_to is not None:
+        yield _plain(led_to[1]).removesuffix(b" (deleted)")
+
+
+def _plain(text: str) -> bytes:
+    """Bytes as they were before strace wrote them with escapes."""
+    return text.encode("utf-8", "surrogateescape").decode("unicode_escape").encode("latin-1")
+
+
+def _is_beneath(path: bytes, root: bytes) -> bool:
+    return path == root or path.startswith(root.rstrip(b"/") + b"/") or (root in _PREFIXES and path.startswith(root))
+
+
+_PREFIXES = frozenset({b"/etc/ld.so", b"/dev/loop"})

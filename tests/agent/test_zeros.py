@@ -1,0 +1,152 @@
+"""Which blocks of a file hold zeros: mapped and read, on any block size, and what happens where it cannot be read."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from storage_admin.agent import zeros
+from storage_admin.agent.protocol import RefusedError
+from tests.harness.filesystems import loop_filesystem
+
+#: A page and some more, so that blocks smaller than a page are looked at from the middle of one as well.
+SIZES = (512, 1024, 4096, 16384)
+MIB = 1 << 20
+
+
+@pytest.fixture(params=["mapped", "read"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A kernel older than 5.14 does not know the advice that mapping needs: it answers as this one does to nonsense."""
+    if request.param == "read":
+        monkeypatch.setattr(zeros, "_POPULATE_READ", 9999)
+    return str(request.param)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[int]:
+    fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    yield fd
+    os.close(fd)
+
+
+def naive(content: bytes, start: int, end: int, block: int) -> set[int]:
+    """Every byte that is in a block of zeros."""
+    found: set[int] = set()
+    for at in range(start, end, block):
+        if not content[at : min(at + block, end)].strip(b"\0"):
+            found |= set(range(at, min(at + block, end)))
+    return found
+
+
+blocks = st.sampled_from(SIZES)
+#: Blocks by their kind: zeros, one other byte at a place in it, noise.
+kinds = st.lists(st.one_of(st.just(None), st.integers(0, 16383), st.just(-1)), min_size=1, max_size=24)
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(block=blocks, kinds=kinds, first=st.integers(0, 4), cut=st.integers(0, 600))
+def test_every_block_of_zeros_is_found_and_no_other(
+    way: str, file: int, block: int, kinds: list[int | None], first: int, cut: int
+) -> None:
+    content = bytearray()
+    for kind in kinds:
+        part = bytearray(b"\7" * block if kind == -1 else block)
+        if kind is not None and kind >= 0:
+            part[kind % block] = 1
+        content += part
+    content = content[: max(len(content) - cut % block, 1)]
+    os.ftruncate(file, 0)
+    os.pwrite(file, content, 0)
+    start = min(first, (len(content) - 1) // block) * block
+    runs = zeros.zero_runs(file, start, len(content), block)
+    assert runs == sorted(runs)
+    assert {byte for run in runs for byte in range(*run)} == naive(bytes(content), start, len(content), block)
+
+
+@pytest.mark.parametrize("odd", [None, 0, 1, 4095, 4096, 3 * MIB, 4 * MIB - 1])
+def test_a_single_byte_in_mebibytes_of_zeros_is_seen(way: str, file: int, odd: int | None) -> None:
+    os.ftruncate(file, 6 * MIB)
+    start = MIB
+    if odd is not None:
+        os.pwrite(file, b"\1", start + odd)
+    runs = zeros.zero_runs(file, start, start + 4 * MIB, 4096)
+    if odd is None:
+        assert runs == [(start, start + 4 * MIB)]
+    else:
+        block = start + odd // 4096 * 4096
+        assert sum(end - begin for begin, end in runs) == 4 * MIB - 4096
+        assert all(end <= block or begin >= block + 4096 for begin, end in runs)
+
+
+def test_what_is_only_in_memory_counts(way: str, file: int) -> None:
+    os.pwrite(file, bytes(2 * MIB), 0)
+    os.fsync(file)
+    os.pwrite(file, b"not on the disk yet", MIB)
+    runs = zeros.zero_runs(file, 0, 2 * MIB, 4096)
+    assert all(end <= MIB or begin >= MIB + 4096 for begin, end in runs)
+    assert os.pread(file, 19, MIB) == b"not on the disk yet"
+
+
+def test_a_file_that_became_shorter_is_a_stale_plan(way: str, file: int) -> None:
+    os.pwrite(file, b"x" * MIB, 0)
+    with pytest.raises(RefusedError) as refused:
+        zeros.zero_runs(file, 0, 2 * MIB, 4096)
+    assert refused.value.code == "stale_plan"
+
+
+def test_what_was_in_memory_stays_and_nothing_else(way: str, file: int) -> None:
+    os.pwrite(file, os.urandom(8 * MIB), 0)
+    os.fsync(file)
+    os.posix_fadvise(file, 4 * MIB, 4 * MIB, os.POSIX_FADV_DONTNEED)
+    for start in (0, 4 * MIB):
+        before = cached(file, start)
+        zeros.zero_runs(file, start, start + 4 * MIB, 4096)
+        assert cached(file, start) is before is (start == 0)
+
+
+def cached(fd: int, offset: int) -> bool:
+    """Whether a byte of a file can be read without the disk."""
+    try:
+        return os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+    except BlockingIOError:
+        return False
+
+
+def test_a_disk_that_cannot_be_read_is_an_error_and_not_the_end(way: str, tmp_path: Path) -> None:
+    """The filesystem's device ends in the middle of the file: the kernel answers with an I/O error behind that."""
+    with loop_filesystem(tmp_path, 64) as place:
+        path = place / "file"
+        path.write_bytes(os.urandom(48 * MIB))
+        os.sync()
+        device = device_of(place)
+        os.truncate(tmp_path / "disk.img", 24 * MIB)
+        subprocess.run(["losetup", "--set-capacity", device], check=True)
+        fd = os.open(path, os.O_RDWR)
+        try:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            with pytest.raises(OSError, match="Input/output error") as caught:
+                look_through(fd, 48 * MIB)
+            assert caught.value.errno == errno.EIO
+        finally:
+            os.close(fd)
+
+
+def look_through(fd: int, size: int) -> None:
+    """All of a file."""
+    for start in range(0, size, 4 * MIB):
+        zeros.zero_runs(fd, start, start + 4 * MIB, 4096)
+
+
+def device_of(place: Path) -> str:
+    """The loop device that is mounted there."""
+    answer = subprocess.run(
+        ["findmnt", "--noheadings", "--output", "SOURCE", place], capture_output=True, text=True, check=True
+    )
+    return answer.stdout.strip()

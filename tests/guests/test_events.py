@@ -1,0 +1,262 @@
+"""Jobs that wait hear of a guest's end from libvirt at once; what listens for that ends with the waiting."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from images import tasks, waiting, watching
+from images.models import Image
+from storage_admin.agent.protocol import HostError
+from storage_admin.hosts import libvirt_watch, secrets
+from storage_admin.hosts.libvirt_process import command
+from storage_admin.hosts.models import Host
+from storage_admin.jobs import runner, services
+from storage_admin.jobs.models import Job
+from tests.factories import HostFactory
+from tests.harness.guests import Disk, Domains
+from tests.harness.processes import wait_until
+from tests.harness.sshd import sessions_of, sshd
+from tests.patient import patient
+from tests.working import OPERATOR, create, image_at, run, scan, this_machine
+
+pytestmark = [
+    pytest.mark.guest,
+    pytest.mark.services,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("quiet", "libvirtd", "patient", "no_reserve"),
+]
+
+__all__ = ["patient"]
+
+
+@pytest.fixture
+def domain(domains: Domains, shared_folder: Path) -> Any:
+    """A domain that does not run, with one disk."""
+    return domains.define([Disk(create(shared_folder / "disk.qcow2", "64M"))])
+
+
+@pytest.fixture(autouse=True)
+def watchers(monkeypatch: pytest.MonkeyPatch) -> Iterator[watching.Watchers]:
+    """This test's own; they have ended when it has."""
+    made = watching.Watchers()
+    for module in (watching, tasks):
+        monkeypatch.setattr(module, "watchers", made)
+    monkeypatch.setattr(watching, "STILL_WANTED", 0.5)
+    yield made
+    Job.objects.update(parked_at=None)
+    wait_until(lambda: not made.watched(), 20, "nobody is watched any more")
+    assert listeners() == []
+
+
+def listeners() -> list[psutil.Process]:
+    """The processes below this one that listen to a libvirt, or forward its socket."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            words = process.cmdline()
+            if "storage_admin.hosts.libvirt_events" in words or (words[:1] == ["ssh"] and "-L" in words):
+                found.append(process)
+    return found
+
+
+def parked(host: Host, image: Image) -> Job:
+    job = run(services.submit(OPERATOR, "reclaim", image.pk, {"when_running": "wait"}))
+    assert job.parked_at is not None, (job.state, job.error_detail)
+    return job
+
+
+def scan_is_asked_for(since: float) -> Callable[[], bool]:
+    def happened() -> bool:
+        return Job.objects.filter(kind="scan", state="queued").exists()
+
+    assert not happened()
+    assert time.monotonic() - since < 5
+    return happened
+
+
+def test_a_guest_that_ends_is_noticed_within_a_second(
+    domain: Any, shared_folder: Path, watchers: watching.Watchers
+) -> None:
+    domain.create()
+    host = this_machine(shared_folder)
+    scan(host)
+    job = parked(host, image_at(shared_folder / "disk.qcow2"))
+    tasks.look_at_guests()
+    assert watchers.watched() == [host.pk]
+    wait_until(listeners, 10, "somebody listens")
+    wait_until(lambda: connected(host), 10, "the connection stands")
+    began = time.monotonic()
+    domain.destroy()
+    wait_until(scan_is_asked_for(began), 1.0, "a scan is asked for")
+    job.refresh_from_db()
+    assert "is off" in job.waiting_for
+
+
+def connected(host: Host) -> bool:
+    """Whether libvirt has told the states once; a look by that leaves the reason as it is."""
+    return any(process.io_counters().write_chars > 100 for process in listeners())
+
+
+def test_nobody_listens_when_no_job_waits(domain: Any, shared_folder: Path, watchers: watching.Watchers) -> None:
+    domain.create()
+    host = this_machine(shared_folder)
+    scan(host)
+    tasks.look_at_guests()
+    assert (watchers.watched(), listeners()) == ([], [])
+    job = parked(host, image_at(shared_folder / "disk.qcow2"))
+    tasks.look_at_guests()
+    tasks.look_at_guests()
+    wait_until(listeners, 10, "somebody listens")
+    assert watchers.watched() == [host.pk]
+    services.cancel(OPERATOR, job)
+    wait_until(lambda: not watchers.watched() and not listeners(), 10, "the listener has ended")
+
+
+def test_a_worker_that_is_told_to_end_takes_its_listeners_along(
+    domain: Any, shared_folder: Path, watchers: watching.Watchers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    domain.create()
+    host = this_machine(shared_folder)
+    scan(host)
+    parked(host, image_at(shared_folder / "disk.qcow2"))
+    tasks.look_at_guests()
+    wait_until(listeners, 10, "somebody listens")
+    stopping = threading.Event()
+    monkeypatch.setattr(runner, "stopping", stopping)
+    stopping.set()
+    wait_until(lambda: not watchers.watched() and not listeners(), 10, "the listener has ended")
+
+
+def test_a_libvirt_that_cannot_be_watched_is_polled_and_tried_again_later(
+    domain: Any, shared_folder: Path, watchers: watching.Watchers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = []
+
+    def fails(host: Host) -> Iterator[None]:
+        tries.append(host.pk)
+        raise HostError("no")
+
+    monkeypatch.setattr(libvirt_watch, "changes", fails)
+    domain.create()
+    host = this_machine(shared_folder)
+    scan(host)
+    parked(host, image_at(shared_folder / "disk.qcow2"))
+    for _ in range(3):
+        tasks.look_at_guests()
+        wait_until(lambda: not watchers.watched(), 10, "the try is over")
+    assert tries == [host.pk]
+    monkeypatch.setattr(watching, "TRY_AGAIN", 0.0)
+    domain.destroy()
+    tasks.look_at_guests()
+    assert Job.objects.filter(kind="scan", state="queued").count() == 1
+    wait_until(lambda: len(tries) == 2, 5, "it is tried again")
+
+
+def test_the_states_of_domains_come_as_they_change(domain: Any) -> None:
+    uid = domain.UUIDString()
+    with contextlib.closing(libvirt_watch.changes(HostFactory.build())) as changes:
+        assert next_told(changes)[uid] == "shut off"
+        for act, state in (
+            ("create", "running"),
+            ("suspend", "paused"),
+            ("resume", "running"),
+            ("destroy", "shut off"),
+        ):
+            getattr(domain, act)()
+            began = time.monotonic()
+            while next_told(changes).get(uid) != state:
+                assert time.monotonic() - began < 5
+    assert listeners() == []
+
+
+def next_told(changes: Iterator[dict[str, str] | None]) -> dict[str, str]:
+    return next(states for states in changes if states is not None)
+
+
+def test_by_ssh_the_socket_is_forwarded_as_long_as_somebody_listens(domain: Any, tmp_path: Path) -> None:
+    uid = domain.UUIDString()
+    with sshd(tmp_path / "sshd") as server:
+        host = HostFactory.build(
+            slug="far", kind="ssh", transport="ssh", address="127.0.0.1", port=server.port, user="root",
+            host_key=server.host_key, private_key_locked=secrets.lock(server.private_key),
+        )  # fmt: skip
+        with contextlib.closing(libvirt_watch.changes(host)) as changes:
+            assert next_told(changes)[uid] == "shut off"
+            assert len(listeners()) == 2
+            domain.create()
+            began = time.monotonic()
+            while next_told(changes).get(uid) != "running":
+                assert time.monotonic() - began < 2
+        assert listeners() == []
+        with contextlib.closing(libvirt_watch.changes(host)) as changes:
+            next_told(changes)
+            for session in sessions_of(server):
+                psutil.Process(session).kill()
+            with pytest.raises(HostError, match="ended the connection"):
+                list(changes)
+    assert listeners() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_listener_ends_with_whoever_started_it(libvirtd: str, number: signal.Signals) -> None:
+    program = (
+        "import subprocess, sys, time\n"
+        f"p = subprocess.Popen({command(libvirtd, ['libvirt_events'])!r}, stdin=subprocess.PIPE)\n"
+        "print(p.pid, flush=True)\ntime.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        listener = int(parent.stdout.readline())
+        assert b'"states"' in parent.stdout.readline()
+        parent.send_signal(number)
+        parent.wait()
+    wait_until(lambda: not alive(listener), 5, "the listener has ended")
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_question_that_hangs_ends_with_the_worker_that_asked(tmp_path: Path) -> None:
+    """As a libvirtd that accepts and never answers; the worker is killed while it waits."""
+    path = tmp_path / "socket"
+    program = (
+        "import subprocess, sys\n"
+        f"words = {command(f'qemu+unix:///system?socket={path}', ['libvirt_query'])!r}\n"
+        "p = subprocess.Popen(words); print(p.pid, flush=True); p.wait()"
+    )
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(os.fspath(path))
+        silent.listen()
+        with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as worker:
+            assert worker.stdout is not None
+            question = int(worker.stdout.readline())
+            silent.accept()
+            assert alive(question)
+            worker.kill()
+        wait_until(lambda: not alive(question), 5, "the question has ended")
+
+
+def test_hosts_whose_jobs_wait_for_other_guests_alone_are_not_watched() -> None:
+    host = HostFactory.create()
+    waited = [{"kind": "vm", "uid": "101", "name": "web"}]
+    job = Job.objects.create(kind="reclaim", host=host, target_kind="image", target_id=1, waited_guests=waited)
+    Job.objects.filter(pk=job.pk).update(parked_at=job.created)
+    assert waiting.hosts_that_wait() == []
+    Job.objects.filter(pk=job.pk).update(waited_guests=[*waited, {"kind": "domain", "uid": "u", "name": "db"}])
+    assert waiting.hosts_that_wait() == [host.pk]
+    assert waiting.hosts_that_wait(but_not=[host.pk]) == []

@@ -1,0 +1,331 @@
+"""A host that is reached by libvirt alone, over TLS or ssh: what it has is shown, and nothing there is changed."""
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import libvirt
+import pytest
+
+from images import libvirt_scan
+from images.models import Image
+from storage_admin.agent.protocol import RefusedError
+from storage_admin.guests.models import Guest
+from storage_admin.hosts import libvirt_reader, secrets, transport
+from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.jobs import services
+from storage_admin.jobs.models import Job
+from tests.factories import HostFactory
+from tests.harness.guests import Disk, Domains, write_pattern
+from tests.harness.sshd import sshd
+from tests.harness.tls_libvirtd import TlsLibvirtd, authority, tls_libvirtd
+from tests.working import OPERATOR, create, digests, said, scan, work
+
+pytestmark = [pytest.mark.services, pytest.mark.guest, pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[TlsLibvirtd]:
+    folder = Path(tempfile.mkdtemp(prefix="sa-tls-", dir="/var/tmp"))
+    folder.chmod(0o755)
+    with tls_libvirtd(folder) as running:
+        yield running
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def host(server: TlsLibvirtd, tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Host:
+    """The daemon as a host; whoever would start an agent there fails the test."""
+    settings.DATA_DIR = tmp_path / "data"
+    server.install_client(tmp_path / "data/pki/far")
+
+    def never(host: Host) -> Any:
+        raise AssertionError(f"an agent was to be started on {host}")
+
+    monkeypatch.setattr(transport, "agent_command", never)
+    monkeypatch.setattr("storage_admin.jobs.runner.agent_command", never)
+    return HostFactory.create(
+        slug="far", name="far", kind="libvirt", transport="tls", address="127.0.0.1", port=server.port,
+        capabilities={}, last_seen=None,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def connection(server: TlsLibvirtd) -> Iterator["libvirt.virConnect"]:
+    """A connection of the test's own."""
+    made = libvirt.open(server.uri(server.folder / "probe"))
+    yield made
+    for pool in made.listAllStoragePools():
+        if pool.isActive():
+            pool.destroy()
+        pool.undefine()
+    made.close()
+
+
+def pool_on(connection: "libvirt.virConnect", folder: Path, name: str = "vms") -> "libvirt.virStoragePool":
+    xml = f"<pool type='dir'><name>{name}</name><target><path>{folder}</path></target></pool>"
+    pool = connection.storagePoolDefineXML(xml)
+    pool.create()
+    return pool
+
+
+@pytest.fixture
+def folder(shared_folder: Path) -> Path:
+    """A folder with a chain, a raw disk, a broken image and things that are no images."""
+    base = create(shared_folder / "base.qcow2", "64M")
+    write_pattern(base, "qcow2", (0, 3, 7))
+    create(shared_folder / "top.qcow2", base="base.qcow2")
+    create(shared_folder / "disk.img", "3M", form="raw")
+    (shared_folder / "bare").write_bytes(bytes(2 << 20))
+    (shared_folder / "note.txt").write_text("no image")
+    (shared_folder / "sub").mkdir()
+    return shared_folder
+
+
+def rows() -> dict[str, Image]:
+    return {image.name: image for image in Image.objects.filter(host__slug="far").select_related("pool", "backing")}
+
+
+def test_its_pools_images_and_guests_are_listed_with_what_libvirt_tells(
+    host: Host, server: TlsLibvirtd, connection: "libvirt.virConnect", folder: Path
+) -> None:
+    before = digests(folder)
+    pool_on(connection, folder)
+    with Domains(server.uri(server.folder / "probe"), folder) as domains:
+        domain = domains.define([Disk(folder / "top.qcow2")], "web")
+        result = scan(host)
+        assert (result["images"], result["read"], result["vanished"]) == (4, 4, 0)
+        images = rows()
+        assert set(images) == {"base.qcow2", "top.qcow2", "disk.img", "bare"}
+        for name, image in images.items():
+            status = (folder / name).stat()
+            assert (image.file_size, image.allocated_size) == (status.st_size, status.st_blocks * 512), name
+            assert (image.mtime_ns, image.state) == (status.st_mtime_ns, "ok")
+        base, top = images["base.qcow2"], images["top.qcow2"]
+        assert (base.format, base.virtual_size, base.cluster_size, images["disk.img"].format) == (
+            "qcow2", 64 << 20, 65536, "raw",
+        )  # fmt: skip
+        assert (top.backing, top.chain_depth, base.overlays_count, top.backing_format) == (base, 2, 1, "qcow2")
+        guest = Guest.objects.get(host=host)
+        assert (guest.uid, guest.name, guest.state) == (domain.UUIDString(), "web", "shut off")
+        assert [use.disk.guest.name for use in top.uses.all()] == ["web"]
+        assert top.declared_by == "guest web"
+    pool = StoragePool.objects.get(host=host)
+    assert (pool.name, pool.source, pool.kind, pool.state, pool.images_count) == ("vms", "libvirt", "dir", "ok", 4)
+    assert (pool.others_count, pool.capacity_bytes) == (1, os.statvfs(folder).f_blocks * os.statvfs(folder).f_frsize)
+    assert "virsh pool-refresh vms" in pool.state_detail
+    host.refresh_from_db()
+    assert (host.status, host.owners_unknown, host.capabilities["agent"]) == ("ok", "", False)
+    assert host.capabilities["libvirt_version"].count(".") == 2
+    assert host.last_seen is not None
+    assert before.items() <= digests(folder).items()
+
+
+def test_what_is_known_is_not_written_again_and_what_changed_or_went_is_told(
+    host: Host, connection: "libvirt.virConnect", folder: Path
+) -> None:
+    pool_on(connection, folder)
+    scan(host)
+    assert scan(host)["read"] == 0
+    write_pattern(folder / "base.qcow2", "qcow2", (10, 8, 9))
+    (folder / "disk.img").unlink()
+    result = scan(host)
+    assert (result["read"], result["vanished"]) == (1, 1)
+    assert rows()["base.qcow2"].allocated_size == (folder / "base.qcow2").stat().st_blocks * 512
+    assert rows()["disk.img"].state == "missing"
+
+
+def test_what_no_guest_names_is_neither_called_free_nor_an_orphan(
+    host: Host, connection: "libvirt.virConnect", folder: Path
+) -> None:
+    pool_on(connection, folder)
+    scan(host)
+    for image in rows().values():
+        assert (image.in_use, image.orphan) == (None, False if image.name == "base.qcow2" else None)
+    assert "No agent runs on far" in rows()["bare"].orphan_evidence[0]
+
+
+@pytest.mark.parametrize("kind", ["reclaim", "flatten", "convert", "check", "analyze"])
+def test_every_job_on_an_image_there_is_refused_with_what_to_do(
+    host: Host, connection: "libvirt.virConnect", folder: Path, kind: str
+) -> None:
+    pool_on(connection, folder)
+    scan(host)
+    options = {"format": "raw"} if kind == "convert" else {}
+    with pytest.raises(RefusedError) as refused:
+        services.submit(OPERATOR, kind, rows()["top.qcow2"].pk, options)
+    assert refused.value.code == "tool_missing"
+    assert "no agent runs there" in refused.value.detail
+    assert "by ssh" in refused.value.detail
+
+
+@pytest.mark.parametrize("kind", ["recover", "sample"])
+def test_work_on_the_whole_host_is_refused_as_well(host: Host, kind: str) -> None:
+    with pytest.raises(RefusedError, match="tool_missing"):
+        services.submit(OPERATOR, kind, host.pk, {})
+    assert not Job.objects.exists()
+
+
+def test_a_scan_asks_for_no_other_job(host: Host, connection: "libvirt.virConnect", folder: Path) -> None:
+    pool_on(connection, folder)
+    scan(host)
+    assert set(Job.objects.values_list("kind", "state")) == {("scan", "succeeded")}
+
+
+def test_a_base_that_libvirt_does_not_list_is_not_called_missing(
+    host: Host, connection: "libvirt.virConnect", folder: Path
+) -> None:
+    (folder / "sub").chmod(0o755)
+    create(folder / "sub/hidden.qcow2", "8M")
+    create(folder / "over.qcow2", base="sub/hidden.qcow2")
+    pool_on(connection, folder)
+    scan(host)
+    assert rows()["over.qcow2"].state == "outside_pool"
+    assert "nobody can tell" in rows()["over.qcow2"].state_detail
+    pool_on(connection, folder / "sub", "more")
+    scan(host)
+    over = rows()["over.qcow2"]
+    assert (over.state, over.backing) == ("ok", rows()["hidden.qcow2"])
+
+
+def test_a_base_that_is_no_plain_file_is_unsafe(host: Host, connection: "libvirt.virConnect", folder: Path) -> None:
+    for name, base in (("a.qcow2", "nbd://127.0.0.1/x"), ("b.qcow2", 'json:{"driver":"raw"}')):
+        subprocess.run(
+            ["qemu-img", "create", "-q", "-u", "-f", "qcow2", "-b", base, "-F", "raw", folder / name, "8M"], check=True
+        )
+    pool_on(connection, folder)
+    scan(host)
+    for name in ("a.qcow2", "b.qcow2"):
+        assert (rows()[name].state, rows()[name].backing) == ("outside_pool", None)
+
+
+def test_a_pool_that_is_not_active_is_missing_and_keeps_its_images(
+    host: Host, connection: "libvirt.virConnect", folder: Path
+) -> None:
+    pool = pool_on(connection, folder)
+    scan(host)
+    pool.destroy()
+    assert scan(host)["vanished"] == 0
+    row = StoragePool.objects.get(host=host)
+    assert (row.state, row.images_count, row.capacity_bytes) == ("missing", 4, None)
+    assert "virsh pool-start vms" in row.state_detail
+    assert {image.state for image in rows().values()} == {"ok"}
+
+
+def test_volumes_that_libvirt_does_not_list_in_time_stay_as_they_were(
+    host: Host, connection: "libvirt.virConnect", folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool_on(connection, folder)
+    scan(host)
+    monkeypatch.setattr(libvirt_reader, "VOLUMES_TIMEOUT", 0.001)
+    assert scan(host)["vanished"] == 0
+    row = StoragePool.objects.get(host=host)
+    assert (row.state, "had not listed its volumes within" in row.state_detail) == ("unreadable", True)
+    assert {image.state for image in rows().values()} == {"ok"}
+
+
+def test_a_host_that_does_not_answer_is_unreachable_and_keeps_what_is_known(
+    host: Host, connection: "libvirt.virConnect", folder: Path
+) -> None:
+    pool_on(connection, folder)
+    scan(host)
+    host.refresh_from_db()
+    seen = host.last_seen
+    Host.objects.filter(pk=host.pk).update(port=1)
+    job = work("scan", host.pk)
+    assert (job.state, job.error_code) == ("failed", "host_unreachable")
+    host.refresh_from_db()
+    assert (host.status, host.last_seen) == ("unreachable", seen)
+    assert "refused" in host.status_detail
+    assert len(rows()) == 4
+
+
+def test_a_host_that_accepts_and_says_nothing_costs_its_time_limit_once(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libvirt_reader, "TIMEOUT", 2.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        Host.objects.filter(pk=host.pk).update(port=silent.getsockname()[1])
+        job = work("scan", host.pk)
+    assert (job.state, job.error_detail) == ("failed", "libvirt did not answer within 2 s.")
+    assert job.finished is not None
+    assert job.started is not None
+    assert (job.finished - job.started).total_seconds() < 4
+
+
+def test_a_server_whose_certificate_another_authority_signed_is_refused(
+    host: Host, settings: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    authority(tmp_path / "other")
+    shutil.copy(tmp_path / "other/cacert.pem", Path(settings.DATA_DIR) / "pki/far/cacert.pem")
+    job = work("scan", host.pk)
+    assert (job.state, job.error_code) == ("failed", "host_unreachable")
+    assert "ertificate" in job.error_detail
+
+
+def test_certificates_that_are_missing_or_open_to_others_are_named(host: Host, settings: Any) -> None:
+    folder = Path(settings.DATA_DIR) / "pki/far"
+    (folder / "clientkey.pem").chmod(0o644)
+    assert f"chmod 600 {folder}/clientkey.pem" in work("scan", host.pk).error_detail
+    (folder / "clientcert.pem").unlink()
+    assert "there is no clientcert.pem" in work("scan", host.pk).error_detail
+
+
+def test_a_certificate_for_all_hosts_is_taken_where_one_has_none_of_its_own(
+    host: Host, settings: Any, connection: "libvirt.virConnect", folder: Path
+) -> None:
+    pool_on(connection, folder)
+    pki = Path(settings.DATA_DIR) / "pki"
+    for file in (pki / "far").iterdir():
+        file.rename(pki / file.name)
+    (pki / "far").rmdir()
+    assert scan(host)["images"] == 4
+    host.slug = ""  # as while it is being registered
+    assert libvirt_reader.read(host) is not None
+
+
+def test_the_same_by_ssh_with_the_socket_forwarded(
+    libvirtd: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = libvirt.open(libvirtd)
+    pool = pool_on(local, folder, f"sa-test-{os.getpid()}")
+    try:
+        with sshd(tmp_path / "sshd") as server:
+            host = HostFactory.create(
+                slug="far", name="far", kind="libvirt", transport="ssh", address="127.0.0.1", port=server.port,
+                user="root", host_key=server.host_key, private_key_locked=secrets.lock(server.private_key),
+                capabilities={},
+            )  # fmt: skip
+            monkeypatch.setattr("storage_admin.jobs.runner.agent_command", None)
+            scan(host)
+        assert {"base.qcow2", "top.qcow2", "disk.img", "bare"} <= set(rows())
+        assert StoragePool.objects.get(host=host, name=pool.name()).images_count == 4
+    finally:
+        pool.destroy()
+        pool.undefine()
+        local.close()
+
+
+def test_a_scan_that_is_cancelled_leaves_the_one_before(
+    host: Host, connection: "libvirt.virConnect", folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool_on(connection, folder)
+    scan(host)
+    (folder / "disk.img").unlink()
+    real = libvirt_scan.without_an_agent
+
+    def cancelled(host: Host, *args: Any) -> Iterator[dict[str, Any]]:
+        Job.objects.filter(state="running").update(cancel_requested=True)
+        return real(host, *args)
+
+    monkeypatch.setattr(libvirt_scan, "without_an_agent", cancelled)
+    monkeypatch.setattr("storage_admin.jobs.recorder.INTERVAL", 0.0)
+    job = work("scan", host.pk)
+    assert job.state == "cancelled", said(job)
+    assert rows()["disk.img"].state == "ok"

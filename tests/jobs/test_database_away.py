@@ -1,0 +1,217 @@
+"""The database goes away and comes back: what is written then is written once, and nobody is taken for dead too soon.
+
+With a real PostgreSQL that is really stopped: ``tests/faults/test_database_away.py``.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.db import OperationalError, transaction
+from django.utils import timezone
+
+from storage_admin.jobs import claims, reaper, runner, services, tasks
+from storage_admin.jobs.heart import Heart
+from storage_admin.jobs.models import Job, JobLog
+from storage_admin.jobs.recorder import Recorder
+from tests.factories import ImageFactory, JobFactory
+from tests.jobs.test_running import POLITE, READY, done_by
+from tests.working import OPERATOR, said
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet", "no_hypervisor")]
+
+
+@pytest.fixture
+def job() -> Job:
+    image = ImageFactory.create(pool__host__slug="local")
+    return services.submit(OPERATOR, "reclaim", image.pk, {})
+
+
+@pytest.fixture
+def heart(monkeypatch: pytest.MonkeyPatch) -> Heart:
+    """A worker's heart that has not beaten yet."""
+    made = Heart()
+    monkeypatch.setattr(tasks, "heart", made)
+    monkeypatch.setattr(runner, "heart", made)
+    return made
+
+
+def reap_meanwhile(monkeypatch: pytest.MonkeyPatch, after: str) -> None:
+    """The reaper takes the worker for dead when its agent says these words."""
+    log = Recorder.log
+
+    def reaped(keeper: Recorder, text: str, *more: Any) -> None:
+        log(keeper, text, *more)
+        if text == after:
+            assert reaper.reap(timezone.now() + claims.LEASE + timedelta(seconds=1)) == 1
+
+    monkeypatch.setattr(Recorder, "log", reaped)
+
+
+def test_the_result_of_a_job_that_was_called_interrupted_too_soon_is_recorded(
+    monkeypatch: pytest.MonkeyPatch, job: Job
+) -> None:
+    reap_meanwhile(monkeypatch, "swapped")
+    job = done_by(monkeypatch, job, POLITE + 'say("log", text="swapped")\nsay("result", data=RESULT)')
+    assert (job.state, job.error_code, job.error_detail, job.needs_recovery) == ("succeeded", "", "", False)
+    assert (job.undo_state, job.locks.count()) == ("available", 0)
+    assert any("still at it" in line for line in said(job))
+
+
+def test_one_that_was_called_interrupted_before_is_not_let_go(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
+    reap_meanwhile(monkeypatch, "made")
+    program = READY.replace('say("ready"', 'say("log", text="made")\nsay("ready"')
+    job = done_by(monkeypatch, job, program)
+    assert (job.state, job.generation, job.needs_recovery, job.result) == ("interrupted", 2, True, None)
+
+
+def test_what_recovery_has_told_already_stays(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
+    taken = claims.claim(job.pk, "w")
+    assert taken is not None
+    reaper.reap(timezone.now() + claims.LEASE + timedelta(seconds=1))
+    Job.objects.filter(pk=job.pk).update(state="succeeded")
+    assert not claims.take_back(taken)
+    Job.objects.filter(pk=job.pk).update(state="interrupted", generation=3)
+    assert not claims.take_back(taken)
+
+
+def test_what_rewrites_nothing_is_not_taken_back() -> None:
+    scan = claims.claim(JobFactory.create().pk, "w")
+    assert scan is not None
+    reaper.reap(timezone.now() + claims.LEASE + timedelta(seconds=1))
+    assert not claims.take_back(scan)
+    scan.refresh_from_db()
+    assert scan.state == "interrupted"
+
+
+def failing_once(monkeypatch: pytest.MonkeyPatch, *, kept: bool) -> None:
+    """The next transaction of the recorder ends without an answer; what it wrote is there, or not."""
+    atomic, calls = transaction.atomic, list[int]()
+
+    @contextlib.contextmanager
+    def without_answer() -> Iterator[None]:
+        calls.append(1)
+        with atomic():
+            yield
+            if len(calls) == 1 and not kept:
+                raise OperationalError("the server closed the connection unexpectedly")
+        if len(calls) == 1:
+            raise OperationalError("the server closed the connection unexpectedly")
+
+    monkeypatch.setattr("storage_admin.jobs.recorder.transaction", SimpleNamespace(atomic=without_answer))
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_each_line_of_the_log_is_written_once(monkeypatch: pytest.MonkeyPatch, job: Job, kept: bool) -> None:
+    keeper = Recorder(job, {})
+    for text in ("one", "two"):
+        keeper.log(text)
+    failing_once(monkeypatch, kept=kept)
+    with pytest.raises(OperationalError):
+        keeper.flush()
+    keeper.log("three")
+    keeper.flush()
+    keeper.flush()
+    assert [line for line in said(job) if line in {"one", "two", "three"}] == ["one", "two", "three"]
+
+
+def test_a_key_from_an_attempt_that_came_to_nothing_is_not_used_again(
+    monkeypatch: pytest.MonkeyPatch, job: Job
+) -> None:
+    """By then it may be the key of somebody else's line."""
+    keeper = Recorder(job, {})
+    keeper.log("ours")
+    failing_once(monkeypatch, kept=False)
+    with pytest.raises(OperationalError):
+        keeper.flush()
+    theirs = JobLog.objects.create(job=JobFactory.create(), text="theirs")
+    keeper.flush()
+    theirs.refresh_from_db()
+    assert theirs.text == "theirs"
+    assert said(job)[-1] == "ours"
+
+
+def test_the_reaper_waits_until_every_worker_could_say_that_it_lives(heart: Heart) -> None:
+    image = ImageFactory.create()
+    lost = JobFactory.create(kind="reclaim", target=image, state="running", generation=1, heartbeat=None)
+    tasks.reap()
+    lost.refresh_from_db()
+    assert lost.state == "running"
+    heart._steady_since -= 2 * claims.HEARTBEAT_INTERVAL
+    tasks.reap()
+    lost.refresh_from_db()
+    assert lost.state == "interrupted"
+
+
+def test_a_recovery_that_was_cut_off_is_done_again_at_once() -> None:
+    image = ImageFactory.create()
+    JobFactory.create(kind="reclaim", target=image, state="interrupted", needs_recovery=True)
+    JobFactory.create(kind="recover", target=image.host, state="interrupted", finished=timezone.now())
+    reaper.recover_hosts()
+    assert Job.objects.filter(kind="recover", state="queued").count() == 1
+
+
+def test_a_heart_that_has_missed_beats_is_not_steady_at_once(heart: Heart) -> None:
+    assert not heart.is_beating()
+    heart.beat()
+    assert heart.is_beating()
+    assert not heart.is_steady()
+    heart._steady_since -= 2 * claims.HEARTBEAT_INTERVAL
+    assert heart.is_steady()
+    heart._beaten -= 3 * claims.HEARTBEAT_INTERVAL
+    assert not heart.is_steady()
+    heart.beat()
+    assert heart.is_beating()
+    assert not heart.is_steady()
+
+
+def away_for(seconds: float) -> Callable[[], None]:
+    """A write that fails until so many seconds have passed."""
+    until = time.monotonic() + seconds
+
+    def write() -> None:
+        if time.monotonic() < until:
+            raise OperationalError("the database is away")
+
+    return write
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "FINISH_PATIENCE", 0.2)
+    monkeypatch.setattr(runner, "FINISH_AGAIN", 0.05)
+    monkeypatch.setattr(runner, "connection", type("Kept", (), {"close": staticmethod(lambda: None)}))
+
+
+@pytest.mark.usefixtures("impatient")
+def test_the_end_of_a_job_is_written_however_long_the_database_is_away(heart: Heart) -> None:
+    runner._persist(away_for(1))
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_end_that_cannot_be_written_though_the_database_is_there_is_left_to_recovery(heart: Heart) -> None:
+    heart.beat()
+    with pytest.raises(OperationalError):
+        runner._persist(away_for(3))
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_worker_that_is_told_to_end_does_not_wait_for_the_database_for_ever(
+    monkeypatch: pytest.MonkeyPatch, heart: Heart
+) -> None:
+    monkeypatch.setattr(runner, "stopping", type("Set", (), {"is_set": staticmethod(lambda: True)}))
+    with pytest.raises(OperationalError):
+        runner._persist(away_for(3))
+
+
+def test_a_worker_ends_also_when_the_database_is_away(monkeypatch: pytest.MonkeyPatch, heart: Heart) -> None:
+    def away(**_: Any) -> None:
+        raise OperationalError("gone")
+
+    monkeypatch.setattr("storage_admin.jobs.heart.Worker.objects.filter", away)
+    monkeypatch.setattr("storage_admin.jobs.heart.close_old_connections", lambda: None)
+    heart.stop()
