@@ -1,6 +1,7 @@
 """The job kind ``scan``: a host's pools, guests and images as they are now."""
 
 from collections import Counter
+from contextlib import AbstractContextManager
 from typing import Any
 
 from django.db.models import Exists, OuterRef
@@ -113,6 +114,9 @@ class Scan(HostKind):
             if recorder.cancel_requested:
                 raise StoppedError(protocol.CANCELLED, "Cancelled; the scan before holds.")
         return {}
+
+    def turn(self) -> AbstractContextManager[object]:
+        return scanning.turn()
 
     def on_event(self, job: Job, event: dict[str, Any]) -> None:
         self._runs[job.pk].take(event)

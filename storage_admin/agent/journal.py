@@ -177,7 +177,7 @@ class Journal:
         for line in content.split(b"\n")[:-1]:
             try:
                 fields = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(fields, dict) and isinstance(fields.get("step"), str):
                 found.append(fields)

@@ -62,7 +62,7 @@ def add_ssh_host(actor: Actor, wanted: Wanted) -> Host:
 def add_libvirt_host(actor: Actor, name: str, address: str, port: object = None) -> Host:
     """Registers a host of which only libvirt can be asked, over TLS.
 
-    The certificates are libvirt's own, in their usual places (``/etc/pki``).
+    The certificates are in the data folder's ``pki``, or in libvirt's usual places (``/etc/pki``).
 
     Raises:
         As :func:`add_ssh_host`.

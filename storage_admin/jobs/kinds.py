@@ -1,6 +1,7 @@
 """What a kind of job is, and the table of them all."""
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime
@@ -183,6 +184,10 @@ class JobKind(ABC):
             ValueError: this kind does not know it either.
         """
         raise ValueError(f"{self.name} ({job.uid}) does not know the event {event['event']!r}")
+
+    def turn(self) -> AbstractContextManager[object]:
+        """Held while the end of a job is written; for kinds whose last transaction takes long."""
+        return nullcontext()
 
     @abstractmethod
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:

@@ -181,7 +181,8 @@ def _end_well(job: Job, kind: JobKind, recorder: Recorder, result: dict[str, Any
                 logger.warning("job %s was taken away before its result could be recorded", job.pk)
 
     try:
-        _persist(write)
+        with kind.turn():
+            _persist(write)
     except Exception as error:
         if isinstance(error, DATABASE_AWAY):
             raise

@@ -53,11 +53,11 @@ BROKEN = {
     "forgets a part": ('convert "$@"; qemu-io -f qcow2 -c "discard 0 64k" "$target"', "content differs"),
     "makes it larger": ('convert "$@"; qemu-img resize -q -f qcow2 "$target" 9M', "virtual_size"),
     "loses the options": (
-        'convert convert -O qcow2 -o cluster_size=2M "$source" "$target"',
+        'convert convert -U -O qcow2 -o cluster_size=2M "$source" "$target"',
         "cluster_size",
     ),
     "does not compress as asked": (
-        'convert convert -c -O qcow2 "$source" "$target"',
+        'convert convert -U -c -O qcow2 "$source" "$target"',
         "compression",
     ),
     "cuts the end off": ('convert "$@"; truncate -s -200k "$target"', "cannot be read"),
@@ -77,7 +77,7 @@ def test_a_convert_that_pulls_the_base_in_is_noticed(tmp_path: Path, image: Path
     overlay = image.parent / "overlay.qcow2"
     qemu_img("create", "-q", "-f", "qcow2", "-b", "vm.qcow2", "-F", "qcow2", overlay)
     write(overlay, 0x44, "2M", "3M")
-    script = 'convert convert -c -o compression_type=zstd -O qcow2 "$source" "$target"'
+    script = 'convert convert -U -c -o compression_type=zstd -O qcow2 "$source" "$target"'
     answer = with_broken_convert(tmp_path, overlay, script, image)
     assert answer.get("code") == "tool_failed", answer
     assert "backing_file" in str(answer["detail"])

@@ -7,7 +7,7 @@ import pytest
 from django.test import Client
 from rest_framework.test import APIClient
 
-from tests.factories import ImageFactory, JobFactory, TokenFactory, UserFactory, an_hour_ago
+from tests.factories import HostFactory, ImageFactory, JobFactory, TokenFactory, UserFactory, an_hour_ago
 
 STATUS = {"invalid": 400, "not_authenticated": 401, "forbidden": 403, "not_found": 404, "method_not_allowed": 405}
 
@@ -112,8 +112,16 @@ def test_a_method_that_does_not_work_names_those_that_do(admin: APIClient, metho
     assert "PATCH" in response.headers["Allow"]
 
 
-def test_hosts_cannot_be_added_yet_and_the_answer_says_so(admin: APIClient) -> None:
-    assert "cannot be added" in assert_error(admin.post("/api/v1/hosts/", {}, format="json"), "method_not_allowed")
+def test_a_host_whose_fields_are_wrong_is_told_each_of_them(admin: APIClient) -> None:
+    body = {"name": " ", "address": "-oProxyCommand=x", "user": "a b", "host_key": "x"}
+    assert_error(admin.post("/api/v1/hosts/", body, format="json"), "invalid", "name")
+    body["name"] = "hv1"
+    assert_error(admin.post("/api/v1/hosts/", body, format="json"), "invalid", "address", "user", "host_key")
+
+
+def test_this_machine_is_not_removed(admin: APIClient) -> None:
+    host = HostFactory.create(slug="local")
+    assert "stays" in assert_error(admin.delete(f"/api/v1/hosts/{host.pk}/"), "invalid")
 
 
 @pytest.mark.parametrize(

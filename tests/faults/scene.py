@@ -160,7 +160,8 @@ class Scene:
         if first.replaces:
             self.overlay.unlink()
         if first is not work:
-            assert ask(first.verb, self._args(first))["swapped"]
+            answer = ask(first.verb, self._args(first))
+            assert answer.get("swapped"), answer
 
         def request(**more: Any) -> tuple[str, dict[str, Any], str]:
             if work.first:

@@ -41,7 +41,8 @@ def test_work_that_is_stopped_ends_within_seconds_and_leaves_nothing(
         with trial:
             template, name = ways[trial.number % len(ways)]
             scene = Scene(trial.folder(tmp_path), template)
-            trial.note(f"{name} of {scene.form}", stop_in_the_middle(trial.rng, scene, scene.work(name), how))
+            trial.note(f"{name} of {scene.form}")
+            trial.note(stop_in_the_middle(trial.rng, scene, scene.work(name), how))
             scene.verify()
     assert not trials.all or trials.tally["stopped"] >= len(trials.numbers) // 4
 

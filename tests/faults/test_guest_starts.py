@@ -109,8 +109,8 @@ def test_a_guest_that_starts_at_a_random_moment_loses_no_write(
         with trial:
             template, name = ways[trial.number % len(ways)]
             scene = Scene(trial.folder(tmp_path), template)
-            work = scene.work(name)
-            trial.note(f"{name} of {scene.form}", start_a_guest(trial.rng, scene, work))
+            trial.note(f"{name} of {scene.form}")
+            trial.note(start_a_guest(trial.rng, scene, scene.work(name)))
             scene.recover()
             assert leftovers(scene.pool) <= {".sa-j1.journal", ".sa-j1.orig"}
     assert not trials.all or any(note.startswith("started") for note in trials.tally)

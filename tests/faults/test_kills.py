@@ -131,7 +131,8 @@ def test_kills_at_random_moments_leave_the_original_or_the_result(
         with trial:
             template, name = ways[trial.number % len(ways)]
             scene = Scene(trial.folder(tmp_path), template)
-            trial.note(name, kill_in_the_middle(trial.rng, scene, scene.work(name)))
+            trial.note(name)
+            trial.note(kill_in_the_middle(trial.rng, scene, scene.work(name)))
             scene.recover()
             scene.verify()
             trial.note("result" if scene.swapped else "original")

@@ -4,6 +4,7 @@ import functools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -96,7 +97,7 @@ def test_what_is_out_of_range_is_bad_input_and_nothing_runs(
 
 def test_containers_take_priorities_and_machines_weights(host: Host) -> None:
     machine = GuestFactory.create(host=host, kind="domain")
-    cases = [
+    cases: list[tuple[Guest, dict[str, Any]]] = [
         (container(host, "101"), {"weight": 500}),
         (machine, {"priority": 3}),
         (machine, {"disk": "vdz", "limits": {}}),

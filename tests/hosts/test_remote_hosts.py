@@ -168,7 +168,9 @@ def test_a_silent_network_ends_the_work(server: Sshd, tmp_path: Path) -> None:
         assert b"hello" in client.stdout.readline()
         client.send_signal(signal.SIGSTOP)
         agents = [
-            one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"][-1:] == [transport.remote_file()]
+            one
+            for one in psutil.process_iter(["cmdline"])
+            if (one.info["cmdline"] or [])[-1:] == [transport.remote_file()]
         ]
         assert agents
         _, alive = psutil.wait_procs(agents, timeout=60)

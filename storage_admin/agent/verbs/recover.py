@@ -111,8 +111,8 @@ def _folders(pool: Any, path: bytes, depth: int, seen: set[tuple[int, int]], io:
     """The pool's folder and those below it on the same filesystem, no link followed, each closed after its turn."""
     try:
         top = os.open(path, _FOLDER)
-    except OSError as error:
-        io.log(f"the storage pool {display(path)} cannot be opened: {error.strerror}", "warning")
+    except (OSError, ValueError) as error:
+        io.log(f"the storage pool {display(path)} cannot be opened: {error}", "warning")
         return
     yield from _walk(_Folder(pool, path, top, {}), os.fstat(top).st_dev, depth, seen, io)
 
