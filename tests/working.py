@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from images import refusals
-from images import watching
 from images.models import Image
 from images.scanning import ScanRun
+from images.watching import watchers
 from storage_admin.accounts.roles import SYSTEM, Actor, Role
 from storage_admin.hosts import libvirt_reader
 from storage_admin.hosts.models import Host, StoragePool
@@ -29,7 +29,7 @@ VIEWER = Actor("vera", Role.VIEWER)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """No heartbeat beside the test's transaction, and nobody to ring for: the test runs its jobs itself."""
     monkeypatch.setattr(heart, "start", lambda: None)
-    monkeypatch.setattr(watching.watchers, "attend", lambda host_ids: None)
+    monkeypatch.setattr(watchers, "attend", lambda host_ids: None)
     for module in (doorbell, runner):
         monkeypatch.setattr(module, "ring_now", lambda job_id: None)
 
