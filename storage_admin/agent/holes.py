@@ -10,27 +10,28 @@ import errno
 import fcntl
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Optional
 
 from storage_admin.agent.crew import Crew
 from storage_admin.agent.protocol import RefusedError
-from storage_admin.agent.zeros import zero_runs
+from storage_admin.agent.zeros import MOST_BYTES, zero_runs
 
 # linux/falloc.h
 _KEEP_SIZE, _PUNCH_HOLE = 0x1, 0x2
 # linux/fiemap.h: fm_start, fm_length, fm_flags, fm_mapped_extents, fm_extent_count, fm_reserved
 _FIEMAP, _FIEMAP_REQUEST = 0xC020660B, struct.Struct("=QQLLLL")
 
-#: Bytes that are read at once, and the most that one call lets go of: who waits at the door waits no longer than that.
-PIECE_BYTES = 4 << 20
+#: Bytes that a thread looks at before it is asked again, and the most that one call lets go of.
+PIECE_BYTES = MOST_BYTES
 RUN_BYTES = 64 << 20
 GAP_BYTES = 1 << 30
 #: Bytes behind a file's end in which blocks may be reserved: an extent of XFS is no longer.
 BEYOND_BYTES = 8 << 30
-#: Pieces for each thread that are looked at before their turn.
-AHEAD = 16
+#: Pieces for each thread that are looked at before their turn, and seconds that a step waits for its own.
+AHEAD = 4
+STEP_SECONDS = 0.02
 #: Block sizes that are worked with, and the one for filesystems that name a stranger one.
 _BLOCKS = frozenset(1 << bit for bit in range(9, 21))
 _USUAL_BLOCK = 4096
@@ -106,14 +107,14 @@ class Digger:
         return self._done
 
     def step(self, fd: int) -> int:
-        """Go through the next piece.
+        """Go through the next piece, if it is read within some milliseconds.
 
         Args:
             fd: descriptor of the file, open for reading and writing. Nobody else has the file open; between two steps
                 others may, with a :meth:`pause` before.
 
         Returns:
-            How many bytes were read.
+            How many bytes were read: none where the disk takes longer.
 
         Raises:
             RefusedError: ``unsupported_pool``; ``stale_plan``, where the file has become shorter.
@@ -125,6 +126,8 @@ class Digger:
             self._let_go_of_run(fd)
             self._let_go_beyond_end(fd)
             self._done = True
+            return 0
+        if not self._crew.is_ready(STEP_SECONDS):
             return 0
         read = 0
         for start, end, zeros in self._crew.take():
@@ -157,7 +160,7 @@ class Digger:
         """Data and the gaps between, up to a piece of data, a large gap, or a large number of either."""
         piece: list[_Stretch] = []
         read = gap = 0
-        while self._planned < self._file_size and read < self._piece_bytes and gap < PIECE_BYTES and len(piece) < 64:
+        while self._planned < self._file_size and read < self._piece_bytes and gap < MOST_BYTES and len(piece) < 64:
             start = self._planned
             if start >= self._data_end:
                 data = self._next_data(fd)
@@ -167,7 +170,7 @@ class Digger:
                     piece.append((start, self._planned, False))
                     continue
                 self._data_end = min(self._up(os.lseek(fd, data, os.SEEK_HOLE)), self._file_size)
-            self._planned = min(self._data_end, start + self._piece_bytes - read)
+            self._planned = min(self._data_end, start + self._piece_bytes - read, start + MOST_BYTES)
             read += self._planned - start
             piece.append((start, self._planned, True))
         return piece
@@ -220,9 +223,14 @@ class Digger:
         return -(-offset // self._block) * self._block
 
 
-def _look(fd: int, piece: Sequence[_Stretch], block: int) -> list[_Looked]:
-    """Where the data of a piece is zeros."""
-    return [(start, end, zero_runs(fd, start, end, block) if data else None) for start, end, data in piece]
+def _look(fd: int, piece: Sequence[_Stretch], block: int, is_wanted: Callable[[], bool]) -> list[_Looked]:
+    """Where the data of a piece is zeros; who waits at the door does not wait for all of it."""
+    looked: list[_Looked] = []
+    for start, end, data in piece:
+        if not is_wanted():
+            break
+        looked.append((start, end, zero_runs(fd, start, end, block, is_wanted) if data else None))
+    return looked
 
 
 def block_size(fd: int) -> int:

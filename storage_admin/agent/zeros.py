@@ -10,11 +10,14 @@ import ctypes
 import mmap
 import os
 import re
+from collections.abc import Callable
 
 from storage_admin.agent.protocol import RefusedError
 
-#: The longest stretch that can be looked at in one go, in bytes.
-MOST_BYTES = 4 << 20
+#: The longest stretch that is looked at in one go, and how much of it is read and compared at once, in bytes. To map
+#: and to take away again is what threads keep each other from: less of it is quicker.
+MOST_BYTES = 16 << 20
+PART_BYTES = 4 << 20
 # linux/mman.h, since Linux 5.14: have the pages read in, and say whether that could be done.
 _POPULATE_READ = 22
 _FAILED = ctypes.c_void_p(-1).value
@@ -31,14 +34,16 @@ _memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 #: Never written to, so that all of it is one page of the kernel's, which stays in the processor's nearest cache.
-_ZEROS = mmap.mmap(-1, MOST_BYTES, mmap.MAP_PRIVATE)
+_ZEROS = mmap.mmap(-1, PART_BYTES, mmap.MAP_PRIVATE)
 _ZEROS_AT = ctypes.addressof(ctypes.c_char.from_buffer(_ZEROS))
 
 
-def zero_runs(fd: int, start: int, end: int, block: int) -> list[tuple[int, int]]:
+def zero_runs(
+    fd: int, start: int, end: int, block: int, is_wanted: Callable[[], bool] = lambda: True
+) -> list[tuple[int, int]]:
     """The blocks of zeros in a stretch of a file.
 
-    The host's page cache belongs to the guests: what was not there, by its first and its last byte, does not stay.
+    The host's page cache belongs to the guests: of what was not there, nothing stays.
 
     Args:
         fd: descriptor of the file, open for reading and writing.
@@ -46,32 +51,47 @@ def zero_runs(fd: int, start: int, end: int, block: int) -> list[tuple[int, int]
         end: the same, or the file's end, where a rest that fills no block counts as one; at most :data:`MOST_BYTES`
             behind ``start``.
         block: in bytes, a power of two and at most 1 MiB.
+        is_wanted: asked for every :data:`PART_BYTES` whether to go on.
 
     Returns:
-        From and to which byte of the file, in order.
+        From and to which byte of the file, in order; what touches may come as two.
 
     Raises:
         RefusedError: ``stale_plan``, where the file ends before ``end``.
         OSError: it cannot be read.
     """
-    page = start - start % mmap.PAGESIZE
-    mapped = _mmap(None, end - page, mmap.PROT_READ, mmap.MAP_PRIVATE, fd, page)
+    first = start - start % mmap.PAGESIZE
+    mapped = _mmap(None, end - first, mmap.PROT_READ, mmap.MAP_PRIVATE, fd, first)
+    found: list[tuple[int, int]] = []
+    brought: list[int] = []
     try:
-        cached = _in_memory(fd, start) and _in_memory(fd, end - 1)
-        if not cached:
-            os.posix_fadvise(fd, start, end - start, os.POSIX_FADV_WILLNEED)
-        # Memory that cannot be read would end the process; so it is read in first, where that is an answer.
-        if mapped != _FAILED and not _madvise(mapped, end - page, _POPULATE_READ):
-            found = _runs(mapped + start - page, end - start, block)
-        else:  # an older kernel, a disk with an error, a shorter file: reading tells
-            copy = _copied(fd, start, end - start)
-            found = _runs(ctypes.addressof(copy), end - start, block)
+        for part in range(start, end, PART_BYTES):
+            if not is_wanted():
+                break
+            length = min(PART_BYTES, end - part)
+            if not (_in_memory(fd, part) and _in_memory(fd, part + length - 1)):
+                os.posix_fadvise(fd, part, length, os.POSIX_FADV_WILLNEED)
+                brought.append(part)
+            address = None if mapped == _FAILED else mapped + part - first
+            found += [(part + begin, part + after) for begin, after in _runs_of(fd, address, part, length, block)]
     finally:
         if mapped != _FAILED:
-            _munmap(mapped, end - page)
-    if not cached:
-        os.posix_fadvise(fd, start, end - start, os.POSIX_FADV_DONTNEED)
-    return [(start + first, start + after) for first, after in found]
+            _munmap(mapped, end - first)
+    for part in brought:
+        os.posix_fadvise(fd, part, min(PART_BYTES, end - part), os.POSIX_FADV_DONTNEED)
+    return found
+
+
+def _runs_of(fd: int, address: int | None, start: int, length: int, block: int) -> list[tuple[int, int]]:
+    """Where blocks of zeros are in a part of a file that is mapped there, or could not be mapped."""
+    if address is not None:
+        within = address % mmap.PAGESIZE
+        # Memory that cannot be read would end the process; so it is read in first, where that is an answer.
+        if not _madvise(address - within, length + within, _POPULATE_READ):
+            return _runs(address, length, block)
+    # An older kernel, a disk with an error, a shorter file: reading tells.
+    copy = _copied(fd, start, length)
+    return _runs(ctypes.addressof(copy), length, block)
 
 
 def _in_memory(fd: int, offset: int) -> bool:

@@ -120,7 +120,10 @@ def test_what_was_seen_before_a_pause_does_not_count_after_it(disk: Path) -> Non
     path.write_bytes(b"x" * BLOCK + bytes(30 << 20) + b"x" * BLOCK)
     fd = os.open(path, os.O_RDWR)
     with contextlib.closing(holes.Digger(os.fstat(fd).st_size, holes.block_size(fd), at_once=4)) as digger:
-        digger.step(fd)  # the zeros are seen by now, and more may follow them
+        while not digger.position:
+            digger.step(fd)
+        assert digger.position == BLOCK  # the zeros are seen by now, and more may follow them
+        assert digger.dug == 0
         digger.pause()
         path_content = os.urandom(30 << 20)
         os.pwrite(fd, path_content, BLOCK)

@@ -85,6 +85,22 @@ def test_a_single_byte_in_mebibytes_of_zeros_is_seen(way: str, file: int, odd: i
         assert all(end <= block or begin >= block + 4096 for begin, end in runs)
 
 
+def test_a_stretch_of_several_parts_is_looked_at_to_its_end(way: str, file: int) -> None:
+    os.ftruncate(file, 14 * MIB)
+    for place in (0, 5 * MIB + 4096, 9 * MIB, 14 * MIB - 1):
+        os.pwrite(file, b"x", place)
+    runs = zeros.zero_runs(file, 0, 14 * MIB, 4096)
+    held = {block for block in range(0, 14 * MIB, 4096) if not any(begin <= block < end for begin, end in runs)}
+    assert held == {0, 5 * MIB + 4096, 9 * MIB, 14 * MIB - 4096}
+
+
+def test_who_is_not_wanted_any_more_stops_after_a_part(way: str, file: int) -> None:
+    os.ftruncate(file, zeros.MOST_BYTES)
+    answers = iter([True, True, False])
+    runs = zeros.zero_runs(file, 0, zeros.MOST_BYTES, 4096, lambda: next(answers))
+    assert sum(end - begin for begin, end in runs) == 2 * zeros.PART_BYTES
+
+
 def test_what_is_only_in_memory_counts(way: str, file: int) -> None:
     os.pwrite(file, bytes(2 * MIB), 0)
     os.fsync(file)

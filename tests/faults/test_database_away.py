@@ -128,9 +128,6 @@ def site() -> Iterator[Site]:
             host = rest.get("hosts/")["results"][0]["id"]
             rest.post("pools/", {"host": host, "path": str(folder / "pool")}, expect=201)
             yield Site(database, rest, folder, dashboard.daemon.said)
-            t0 = time.monotonic(); n = len(dashboard.daemon.said())
-            dashboard.daemon.stop()
-            print("TEARDOWN", time.monotonic() - t0, dashboard.daemon.said()[n:])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -51,7 +51,7 @@ def host(live_worker: LiveWorker, pool: Path) -> Host:
 def test_a_row_is_true_soon_after_its_worker_or_agent_was_killed(
     host: Host, pool: Path, tmp_path: Path, live_worker: LiveWorker, by_format: dict[str, list[Path]]
 ) -> None:
-    trials, waited = Trials("F1", "kills of a worker, its agent or both", part=1 / 50, patience=2), [0.0]
+    trials, waited = Trials("F1", "kills of a worker, its agent or both", part=1 / 100, patience=2), [0.0]
     for trial in trials:
         with trial:
             kind, options = WAYS[trial.number % len(WAYS)]
