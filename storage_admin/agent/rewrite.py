@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from storage_admin.agent import attributes, formats, links, qemu_img, space
+from storage_admin.agent import attributes, cgroups, formats, links, qemu_img, space
 from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.formats.facts import Facts, UnreadableError
 from storage_admin.agent.journal import file_name
@@ -181,7 +181,9 @@ class Rewrite:
         """
         self.folder, self.name = self.recipe.place(self)
         try:
-            return self._run()
+            image, wish = self.chain.image.fd, self.wish
+            with cgroups.limited(self.io, image, idle=wish.idle_io, bandwidth=wish.bandwidth):
+                return self._run()
         finally:
             os.close(self.folder)
 
