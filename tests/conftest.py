@@ -2,7 +2,12 @@
 
 import os
 
+import hypothesis
 import pytest
+
+# How long an example takes says something of the machine, not of the code.
+hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("patient")
 
 pytest_plugins = ["tests.harness.fixtures", "tests.working"]
 
