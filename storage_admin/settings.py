@@ -254,6 +254,8 @@ CELERY_RESULT_BACKEND_TRANSPORT_OPTIONS = _VISIBILITY
 CELERY_VISIBILITY_TIMEOUT = _VISIBILITY["visibility_timeout"]
 CELERY_TIMEZONE = "UTC"
 CELERY_BEAT_SCHEDULER = "django_celery_beat.schedulers:DatabaseScheduler"
+# When it rang last is written after each few rings, some ten seconds, so that others can tell whether it works.
+CELERY_BEAT_SYNC_EVERY = 4
 CELERY_BEAT_SCHEDULE = {
     "reap": {"task": "storage_admin.jobs.tasks.reap", "schedule": 10.0},
     "sweep": {"task": "storage_admin.jobs.tasks.sweep", "schedule": 15.0},

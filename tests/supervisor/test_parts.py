@@ -84,10 +84,10 @@ def test_parts_that_start_at_once_make_the_tables_once_and_work_together(site: S
         told = site.manage("web0", "healthy", "web", **listening, ALLOWED_HOSTS="storage.example.org")
         assert told.stderr.strip() == "CommandError: the web server answers 400", "it has another name"
         assert site.manage("worker", "healthy", "worker").returncode == 0
-        assert scheduler.process.poll() is None
+        scheduler.wait_for(
+            lambda: site.manage("scheduler", "healthy", "scheduler").returncode == 0, 90, "it has written that it rang"
+        )
         assert (worker.stop(), scheduler.stop()) == (0, 0)
-        # It writes down every few minutes, and at its end, when it rang last.
-        assert site.manage("scheduler", "healthy", "scheduler").returncode == 0
         gone = site.manage("worker", "healthy", "worker")
         assert (gone.returncode, gone.stderr.strip()) == (1, "CommandError: no worker has been heard of lately")
         # The web server is well; that a worker is missing it tells those who ask for all.

@@ -18,8 +18,8 @@ from django_celery_beat.models import PeriodicTask
 from storage_admin.jobs import routing
 from storage_admin.supervisor import checks
 
-#: The scheduler rings every few seconds, and writes every three minutes when it did.
-SCHEDULER_SILENCE = timedelta(minutes=7)
+#: The scheduler rings every few seconds, and writes after each few rings when it did.
+SCHEDULER_SILENCE = timedelta(minutes=2)
 
 
 class Command(BaseCommand):
