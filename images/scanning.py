@@ -4,9 +4,7 @@ Rows are written in batches as they come; a new image is not listed, and nothing
 transaction (:meth:`ScanRun.finish`). A scan that dies on the way leaves what the last whole one found.
 """
 
-import threading
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -39,16 +37,6 @@ SCANNED_OF_POOL = (
     "state", "state_detail", "last_scanned", "capacity_bytes", "available_bytes", "filesystem", "network", "shared_key",
     "fs_key", "kind", "others_count", "others_bytes", "undo_bytes", "owners_unknown",
 )  # fmt: skip
-
-
-_one_at_a_time = threading.RLock()
-
-
-def turn() -> AbstractContextManager[object]:
-    """Held while a scan writes. SQLite gives its lock to whoever asks in the right moment, and of thirty scans that end
-    at once some would wait for longer than anybody waits; PostgreSQL needs no turns.
-    """
-    return _one_at_a_time if connection.vendor == "sqlite" else nullcontext()
 
 
 @dataclass
@@ -94,8 +82,7 @@ class ScanRun:
                 self._batch.append(scan_rows.row_of(event, self.job.pk, self.stamp))
                 self.images_read += 1
                 if len(self._batch) >= BATCH:
-                    with turn():
-                        self._write_batch()
+                    self._write_batch()
                     self._batch.clear()
             case "host":
                 self.host_facts = event

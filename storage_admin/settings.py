@@ -141,7 +141,7 @@ WORKER_HOST = env.str("STORAGE_ADMIN_WORKER_HOST", default="")
 LOCAL_MACHINE = env.bool("STORAGE_ADMIN_LOCAL", default=True)
 DATABASES = {"default": env.db_url("DATABASE_URL", default=f"sqlite:///{DATA_DIR / 'db.sqlite3'}")}
 if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
-    DATABASES["default"]["OPTIONS"] = SQLITE_OPTIONS
+    DATABASES["default"] |= {"ENGINE": "storage_admin.sqlite", "OPTIONS": SQLITE_OPTIONS}
 else:
     DATABASES["default"].update({"CONN_MAX_AGE": 60, "CONN_HEALTH_CHECKS": True})
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

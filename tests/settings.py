@@ -15,7 +15,7 @@ from storage_admin.settings import DATA_DIR, DATABASES, STORAGES
 
 DATA_DIR.mkdir(parents=True, exist_ok=True, mode=0o700)
 (DATA_DIR / "static").mkdir(exist_ok=True)
-if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
+if DATABASES["default"]["ENGINE"].endswith("sqlite"):
     # A file, as in real life: threads and processes of a test then see one database.
     DATABASES["default"]["TEST"] = {"NAME": str(DATA_DIR / "test.sqlite3")}
 

@@ -73,7 +73,9 @@ class Reclaim(Rewriting):
         if method == "compress":
             asked["compression"] = job.options["compression"]
         if method != "in_place" and estimates.is_bound(image):
-            asked["predicted_high"] = estimates.predicted(image, method).high
+            # With auto the agent has the last word on which compression: then the bound is one that holds for each.
+            named = asked.get("compression", "auto")
+            asked["predicted_high"] = estimates.predicted(image, method, "" if named == "auto" else named).high
         return asked
 
 
@@ -108,7 +110,8 @@ _SENTENCES = {
 
 
 def _fits(image: Image, method: str, options: dict[str, Any]) -> bool:
-    high = estimates.predicted(image, method).high
+    compression = chosen_compression(image, options["compression"]) if method == "compress" else ""
+    high = estimates.predicted(image, method, compression).high
     scratch = high if high is not None else image.allocated_size
     lasting = space.lasting_bytes(scratch, image.allocated_size, goes=not options.get("undo_hours"))
     need = space.Need(image.host_id, scratch, lasting)

@@ -1,7 +1,6 @@
 """The job kind ``scan``: a host's pools, guests and images as they are now."""
 
 from collections import Counter
-from contextlib import AbstractContextManager
 from typing import Any
 
 from django.db.models import Exists, OuterRef
@@ -44,6 +43,7 @@ class Scan(HostKind):
     description = "Reads which images and guests the host has now. Nothing on the host is changed."
     verb = "scan"
     single = True
+    share = 0.8
 
     def __init__(self) -> None:
         self._runs: dict[int, ScanRun] = {}
@@ -114,9 +114,6 @@ class Scan(HostKind):
             if recorder.cancel_requested:
                 raise StoppedError(protocol.CANCELLED, "Cancelled; the scan before holds.")
         return {}
-
-    def turn(self) -> AbstractContextManager[object]:
-        return scanning.turn()
 
     def on_event(self, job: Job, event: dict[str, Any]) -> None:
         self._runs[job.pk].take(event)

@@ -17,6 +17,8 @@ HEARTBEAT_INTERVAL = 10.0
 #: A job without a heartbeat for so long has lost its worker. It is longer than the silence after which the agent ends
 #: by itself: a job that is called interrupted has no agent at work any more.
 LEASE = timedelta(seconds=protocol.SILENCE_LIMIT + HEARTBEAT_INTERVAL)
+#: Jobs that this process carries at once; a worker says it when it starts.
+threads = 32
 
 
 def claim(job_id: int, worker: str) -> Job | None:
@@ -35,7 +37,7 @@ def claim(job_id: int, worker: str) -> Job | None:
         return None
     # Outside of the transaction, because a hypervisor may take its time; nobody is asked for a job that has no slot.
     kind = kinds.get(job.kind)
-    wait = kind.must_wait(job, ask=False) or (None if _must_wait(job) else kind.must_wait(job, ask=True))
+    wait = kind.must_wait(job, ask=False) or (None if _must_wait(job, worker) else kind.must_wait(job, ask=True))
     if wait is not None:
         park(job, wait)
         return None
@@ -45,7 +47,7 @@ def claim(job_id: int, worker: str) -> Job | None:
             return None
         # On PostgreSQL the host's row orders the claims; SQLite's immediate transaction does it by itself.
         Host.objects.select_for_update().get(pk=job.host_id)
-        if waiting_for := _must_wait(job):
+        if waiting_for := _must_wait(job, worker):
             if waiting_for != job.waiting_for:
                 Job.objects.filter(pk=job.pk, state=Job.State.QUEUED).update(waiting_for=waiting_for)
             return None
@@ -68,12 +70,17 @@ def _leave(job: Job) -> None:
         Job.objects.filter(pk=job.pk, state=Job.State.QUEUED).update(waiting_for=waiting_for)
 
 
-def _must_wait(job: Job) -> str:
+def _must_wait(job: Job, worker: str) -> str:
+    kind = kinds.get(job.kind)
     running = Job.objects.filter(host=job.host_id, state=Job.State.RUNNING)
     if job.rewrites and running.filter(rewrites=True).count() >= job.host.max_jobs:
         return f"a free slot on {job.host.name} ({job.host.max_jobs} rewriting at once)"
-    if kinds.get(job.kind).single and running.filter(kind=job.kind).exists():
+    if kind.single and running.filter(kind=job.kind).exists():
         return f"the {job.kind} at work on {job.host.name}"
+    if kind.share < 1:
+        most = max(1, int(threads * kind.share))
+        if Job.objects.filter(state=Job.State.RUNNING, worker=worker, kind=job.kind).count() >= most:
+            return f"one of the {most} {job.kind} jobs at work on other hosts"
     return ""
 
 

@@ -1,7 +1,6 @@
 """What a kind of job is, and the table of them all."""
 
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime
@@ -73,6 +72,9 @@ class JobKind(ABC):
     rewrites: ClassVar[bool] = False
     #: At most one of its kind at work per host; a queued one is returned instead of queueing another.
     single: ClassVar[bool] = False
+    #: The most of a worker's threads that jobs of this kind may have: what starts by itself on every host at once must
+    #: not keep a job waiting that somebody has asked for.
+    share: ClassVar[float] = 1.0
     #: From where to where each of the agent's stages brings the whole job, in percent; unknown stages do not move it.
     stages: ClassVar[dict[str, tuple[float, float]]] = {}
     #: JSON Schema of each option, with its default.
@@ -184,10 +186,6 @@ class JobKind(ABC):
             ValueError: this kind does not know it either.
         """
         raise ValueError(f"{self.name} ({job.uid}) does not know the event {event['event']!r}")
-
-    def turn(self) -> AbstractContextManager[object]:
-        """Held while the end of a job is written; for kinds whose last transaction takes long."""
-        return nullcontext()
 
     @abstractmethod
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:

@@ -181,8 +181,7 @@ def _end_well(job: Job, kind: JobKind, recorder: Recorder, result: dict[str, Any
                 logger.warning("job %s was taken away before its result could be recorded", job.pk)
 
     try:
-        with kind.turn():
-            _persist(write)
+        _persist(write)
     except Exception as error:
         if isinstance(error, DATABASE_AWAY):
             raise
@@ -232,6 +231,10 @@ def _persist(write: Callable[[], None]) -> None:
 
 
 def _ring_next(job: Job) -> None:
-    waiting = Job.objects.filter(host=job.host_id, state=Job.State.QUEUED, parked_at=None).exclude(waiting_for="")
-    for next_id in waiting.order_by("id").values_list("pk", flat=True)[:5]:
+    waiting = Job.objects.filter(state=Job.State.QUEUED, parked_at=None).exclude(waiting_for="").order_by("id")
+    ids = list(waiting.filter(host=job.host_id).values_list("pk", flat=True)[:5])
+    if kinds.get(job.kind).share < 1:
+        # Its place is free for one of any host.
+        ids += waiting.filter(kind=job.kind).exclude(pk__in=ids).values_list("pk", flat=True)[:2]
+    for next_id in ids:
         ring_now(next_id)

@@ -8,7 +8,7 @@ from celery.contrib.django.task import DjangoTask
 from celery.signals import celeryd_after_setup, worker_ready, worker_shutdown, worker_shutting_down
 from django.db import Error, connection
 
-from storage_admin.jobs import reaper, routing, runner
+from storage_admin.jobs import claims, reaper, routing, runner
 from storage_admin.jobs.heart import heart
 
 logger = logging.getLogger(__name__)
@@ -49,6 +49,7 @@ def _take_post(instance: Any, **_kwargs: Any) -> None:
     finally:
         connection.close()
     instance.app.amqp.queues.select(routing.post().queues)
+    claims.threads = instance.concurrency
 
 
 @worker_ready.connect

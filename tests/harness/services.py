@@ -126,7 +126,7 @@ class PostgresServer(Daemon):
 
 def database_url(database: Mapping[str, Any]) -> str:
     """``DATABASE_URL`` for a process that is to use the same database as this connection's settings."""
-    if database["ENGINE"].endswith("sqlite3"):
+    if database["ENGINE"].endswith("sqlite"):
         return f"sqlite:///{database['NAME']}"
     user, password = database.get("USER") or "", database.get("PASSWORD") or ""
     host, port = str(database.get("HOST") or ""), database.get("PORT") or ""

@@ -8,10 +8,11 @@ from django.utils import timezone
 
 from images import estimates, tasks
 from images.kinds.analyze import Sample
+from images.kinds.reclaim import Reclaim
 from images.models import Image
 from storage_admin.jobs.models import Job
 from tests.agent.harness import make_image, write
-from tests.factories import HostFactory, ImageFactory
+from tests.factories import HostFactory, ImageFactory, JobFactory
 from tests.working import OPERATOR, image_at, run, said, scan, this_machine, work
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor")]
@@ -91,6 +92,19 @@ def test_a_full_analysis_says_what_each_method_would_win_with_a_bound(tmp_path: 
     for compression in ("zlib", "zstd"):
         one = estimates.predicted(image, "compress", compression)
         assert (usual.low or 0) <= (one.low or 0) <= (one.high or 0) <= (usual.high or 0)
+
+
+def test_the_space_check_of_a_named_compression_rests_on_what_was_measured_of_it(tmp_path: Path) -> None:
+    make_image(tmp_path / "a.qcow2")
+    scan(this_machine(tmp_path))
+    for compression, other in (("zlib", "zstd"), ("zstd", "zlib")):
+        work("analyze", image_at(tmp_path / "a.qcow2").pk, OPERATOR, mode="full", compression=compression)
+        image = image_at(tmp_path / "a.qcow2")
+        measured, sampled = (estimates.predicted(image, "compress", name).high or 0 for name in (compression, other))
+        assert measured < sampled, "a sample is no bound: at worst nothing becomes smaller"
+        for asked, bound in ((compression, measured), (other, sampled), ("auto", max(measured, sampled))):
+            job = JobFactory.build(options={"method": "compress", "compression": asked}, plan={})
+            assert Reclaim().asked(image, [], job)["predicted_high"] == bound
 
 
 def test_a_raw_image_has_no_number_for_what_it_cannot_be(tmp_path: Path) -> None:

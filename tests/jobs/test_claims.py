@@ -8,7 +8,7 @@ import pytest
 from django.db import InterfaceError, OperationalError, connection
 from django.utils import timezone
 
-from storage_admin.jobs import claims
+from storage_admin.jobs import claims, runner
 from storage_admin.jobs.heart import Heart
 from storage_admin.jobs.models import Job, ResourceLock
 from tests.factories import HostFactory, ImageFactory, JobFactory, ResourceLockFactory
@@ -55,6 +55,36 @@ def test_of_twenty_rewrites_at_once_a_host_starts_as_many_as_it_may() -> None:
     assert Job.objects.filter(state="running").count() == 3
     waiting = set(Job.objects.filter(state="queued").values_list("waiting_for", flat=True))
     assert waiting == {f"a free slot on {host.name} (3 rewriting at once)"}
+
+
+@pytest.mark.django_db
+def test_what_starts_by_itself_leaves_threads_for_what_somebody_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rung: list[int] = []
+    monkeypatch.setattr(runner, "ring_now", rung.append)
+    monkeypatch.setattr(claims, "threads", 16)
+    samples = [JobFactory.create(kind="sample", target=HostFactory.create()) for _ in range(7)]
+    taken = [claims.claim(job.pk, "worker") for job in samples]
+    assert [job is not None for job in taken] == [True] * 4 + [False] * 3
+    samples[-1].refresh_from_db()
+    assert samples[-1].waiting_for == "one of the 4 sample jobs at work on other hosts"
+    assert claims.claim(samples[4].pk, "another worker") is not None, "which has threads of its own"
+    asked = JobFactory.create(kind="reclaim", target=ImageFactory.create())
+    assert claims.claim(asked.pk, "worker") is not None
+    assert taken[0] is not None
+    assert claims.finish(taken[0], "succeeded")
+    runner._ring_next(taken[0])
+    assert rung == [samples[5].pk, samples[6].pk], "the place is free for any host's"
+    assert claims.claim(samples[5].pk, "worker") is not None
+    assert claims.claim(samples[6].pk, "worker") is None
+
+
+@pytest.mark.django_db
+def test_a_worker_with_one_thread_samples_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "threads", 1)
+    job = JobFactory.create(kind="sample", target=HostFactory.create())
+    assert claims.claim(job.pk, "worker") is not None
 
 
 @pytest.mark.django_db

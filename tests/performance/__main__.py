@@ -5,6 +5,7 @@ import importlib
 import shutil
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 
 from tests.harness.services import RedisServer
@@ -33,8 +34,12 @@ def main() -> int:
                 print(f"measuring: {name} …", file=sys.stderr, flush=True)
                 # Models can be imported only now that Django is set up.
                 part = importlib.import_module(f"tests.performance.{name}")
-                rows += part.measure(folder)
                 notes += part.NOTES
+                try:
+                    rows += part.measure(folder)
+                except Exception as error:  # noqa: BLE001 (what the other parts measured is worth an hour)
+                    traceback.print_exc()
+                    rows.append(report.Row(f"{name}: broke off", "", "", repr(error)[:200], "an end", reached=False))
         where = report.machine(folder)
         print(report.table(rows), "", where, sep="\n")
         if not given.part:
