@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -80,9 +81,13 @@ def test_somebody_who_swaps_folders_for_links_never_gets_the_secret_read(pool: P
 
     swapper = threading.Thread(target=swap)
     swapper.start()
-    seen = set()
+    seen: set[bytes] = set()
+    # Which of the two is found is a matter of luck and of the machine's load: until both were, and often.
+    wanted, until = {b"below", b"RefusedError"}, time.monotonic() + 60
+    tries = 0
     try:
-        for _ in range(1000):
+        while tries < 1000 or (not wanted <= seen and time.monotonic() < until):
+            tries += 1
             try:
                 seen.add(content(pool, pool / "sub" / "disk"))
             except (RefusedError, FileNotFoundError, NotADirectoryError) as error:
@@ -91,7 +96,7 @@ def test_somebody_who_swaps_folders_for_links_never_gets_the_secret_read(pool: P
         over.set()
         swapper.join()
     assert b"secret" not in seen
-    assert {b"below", b"RefusedError"} <= seen
+    assert wanted <= seen
 
 
 def test_shows_any_bytes_as_text_that_harms_nobody() -> None:

@@ -10,6 +10,7 @@ from django.utils import timezone
 from pytest_django import Settings
 
 from images.tasks import look_at_guests, look_at_guests_of
+from images.watching import watchers
 from storage_admin.agent.protocol import HostError
 from storage_admin.hosts import libvirt_control, libvirt_uri, machine, transport
 from storage_admin.hosts.models import Host
@@ -146,6 +147,8 @@ def test_guests_are_looked_at_by_the_worker_of_their_host(
         rung.append((look_at_guests_of.name, args[0], queue))
 
     monkeypatch.setattr(libvirt_control, "states", states)
+    # Nobody listens to libvirt in a thread that outlives the test.
+    monkeypatch.setattr(watchers, "attend", lambda host_ids: None)
     monkeypatch.setattr(look_at_guests_of, "apply_async", apply_async)
     hosts = [an_ssh_host(slug) for slug in ("a", "b")]
     for host in hosts:
