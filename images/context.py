@@ -21,6 +21,11 @@ ENTRIES = (
 )
 
 
+def active_jobs() -> int:
+    """How many jobs are queued or at work."""
+    return Job.objects.filter(state__in=Job.ACTIVE).count()
+
+
 def sidebar(request: HttpRequest) -> dict[str, Any]:
     """The frame's entries and rights; nothing where nobody is signed in or only a fragment is asked for."""
     user = getattr(request, "user", None)
@@ -31,4 +36,4 @@ def sidebar(request: HttpRequest) -> dict[str, Any]:
     if getattr(request, "htmx", False):
         return rights
     entries = [entry for entry in ENTRIES if role >= entry[3]]
-    return rights | {"sidebar_entries": entries, "active_jobs": Job.objects.filter(state__in=Job.ACTIVE).count()}
+    return rights | {"sidebar_entries": entries, "active_jobs": active_jobs()}

@@ -8,16 +8,17 @@ from django.http import HttpRequest
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema_field
 
+from images import shared_storages
 from images.models import Image
 from images.selectors import ORDERINGS, at_least, at_most, of_host, ordered, with_text
 from storage_admin.accounts.authentication import actor_of
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.filters import HostFilter, PoolFilter, RowFilter, WholeNumberFilter
-from storage_admin.hosts.models import Host
+from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.selectors import in_scope
 
 #: What a scan may find an image to be.
-FORMATS = ("qcow2", "raw", "vmdk", "vdi", "vpc", "vhdx", "qed", "luks", "parallels", "unknown")
+FORMATS = ("qcow2", "raw", "vmdk", "vdi", "vpc", "vhdx", "qed", "luks", "parallels", "subvol", "unknown")
 
 #: What a guest may be doing: libvirt's words, then Proxmox VE's.
 GUEST_STATES = (
@@ -37,7 +38,7 @@ class ImageFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untype
     """Filters, search and order of the list of images."""
 
     host = HostFilter(method="by_host")
-    pool = PoolFilter()
+    pool = PoolFilter(method="by_pool")
     guest = RowFilter(queryset=_guests, method="by_guest", label="Id of a guest.")
     format = django_filters.ChoiceFilter(choices=[(name, name) for name in FORMATS])
     state = django_filters.ChoiceFilter(choices=Image.State.choices)
@@ -57,6 +58,10 @@ class ImageFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untype
 
     def by_host(self, rows: QuerySet[Image], _name: str, host: Host) -> QuerySet[Image]:
         return rows.filter(of_host(host.pk))
+
+    @extend_schema_field(OpenApiTypes.INT64)
+    def by_pool(self, rows: QuerySet[Image], _name: str, pool: StoragePool) -> QuerySet[Image]:
+        return rows.filter(pool=shared_storages.listed_in(pool))
 
     @extend_schema_field(OpenApiTypes.INT64)
     def by_guest(self, rows: QuerySet[Image], _name: str, guest: Guest) -> QuerySet[Image]:

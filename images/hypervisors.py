@@ -4,13 +4,13 @@ from dataclasses import dataclass, replace
 
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.guests.models import Guest
-from storage_admin.hosts import asking, openvz, proxmox_hosts, transport
+from storage_admin.hosts import asking, openvz, proxmox_alone, proxmox_hosts, transport
 from storage_admin.hosts.guest_facts import GuestFacts
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.proxmox import conffiles
 from storage_admin.hosts.proxmox.merging import merged
 from storage_admin.hosts.proxmox.reader import ProxmoxFacts
-from storage_admin.hosts.proxmox.volumes import own_id
+from storage_admin.hosts.proxmox.volumes import own_id, place
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,14 @@ class Told:
         kinds: of guests that it has; all of these kinds on the host are among ``guests``.
         unknown: why it is not known which image each of them uses; empty where it is.
         answered: whether it told of any; else what was known of its guests stays.
+        proxmox: all that a node of Proxmox VE told.
     """
 
     kinds: tuple[str, ...]
     guests: tuple[GuestFacts, ...] = ()
     unknown: str = ""
     answered: bool = True
+    proxmox: ProxmoxFacts | None = None
 
 
 def ask(host: Host) -> list[Told]:
@@ -79,7 +81,7 @@ def containers_of(host: Host) -> Told:
 def _facts(host: Host) -> ProxmoxFacts:
     """By the node's files, with what its API tells laid over them where there is a token."""
     if host.transport == Host.Transport.API:
-        facts = proxmox_hosts.facts_of(host, configs=True)
+        facts = proxmox_hosts.facts_of(host, configs=True, folders=True)
     else:
         facts = conffiles.read(asking.ask(host, "pve", {}))
         if host.token_id:
@@ -91,7 +93,7 @@ def _facts(host: Host) -> ProxmoxFacts:
 
 def is_by_api(host: Host) -> bool:
     """Whether nothing but the API of Proxmox VE can be asked about a host."""
-    return host.transport == Host.Transport.API
+    return proxmox_alone.is_alone(host)
 
 
 def guests_by_api(host: Host) -> Told:
@@ -118,13 +120,18 @@ def _proxmox(host: Host) -> Told:
     except (HostError, RefusedError) as error:
         return Told(kinds, unknown=f"The guests of Proxmox VE are not known: {error.detail}", answered=False)
     shared = {storage.name for storage in facts.storages if storage.shared}
+    storages = {storage.name: storage for storage in facts.storages}
     guests = []
     for guest in facts.guests:
         disks = tuple(
-            replace(disk, records_chain=bool(disk.volume) and own_id(disk.volume) != disk.volume)
+            replace(
+                disk,
+                path=disk.path or place(disk.volume, storages),
+                records_chain=bool(disk.volume) and own_id(disk.volume) != disk.volume,
+            )
             for disk in guest.facts.disks
             if guest.node == facts.node or disk.volume.partition(":")[0] in shared
         )
         if guest.node == facts.node or disks:
             guests.append(replace(guest.facts, disks=disks))
-    return Told(kinds, tuple(guests), " ".join(facts.unknown))
+    return Told(kinds, tuple(guests), " ".join(facts.unknown), proxmox=facts)

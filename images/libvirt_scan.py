@@ -216,8 +216,8 @@ def _image(seen: Seen, row: StoragePool, facts: PoolFacts, volume: VolumeFacts) 
     } | base  # fmt: skip
 
 
-def _size(*told: int | None) -> int:
-    return min(next((size for size in told if size is not None), 0), LARGEST)
+def _size(*told: int | None) -> int | None:
+    return next((min(size, LARGEST) for size in told if size is not None), None)
 
 
 def _format(seen: Seen, facts: PoolFacts, volume: VolumeFacts) -> str:

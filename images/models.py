@@ -46,8 +46,9 @@ class Image(models.Model):
     nlink = models.PositiveIntegerField(default=1)
     mtime_ns = models.BigIntegerField()
     ctime_ns = models.BigIntegerField()
-    file_size = models.BigIntegerField()
-    allocated_size = models.BigIntegerField()
+    #: Null where nobody tells: a hypervisor's API knows no more than its storages do.
+    file_size = models.BigIntegerField(null=True)
+    allocated_size = models.BigIntegerField(null=True)
     virtual_size = models.BigIntegerField(null=True)
 
     #: What the content looks like, and what it is declared to be (by whom): only a declaration is acted upon.
@@ -154,6 +155,11 @@ class Image(models.Model):
             return self.seen
         return max(self.seen, self.pool.last_scanned)
 
+    @property
+    def occupied_bytes(self) -> int:
+        """Its allocated size, for what is worked out of it; 0 where nobody tells, of images that no job works on."""
+        return self.allocated_size or 0
+
     def from_header(self, name: str) -> Any:
         """One of the header's further facts, ``None`` where it does not say."""
         return self.header.get(name)
@@ -165,8 +171,8 @@ class ImageSample(models.Model):
     image = models.ForeignKey(Image, on_delete=models.CASCADE, related_name="samples")
     at = models.DateTimeField()
     virtual_size = models.BigIntegerField(null=True)
-    allocated_size = models.BigIntegerField()
-    file_size = models.BigIntegerField()
+    allocated_size = models.BigIntegerField(null=True)
+    file_size = models.BigIntegerField(null=True)
 
     class Meta:
         ordering = ["at"]

@@ -14,12 +14,15 @@ from storage_admin.supervisor.errors import SetupError
 from storage_admin.supervisor.static_files import collect_if_changed
 
 
-def prepare(say: Callable[[str], None], *, local: bool) -> None:
+def prepare(say: Callable[[str], None], *, local: bool) -> str:
     """Makes what is missing; of several that start at once, one does, and the others wait for it.
 
     Args:
-        say: is told the first admin's password.
+        say: is told what an admin should know.
         local: this machine is the host ``local``.
+
+    Returns:
+        A sentence with the first admin's password, where it was made just now: nothing else ever tells it.
 
     Raises:
         SetupError: the database cannot be used, or the set-up is not complete.
@@ -34,9 +37,10 @@ def prepare(say: Callable[[str], None], *, local: bool) -> None:
     except DatabaseError as error:
         said = " ".join(str(error).split())
         raise SetupError(f"The database of DATABASE_URL cannot be used: {said}") from error
-    if password is not None:
-        say(f"First start. Log in as admin with the password {password} (it is shown only this once).")
     connections.close_all()
+    if password is None:
+        return ""
+    return f"First start. Log in as admin with the password {password} (it is shown only this once)."
 
 
 def _register_this_machine(say: Callable[[str], None]) -> None:

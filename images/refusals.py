@@ -3,7 +3,7 @@
 from django.utils import timezone
 
 from images.models import Image
-from storage_admin.hosts import libvirt_alone
+from storage_admin.hosts import libvirt_alone, proxmox_alone
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs.plans import Refusal
 
@@ -53,7 +53,10 @@ def _host(image: Image) -> list[Refusal]:
 
 def without_agent(host: Host) -> list[Refusal]:
     """What stands against all that needs an agent on a host."""
-    return [Refusal("tool_missing", libvirt_alone.why_not(host))] if libvirt_alone.is_alone(host) else []
+    for way in (libvirt_alone, proxmox_alone):
+        if way.is_alone(host):
+            return [Refusal("tool_missing", way.why_not(host))]
+    return []
 
 
 def for_pool(pool: StoragePool) -> list[Refusal]:

@@ -16,7 +16,7 @@ from xml.etree import ElementTree as ET
 
 from django.db.models import Q
 
-from images import liveness
+from images import linked_clones, liveness
 from images.models import Image
 from storage_admin.accounts.roles import SYSTEM
 from storage_admin.accounts.services import audit
@@ -25,6 +25,7 @@ from storage_admin.guests.models import Guest
 from storage_admin.hosts import libvirt_control
 from storage_admin.hosts.guest_facts import GuestFacts
 from storage_admin.hosts.libvirt_disks import Edit
+from storage_admin.hosts.libvirt_relay import why_read_only
 from storage_admin.hosts.names import display
 from storage_admin.jobs import claims
 from storage_admin.jobs.models import Job, JobLog
@@ -56,6 +57,8 @@ def refusals(image: Image, move: Move) -> list[Refusal]:
         return [
             _named(f"Guest {guest} names {image.name} and would not find it: choose to have its definition changed.")
         ]
+    if disks and (why := why_read_only(image.host)):
+        return [Refusal("tool_missing", why)]
     found = []
     for disk in disks:
         if disk.guest.kind != Guest.Kind.DOMAIN:
@@ -147,7 +150,10 @@ def lead_back(undone: Job) -> None:
         RefusedError, HostError: as :func:`lead_to_the_new_one`.
     """
     guests = undone.kept.get("guests", [])
-    Job.objects.filter(pk=undone.pk).update(repoint_due=bool(guests))
+    by_id = bool(undone.kept.get("volumes"))
+    Job.objects.filter(pk=undone.pk).update(repoint_due=bool(guests) or by_id)
+    if by_id:
+        linked_clones.put(undone, flat=False)
     for guest in guests:
         _define(undone, guest, forward=False, check=False)
 
@@ -176,13 +182,16 @@ def agree(job: Job) -> None:
     """Makes the definitions agree with the name that the image has by now; what fails is tried again by :func:`settle`.
 
     Args:
-        job: a conversion that has ended, not the undo of one.
+        job: a conversion or flattening that has ended, not the undo of one.
     """
     job.refresh_from_db()
     if not job.repoint_due or job.active or job.needs_recovery:
         return
     image = Image.every.filter(pk=job.target_id).first()
     if image is None:
+        return
+    if job.kept.get("volumes"):
+        _agree_by_id(job)
         return
     forward = bytes(image.path_bytes) == unb64(job.kept["new_path_b64"])
     for guest in job.kept.get("guests", []):
@@ -194,6 +203,22 @@ def agree(job: Job) -> None:
             return
         except RefusedError as error:
             _say_once(job, f"guest {guest['name']} is left as it is; look at its disks yourself. {error.detail}")
+    Job.objects.filter(pk=job.pk).update(repoint_due=False)
+
+
+def _agree_by_id(job: Job) -> None:
+    """The same for a linked clone: which id its image is to have, the way that the job has ended tells."""
+    swapped = job.state == Job.State.SUCCEEDED and bool((job.result or {}).get("swapped"))
+    try:
+        linked_clones.put(job, flat=swapped and job.undo_state != Job.UndoState.UNDONE)
+    except HostError as error:
+        _say_once(job, f"its VM's configuration could not be changed yet: {error.detail}")
+        return
+    except RefusedError as error:
+        if error.code in linked_clones.PASSING:
+            _say_once(job, f"its VM's configuration is changed later: {error.detail}")
+            return
+        _say_once(job, f"its VM's configuration is left as it is; look at its disks yourself. {error.detail}")
     Job.objects.filter(pk=job.pk).update(repoint_due=False)
 
 

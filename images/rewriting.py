@@ -133,6 +133,9 @@ def undo_copy_lost(job: Job, why: str, *, put_back: bool = False) -> bool:
         put_back = put_back and not later.filter(state=Job.State.SUCCEEDED).exists()
         state = Job.UndoState.UNDONE if put_back else Job.UndoState.MISSING
         close_undo(waiting, state, 0 if put_back else won_bytes(waiting))
+        if put_back and waiting.kept.get("volumes"):
+            # Its VM names it as a flat image, and it is a linked clone again (images.linked_clones).
+            Job.objects.filter(pk=waiting.pk).update(repoint_due=True)
         claims.log(waiting, f"{why}: this job cannot be undone any more", JobLog.Level.WARNING)
         what = "undo copy put back by somebody else" if put_back else "undo copy missing"
         audit(SYSTEM, what, waiting.target_label, before={"job": job.pk, "undo_bytes": held}, after={"found": why})

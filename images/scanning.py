@@ -13,14 +13,14 @@ from django.db import connection, transaction
 from django.db.models import F, Q, QuerySet
 from django.utils import timezone
 
-from images import hypervisors, moving, scan_rows, writing
+from images import hypervisors, moving, scan_rows, shared_storages, writing
 from images.hypervisors import Told
 from images.models import Image
 from images.scan_rows import inode
 from storage_admin.agent.protocol import b64, unb64
 from storage_admin.guests import services as guests
 from storage_admin.guests.models import Guest
-from storage_admin.hosts import libvirt_alone
+from storage_admin.hosts import libvirt_alone, proxmox_alone
 from storage_admin.hosts import services as hosts
 from storage_admin.hosts.libvirt_reader import LibvirtFacts
 from storage_admin.hosts.models import Host, StoragePool
@@ -138,6 +138,10 @@ class ScanRun:
         vanished = self._mark_vanished()
         changed |= self._probe_answers() | self._record_host(host) | self._record_guests(host)
         changed |= self._record_pools(pools) | self._record_holds(host, pools)
+        if host.cluster:
+            # Guests of other nodes may have been started or stopped, which use what is listed here.
+            shared_storages.settle(host)
+            changed |= proxmox_alone.is_alone(host)
         if changed or vanished:
             writing.forget_old_estimates(host)
             writing.resolve_host(host)
@@ -195,7 +199,12 @@ class ScanRun:
         if libvirt_alone.is_alone(host):
             libvirt_alone.answered(host, self.at, {key: value for key, value in facts.items() if key != "event"})
             return before != ""
-        if host.transport in {Host.Transport.PLAIN, Host.Transport.API}:
+        api = next((told.proxmox for told in self.others if told.proxmox is not None), None)
+        if proxmox_alone.is_alone(host) and api is not None:
+            unknown = " ".join(told.unknown for told in self.others if told.unknown)
+            proxmox_alone.answered(host, self.at, api, unknown)
+            return before != unknown
+        if host.transport == Host.Transport.PLAIN:
             unknown = " ".join(told.unknown for told in self.others if told.unknown)
             hosts.host_answered(host, self.at, {"plain": True, "libvirt": "absent"}, unknown)
             return before != unknown
@@ -208,6 +217,8 @@ class ScanRun:
         capabilities = {name: value for name, value in facts.items() if name not in {"event", "proxmox_storages"}}
         capabilities["libguestfs"] = bool(facts.get("tools", {}).get("virt-sparsify"))
         capabilities["libvirt"] = "present" if self.libvirt is not None else facts.get("libvirt")
+        if api is not None and host.token_id:
+            capabilities["missing_rights"] = proxmox_alone.rights(api.missing)
         hosts.host_answered(host, self.at, capabilities, unknown)
         # A hypervisor that was not known of when this scan began is asked by the next one, at once.
         self.new_pools |= hypervisors.is_to_be_asked(host) and not self.others
@@ -252,7 +263,7 @@ class ScanRun:
             pool.others_count, pool.others_bytes = others.get("count", 0), others.get("bytes", 0)
             pool.undo_bytes = facts.get("undo_bytes", 0)
             pool.owners_unknown = facts.get("owners_unknown") or ""
-            if pool.network and not pool.all_hosts_registered:
+            if pool.network and not pool.all_hosts_registered and "kind" not in facts:
                 pool.owners_unknown = (
                     f"The folder is on a network filesystem ({pool.filesystem}): hosts that are not registered here "
                     "may use its images."
@@ -273,7 +284,7 @@ def _unmounted_is_missing(pool: StoragePool | None, facts: dict[str, Any]) -> di
     """A folder that had images, is empty and lies on another filesystem now, is a mount point without its mount."""
     if pool is None or facts["state"] != "ok" or facts["images"] or not pool.images_count:
         return facts
-    if not pool.fs_key or pool.fs_key == facts.get("fs_key"):
+    if not pool.fs_key or pool.fs_key == facts.get("fs_key") or "kind" in facts:  # what no agent walks is no mount
         return facts
     detail = "It is empty and lies on another filesystem than before: mount it again. Its images are as last seen."
     return facts | {"state": "missing", "detail": detail, "vanished_b64": ""}

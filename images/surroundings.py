@@ -139,6 +139,11 @@ class Surroundings:
         return [disk for one in (self._image, *self.above) for disk in self._fetched.disks.get(one.pk, ())]
 
     @property
+    def own_disks(self) -> list[GuestDisk]:
+        """The guests' disks that are the image itself."""
+        return list(self._fetched.disks.get(self._image.pk, ()))
+
+    @property
     def guests(self) -> list[Guest]:
         """The guests that need the image, by name."""
         found = {disk.guest_id: disk.guest for disk in self.disks}

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from images.views import admin, bulk, guest_io, guests, host_add, hosts, image, images, jobs, overview, rewrite
+from images.views import admin, bulk, guest, guest_io, guests, host_add, hosts, image, images, jobs, overview, rewrite
 
 urlpatterns = [
     path("", overview.overview, name="overview"),
@@ -18,6 +18,7 @@ urlpatterns = [
         for kind in ("reclaim", "flatten", "convert", "check")
     ),
     path("jobs/", jobs.jobs, name="jobs"),
+    path("jobs/count/", jobs.jobs_count, name="jobs_count"),
     path("jobs/<int:job_id>/", jobs.job, name="job"),
     path("jobs/<int:job_id>/status/", jobs.job_status, name="job_status"),
     path("jobs/<int:job_id>/log/", jobs.job_log, name="job_log"),
@@ -27,6 +28,7 @@ urlpatterns = [
     path("jobs/<int:job_id>/discard-undo/", jobs.job_discard_undo, name="job_discard_undo"),
     path("hosts/", hosts.hosts, name="hosts"),
     path("hosts/add/", host_add.host_add, name="host_add"),
+    path("hosts/<int:host_id>/connection/", host_add.host_connection, name="host_connection"),
     path("hosts/<int:host_id>/remove/", hosts.host_remove, name="host_remove"),
     path("hosts/<int:host_id>/", hosts.host_change, name="host_change"),
     path("hosts/<int:host_id>/scan/", hosts.host_scan, name="host_scan"),
@@ -36,6 +38,11 @@ urlpatterns = [
     path("pools/<int:pool_id>/remove/", hosts.pool_remove, name="pool_remove"),
     path("guests/", guests.guests, name="guests"),
     path("guests/io/", guest_io.guest_io, name="guest_io"),
+    path("guests/<int:guest_id>/", guest.guest, name="guest"),
+    *(
+        path(f"guests/<int:guest_id>/{kind.replace('_', '-')}/", guest.guest_job, {"kind_name": kind}, name=kind)
+        for kind in ("move_disk", "resize", "trim")
+    ),
     path("tokens/", admin.tokens, name="tokens"),
     path("tokens/<int:token_id>/delete/", admin.token_delete, name="token_delete"),
     path("users/", admin.users, name="users"),

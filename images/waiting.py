@@ -28,6 +28,7 @@ from storage_admin.accounts.services import audit
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.guests.models import OFF_STATES, Guest
 from storage_admin.hosts import libvirt_control
+from storage_admin.hosts.libvirt_relay import why_read_only
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import claims, services
 from storage_admin.jobs.doorbell import ring_now
@@ -86,6 +87,8 @@ def set_aside(
     Returns:
         The refusals that are left, and warnings for the plan that say what is waited for.
     """
+    if options.get("start_after") and (why := why_read_only(image.host)):
+        against = [*against, Refusal("tool_missing", f"No guest can be started from here afterwards. {why}")]
     if not waits(options) or not any(refusal.code in OF_GUESTS for refusal in against):
         return against, ()
     running = liveness.guests_known_to_run(image)

@@ -10,9 +10,11 @@ from typing import Any
 from django.db import connection
 from django.db.models import Count, F, Q, Sum
 
+from images import shared_storages
 from images.linking import Disk, Resolved, Resolver, Row
 from images.models import Image, ImageSample, ImageUse
 from storage_admin.guests.models import GuestDisk
+from storage_admin.hosts import proxmox_alone
 from storage_admin.hosts.models import Host, PoolSample, StoragePool
 
 ROW_COLUMNS = (
@@ -84,12 +86,17 @@ def _resolved_values(answer: Resolved) -> tuple[Any, ...]:
 
 
 def _disks(host: Host) -> list[Disk]:
+    """The disks of its guests, and of those of other nodes that lie in storages which this node lists for all."""
+    found = Q(guest__host=host)
+    if proxmox_alone.is_alone(host) and host.cluster:
+        for name in StoragePool.objects.filter(host=host, network=True).values_list("name", flat=True):
+            found |= Q(guest__host__cluster=host.cluster, volume__startswith=f"{name}:")
     return [
         Disk(
             id=disk.pk, guest=disk.guest.name, guest_off=disk.guest.off, path_key=disk.path_key,
             inode=f"{disk.dev}:{disk.inode}", format=disk.format,
         )
-        for disk in GuestDisk.objects.filter(guest__host=host).exclude(path="").select_related("guest")
+        for disk in GuestDisk.objects.filter(found).exclude(path="").select_related("guest")
     ]  # fmt: skip
 
 
@@ -115,8 +122,10 @@ def _unread(host: Host) -> str:
 
 def _write_uses(host: Host, answers: dict[int, Resolved]) -> None:
     wanted = {disk.id: answer.id for answer in answers.values() for disk in answer.disks}
-    known = dict(ImageUse.objects.filter(disk__guest__host=host).values_list("disk_id", "image_id"))
+    # What its guests use of other hosts' images, those hosts' own scans say.
+    known = dict(ImageUse.objects.filter(image__host=host).values_list("disk_id", "image_id"))
     gone = [disk_id for disk_id, image_id in known.items() if wanted.get(disk_id) != image_id]
+    gone += [disk_id for disk_id in wanted if disk_id not in known]
     ImageUse.objects.filter(disk_id__in=gone).delete()
     ImageUse.objects.bulk_create(
         ImageUse(disk_id=disk_id, image_id=image_id)
@@ -149,7 +158,8 @@ def add_samples(host: Host, at: datetime) -> None:
             WHERE i.host_id = %s AND i.changed_scan > %s AND NOT EXISTS (
                 SELECT 1 FROM {sample} s WHERE s.image_id = i.id
                 AND s.at = (SELECT max(at) FROM {sample} l WHERE l.image_id = i.id)
-                AND s.allocated_size = i.allocated_size AND s.file_size = i.file_size
+                AND coalesce(s.allocated_size, -1) = coalesce(i.allocated_size, -1)
+                AND coalesce(s.file_size, -1) = coalesce(i.file_size, -1)
                 AND coalesce(s.virtual_size, -1) = coalesce(i.virtual_size, -1))
             """,  # noqa: S608 (names of our own tables)
             [connection.ops.adapt_datetimefield_value(at), host.pk, host.resolved_scan],
@@ -183,10 +193,10 @@ def set_held(host: Host, pools: Sequence[int], busy: Iterable[tuple[str, str, st
 def write_totals(pools: Iterable[StoragePool]) -> None:
     """Sums of the images that are there, each inode once."""
     for pool in pools:
-        there = Image.objects.filter(pool=pool).exclude(state=Image.State.MISSING)
+        there = Image.objects.filter(pool=shared_storages.listed_in(pool)).exclude(state=Image.State.MISSING)
         sums = there.filter(nlink=1).aggregate(
             count=Count("pk"), allocated=Sum("allocated_size"), virtual=Sum("virtual_size"),
-            reclaimable=Sum("reclaimable_bytes"),
+            reclaimable=Sum("reclaimable_bytes"), measured=Count("allocated_size"),
         )  # fmt: skip
         linked = {
             (dev, inode): sizes
@@ -197,9 +207,11 @@ def write_totals(pools: Iterable[StoragePool]) -> None:
         columns = zip(*linked.values(), strict=True) if linked else ((), (), ())
         allocated, virtual, reclaimable = ([value for value in column if value is not None] for column in columns)
         known = [value for value in (sums["reclaimable"], *reclaimable) if value is not None]
+        # Without one of them, the sum would be too small.
+        measured = sums["measured"] == sums["count"] and len(allocated) == len(linked)
         StoragePool.objects.filter(pk=pool.pk).update(
             images_count=sums["count"] + len(linked),
-            allocated_bytes=(sums["allocated"] or 0) + sum(allocated),
+            allocated_bytes=(sums["allocated"] or 0) + sum(allocated) if measured else None,
             virtual_bytes=(sums["virtual"] or 0) + sum(virtual),
             reclaimable_bytes=sum(known) if known else None,
         )

@@ -16,7 +16,7 @@ class NodeSerializer(serializers.Serializer[Any]):
     path = serializers.CharField()
     format = serializers.CharField()
     virtual_size = serializers.IntegerField(allow_null=True)
-    allocated_size = serializers.IntegerField()
+    allocated_size = serializers.IntegerField(allow_null=True)
     chain_depth = serializers.IntegerField()
     state = serializers.CharField()
     in_use = serializers.BooleanField(allow_null=True)
@@ -47,7 +47,9 @@ class ChainSerializer(serializers.Serializer[Any]):
 
     nodes = NodeSerializer(many=True)
     edges = EdgeSerializer(many=True)
-    allocated_size = serializers.IntegerField(help_text="Bytes that its files occupy together, each inode once.")
+    allocated_size = serializers.IntegerField(
+        allow_null=True, help_text="Bytes that its files occupy together, each inode once; null where one is not known."
+    )
     virtual_size = serializers.IntegerField(
         allow_null=True,
         help_text="The virtual sizes of all images of the tree together, each inode once. Null where one is not known.",
@@ -61,6 +63,7 @@ class TotalsSerializer(serializers.Serializer[Any]):
     pools_count = serializers.IntegerField()
     pools_counted = serializers.IntegerField(help_text="Pools whose capacity is known, and so counted.")
     images_count = serializers.IntegerField()
+    measured_count = serializers.IntegerField(help_text="Images of which somebody tells what they occupy.")
     capacity_bytes = serializers.IntegerField(allow_null=True)
     used_bytes = serializers.IntegerField(allow_null=True)
     available_bytes = serializers.IntegerField(allow_null=True)
@@ -110,7 +113,7 @@ class CandidateSerializer(serializers.Serializer[Any]):
     pool = serializers.CharField()
     format = serializers.CharField()
     virtual_size = serializers.IntegerField(allow_null=True)
-    allocated_size = serializers.IntegerField()
+    allocated_size = serializers.IntegerField(allow_null=True)
     reclaimable_bytes = serializers.IntegerField()
     reclaimable_low = serializers.IntegerField(allow_null=True)
     reclaimable_high = serializers.IntegerField(allow_null=True)

@@ -62,7 +62,7 @@ class Check(Rewriting):
             f"repair {level}",
             f"A copy of the file is repaired (qemu-img {what}), looked through again, and takes the image's place.",
             [look, ["cp", "--sparse=always", image.path, copy], mend, *verify, *swap_commands(image)],
-            scratch=image.allocated_size + image.file_size // 64,
+            scratch=image.occupied_bytes + (image.file_size or 0) // 64,
             refusals=against,
             warnings=[] if level == "leaks" else [_UNSURE],
         )

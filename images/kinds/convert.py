@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from images import refusals, repointing
+from images import linked_clones, refusals, repointing
 from images.kinds.rewrites import REWRITE_OPTIONS, Choice, Rewriting, beside
 from images.kinds.stages import WRITTEN
 from images.kinds.targets import ancestors, find, locks_on
@@ -139,7 +139,7 @@ class Convert(Rewriting):
     def choose(self, image: Image, below: list[Image], options: dict[str, Any]) -> Choice:
         pool, path = target_of(image, options)
         form, given = options["format"], words(options["format_options"])
-        whole = sum(one.allocated_size for one in (image, *below))
+        whole = sum(one.occupied_bytes for one in (image, *below))
         fixed = given.get("subformat") == "fixed" or given.get("preallocation") in {"full", "falloc"}
         replaces, guests = options["replace"], []
         warnings = []
@@ -196,7 +196,7 @@ def _move(image: Image, options: dict[str, Any]) -> repointing.Move:
 
 def _against_replacing(image: Image, path: bytes, options: dict[str, Any]) -> list[Refusal]:
     move = _move(image, options)
-    found = repointing.refusals(image, move)
+    found = [*repointing.refusals(image, move), *linked_clones.against_replacing(image)]
     if image.overlays_count and (path != move.before or move.format != image.declared_format):
         found.append(
             Refusal(

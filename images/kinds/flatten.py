@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from images import surroundings
+from images import linked_clones, repointing, surroundings
 from images.kinds.rewrites import (
     REWRITE_OPTIONS,
     Choice,
@@ -13,6 +13,7 @@ from images.kinds.rewrites import (
     verify_commands,
 )
 from images.kinds.stages import WRITTEN
+from images.kinds.targets import find
 from images.models import Image
 from storage_admin.guests.models import GuestDisk
 from storage_admin.jobs.models import Job
@@ -48,20 +49,31 @@ class Flatten(Rewriting):
         taken = below if keep is None else below[: keep - 1]
         base = None if keep is None else below[keep - 1]
         # Compressed clusters of a base are stored uncompressed: no bound, but the agent measures before it begins.
-        held = sum(one.allocated_size for one in taken)
+        held = sum(one.occupied_bytes for one in taken)
         stands = f"stand on {base.name}" if base else "stand alone"
         return Choice(
             method,
             f"What {'1 image' if len(taken) == 1 else f'{len(taken)} images'} below can give moves up into a copy of "
             f"{image.name}, which will then {stands}: "
             f"its chain depth will be {1 if base is None else 1 + base.chain_depth} instead of {image.chain_depth}.",
-            _commands(image, below, method, base),
-            low=image.allocated_size if method == "rebase" else None,
-            scratch=image.allocated_size + held,
-            refusals=[*against, *_recorded(image)],
-            warnings=_warnings(image, taken),
+            [*_commands(image, below, method, base), *linked_clones.commands(image)],
+            low=image.occupied_bytes if method == "rebase" else None,
+            scratch=image.occupied_bytes + held,
+            refusals=[*against, *_recorded(image, options)],
+            warnings=[*_warnings(image, taken), *linked_clones.warnings(image)],
             below={one.pk: _needed_by(one, image) for one in taken},
         )
+
+    def prepare(self, job: Job) -> None:
+        super().prepare(job)
+        linked_clones.check(job, find(job.target_id))
+
+    def before_swap(self, job: Job) -> None:
+        linked_clones.lead_to_the_flat_one(job)
+
+    def ended(self, job: Job) -> None:
+        repointing.agree(job)
+        super().ended(job)
 
     def asked(self, image: Image, below: list[Image], job: Job) -> dict[str, Any]:
         method = "rebase" if job.options["method"] == "auto" else job.options["method"]
@@ -93,18 +105,14 @@ def _keep(image: Image, below: list[Image], options: dict[str, Any]) -> tuple[in
     return keep, []
 
 
-def _recorded(image: Image) -> list[Refusal]:
-    """Guests whose definitions name the chain that is to change, for this image or for one that stands on it."""
-    disks = [disk for disk in surroundings.of(image).disks if disk.records_chain]
-    return [Refusal("guest_records_chain", _contradiction(disk)) for disk in disks[:3]]
+def _recorded(image: Image, options: dict[str, Any]) -> list[Refusal]:
+    """Guests whose definitions name what their disks stand on, and would contradict a shorter chain."""
+    disks = [disk for disk in surroundings.of(image).disks if disk.records_chain and not linked_clones.is_linked(disk)]
+    by_id = linked_clones.refusals(image, down_to_base=options["down_to"] is not None)
+    return [*(Refusal("guest_records_chain", _contradiction(disk)) for disk in disks[:3]), *by_id]
 
 
 def _contradiction(disk: GuestDisk) -> str:
-    if disk.volume:
-        return (
-            f"Proxmox VE knows disk {disk.target} of {disk.guest.name} as a linked clone ({disk.volume}), and would "
-            "look for the base after it is flattened. Make a full copy there (qm disk move to another storage) instead."
-        )
     return (
         f"The definition of guest {disk.guest.name} itself names what its disk {disk.target} stands on "
         "(<backingStore>), and would contradict the new chain. Take that out of it (virsh edit) and scan again."

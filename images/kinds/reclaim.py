@@ -110,10 +110,10 @@ _SENTENCES = {
 
 
 def _fits(image: Image, method: str, options: dict[str, Any]) -> bool:
-    compression = chosen_compression(image, options["compression"]) if method == "compress" else ""
+    compression = chosen_compression(image, options.get("compression", "auto")) if method == "compress" else ""
     high = estimates.predicted(image, method, compression).high
-    scratch = high if high is not None else image.allocated_size
-    lasting = space.lasting_bytes(scratch, image.allocated_size, goes=not options.get("undo_hours"))
+    scratch = high if high is not None else image.occupied_bytes
+    lasting = space.lasting_bytes(scratch, image.occupied_bytes, goes=not options.get("undo_hours"))
     need = space.Need(image.host_id, scratch, lasting)
     return not surroundings.of(image).admitted.against(image.pool, image.host, need)
 
@@ -140,9 +140,9 @@ def _cannot(image: Image, method: str) -> list[Refusal]:
 def _reason(image: Image, why: str, after: int | None) -> str:
     if after is None:
         return f"{why}. What it wins is not known until the image is sampled."
-    if after >= image.allocated_size:
+    if after >= image.occupied_bytes:
         return f"{why}, but nothing would be won: it is as small as that already."
-    return f"{why}. Sampling says that this wins {image.allocated_size - after:,} bytes."
+    return f"{why}. Sampling says that this wins {image.occupied_bytes - after:,} bytes."
 
 
 def _warnings(image: Image, method: str, options: dict[str, Any]) -> list[str]:

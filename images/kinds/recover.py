@@ -168,6 +168,11 @@ def _settle_lost(recovery: Job, lost: Job, found: dict[str, Any]) -> None:
         image = Image.every.filter(pk=lost.target_id).first()
         if image is None or image.state != Image.State.MISSING:
             return  # perhaps only a filesystem that is not mounted: a scan would have told that the image vanished
+    undo = at_it.filter(kind="undo", needs_recovery=True).exclude(state__in=Job.ACTIVE).last()
+    if undo is not None and _is_another_file(lost, found):
+        # It died when all was done and its traces were gone.
+        _settle_undo(undo, found | {"undo_of": lost.uid, "outcome": "finished"})
+        return
     removal = at_it.filter(kind="discard_undo", needs_recovery=True).exclude(state__in=Job.ACTIVE).last()
     if removal is None:
         rewriting.undo_copy_lost(lost, found["detail"], put_back=found["put_back"])
@@ -178,6 +183,13 @@ def _settle_lost(recovery: Job, lost: Job, found: dict[str, Any]) -> None:
         result={"copy_bytes": lost.undo_bytes, "of_job": lost.pk, "recovered": True},
     )  # fmt: skip
     claims.log(removal, "recovered: the undo copy was gone already; its removal has succeeded")
+
+
+def _is_another_file(lost: Job, found: dict[str, Any]) -> bool:
+    """Whether there is another file under the image's name than the one that the job has made."""
+    image = Image.every.filter(pk=lost.target_id).first()
+    there = (str(found["dev"]), str(found["inode"]))
+    return image is not None and found["inode"] is not None and there != (image.dev, image.inode)
 
 
 def _settle_undo(lost: Job, found: dict[str, Any]) -> None:

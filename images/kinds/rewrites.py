@@ -105,7 +105,7 @@ class Rewriting(waiting.WaitsForGuests, RewriteKind):
             scratch_bytes=choice.scratch,
             scratch_pool=pool.pk,
             lasting_bytes=need.lasting,
-            undo_bytes=image.allocated_size if keeps_undo else 0,
+            undo_bytes=image.occupied_bytes if keeps_undo else 0,
             refusals=tuple({(refusal.code, refusal.detail): refusal for refusal in against}.values()),
             warnings=(
                 *patience,
@@ -180,7 +180,7 @@ def _need(image: Image, choice: Choice, *, keeps_undo: bool) -> tuple[StoragePoo
     """Where the new file comes to, and what the job takes there."""
     # A file with a name of its own stays, and so does an original that waits as an undo copy.
     goes = not keeps_undo and choice.space_in is None
-    lasting = space.lasting_bytes(choice.scratch, image.allocated_size, goes=goes)
+    lasting = space.lasting_bytes(choice.scratch, image.occupied_bytes, goes=goes)
     return choice.space_in or image.pool, space.Need(image.host_id, choice.scratch or 0, lasting)
 
 

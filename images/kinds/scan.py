@@ -5,14 +5,14 @@ from typing import Any
 
 from django.db.models import Exists, OuterRef
 
-from images import estimates, hypervisors, libvirt_scan, refusals, scanning, waiting
+from images import estimates, hypervisors, libvirt_scan, proxmox_scan, refusals, scanning, waiting
 from images.models import Image
 from images.scanning import ScanRun
 from storage_admin.accounts.roles import SYSTEM, Actor
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import HostError, StoppedError, b64
 from storage_admin.guests import services as guests
-from storage_admin.hosts import libvirt_alone, libvirt_pools, libvirt_reader
+from storage_admin.hosts import libvirt_alone, libvirt_pools, libvirt_reader, transport
 from storage_admin.hosts.libvirt_reader import LibvirtFacts
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import services
@@ -55,8 +55,8 @@ class Scan(HostKind):
     def request(self, job: Job) -> dict[str, Any]:
         libvirt, error = self._ask_libvirt(job.host)
         rows = libvirt_pools.sync(job.host, libvirt.pools) if libvirt is not None else {}
-        pools = {pool.pk: pool for pool in StoragePool.objects.filter(host=job.host)}
         others = hypervisors.ask(job.host)
+        pools = {pool.pk: pool for pool in StoragePool.objects.filter(host=job.host)}
         told = [*(libvirt.domains if libvirt is not None else ()), *(guest for one in others for guest in one.guests)]
         named = guests.disk_paths(told)
         asked = list(dict.fromkeys([*named, *scanning.probe_paths(job.host)]))
@@ -64,6 +64,7 @@ class Scan(HostKind):
         if libvirt is not None:
             for event in libvirt_scan.beside_an_agent(job.host, libvirt, rows):
                 run.take(event)
+        self._take_volumes(job, run)
         return {
             "pools": [
                 {
@@ -79,11 +80,25 @@ class Scan(HostKind):
             "probe_b64": [b64(path) for path in asked],
         }
 
+    def _start(self, job: Job, run: ScanRun) -> ScanRun:
+        self._runs[job.pk] = run
+        return run
+
+    @staticmethod
+    def _take_volumes(job: Job, run: ScanRun) -> None:
+        """Takes what the API of Proxmox VE told of volumes that no agent reads."""
+        for told in run.others:
+            if told.answered and told.proxmox is not None:
+                for event in proxmox_scan.events(job.host, told.proxmox, job.pk):
+                    run.take(event)
+
     @staticmethod
     def _ask_libvirt(host: Host) -> tuple[LibvirtFacts | None, str]:
         try:
             return libvirt_reader.read(host), ""
         except HostError as error:
+            if error.code == "host_unreachable" and transport.by_ssh(host):
+                raise  # whoever else is asked there would cost the same time once more
             return None, error.detail
 
     def in_controller(self, job: Job) -> bool:
@@ -100,7 +115,9 @@ class Scan(HostKind):
         if hypervisors.is_by_api(job.host):
             recorder.progress({"stage": "asking the API"})
             recorder.tick()
-            self._runs[job.pk] = ScanRun(job, {}, None, "", [], [hypervisors.guests_by_api(job.host)])
+            told = hypervisors.guests_by_api(job.host)
+            shown = {pool.pk: pool for pool in proxmox_scan.shown_pools(job.host)}
+            self._take_volumes(job, self._start(job, ScanRun(job, shown, None, "", [], [told])))
             return {}
         recorder.progress({"stage": "asking libvirt"})
         recorder.tick()

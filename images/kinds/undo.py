@@ -206,6 +206,7 @@ def _warnings(job: Job, options: dict[str, Any]) -> tuple[str, ...]:
         warnings.append(f"It gets its old name back: {display(paths[0])}.")
     if guests := [guest["name"] for guest in job.kept.get("guests", [])]:
         warnings.append(f"The definition of {', '.join(guests)} names the original again.")
+    warnings += [f"The configuration of {one['name']} names {one['old']} again." for one in job.kept.get("volumes", [])]
     return tuple(warnings)
 
 

@@ -1,6 +1,6 @@
 """The tree that an image is part of, and what would become free."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from django.db.models import Prefetch, Q
@@ -36,7 +36,7 @@ class Node:
     path: str
     format: str
     virtual_size: int | None
-    allocated_size: int
+    allocated_size: int | None
     chain_depth: int
     state: str
     in_use: bool | None
@@ -58,14 +58,14 @@ class Chain:
     """A whole tree, bases first.
 
     Args:
-        allocated_size: bytes that its files occupy together, each inode once.
+        allocated_size: bytes that its files occupy together, each inode once; ``None`` where one is not known.
         virtual_size: the virtual sizes of all its images together, each inode once, as a pool's sum counts them;
             ``None`` where one of them is not known.
     """
 
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
-    allocated_size: int
+    allocated_size: int | None
     virtual_size: int | None
 
 
@@ -80,15 +80,20 @@ def chain_of(image: Image) -> Chain:
     present = [member for member in members if member.state != Image.State.MISSING]
     sizes = {(member.host_id, member.dev, member.inode): member.allocated_size for member in present}
     virtual = {(member.host_id, member.dev, member.inode): member.virtual_size for member in present}
-    known = [size for size in virtual.values() if size is not None]
     return Chain(
         nodes=nodes,
         edges=tuple(
             Edge(overlay=member.pk, base=member.backing_id) for member in members if member.backing_id is not None
         ),
-        allocated_size=sum(sizes.values()),
-        virtual_size=sum(known) if len(known) == len(virtual) else None,
+        allocated_size=_whole(sizes.values()),
+        virtual_size=_whole(virtual.values()),
     )
+
+
+def _whole(sizes: Collection[int | None]) -> int | None:
+    """Their sum; ``None`` where one of them is not known."""
+    known = [size for size in sizes if size is not None]
+    return sum(known) if len(known) == len(sizes) else None
 
 
 def _members(image: Image) -> Iterable[Image]:

@@ -33,7 +33,7 @@ ORDERINGS = {
     "analyzed_at": "analyzed_at",
     "last_scanned": "seen",
 }
-NULLABLE = frozenset({"virtual_size", "reclaimable_bytes", "analyzed_at"})
+NULLABLE = frozenset({"virtual_size", "allocated_size", "file_size", "reclaimable_bytes", "analyzed_at"})
 
 
 #: So few matches are sorted; of more, the first ones are found soon by walking along an index.

@@ -40,13 +40,15 @@ class Totals:
 
     Capacity, used and available count each filesystem once (``pools_counted`` of ``pools_count`` pools have a known
     size); allocated, virtual and reclaimable count each file once, also where hosts share a pool or hard links exist.
-    ``reclaimable_*`` are sums over the ``analyzed_count`` analyzed images alone.
+    ``reclaimable_*`` are sums over the ``analyzed_count`` analyzed images alone, ``allocated_bytes`` over the
+    ``measured_count`` of which somebody tells what they occupy.
     """
 
     hosts_count: int
     pools_count: int
     pools_counted: int
     images_count: int
+    measured_count: int
     capacity_bytes: int | None
     used_bytes: int | None
     available_bytes: int | None
@@ -71,7 +73,7 @@ class Candidate:
     pool: str
     format: str
     virtual_size: int | None
-    allocated_size: int
+    allocated_size: int | None
     reclaimable_bytes: int
     reclaimable_low: int | None
     reclaimable_high: int | None

@@ -1,5 +1,6 @@
 """Sums that count everything once: each filesystem, each shared pool, each inode."""
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -30,10 +31,11 @@ def totals_of(actor: Actor, pools: list[StoragePool]) -> Totals:
         pools_count=len(pools),
         pools_counted=len(sized),
         images_count=sums["count"] or 0,
+        measured_count=sums["measured"] or 0,
         capacity_bytes=capacity,
         used_bytes=used,
         available_bytes=available,
-        allocated_bytes=(sums["allocated_size"] or 0) if scanned else None,
+        allocated_bytes=_known(sums["allocated_size"], sums["count"]) if scanned else None,
         virtual_bytes=(virtual or 0) if scanned else None,
         overcommit_ratio=round(virtual / capacity, 2) if virtual is not None and capacity else None,
         analyzed_count=sums["analyzed"] or 0,
@@ -41,6 +43,11 @@ def totals_of(actor: Actor, pools: list[StoragePool]) -> Totals:
         reclaimable_low=sums["reclaimable_low"],
         reclaimable_high=sums["reclaimable_high"],
     )
+
+
+def _known(total: int | None, count: int | None) -> int | None:
+    """A sum over images: of none it is 0, of such that nobody knows the sizes of it is not known."""
+    return 0 if not count else total
 
 
 def _sum(values: Iterable[int | None]) -> int | None:
@@ -52,7 +59,7 @@ def _each_file_once(rows: QuerySet[Image], pools: list[StoragePool]) -> QuerySet
     """Images that are there, without those that another host shows too because it mounts the same pool."""
     seen: set[str] = set()
     again = []
-    for pool in pools:
+    for pool in _those_that_list_first(pools):
         if pool.shared_key in seen:
             again.append(pool.pk)
         elif pool.shared_key:
@@ -61,10 +68,21 @@ def _each_file_once(rows: QuerySet[Image], pools: list[StoragePool]) -> QuerySet
     return rows.exclude(pool__in=again) if again else rows
 
 
+def _those_that_list_first(pools: list[StoragePool]) -> list[StoragePool]:
+    """Of pools that are one storage, one may have all the rows: that one is to be counted."""
+    keys = Counter(pool.shared_key for pool in pools if pool.shared_key)
+    shared = [pool.pk for pool in pools if keys[pool.shared_key] > 1]
+    if not shared:
+        return pools
+    listing = set(Image.objects.filter(pool__in=shared).order_by().values_list("pool_id", flat=True).distinct())
+    return sorted(pools, key=lambda pool: pool.pk not in listing)
+
+
 def _image_sums(rows: QuerySet[Image]) -> dict[str, int | None]:
     sums = rows.aggregate(
         count=Count("id"),
         analyzed=Count("reclaimable_bytes"),
+        measured=Count("allocated_size"),
         linked=Count("id", filter=Q(nlink__gt=1)),
         **{column: Sum(column) for column in SUMS},
     )

@@ -11,7 +11,7 @@ from django.views.decorators.http import require_safe
 from images import selectors
 from images.models import Image
 from images.views.access import PageRequest, page, paginated
-from storage_admin.guests.models import GuestDisk
+from storage_admin.guests.models import Guest, GuestDisk
 from storage_admin.hosts.models import Host
 
 PER_PAGE = 50
@@ -35,16 +35,19 @@ def cache_advice(disk: GuestDisk) -> Advice:
             False, "Not set: the hypervisor's default keeps data twice, in the guest and on the host. Set none."
         ),
     }
+    if not disk.cache and disk.guest.kind == Guest.Kind.VM:
+        return Advice(True, "Not set: Proxmox VE's default is none, which bypasses the host's page cache.")
     default = Advice(False, "Keeps data twice, in the guest and in the host's page cache. Set cache=none.")
     return sentences.get("" if disk.cache == "default" else disk.cache, default)
 
 
 def discard_advice(disk: GuestDisk) -> Advice:
     """What the discard mode means for space that the guest frees."""
-    if disk.discard == "unmap":
+    if disk.discard in ("unmap", "on"):  # libvirt's word, and Proxmox VE's
         return Advice(True, "What the guest trims becomes free on the host.")
+    wanted = "unmap" if disk.guest.kind == Guest.Kind.DOMAIN else "on"
     return Advice(
-        False, "What the guest deletes stays allocated here. Set discard=unmap, then run fstrim in the guest."
+        False, f"What the guest deletes stays allocated here. Set discard={wanted}, then run fstrim in the guest."
     )
 
 

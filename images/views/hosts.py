@@ -11,13 +11,13 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
-from images import selectors
+from images import refusals, selectors
 from images.selectors.undo_copies import undo_copies
 from images.templatetags.storage import bar_scale
 from images.views.access import PageRequest, attempt, live, live_body, live_context, number, page, wants_fragment
 from storage_admin.accounts.roles import Role
 from storage_admin.agent.protocol import RefusedError
-from storage_admin.hosts import registration, services
+from storage_admin.hosts import libvirt_alone, proxmox_alone, registration, services
 from storage_admin.hosts.errors import InvalidError, NotFoundError
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.services import UNCHANGED, Unchanged
@@ -29,7 +29,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Tool:
-    """A program on the host, and what cannot be done without it."""
+    """A program on the host and what cannot be done without it; or a feature of the API, and what is lacking for it."""
 
     name: str
     purpose: str
@@ -40,12 +40,53 @@ class Tool:
 
 #: Name in the capabilities, what it is called, what it is for, the Debian package that brings it.
 TOOLS = (
-    ("qemu_img", "qemu-img", "analyze and reclaim", "qemu-utils"),
+    ("qemu_img", "qemu-img", "every job on an image: analyze, reclaim, flatten, convert, check", "qemu-utils"),
     ("zstd", "zstd in qemu-img", "compress faster and smaller than zlib", "qemu-utils 5.1 or newer"),
     ("setpriv", "setpriv", "every rewriting job: tools die with the agent", "util-linux"),
     ("ionice", "ionice", "jobs that give way to guests", "util-linux"),
     ("virt-sparsify", "virt-sparsify", "finding deleted files inside an image", "guestfs-tools"),
 )
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """What a host offers, or lacks, and for which feature.
+
+    Args:
+        heading: what the list is of.
+        rights: what is done by the API of Proxmox VE, and what its token lacks for that.
+        sentence: why there is no list, or what holds for all of it; may be empty.
+    """
+
+    heading: str
+    tools: tuple[Tool, ...] = ()
+    rights: tuple[Tool, ...] = ()
+    sentence: str = ""
+
+
+def abilities_of(host: Host) -> Abilities:
+    """What the last scan found, by the way that the host is reached."""
+    if proxmox_alone.is_alone(host):
+        return Abilities("What the API token may do", rights=_rights(host), sentence=proxmox_alone.why_not(host))
+    if libvirt_alone.is_alone(host):
+        return Abilities("What can be done here", sentence=libvirt_alone.why_not(host))
+    if host.transport == Host.Transport.PLAIN:
+        return Abilities("What can be done here", sentence=_PLAIN)
+    return Abilities("Tools", tuple(tools_of(host)), _rights(host) if host.token_id else ())
+
+
+_PLAIN = (
+    "There is no Python 3 on it, so that no agent can run: its containers are listed, and their I/O priority is set by "
+    "plain commands. Its images are not looked at."
+)
+
+
+def _rights(host: Host) -> tuple[Tool, ...]:
+    """What is done by the API of Proxmox VE, and whether the token may."""
+    looked = "missing_rights" in host.capabilities
+    return tuple(
+        Tool(one.title, one.lacking, "", not one.lacking if looked else None) for one in proxmox_alone.features(host)
+    )
 
 
 def tools_of(host: Host) -> list[Tool]:
@@ -73,7 +114,8 @@ def _context(request: PageRequest) -> dict[str, Any]:
         {
             "host": host,
             "scan": scans.get(host.pk),
-            "tools": tools_of(host),
+            "abilities": abilities_of(host),
+            "has_agent": refusals.without_agent(host) == [] and host.transport != Host.Transport.PLAIN,
             "bandwidth_mib": _in_mib(host.bandwidth_bytes_sec),
         }
         for host in shown

@@ -85,18 +85,20 @@ def _actions(request: PageRequest, image: Image) -> list[Action]:
 def _chart(image: Image) -> dict[str, Any] | None:
     """Sizes over time: each sample holds until the next one, and the last one until the last scan."""
     samples = list(selectors.history_of(image).order_by("-at", "-id")[:SAMPLES_SHOWN])[::-1]
-    points: list[tuple[datetime, int, int | None]] = [
+    points: list[tuple[datetime, int | None, int | None]] = [
         (sample.at, sample.allocated_size, sample.virtual_size) for sample in samples
     ]
     if points and image.last_scanned and image.last_scanned > points[-1][0]:
         points.append((image.last_scanned, image.allocated_size, image.virtual_size))
     if len(points) < 2:
         return None
-    physical = [{"x": round(at.timestamp()), "y": allocated} for at, allocated, _ in points]
+    physical = [{"x": round(at.timestamp()), "y": allocated} for at, allocated, _ in points if allocated is not None]
     virtual = [{"x": round(at.timestamp()), "y": size} for at, _, size in points if size is not None]
     shape = {"stepped": "before", "pointRadius": 0}
     lines = [{"label": "physical", "data": physical, "colour": "--sa-fill", "fill": True} | shape]
     # Far above the physical size, the virtual one would press it flat onto the axis.
+    if not physical:
+        return None
     if virtual and max(point["y"] for point in virtual) <= LONGEST_TRACK * max(point["y"] for point in physical):
         lines.append({"label": "virtual", "data": virtual, "colour": "--sa-muted", "borderDash": [4, 4]} | shape)
     return {

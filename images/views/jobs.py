@@ -10,6 +10,7 @@ from django.urls import reverse
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.http import require_POST, require_safe
 
+from images.context import active_jobs
 from images.models import Image
 from images.views.access import PageRequest, attempt, live, live_body, live_context, page, paginated, wants_fragment
 from storage_admin.accounts.roles import Role
@@ -47,6 +48,16 @@ def jobs(request: PageRequest) -> HttpResponseBase:
     body, version = live_body(request, "jobs/list.html#rows", context)
     context |= {"section": "jobs", "states": STATES} | live_context(body, version, url=url, every=every)
     return render(request, "jobs/list.html", context)
+
+
+@require_safe
+@page()
+def jobs_count(request: PageRequest) -> HttpResponseBase:
+    """How many jobs are active, for the sidebar; 204 as long as it is what the page has (``n``)."""
+    count = active_jobs()
+    if request.GET.get("n") == str(count):
+        return HttpResponse(status=204)
+    return render(request, "jobs/count.html", {"active_jobs": count})
 
 
 def _without(request: PageRequest, name: str) -> str:

@@ -53,7 +53,7 @@ def growth_of(image: Image) -> Growth:
     capacity, available = image.pool.capacity_bytes, image.pool.available_bytes
     if image.virtual_size is None:
         return Growth(None, None, available, None)
-    more = max(image.virtual_size - image.allocated_size, 0)
+    more = max(image.virtual_size - image.occupied_bytes, 0)
     if capacity is None or available is None:
         return Growth(image.virtual_size, more, available, None)
     reserve = max(capacity * RESERVE_PERCENT // 100, RESERVE_BYTES)

@@ -23,6 +23,10 @@ SILENCE_LIMIT = 30.0
 #: Longest line that either end accepts, in bytes. Fingerprints of 100,000 images need about 2.2 MB.
 MAX_LINE = 64 * 1024 * 1024
 
+#: The one argument that the agent takes, and the word by which a key that can run nothing else asks for it: be the
+#: relay to libvirt's read-only socket (:mod:`storage_admin.agent.relay`).
+RELAY = "libvirt-ro"
+
 # Lines that the controller sends.
 REQUEST, PING, CANCEL, GO = "request", "ping", "cancel", "go"
 
@@ -30,6 +34,9 @@ REQUEST, PING, CANCEL, GO = "request", "ping", "cancel", "go"
 HELLO, PROGRESS, LOG, COMMAND, READY, RESULT, ERROR = "hello", "progress", "log", "command", "ready", "result", "error"
 #: Events of a scan: facts about the host, one pool's space, one image, the files that something holds open.
 HOST, POOL, IMAGE, SEEN = "host", "pool", "image", "seen"
+#: Events of a benchmark: what its figures depend on, one figure, a tool's words, and what to know of them.
+ENVIRONMENT, ENVIRONMENT_AFTER = "environment", "environment_after"
+SAMPLE, OUTPUT, NOTE = "sample", "output", "note"
 
 #: Refusals that an admin can act on (docs/refusals.md says what to do about each).
 REFUSALS = frozenset(

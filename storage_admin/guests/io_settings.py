@@ -1,13 +1,19 @@
 """What a guest may take of the disks, by whatever its hypervisor has for that."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from storage_admin.agent.protocol import HostError, RefusedError
+from storage_admin.guests import proxmox_vms
 from storage_admin.guests.models import Guest
+from storage_admin.guests.proxmox_vms import Vm
 from storage_admin.hosts import libvirt_control, openvz, transport
+from storage_admin.hosts.libvirt_relay import why_read_only
 from storage_admin.hosts.models import Host
+from storage_admin.hosts.proxmox import changes
+from storage_admin.hosts.proxmox import limits as proxmox_limits
+from storage_admin.hosts.proxmox.guests import limits_of
 from storage_admin.jobs.models import JobLog
 from storage_admin.jobs.recorder import Recorder
 
@@ -65,18 +71,42 @@ def of(guest: Guest) -> Values:
 def refusals(guest: Guest, setting: Setting) -> Iterator[tuple[str, str]]:
     """Codes and sentences of what stands against it."""
     host = guest.host
-    if host.status == Host.Status.UNREACHABLE:
-        yield "host_unreachable", f"{host.name} does not answer: {host.status_detail}"
-    if guest.lock:
-        yield "guest_locked", f"{guest.name} is locked ({guest.lock}): wait until that is over."
+    if guest.kind == Guest.Kind.VM:
+        yield from _refusals_of_vm(guest, setting)
+    else:
+        if host.status == Host.Status.UNREACHABLE:
+            yield "host_unreachable", f"{host.name} does not answer: {host.status_detail}"
+        if guest.lock:
+            yield "guest_locked", f"{guest.name} is locked ({guest.lock}): wait until that is over."
     container = guest.kind == Guest.Kind.CONTAINER
     if setting.priority is not None and not container:
         yield "invalid", f"{guest.name} is no container: it takes a weight and limits, no priority."
     if container and (setting.weight is not None or setting.limits is not None):
         yield "invalid", f"{guest.name} is a container: it takes a priority of 0 to 7, no weight and no limits."
+    if guest.kind == Guest.Kind.DOMAIN and (why := why_read_only(host)):
+        yield "tool_missing", why
     targets = {disk.target for disk in guest.disks.all()}
     if setting.disk is not None and setting.disk not in targets:
         yield "invalid", f"{guest.name} has no disk {setting.disk[:40]}; it has {', '.join(sorted(targets)) or 'none'}."
+
+
+def _refusals_of_vm(guest: Guest, setting: Setting) -> Iterator[tuple[str, str]]:
+    yield from proxmox_vms.offline(guest)
+    if setting.weight is not None:
+        yield "invalid", f"{guest.name} is a VM of Proxmox VE: it takes limits, and has no I/O weight."
+    if setting.limits is not None:
+        try:
+            proxmox_limits.check(setting.limits)
+        except RefusedError as error:
+            yield error.code, error.detail
+
+
+def refusals_now(guest: Guest, setting: Setting) -> Iterator[tuple[str, str]]:
+    """The same, and what has to be asked for: which rights a token lacks."""
+    found = list(refusals(guest, setting))
+    if not found and guest.kind == Guest.Kind.VM:
+        found = [(lack.code, lack.detail) for lack in proxmox_vms.lacking_on(guest, "limits")]
+    yield from found
 
 
 def refused(code: str, sentence: str) -> RefusedError:
@@ -104,6 +134,14 @@ def commands(guest: Guest, setting: Setting) -> Iterator[list[str]]:
         for target in targets_of(guest, setting):
             words = [word for name, value in setting.limits.items() for word in (_VIRSH[name], str(value))]
             yield ["virsh", "blkdeviotune", guest.name, target, *where, *words]
+    if guest.kind == Guest.Kind.VM and setting.limits:
+        for target in targets_of(guest, setting):
+            yield ["qm", "set", guest.uid, f"--{target}", ",".join(["…", *_qm_words(setting.limits)])]
+
+
+def _qm_words(limits: dict[str, int]) -> Iterator[str]:
+    for name, value in limits.items():
+        yield f"{proxmox_limits.KEYS[name]}={proxmox_limits.text(proxmox_limits.KEYS[name], value) if value else ''}"
 
 
 _VIRSH = {
@@ -117,6 +155,8 @@ _VIRSH = {
 def targets_of(guest: Guest, setting: Setting) -> list[str]:
     """The disks that limits are for."""
     disks = [disk for disk in guest.disks.all() if disk.device == "disk" and not disk.only_in]
+    if guest.kind == Guest.Kind.VM:
+        disks = [disk for disk in disks if not disk.target.startswith(proxmox_vms.BESIDE)]
     return [setting.disk] if setting.disk else [disk.target for disk in disks]
 
 
@@ -131,6 +171,9 @@ def apply(guest: Guest, setting: Setting, recorder: Recorder) -> Outcome:
             return _container(guest, setting, recorder)
         case Guest.Kind.DOMAIN:
             return _domain(guest, setting, recorder)
+        case Guest.Kind.VM:
+            with proxmox_vms.opened(guest) as vm:
+                return _vm(vm, setting, recorder)
         case _:
             raise HostError(f"{guest.name} is of a kind that this version cannot set anything of.")
 
@@ -160,3 +203,38 @@ def _domain(guest: Guest, setting: Setting, recorder: Recorder) -> Outcome:
         Values(None, done.before.weight, done.before.limits), Values(None, done.now.weight, done.now.limits),
         done.effect, done.words, done.as_asked,
     )  # fmt: skip
+
+
+def _vm(vm: Vm, setting: Setting, recorder: Recorder) -> Outcome:
+    """A VM of Proxmox VE: one drive after the other, each by compare-and-set."""
+    for refusal in proxmox_vms.lacking(vm, "limits"):
+        raise RefusedError(refusal.code, refusal.detail)
+    before, waiting, done = limits_of(vm.config.next), [], list[str]()
+    for target in targets_of(vm.guest, setting):
+        try:
+            one = changes.set_limits(vm.client, vm.ref, target, setting.limits or {}, unread=vm.guest.unread)
+        except (RefusedError, HostError) as error:
+            if not done:
+                raise
+            raise HostError(f"{error.detail} Set before that: {', '.join(done)}.", error.code) from error
+        done.append(target)
+        waiting += [target] if one.waits else []
+        recorder.log(f"{target}: {_limits_in_words(one.before)} before, {_limits_in_words(one.after)} now")
+        recorder.tick()
+    if not done:
+        raise RefusedError("stale_plan", f"{vm.guest.name} has no disk that takes limits: scan its host again.")
+    now, runs = limits_of(vm.again().next), vm.runs()
+    effect = "next_start" if waiting or not runs else "now"
+    since = "It is off: they count from its next start." if not runs else "They are in effect."
+    if waiting:
+        since = f"Those of {', '.join(waiting)} wait for its next start: disks are left out of its hotplug."
+    words = "; ".join(
+        f"{one} had {_limits_in_words(before.get(one))}, has {_limits_in_words(now.get(one))}" for one in done
+    )
+    words = f"{vm.guest.name}: {words}. {since}"
+    recorder.log(words)
+    return Outcome(Values(io_limits=before), Values(io_limits=now), effect, words)
+
+
+def _limits_in_words(found: Mapping[str, int] | None) -> str:
+    return ", ".join(f"{name} {value:,}" for name, value in (found or {}).items()) or "no limits"

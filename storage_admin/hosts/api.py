@@ -12,15 +12,37 @@ from rest_framework.response import Response
 
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.api.views import EndpointSet
+from storage_admin.hosts.libvirt_tls import Certificates
 from storage_admin.hosts.models import Host
-from storage_admin.hosts.proxmox_hosts import WantedNode, add_node
-from storage_admin.hosts.registration import Wanted, add_libvirt_host, add_ssh_host, change_connection, remove_host
+from storage_admin.hosts.proxmox_hosts import WantedNode, add_node, change_node
+from storage_admin.hosts.registration import (
+    Wanted,
+    WantedLibvirt,
+    add_libvirt_host,
+    add_ssh_host,
+    change_connection,
+    remove_host,
+)
 from storage_admin.hosts.selectors import hosts_for
 from storage_admin.hosts.serializers import HostBody, HostSerializer, NewHostBody
 from storage_admin.hosts.services import update_host
 
 #: What of a host's row says how it is reached.
-_CONNECTION = ("address", "port", "user", "private_key", "host_key")
+_CERTIFICATES = ("ca_cert", "client_cert", "client_key")
+_CONNECTION = (
+    "address", "port", "user", "private_key", "host_key", "token_id", "token_secret", "tls_fingerprint", "ssh_port",
+    *_CERTIFICATES,
+)  # fmt: skip
+
+
+def _changed(actor: Actor, host: Host, given: dict[str, Any]) -> Host:
+    """How it is reached, changed; fields of other kinds of hosts are left out."""
+    certificates = [given.pop(name, "") for name in _CERTIFICATES]
+    if host.kind == Host.Kind.PROXMOX:
+        return change_node(actor, host, given)
+    if any(certificates):
+        given["certificates"] = Certificates(*certificates)
+    return change_connection(actor, host, given)
 
 
 class HostFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untyped library
@@ -39,11 +61,18 @@ def _by_ssh(actor: Actor, given: dict[str, Any]) -> Host:
 
 
 def _by_libvirt(actor: Actor, given: dict[str, Any]) -> Host:
-    return add_libvirt_host(actor, given["name"], given["address"], given["port"])
+    names = ("name", "address", "port", "user", "private_key", "host_key")
+    return add_libvirt_host(
+        actor,
+        WantedLibvirt(
+            **{name: given[name] for name in names}, by_ssh=given["transport"] == "ssh",
+            certificates=Certificates(given["ca_cert"], given["client_cert"], given["client_key"]),
+        ),
+    )  # fmt: skip
 
 
 def _by_proxmox(actor: Actor, given: dict[str, Any]) -> Host:
-    left_out = {"kind", "forced"}
+    left_out = {"kind", "forced", "transport", *_CERTIFICATES}
     by_ssh = bool(given["host_key"] or given["private_key"])
     return add_node(
         actor, WantedNode(**{name: value for name, value in given.items() if name not in left_out}, by_ssh=by_ssh)
@@ -87,7 +116,7 @@ class HostEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSe
         given = dict(body.validated_data)
         connection = {name: given.pop(name) for name in _CONNECTION if name in given}
         if connection:
-            host = change_connection(self.actor, host, connection)
+            host = _changed(self.actor, host, connection)
         if given:
             host = update_host(self.actor, host, **given)
         return Response(HostSerializer(host).data)

@@ -1,8 +1,13 @@
-"""Hosts whose key can only run the agent: the script that sets that up, to be run there by an admin."""
+"""Hosts whose key can only run the agent: the script that sets that up, to be run there by an admin.
+
+What the key runs is one small script. Of what the client asked for (``SSH_ORIGINAL_COMMAND``) it knows one word, by
+which the agent is started as relay to libvirt's read-only socket; anything else starts the agent as it is.
+"""
 
 import base64
 import textwrap
 
+from storage_admin.agent.protocol import RELAY
 from storage_admin.hosts.transport import FOLDER, agent_bundle
 
 #: What the key runs, whatever is asked for. It stays the same when the agent is exchanged.
@@ -25,7 +30,14 @@ base64 -d > "$new" <<'END'
 END
 case "$(sha256sum < "$new")" in {hash}*) ;; *) echo "the agent did not arrive whole" >&2; exit 1 ;; esac
 mv -f "$new" {folder}/agent-{hash}.pyz
-printf '#!/bin/sh\\nexec %s%s -I {folder}/agent-{hash}.pyz\\n' "{become}" "$python" > "$new"
+cat > "$new" <<END
+#!/bin/sh
+case "\\${{SSH_ORIGINAL_COMMAND-}}" in
+    {relay}) set -- {relay} ;;
+    *) set -- ;;
+esac
+exec {become}$python -I {folder}/agent-{hash}.pyz "\\$@"
+END
 chmod 755 "$new"
 mv -f "$new" {entry}
 echo "installed {folder}/agent-{hash}.pyz"
@@ -47,9 +59,9 @@ fi
 echo "the key may run the agent as {user}"
 """
 
-#: The exact file: a pattern would also match one that somebody else has put elsewhere.
-_SUDO = """rule='{user} ALL=(root) NOPASSWD:'
-printf '%s %s -I {folder}/agent-{hash}.pyz\\n' "$rule" "$python" > /etc/sudoers.d/storage-admin
+#: The exact file and word: a pattern would also match one that somebody else has put elsewhere.
+_SUDO = """agent="$python -I {folder}/agent-{hash}.pyz"
+printf '%s ALL=(root) NOPASSWD: %s, %s {relay}\\n' {user} "$agent" "$agent" > /etc/sudoers.d/storage-admin
 chmod 440 /etc/sudoers.d/storage-admin
 """
 
@@ -69,9 +81,9 @@ def installer(user: str, key: str) -> str:
     bundle = agent_bundle()
     become = "" if user == "root" else "sudo -n "
     encoded = "\n".join(textwrap.wrap(base64.b64encode(bundle.path.read_bytes()).decode(), 100))
-    script = _SCRIPT.format(hash=bundle.hash, folder=FOLDER, bundle=encoded, entry=ENTRY, become=become)
+    script = _SCRIPT.format(hash=bundle.hash, folder=FOLDER, bundle=encoded, entry=ENTRY, become=become, relay=RELAY)
     if user != "root":
-        script += _SUDO.format(user=user, folder=FOLDER, hash=bundle.hash)
+        script += _SUDO.format(user=user, folder=FOLDER, hash=bundle.hash, relay=RELAY)
     if key:
         script += _KEY.format(user=user, key=key, line=authorized_line(key))
     return script

@@ -10,6 +10,7 @@ from storage_admin.hosts.errors import InvalidError
 from storage_admin.hosts.libvirt_disks import Edit, Edited
 from storage_admin.hosts.libvirt_io import IoOutcome, IoSettings, checked, outcome, settings_of
 from storage_admin.hosts.libvirt_process import ask
+from storage_admin.hosts.libvirt_relay import refuse_to_write, why_read_only
 from storage_admin.hosts.libvirt_uri import uri_of
 from storage_admin.hosts.models import Host
 
@@ -36,6 +37,8 @@ def start(host: Host, uid: str) -> str:
     Raises:
         HostError: it was not started, or not within the time limit; the argument says why.
     """
+    if why := why_read_only(host):
+        raise HostError(why)
     return str(_run(host, ["libvirt_start", uid], START_TIMEOUT)["outcome"])
 
 
@@ -50,9 +53,11 @@ def repoint(host: Host, uid: str, edits: list[Edit], *, write: bool, forward: bo
         The disks that were, or would be, changed: those that lead to their new files already are not among them.
 
     Raises:
-        RefusedError: ``stale_plan``: it runs, or its definition is not what the edits say.
+        RefusedError: ``stale_plan``: it runs, or its definition is not what the edits say; ``tool_missing``: libvirt
+            there can only be read.
         HostError: libvirt does not answer, or refuses it; the argument says why.
     """
+    refuse_to_write(host)
     request = {
         "uid": uid, "edits": [asdict(edit) for edit in edits], "write": write, "forward": forward,
         "until": time.time() + DEFINE_TIMEOUT / 2,
@@ -88,9 +93,10 @@ def set_io(
     Raises:
         InvalidError: a value is out of range; nothing was started.
         RefusedError: ``stale_plan``: the domain has no such disk, or does not run, or its host cannot weigh; nothing
-            was set.
+            was set. ``tool_missing``: libvirt there can only be read.
         HostError: libvirt does not answer, or does not know it.
     """
+    refuse_to_write(host)
     weight, limits = checked(weight, limits)
     if not live and not config:
         raise InvalidError("Say where it is to be set.", {"live": "In the running guest, its definition, or both."})

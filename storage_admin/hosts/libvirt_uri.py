@@ -1,18 +1,21 @@
 """The URI by which libvirt on a host is asked. It is built here, from checked fields alone.
 
 A libvirt URI can name a command to run; nobody types one. Over ssh, libvirt's own socket there is forwarded into a
-private folder by our own, pinned, connection, and libvirt is asked at that socket. Over TLS, the host's certificate has
-to be signed by the authority in the data folder's ``pki/<slug>/``, else ``pki/`` (``cacert.pem``, with our own
-``clientcert.pem`` and ``clientkey.pem``), else in libvirt's usual places.
+private folder by our own, pinned, connection, and libvirt is asked at that socket. With a key that can only run the
+agent, it is the read-only socket, by the agent's relay (:mod:`storage_admin.hosts.libvirt_relay`). Over TLS, the host's
+certificate has to be signed by the authority in its row (:mod:`storage_admin.hosts.libvirt_tls`), else in the data
+folder's ``pki/<slug>/``, else ``pki/`` (``cacert.pem``, with our own ``clientcert.pem`` and ``clientkey.pem``), else in
+libvirt's usual places.
 
 The fields are checked once more here, whatever wrote them into the row.
 """
 
 import contextlib
 import os
+import selectors
 import shlex
 import subprocess
-import tempfile
+import time
 import urllib.parse
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,7 +24,7 @@ from pathlib import Path
 from django.conf import settings
 
 from storage_admin.agent.protocol import HostError
-from storage_admin.hosts import addresses, ssh, transport
+from storage_admin.hosts import addresses, libvirt_relay, libvirt_tls, ssh, transport
 from storage_admin.hosts.errors import InvalidError
 from storage_admin.hosts.models import Host
 
@@ -29,6 +32,8 @@ LOCAL = "qemu:///system"
 #: Where a libvirt daemon listens: the one of old, and the modular one.
 SOCKETS = ("/run/libvirt/libvirt-sock", "/run/libvirt/virtqemud-sock")
 TLS_PORT = 16514
+#: Seconds until the sockets of a host are known.
+LOOK_TIMEOUT = 30.0
 #: What libvirt looks for in a folder of certificates.
 CERTIFICATES, PRIVATE_KEY = ("cacert.pem", "clientcert.pem"), "clientkey.pem"
 #: Says which of the sockets are there, and stays as long as we do.
@@ -45,12 +50,11 @@ def uri_of(host: Host) -> Iterator[str | None]:
     if transport.is_here(host):
         yield LOCAL if any(Path(socket).exists() for socket in SOCKETS) else None
     elif host.transport == Host.Transport.TLS:
-        yield _tls(host)
+        with libvirt_tls.folder_of(host) as own:
+            yield _tls(host, own)
     elif host.transport == Host.Transport.FORCED:
-        raise HostError(
-            f"libvirt on {host.name} cannot be asked: the key for it can only run the agent. Register the host with a "
-            "key that may do more, or with libvirt over TLS."
-        )
+        with libvirt_relay.relayed(_checked(host, transport.endpoint(host))) as uri:
+            yield uri
     elif transport.by_ssh(host):
         with _forwarded(_checked(host, transport.endpoint(host))) as uri:
             yield uri
@@ -60,13 +64,13 @@ def uri_of(host: Host) -> Iterator[str | None]:
         yield None  # a hypervisor whose own API tells of its guests
 
 
-def _tls(host: Host) -> str:
+def _tls(host: Host, own: Path | None) -> str:
     try:
         address, port = addresses.address(host.address), addresses.port(host.port, TLS_PORT)
     except InvalidError as error:
         raise _wrong(host, error) from None
     where = f"[{address}]" if ":" in address else address
-    folder = _certificates(host)
+    folder = own or _certificates(host)
     query = f"?{urllib.parse.urlencode({'pkipath': str(folder)}, quote_via=urllib.parse.quote)}" if folder else ""
     return f"qemu+tls://{where}:{port}/system{query}"
 
@@ -112,9 +116,7 @@ def _wrong(host: Host, error: InvalidError) -> HostError:
 
 @contextlib.contextmanager
 def _forwarded(where: ssh.Endpoint) -> Iterator[str | None]:
-    # Named as ssh's own files are, so that what a killed worker leaves is cleared with those.
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 (a private folder in it)
-    with tempfile.TemporaryDirectory(prefix=f"storage-admin-{os.getpid()}-", dir=memory) as folder:  # mode 0700
+    with ssh.private_folder() as folder:
         local = {remote: f"{folder}/{number}" for number, remote in enumerate(SOCKETS)}
         forwards = [word for remote, own in local.items() for word in ("-L", f"{own}:{remote}")]
         options = ["-o", "StreamLocalBindMask=0177", "-o", "ExitOnForwardFailure=yes", *forwards]
@@ -129,17 +131,24 @@ def _forwarded(where: ssh.Endpoint) -> Iterator[str | None]:
 
 
 def _told(process: "subprocess.Popen[bytes]", where: ssh.Endpoint) -> list[str]:
-    """The sockets that are there. The connection's own time limits end the wait."""
-    found: list[str] = []
+    """The sockets that are there.
+
+    A connection that stands although nothing runs there any more, as on a host whose disk hangs, is given up as well.
+    """
     if process.stdout is None or process.stderr is None:
         raise TypeError("the connection's pipes are missing")
-    for line in process.stdout:
-        text = line.decode("utf-8", "replace").strip()
-        if text == ".":
-            return found
-        if text in SOCKETS:
-            found.append(text)
-    raise HostError(ssh.why_not(where, process.stderr.read()), "host_unreachable")
+    said, pipe, deadline = b"", process.stdout.fileno(), time.monotonic() + LOOK_TIMEOUT
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        while b"." not in (lines := [line.strip() for line in said.split(b"\n")[:-1]]):
+            if not selector.select(max(0.0, deadline - time.monotonic())):
+                process.terminate()
+                raise HostError(f"{where.address} did not answer within {LOOK_TIMEOUT:.0f} s.", "host_unreachable")
+            chunk = os.read(pipe, 4096)
+            if not chunk:
+                raise HostError(ssh.why_not(where, process.stderr.read()), "host_unreachable")
+            said += chunk
+    return [socket for socket in SOCKETS if socket.encode() in lines]
 
 
 @contextlib.contextmanager

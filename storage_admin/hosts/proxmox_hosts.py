@@ -1,18 +1,19 @@
 """Nodes of Proxmox VE: registered with an API token, and by ssh as well where their images are to be worked on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.agent.protocol import HostError, RefusedError
-from storage_admin.hosts import addresses, registration, secrets
+from storage_admin.hosts import addresses, proxmox_alone, registration, secrets, transport
 from storage_admin.hosts.errors import InvalidError, UnconfirmedError
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.names import path_key
 from storage_admin.hosts.proxmox import permissions, reader, tls
-from storage_admin.hosts.proxmox.client import Client
+from storage_admin.hosts.proxmox.client import ANSWER_SECONDS, Client
 from storage_admin.hosts.proxmox.endpoint import DEFAULT_PORT, Endpoint, Token
 from storage_admin.hosts.proxmox.reader import ProxmoxFacts
+from storage_admin.hosts.proxmox.storages import StorageFacts
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,50 @@ class WantedNode:
     by_ssh: bool = False
 
 
+@dataclass(frozen=True)
+class Offer:
+    """A node of the cluster, as it can be registered.
+
+    Args:
+        address: where its own API is to be asked: what the cluster tells, else that of the node that answers.
+        tls_fingerprint: of the certificate that it shows there, as the node that answers tells.
+        registered_as: name of the host that it is already; empty for none.
+    """
+
+    node: str
+    address: str
+    tls_fingerprint: str
+    online: bool | None
+    local: bool
+    registered_as: str = ""
+
+
+def offers(actor: Actor, wanted: WantedNode) -> tuple[Offer, ...]:
+    """The nodes of the cluster that an address belongs to, the one that answers first.
+
+    Raises:
+        As :func:`add_node`.
+    """
+    actor.require_everywhere(Role.ADMIN)
+    endpoint, token = _access(wanted)
+    cluster = _asked(endpoint, token)
+    found = []
+    for one in cluster.nodes:
+        host = _registered(cluster.name, one.name, endpoint)
+        own = not one.local and bool(one.address)
+        found.append(
+            Offer(
+                one.name,
+                one.address if own else endpoint.address,
+                one.fingerprint if own else endpoint.fingerprint,
+                one.online,
+                one.local,
+                host.name if host is not None else "",
+            )
+        )
+    return tuple(sorted(found, key=lambda one: not one.local))
+
+
 def add_node(actor: Actor, wanted: WantedNode) -> Host:
     """Registers a node. Its API has to answer to the token, and its agent by ssh where that is wanted.
 
@@ -47,9 +92,17 @@ def add_node(actor: Actor, wanted: WantedNode) -> Host:
         ForbiddenError, InvalidError, RefusedError: as for :func:`registration.add_ssh_host`.
         UnconfirmedError: nobody known has signed its certificate, or its SSH server's key is not confirmed.
     """
+    return registration.save(actor, tried(actor, wanted))
+
+
+def tried(actor: Actor, wanted: WantedNode, *, known: Host | None = None) -> Host:
+    """An unsaved row of a node that has answered in every way that is wanted; raises as :func:`add_node`.
+
+    Args:
+        known: the row that this is to become.
+    """
     actor.require_everywhere(Role.ADMIN)
-    endpoint = Endpoint(wanted.address, addresses.port(wanted.port, DEFAULT_PORT), wanted.tls_fingerprint)
-    token = Token(wanted.token_id, wanted.token_secret)
+    endpoint, token = _access(wanted)
     ssh = None
     if wanted.by_ssh:
         ssh = registration.checked(
@@ -59,25 +112,80 @@ def add_node(actor: Actor, wanted: WantedNode) -> Host:
         )
     host = registration.named(Host(kind=Host.Kind.PROXMOX, transport=Host.Transport.API), wanted.name)
     host.address, host.port = endpoint.address, endpoint.port
-    host.token_id, host.token_locked = wanted.token_id, secrets.lock(wanted.token_secret)
-    host.tls_fingerprint, host.node = endpoint.fingerprint, wanted.node.strip()
-    host.cluster, host.node = _answered(endpoint, token, host.node)
+    host.token_id, host.token_locked = token.token_id, secrets.lock(token.secret)
+    host.tls_fingerprint = endpoint.fingerprint
+    host.cluster, host.node = _answered(_asked(endpoint, token), wanted.node.strip())
+    again = _registered(host.cluster, host.node, endpoint)
+    if again is not None and (known is None or again.pk != known.pk):
+        sentence = f"The node {host.node} is registered already, as {again.name}."
+        raise InvalidError(sentence, {"node": sentence})
     if ssh is not None:
         host.transport, host.ssh_port, host.user = Host.Transport.API_SSH, ssh.port, ssh.user
         host.host_key, host.private_key_locked = ssh.host_key, ssh.private_key_locked
         registration.try_agent(host)
-    return registration.save(actor, host)
+    return host
 
 
-def _answered(endpoint: Endpoint, token: Token, node: str) -> tuple[str, str]:
-    """The cluster's name and the node's, as the API tells."""
+def change_node(actor: Actor, host: Host, values: dict[str, Any]) -> Host:
+    """Changes how a node is reached; what is not given stays. It gets ssh where a key of that is given.
+
+    Args:
+        values: fields of :class:`WantedNode`.
+
+    Raises:
+        As :func:`add_node`.
+    """
+    actor.require(Role.ADMIN, host.slug)
+    has_ssh = host.transport == Host.Transport.API_SSH
+    known = WantedNode(
+        name=host.name, address=host.address, port=host.port, token_id=host.token_id,
+        token_secret=secrets.unlock(host.token_locked), tls_fingerprint=host.tls_fingerprint, node=host.node,
+        ssh_port=host.ssh_port, user=host.user or "root", host_key=host.host_key,
+        private_key=secrets.unlock(host.private_key_locked),
+        by_ssh=has_ssh or bool(values.get("host_key") or values.get("private_key")),
+    )  # fmt: skip
+    changed = tried(actor, replace(known, **values), known=host)
+    if changed.transport == Host.Transport.API_SSH:
+        transport.forget_installed(transport.endpoint(changed))
+    return registration.changed_to(actor, host, changed)
+
+
+def _access(wanted: WantedNode) -> tuple[Endpoint, Token]:
+    """Checked fields; raises InvalidError, which names each that is wrong."""
+    fields: dict[str, str] = {}
+    found: list[Any] = []
+    for make in (
+        lambda: Endpoint(wanted.address, addresses.port(wanted.port, DEFAULT_PORT), wanted.tls_fingerprint),
+        lambda: Token(wanted.token_id.strip(), wanted.token_secret.strip()),
+    ):
+        try:
+            found.append(make())
+        except InvalidError as error:
+            fields |= error.fields
+    if fields:
+        raise InvalidError(" ".join(fields.values()), fields)
+    return found[0], found[1]
+
+
+def _registered(cluster: str, node: str, endpoint: Endpoint) -> Host | None:
+    """The host that a node is already: by its name in its cluster, or by its address where it is on its own."""
+    rows = Host.objects.filter(kind=Host.Kind.PROXMOX, cluster=cluster, node=node)
+    return (rows if cluster else rows.filter(address=endpoint.address, port=endpoint.port)).first()
+
+
+def _asked(endpoint: Endpoint, token: Token) -> reader.Cluster:
+    """The cluster, as the API tells."""
     try:
         with Client(endpoint, token, 30) as client:
-            cluster = reader.cluster(client)
+            return reader.cluster(client)
     except HostError as error:
         if not endpoint.fingerprint and "certificate" in error.detail:
             raise _unconfirmed(endpoint) from error
         raise RefusedError("host_unreachable", error.detail) from error
+
+
+def _answered(cluster: reader.Cluster, node: str) -> tuple[str, str]:
+    """The cluster's name and the node's."""
     names = [one.name for one in cluster.nodes]
     local = next((one.name for one in cluster.nodes if one.local), names[0] if names else "")
     if node and node not in names:
@@ -97,24 +205,24 @@ def _unconfirmed(endpoint: Endpoint) -> UnconfirmedError:
     )
 
 
-def client(host: Host) -> Client:
-    """A client of a registered node's API.
+def client(host: Host, seconds: float = ANSWER_SECONDS) -> Client:
+    """A client of a registered node's API; ``seconds`` is what an answer may take.
 
     Raises:
         HostError: its token cannot be read.
     """
     endpoint = Endpoint(host.address, host.port or DEFAULT_PORT, host.tls_fingerprint)
-    return Client(endpoint, Token(host.token_id, secrets.unlock(host.token_locked)))
+    return Client(endpoint, Token(host.token_id, secrets.unlock(host.token_locked)), seconds)
 
 
-def facts_of(host: Host, *, configs: bool) -> ProxmoxFacts:
-    """What a node's API tells.
+def facts_of(host: Host, *, configs: bool, folders: bool = False) -> ProxmoxFacts:
+    """What a node's API tells; see :func:`reader.read`.
 
     Raises:
         HostError: it does not answer.
     """
     with client(host) as api:
-        return reader.read(api, host.node, configs=configs)
+        return reader.read(api, host.node, configs=configs, folders=folders)
 
 
 def rights_missing(host: Host) -> list[str]:
@@ -126,25 +234,44 @@ def rights_missing(host: Host) -> list[str]:
 def sync_storages(host: Host, facts: ProxmoxFacts) -> None:
     """Makes the storages that are no folders pools that are only shown, with their space as the node tells it.
 
-    Where no agent runs, folders are shown as well.
+    Where no agent runs, folders are shown as well. What the token has no right to see any more is said, and stays.
     """
-    only_shown = host.transport == Host.Transport.API
-    kept = []
+    kept = [path_key(_own_path(storage)) for storage in facts.storages if _is_shown(host, storage)]
     for storage in facts.storages:
-        if not storage.enabled or not storage.holds_images or (storage.is_folder and not only_shown):
-            continue
-        path = f"proxmox:{storage.name}".encode()
-        values: dict[str, Any] = {
-            "name": storage.name, "kind": storage.kind, "source": StoragePool.Source.PROXMOX,
-            "path": storage.path or f"{storage.type} {storage.group or storage.name}", "path_bytes": b"",
-            "capacity_bytes": storage.total_bytes, "available_bytes": storage.available_bytes,
-            "network": storage.shared, "state": "ok" if storage.active else "missing",
-            "state_detail": "" if storage.active else "The node cannot reach it now.",
-            "owners_unknown": "Its volumes are not read by an agent: nothing in it is changed.",
-        }  # fmt: skip
-        if storage.shared:
-            values["shared_key"] = f"proxmox:{facts.cluster or host.slug}:{storage.name}"
-        StoragePool.objects.update_or_create(host=host, path_key=path_key(path), defaults=values)
-        kept.append(path_key(path))
+        if _is_shown(host, storage):
+            _sync_storage(host, facts.cluster, storage)
     shown = StoragePool.objects.filter(host=host, source=StoragePool.Source.PROXMOX, path_bytes=b"")
+    unseen = [right.sentence for right in facts.missing if right.feature == "storages"]
+    if unseen:
+        detail = f"{' '.join(unseen)} Until then it is shown as it was last seen."
+        told = [path_key(_own_path(storage)) for storage in facts.storages]
+        shown.exclude(path_key__in=told).update(state="unreadable", state_detail=detail)
+        kept += list(shown.exclude(path_key__in=told).values_list("path_key", flat=True))
     shown.exclude(path_key__in=kept).delete()
+
+
+def _own_path(storage: StorageFacts) -> bytes:
+    """What stands for the path of a storage that only the API tells of; no path begins like it."""
+    return f"proxmox:{storage.name}".encode()
+
+
+def _is_shown(host: Host, storage: StorageFacts) -> bool:
+    if not storage.enabled or not storage.holds_images:
+        return False
+    return host.transport == Host.Transport.API or not storage.is_folder
+
+
+def _sync_storage(host: Host, cluster: str, storage: StorageFacts) -> None:
+    key = path_key(_own_path(storage))
+    values: dict[str, Any] = {
+        "name": storage.name, "kind": storage.kind, "source": StoragePool.Source.PROXMOX,
+        "path": storage.path or f"{storage.type} {storage.group or storage.name}", "path_bytes": b"",
+        "capacity_bytes": storage.total_bytes, "available_bytes": storage.available_bytes,
+        "network": storage.shared, "state": "ok" if storage.active else "missing",
+        "state_detail": "" if storage.active else "The node cannot reach it now.",
+        "owners_unknown": proxmox_alone.nobody_looks(host),
+    }  # fmt: skip
+    if storage.shared:
+        # One storage and one filesystem on all nodes, in every sum.
+        values["shared_key"] = values["fs_key"] = f"proxmox:{cluster or host.slug}:{storage.name}"
+    StoragePool.objects.update_or_create(host=host, path_key=key, defaults=values)

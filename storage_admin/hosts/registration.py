@@ -1,7 +1,8 @@
 """Writes: hosts that are reached over a network come and go. Each connection is tried before it is saved."""
 
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from django.db import transaction
@@ -10,8 +11,19 @@ from django.utils.text import slugify
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.accounts.services import audit
 from storage_admin.agent.protocol import HostError, RefusedError, b64
-from storage_admin.hosts import addresses, asking, libvirt_reader, libvirt_uri, openvz, secrets, ssh, transport
+from storage_admin.hosts import (
+    addresses,
+    asking,
+    libvirt_reader,
+    libvirt_tls,
+    libvirt_uri,
+    openvz,
+    secrets,
+    ssh,
+    transport,
+)
 from storage_admin.hosts.errors import InvalidError, UnconfirmedError
+from storage_admin.hosts.libvirt_tls import Certificates
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.services import STANDARD_FOLDER, add_pool
 
@@ -59,22 +71,84 @@ def add_ssh_host(actor: Actor, wanted: Wanted) -> Host:
     return save(actor, host)
 
 
-def add_libvirt_host(actor: Actor, name: str, address: str, port: object = None) -> Host:
-    """Registers a host of which only libvirt can be asked, over TLS.
+@dataclass(frozen=True)
+class WantedLibvirt:
+    """What an admin typed about a host of which only libvirt can be asked.
 
-    The certificates are in the data folder's ``pki``, or in libvirt's usual places (``/etc/pki``).
+    Args:
+        by_ssh: at its own socket, through ssh; else over TLS.
+        user, private_key, host_key: for ssh, as in :class:`Wanted`.
+        certificates: for TLS; without any, those of the data folder's ``pki``, or of libvirt's usual places.
+    """
+
+    name: str
+    address: str
+    port: object = None
+    by_ssh: bool = False
+    user: str = "root"
+    private_key: str = ""
+    host_key: str = ""
+    certificates: Certificates = field(default_factory=Certificates)
+
+
+def add_libvirt_host(actor: Actor, wanted: WantedLibvirt) -> Host:
+    """Registers a host of which only libvirt can be asked. It has to answer.
 
     Raises:
         As :func:`add_ssh_host`.
     """
     actor.require_everywhere(Role.ADMIN)
-    host = named(Host(kind=Host.Kind.LIBVIRT, transport=Host.Transport.TLS), name)
-    host.address, host.port = addresses.address(address), addresses.port(port, libvirt_uri.TLS_PORT)
+    return save(actor, tried_libvirt(wanted))
+
+
+def tried_libvirt(wanted: WantedLibvirt) -> Host:
+    """An unsaved row of a host whose libvirt has answered; raises as :func:`add_ssh_host`."""
+    if wanted.by_ssh:
+        host = checked(
+            Wanted(wanted.name, wanted.address, wanted.port, wanted.user, wanted.private_key, wanted.host_key)
+        )
+        host.kind = Host.Kind.LIBVIRT
+    else:
+        host = _checked_tls(wanted)
+    _try_libvirt(host)
+    return host
+
+
+def _try_libvirt(host: Host) -> None:
+    """libvirt has to answer; raises RefusedError, which says what to do."""
     try:
-        libvirt_reader.read(host)
+        answer = libvirt_reader.read(host)
     except HostError as error:
         raise RefusedError("host_unreachable", error.detail) from error
-    return save(actor, host)
+    if answer is None:
+        raise RefusedError(
+            "host_unreachable",
+            f"No libvirt listens on {host.address}: install it there, or start it (systemctl start libvirtd).",
+        )
+
+
+def _checked_tls(wanted: WantedLibvirt) -> Host:
+    host = Host(kind=Host.Kind.LIBVIRT, transport=Host.Transport.TLS)
+    fields: dict[str, str] = {}
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: named(host, wanted.name),
+        lambda: setattr(host, "address", addresses.address(wanted.address)),
+        lambda: setattr(host, "port", addresses.port(wanted.port, libvirt_uri.TLS_PORT)),
+        lambda: _keep_certificates(host, wanted.certificates),
+    )
+    for call in calls:
+        try:
+            call()
+        except InvalidError as error:
+            fields |= error.fields
+    if fields:
+        raise InvalidError(" ".join(f"{name}: {text}" for name, text in fields.items()), fields)
+    return host
+
+
+def _keep_certificates(host: Host, given: Certificates) -> None:
+    if given.given:
+        libvirt_tls.keep(host, libvirt_tls.check(given))
 
 
 def named(host: Host, name: str) -> Host:
@@ -91,16 +165,24 @@ def save(actor: Actor, host: Host) -> Host:
         host.slug = _free_slug(host.name)
         host.save()
         audit(actor, "host added", host, after=_shown(host))
-    if host.transport in {Host.Transport.SSH, Host.Transport.FORCED, Host.Transport.API_SSH}:
+    by_agent = {Host.Transport.SSH, Host.Transport.FORCED, Host.Transport.API_SSH}
+    if host.transport in by_agent and host.kind != Host.Kind.LIBVIRT:
         _add_standard_folder(host)
     return host
 
 
+#: What of a row says how it is reached.
+CONNECTION = (
+    "address", "port", "user", "transport", "host_key", "private_key_locked", "token_id", "token_locked",
+    "tls_fingerprint", "ssh_port", "node", "cluster",
+)  # fmt: skip
+
+
 def change_connection(actor: Actor, host: Host, values: dict[str, Any]) -> Host:
-    """Changes how a host is reached; what is not given stays.
+    """Changes how a host is reached by ssh or libvirt; what is not given stays.
 
     Args:
-        values: ``address``, ``port``, ``user``, ``private_key``, ``host_key``.
+        values: fields of :class:`Wanted`, or of :class:`WantedLibvirt`. A secret that is not given stays, too.
 
     Raises:
         As :func:`add_ssh_host`.
@@ -108,20 +190,40 @@ def change_connection(actor: Actor, host: Host, values: dict[str, Any]) -> Host:
     actor.require(Role.ADMIN, host.slug)
     if host.kind == Host.Kind.LOCAL:
         raise InvalidError("This machine is not reached over a network.", {"address": "Leave it out."})
+    if host.transport == Host.Transport.TLS:
+        changed = _checked_tls(
+            WantedLibvirt(
+                host.name, values.get("address", host.address), values.get("port", host.port),
+                certificates=values.get("certificates", Certificates()),
+            )
+        )  # fmt: skip
+        if not changed.host_key:
+            changed.host_key, changed.private_key_locked = host.host_key, host.private_key_locked
+        changed.slug = host.slug
+        _try_libvirt(changed)
+        return changed_to(actor, host, changed)
+    known = {
+        "name": host.name, "address": host.address, "port": host.port, "user": host.user,
+        "private_key": secrets.unlock(host.private_key_locked), "host_key": host.host_key,
+        "forced": host.transport == Host.Transport.FORCED,
+    }  # fmt: skip
+    changed = checked(Wanted(**(known | {name: value for name, value in values.items() if name in known})))
+    changed.pk, changed.slug, changed.kind = host.pk, host.slug, host.kind
+    if host.kind == Host.Kind.LIBVIRT:
+        _try_libvirt(changed)
+    else:
+        transport.forget_installed(transport.endpoint(changed))
+        try_agent(changed)
+    return changed_to(actor, host, changed)
+
+
+def changed_to(actor: Actor, host: Host, changed: Host) -> Host:
+    """Writes the connection of a row that was tried into the one that is saved."""
     before = _shown(host)
-    known = Wanted(
-        host.name, host.address, host.port, host.user, secrets.unlock(host.private_key_locked), host.host_key,
-        forced=host.transport == Host.Transport.FORCED,
-    )  # fmt: skip
-    changed = checked(Wanted(**(vars(known) | values)))
-    changed.pk, changed.slug = host.pk, host.slug
-    transport.forget_installed(transport.endpoint(changed))
-    try_agent(changed)
-    columns = ("address", "port", "user", "host_key", "private_key_locked")
-    for column in columns:
+    for column in CONNECTION:
         setattr(host, column, getattr(changed, column))
     with transaction.atomic():
-        host.save(update_fields=columns)
+        host.save(update_fields=CONNECTION)
         audit(actor, "host changed", host, before=before, after=_shown(host))
     return host
 
@@ -234,8 +336,10 @@ def _free_slug(name: str) -> str:
 
 def _shown(host: Host) -> dict[str, Any]:
     """What the audit trail says of a host's connection; no secret is among it."""
+    is_certificate = host.transport == Host.Transport.TLS
     return {
         "kind": host.kind, "address": host.address, "port": host.port, "user": host.user, "transport": host.transport,
-        "host_key": addresses.fingerprint(host.host_key) if host.host_key else "",
-        "own_key": bool(host.private_key_locked),
+        "host_key": addresses.fingerprint(host.host_key) if host.host_key and not is_certificate else "",
+        "own_key": bool(host.private_key_locked), "node": host.node, "token_id": host.token_id,
+        "tls_fingerprint": host.tls_fingerprint,
     }  # fmt: skip

@@ -47,6 +47,15 @@ class HostBody(Body):
         help_text="Another key of ours; empty for those of the user that the dashboard runs as.",
     )  # fmt: skip
     host_key = StrictText(max_length=2000, required=False, help_text="Another public key that the host has to show.")
+    token_id = StrictText(max_length=200, required=False, help_text="Of a node of Proxmox VE, as what follows.")
+    token_secret = StrictText(max_length=200, required=False, write_only=True)
+    tls_fingerprint = StrictText(max_length=100, required=False, allow_blank=True)
+    ssh_port = StrictInteger(
+        required=False, allow_null=True, help_text="With host_key: the node is reached by ssh as well from now on."
+    )
+    ca_cert = StrictText(max_length=100_000, required=False, trim_whitespace=False, help_text="For libvirt over TLS.")
+    client_cert = StrictText(max_length=100_000, required=False, trim_whitespace=False)
+    client_key = StrictText(max_length=100_000, required=False, trim_whitespace=False, write_only=True)
 
 
 class NewHostBody(Body):
@@ -91,3 +100,19 @@ class NewHostBody(Body):
         help_text="Of a cluster; else the one that answers.",
     )
     ssh_port = StrictInteger(required=False, allow_null=True, default=None, help_text="Of a node of Proxmox VE.")
+    transport = serializers.ChoiceField(
+        choices=["tls", "ssh"], default="tls", help_text="Of kind libvirt: over TLS, or at its own socket through ssh."
+    )
+    ca_cert = StrictText(
+        max_length=100_000, required=False, default="", allow_blank=True, trim_whitespace=False,
+        help_text="For libvirt over TLS: the authority that signed the host's certificate, in PEM form. Without the "
+        "three, the files in pki/ of the data folder are taken, or libvirt's usual ones.",
+    )  # fmt: skip
+    client_cert = StrictText(
+        max_length=100_000, required=False, default="", allow_blank=True, trim_whitespace=False,
+        help_text="Our certificate, in PEM form.",
+    )  # fmt: skip
+    client_key = StrictText(
+        max_length=100_000, required=False, default="", allow_blank=True, trim_whitespace=False, write_only=True,
+        help_text="Its key, without a passphrase. Encrypted at rest and never shown again.",
+    )  # fmt: skip

@@ -17,10 +17,23 @@ from storage_admin.agent.protocol import HostError, RefusedError, Request
 
 #: Seconds for the agent's greeting, and for its end after everything was said.
 HELLO_TIMEOUT = 30.0
-END_TIMEOUT = 45.0
+END_TIMEOUT, UNGREETED_END_TIMEOUT = 45.0, 1.0
 CHUNK = 1 << 18
 #: As much as everybody may ask for: an agent reads on while what it found before is written.
 PIPE_SIZE = 1 << 20
+
+
+class UngreetedError(HostError):
+    """The agent did not even greet, so nothing was begun.
+
+    Args:
+        exit_code: of the command that was to start it; ``None`` where that is still at it.
+        said: its last words on standard error.
+    """
+
+    def __init__(self, detail: str, exit_code: int | None = None, said: bytes = b"") -> None:
+        super().__init__(detail, protocol.INTERRUPTED)
+        self.exit_code, self.said = exit_code, said
 
 
 class AgentSession:
@@ -51,6 +64,7 @@ class AgentSession:
         self._stdin, self._stdout, self._stderr_pipe = self._process.stdin, self._process.stdout, self._process.stderr
         self._write_lock = threading.Lock()
         self._ended = threading.Event()
+        self._started, self._greeted = time.monotonic(), False
         self._stderr: deque[bytes] = deque(maxlen=50)
         self._threads = [
             threading.Thread(target=self._ping, daemon=True),
@@ -68,9 +82,10 @@ class AgentSession:
         self._ended.set()
         with self._write_lock, contextlib.suppress(OSError):
             self._stdin.close()
-        self._await_silence()
+        # One that has not greeted has nothing to put back, and what hangs is not waited for a second time.
+        self._await_silence(END_TIMEOUT if self._greeted else UNGREETED_END_TIMEOUT)
         try:
-            self._process.wait(END_TIMEOUT)
+            self._process.wait(END_TIMEOUT if self._greeted else 0)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -79,9 +94,9 @@ class AgentSession:
         for pipe in (self._stdout, self._stderr_pipe):
             pipe.close()
 
-    def _await_silence(self) -> None:
+    def _await_silence(self, seconds: float) -> None:
         """Waits for the end of its output: waiting for the process by time would look at it only now and then."""
-        deadline = time.monotonic() + END_TIMEOUT
+        deadline = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
             selector.register(self._stdout, selectors.EVENT_READ)
             while selector.select(max(0.0, deadline - time.monotonic())):
@@ -115,22 +130,26 @@ class AgentSession:
 
         Raises:
             RefusedError: ``agent_outdated``.
+            UngreetedError: it has not greeted in time, or ended before.
             HostError: ``interrupted``: the agent ended, or greeted wrongly, without an answer.
         """
-        greeted, deadline = False, time.monotonic() + HELLO_TIMEOUT
+        deadline = self._started + HELLO_TIMEOUT
         for lines in self._lines(tick):
             if not lines:
-                if not greeted and time.monotonic() > deadline:
-                    raise HostError(f"The agent did not greet within {HELLO_TIMEOUT:.0f} s.", protocol.INTERRUPTED)
+                if not self._greeted and time.monotonic() > deadline:
+                    raise UngreetedError(f"The agent did not greet within {HELLO_TIMEOUT:.0f} s.")
                 yield None
             for event in self._decode(lines):
-                if not greeted:
+                if not self._greeted:
                     self._check_hello(event)
-                    greeted = True
+                    self._greeted = True
                 yield event
                 if event["event"] in {protocol.RESULT, protocol.ERROR}:
                     return
-        raise HostError(f"The agent ended without an answer{self._why()}.", protocol.INTERRUPTED)
+        detail = f"The agent ended without an answer{self._why()}."
+        if not self._greeted:
+            raise UngreetedError(detail, self._process.returncode, b"".join(self._stderr))
+        raise HostError(detail, protocol.INTERRUPTED)
 
     def _lines(self, tick: float) -> Iterator[list[bytes]]:
         """The lines that have come, together; none where nothing came within ``tick`` seconds."""

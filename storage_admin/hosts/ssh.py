@@ -85,7 +85,7 @@ def connection(endpoint: Endpoint, remote: str | None, *options: str) -> Iterato
         remote: what the user's shell there is to run; ``None`` for nothing, as with a forced command.
         options: more options of the client.
     """
-    with _files() as folder:
+    with private_folder() as folder:
         alias = "storage-admin"
         (folder / "known_hosts").write_text(f"{alias} {endpoint.host_key}\n")
         pinned = PINNED | {"UserKnownHostsFile": str(folder / "known_hosts"), "HostKeyAlias": alias}
@@ -110,7 +110,8 @@ def _algorithms(host_key: str) -> str:
 
 
 @contextlib.contextmanager
-def _files() -> Iterator[Path]:
+def private_folder() -> Iterator[Path]:
+    """A folder in memory that nobody else can enter; what a process that was killed leaves of it is cleared later."""
     folder = Path(tempfile.mkdtemp(prefix=f"storage-admin-{os.getpid()}-", dir=_memory()))  # mode 0700
     try:
         yield folder

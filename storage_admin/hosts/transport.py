@@ -23,6 +23,7 @@ from storage_admin.agent import bundle
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.hosts import machine, secrets, ssh
 from storage_admin.hosts.models import Host
+from storage_admin.hosts.session import UngreetedError
 from storage_admin.hosts.shells import LocalShell, Shell
 
 FOLDER = "/usr/local/lib/storage-admin"
@@ -108,17 +109,29 @@ def agent_command(host: Host) -> Iterator[list[str]]:
         raise RefusedError("host_unreachable", f"There is no Python 3 on {host.name}, so that no agent can run there.")
     where = endpoint(host)
     if host.transport == Host.Transport.FORCED:
-        with ssh.connection(where, None) as command:
+        with _unreachable_where_it_is(where), ssh.connection(where, None) as command:
             yield command
         return
     ensure_installed(where)
-    with ssh.connection(where, start_line(where)) as command:
-        try:
-            yield command
-        except HostError as error:
-            if f"exit code {NOT_INSTALLED}" in error.detail:  # somebody has removed it since
-                forget_installed(where)
-            raise
+    with _unreachable_where_it_is(where), ssh.connection(where, start_line(where)) as command:
+        yield command
+
+
+@contextlib.contextmanager
+def _unreachable_where_it_is(where: ssh.Endpoint) -> Iterator[None]:
+    """An agent that did not even greet is told as what it is: a host that is gone, or hangs."""
+    try:
+        yield
+    except UngreetedError as error:
+        if error.exit_code == NOT_INSTALLED:  # somebody has removed it since
+            forget_installed(where)
+        if error.exit_code == ssh.CONNECTION_FAILED:
+            raise HostError(ssh.why_not(where, error.said), "host_unreachable") from error
+        if error.exit_code is None:
+            raise HostError(
+                f"{where.address} lets us in and does no work. {error.detail}", "host_unreachable"
+            ) from error
+        raise
 
 
 def no_way_to(host: Host) -> str:

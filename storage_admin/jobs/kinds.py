@@ -72,11 +72,19 @@ class JobKind(ABC):
     rewrites: ClassVar[bool] = False
     #: At most one of its kind at work per host; a queued one is returned instead of queueing another.
     single: ClassVar[bool] = False
+    #: It measures the host: at most one of them at work there, and none together with a rewriting job, whichever of the
+    #: two comes first (:meth:`may_disturb`).
+    measures: ClassVar[bool] = False
     #: The most of a worker's threads that jobs of this kind may have: what starts by itself on every host at once must
     #: not keep a job waiting that somebody has asked for.
     share: ClassVar[float] = 1.0
     #: From where to where each of the agent's stages brings the whole job, in percent; unknown stages do not move it.
     stages: ClassVar[dict[str, tuple[float, float]]] = {}
+    #: What is said of a job whose worker was lost.
+    when_lost: ClassVar[str] = (
+        "The original image stands unless the log says otherwise; what was left behind is cleared by a recovery of the "
+        "host."
+    )
     #: JSON Schema of each option, with its default.
     properties: ClassVar[dict[str, dict[str, Any]]] = {}
 
@@ -98,6 +106,9 @@ class JobKind(ABC):
                 unknown = sorted(set(options) - set(self.properties))
                 known = ", ".join(sorted(self.properties)) or "none"
                 fields |= dict.fromkeys(unknown, f"{self.name} has no such option; it knows: {known}.")
+            elif error.validator == "required":
+                missing = [name for name in error.validator_value if name not in options]
+                fields |= dict.fromkeys(missing, "has to be given.")
             else:
                 fields[str(error.path[0]) if error.path else "options"] = _sentence(error)
         if fields:
@@ -115,7 +126,7 @@ class JobKind(ABC):
 
     @abstractmethod
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:
-        """What the job would do, from the database alone."""
+        """What the job would do, from the database alone; of a VM of Proxmox VE, from what its node tells as well."""
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:  # noqa: ARG002 (for those that need it)
         """What the job needs for itself or shared, from its submission to its end."""
@@ -127,6 +138,13 @@ class JobKind(ABC):
         Raises:
             RefusedError: it is not free any more.
         """
+
+    def submitted(self, job: Job) -> None:  # noqa: B027 (most kinds need nothing)
+        """Writes what belongs to a job beside its row, in the transaction that queues it."""
+
+    def may_disturb(self, options: dict[str, Any]) -> bool:  # noqa: ARG002 (for those that measure)
+        """Whether a job that measures and rewriting ones may be at work at the same time, by its options."""
+        return False
 
     def must_wait(self, job: Job, *, ask: bool) -> Wait | None:  # noqa: ARG002 (most kinds wait for nothing outside)
         """What outside of the dashboard a queued job has to wait for; called whenever it might be claimed.

@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from storage_admin.accounts.roles import SYSTEM
 from storage_admin.agent import protocol
-from storage_admin.jobs import claims, routing, services
+from storage_admin.jobs import claims, kinds, routing, services
 from storage_admin.jobs.doorbell import ring_now
 from storage_admin.jobs.models import Job, ResourceLock, Worker
 
@@ -62,8 +62,7 @@ def _interrupt(job: Job, why: str) -> int:
         marked = claims.ours(job).update(
             state=Job.State.INTERRUPTED, generation=job.generation + 1, finished=timezone.now(),
             error_code=protocol.INTERRUPTED, needs_recovery=job.rewrites, eta_seconds=None, bytes_per_sec=None,
-            error_detail=f"Interrupted: {why}. The original image stands unless the log says otherwise; "
-            "what was left behind is cleared by a recovery of the host.",
+            error_detail=f"Interrupted: {why}. {kinds.get(job.kind).when_lost}",
         )  # fmt: skip
         if marked:
             ResourceLock.objects.filter(job=job).delete()

@@ -36,13 +36,13 @@ class Recorder:
         self.cancel_requested = False
 
     def progress(self, event: dict[str, Any]) -> None:
-        """Takes a ``progress`` event."""
+        """Takes a ``progress`` event; ``percent`` in it is of the whole job, where that is all that is known."""
         done, total, stage = event.get("done"), event.get("total"), str(event.get("stage", ""))
         rate, eta = self._rate(stage, done, total)
         self._progress = {
             "stage": stage[:40],
             "message": plain(str(event.get("message", ""))),
-            "progress": self._percent(stage, done, total),
+            "progress": event["percent"] if "percent" in event else self._percent(stage, done, total),
             "done_bytes": done,
             "total_bytes": total,
             "bytes_per_sec": rate,

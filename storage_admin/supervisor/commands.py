@@ -1,6 +1,7 @@
 """The command lines of the web server, a worker and the scheduler, whoever starts them."""
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,6 +37,12 @@ def scheduler(log_level: str = "warning") -> tuple[str, ...]:
     """What rings for scans and for all that is due at a time."""
     how = ("--scheduler", "django_celery_beat.schedulers:DatabaseScheduler", "--pidfile=")
     return (*_CELERY, "beat", *how, "--loglevel", log_level)
+
+
+def typed(command: str, data_dir: Path, code_dir: Path) -> str:
+    """A command as somebody types it in another terminal, so that it works on the same data."""
+    usual = code_dir.resolve() / "var"
+    return command if data_dir == usual else f"STORAGE_ADMIN_DATA_DIR={shlex.quote(str(data_dir))} {command}"
 
 
 def become(argv: Sequence[str], code_dir: Path, **environment: str) -> NoReturn:

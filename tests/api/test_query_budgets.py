@@ -15,14 +15,25 @@ from images.selectors import lists
 from storage_admin.hosts.models import Host
 from tests.factories import (
     GIB,
+    BenchmarkFactory,
     GuestDiskFactory,
     ImageFactory,
     ImageUseFactory,
     JobFactory,
     StoragePoolFactory,
+    WatchFactory,
 )
 
-LISTS = {"images": 15, "jobs": 6, "guests": 7, "pools": 7, "hosts": 6, "overview": 30}
+LISTS = {
+    "images": 15,
+    "jobs": 6,
+    "guests": 7,
+    "pools": 7,
+    "hosts": 6,
+    "overview": 30,
+    "benchmarks": 6,
+    "benchmark-watches": 6,
+}
 
 
 def queries(client: APIClient, path: str) -> int:
@@ -41,6 +52,8 @@ def populate(count: int) -> None:
         JobFactory.create(target=image, kind="reclaim", state="running")
         JobFactory.create(target=image, kind="reclaim", state="failed", finished=timezone.now())
         StoragePoolFactory.create()
+        BenchmarkFactory.create()
+        WatchFactory.create()
 
 
 @pytest.mark.parametrize("path", LISTS)

@@ -11,20 +11,25 @@ from typing import Any
 
 import libvirt
 import pytest
+from django.test import Client
+from rest_framework.test import APIClient
 
 from images import libvirt_scan
 from images.models import Image
+from storage_admin.accounts.models import AuditEntry
+from storage_admin.accounts.roles import Role
+from storage_admin.accounts.services import create_token
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import libvirt_reader, secrets, transport
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
-from tests.factories import HostFactory
+from tests.factories import HostFactory, UserFactory
 from tests.harness.guests import Disk, Domains, write_pattern
 from tests.harness.sshd import sshd
 from tests.harness.tls_libvirtd import TlsLibvirtd, authority, tls_libvirtd
-from tests.working import OPERATOR, create, digests, said, scan, work
+from tests.working import ADMIN, OPERATOR, create, digests, said, scan, work
 
 pytestmark = [pytest.mark.services, pytest.mark.guest, pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
@@ -288,6 +293,63 @@ def test_a_certificate_for_all_hosts_is_taken_where_one_has_none_of_its_own(
     assert scan(host)["images"] == 4
     host.slug = ""  # as while it is being registered
     assert libvirt_reader.read(host) is not None
+
+
+def pems(server: TlsLibvirtd, *names: str) -> dict[str, str]:
+    """A client's certificates as somebody pastes them."""
+    files = names or ("cacert.pem", "clientcert.pem", "clientkey.pem")
+    return dict(
+        zip(("ca_cert", "client_cert", "client_key"), ((server.folder / f).read_text() for f in files), strict=True)
+    )
+
+
+def test_pasted_certificates_are_tried_before_the_host_is_saved_and_only_its_row_has_them(
+    server: TlsLibvirtd, tmp_path: Path, settings: Any
+) -> None:
+    settings.DATA_DIR = tmp_path / "data"
+    client = APIClient()
+    client.credentials(HTTP_AUTHORIZATION=f"Bearer {create_token(ADMIN, 'a', Role.ADMIN)[1]}")
+    body = {"name": "far", "kind": "libvirt", "address": "127.0.0.1", "port": server.port}
+    key = pems(server)["client_key"]
+    mixed = client.post(
+        "/api/v1/hosts/", body | pems(server, "cacert.pem", "clientcert.pem", "serverkey.pem"), format="json"
+    )
+    assert (mixed.status_code, set(mixed.json()["fields"])) == (400, {"client_key"})
+    rubbish = client.post(
+        "/api/v1/hosts/", body | {"ca_cert": "x", "client_cert": key, "client_key": "y"}, format="json"
+    )
+    assert set(rubbish.json()["fields"]) == {"ca_cert", "client_cert", "client_key"}
+    assert key not in rubbish.content.decode()
+    dead = client.post("/api/v1/hosts/", body | pems(server) | {"port": 1}, format="json")
+    assert (dead.status_code, dead.json()["code"]) == (409, "host_unreachable")
+    assert not Host.objects.exists()
+    added = client.post("/api/v1/hosts/", body | pems(server), format="json")
+    assert added.status_code == 201, added.json()
+    assert "PRIVATE KEY" not in added.content.decode()
+    host = Host.objects.get()
+    assert b"PRIVATE KEY" not in bytes(host.private_key_locked)
+    assert "PRIVATE KEY" not in str(list(AuditEntry.objects.values()))
+    assert not (tmp_path / "data/pki").exists()
+    scan(host)
+    assert host.transport == "tls"
+    moved = client.patch(f"/api/v1/hosts/{host.pk}/", {"address": "localhost"}, format="json")
+    assert (moved.status_code, moved.json()["code"]) == (409, "host_unreachable")  # its certificate names the address
+    assert client.patch(f"/api/v1/hosts/{host.pk}/", {"port": server.port}, format="json").status_code == 200
+    host.refresh_from_db()
+    assert libvirt_reader.read(host) is not None
+
+
+def test_the_same_by_the_page_without_a_script(server: TlsLibvirtd, tmp_path: Path, settings: Any) -> None:
+    settings.DATA_DIR = tmp_path / "data"
+    browser = Client()
+    browser.force_login(UserFactory.create(role="admin"), "django.contrib.auth.backends.ModelBackend")
+    form = {"kind": "libvirt-tls", "name": "far", "address": "127.0.0.1", "port": "1"} | pems(server)
+    refused = browser.post("/hosts/add/", form)
+    assert refused.status_code == 409
+    assert "PRIVATE KEY" not in refused.content.decode()
+    assert not Host.objects.exists()
+    assert browser.post("/hosts/add/", form | {"port": str(server.port)}).status_code == 302
+    assert Job.objects.filter(kind="scan", target_id=Host.objects.get().pk).exists()
 
 
 def test_the_same_by_ssh_with_the_socket_forwarded(

@@ -200,7 +200,7 @@ def running_dashboard(data_dir: Path, **environment: str) -> Iterator[Dashboard]
     with Daemon(argv, log, env=env, cwd=ROOT, grace=60) as daemon:
         url = f"http://{bind}"
         daemon.wait_for(lambda: _healthy(url), 120, "the dashboard is healthy")
-        daemon.wait_for(lambda: _password(daemon.said()), 10, "the first admin's password")
+        daemon.wait_for(lambda: _password(daemon.said()), 30, "the first admin's password")
         yield Dashboard(url, _password(daemon.said()), data_dir, daemon, environment)
 
 

@@ -183,6 +183,15 @@ def test_a_row_with_such_an_address_is_asked_by_nobody(key: str, value: str, tra
         ask_in_every_way(row(key, address=value, transport=transport))
 
 
+@pytest.mark.parametrize("value", [value for value in HOSTILE if isinstance(value, str)], ids=ascii)
+def test_nor_is_it_by_the_relay_of_a_key_that_runs_the_agent_alone(key: str, value: str) -> None:
+    host = row(key, address=value, transport="forced")
+    with nothing_happens():
+        for ask in (libvirt_reader.read, libvirt_control.states, lambda host: next(libvirt_watch.changes(host))):
+            with pytest.raises(HostError, match="its connection cannot be right"):
+                ask(host)
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -87,3 +87,26 @@ def test_a_node_that_does_not_answer_keeps_its_guests_with_the_time_they_were_se
     assert host.status == "unreachable"
     assert host.last_seen is not None
     assert set(Guest.objects.filter(host=host).values_list("uid", flat=True)) == known
+
+
+def test_a_node_is_registered_once(server: ProxmoxServer) -> None:
+    add(server)
+    with pytest.raises(InvalidError, match="registered already, as pve"):
+        add(server, name="again")
+    assert Host.objects.count() == 1
+
+
+def test_another_token_is_tried_before_it_takes_the_place_of_the_first(server: ProxmoxServer) -> None:
+    host = add(server)
+    before = bytes(host.token_locked)
+    with pytest.raises(RefusedError):
+        proxmox_hosts.change_node(ADMIN, host, {"token_secret": "00000000-0000-4000-8000-000000000000"})
+    host.refresh_from_db()
+    assert bytes(host.token_locked) == before
+    Host.objects.filter(pk=host.pk).update(address="192.0.2.1")
+    host.refresh_from_db()
+    proxmox_hosts.change_node(ADMIN, host, {"address": server.endpoint().address})
+    host.refresh_from_db()
+    assert (host.address, host.transport, host.node) == (server.endpoint().address, "api", "pve1")
+    entry = AuditEntry.objects.filter(what="host changed").latest("id")
+    assert SECRET not in str(entry.__dict__)

@@ -212,11 +212,15 @@ class TestPool:
 
     @pytest.mark.qemu
     def test_the_command_makes_shows_and_removes(
-        self, few: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+        self, few: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: Any
     ) -> None:
+        settings.DATA_DIR = tmp_path / "data"
         path = tmp_path / "demo"
         call_command("demo", path=path, stdout=StringIO())
-        assert "5 files made, 0 were there" in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert "5 files made, 0 were there" in said
+        # Typed as it stands, it starts on the same data.
+        assert f"STORAGE_ADMIN_DATA_DIR={settings.DATA_DIR} make run" in said
         call_command("demo", path=path)
         assert "0 files made, 5 were there" in capsys.readouterr().out
         call_command("demo", "--remove", path=path)

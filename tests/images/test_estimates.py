@@ -30,7 +30,7 @@ def test_what_changed_is_sampled_after_a_scan_and_not_again(tmp_path: Path) -> N
     assert image.reclaimable_bytes
     assert image.reclaimable_low is not None
     assert image.reclaimable_high is not None
-    assert image.reclaimable_low <= image.reclaimable_bytes <= image.reclaimable_high <= image.allocated_size
+    assert image.reclaimable_low <= image.reclaimable_bytes <= image.reclaimable_high <= image.occupied_bytes
     other = image_at(tmp_path / "b.qcow2")
     assert image.pool.reclaimable_bytes == image.reclaimable_bytes + (other.reclaimable_bytes or 0)
     assert not estimates.due(host.pk).exists()
@@ -86,7 +86,7 @@ def test_a_full_analysis_says_what_each_method_would_win_with_a_bound(tmp_path: 
         assert low is not None
         assert high is not None
         assert low <= after <= high
-        wins[method] = max(image.allocated_size - after, 0)
+        wins[method] = max(image.occupied_bytes - after, 0)
     assert image.reclaimable_bytes == wins[image.reclaimable_method] >= 0.98 * max(wins.values())
     usual = estimates.predicted(image, "compress")
     for compression in ("zlib", "zstd"):

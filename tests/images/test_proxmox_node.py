@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 
 from images import hypervisors
+from images.models import Image
 from images.scanning import ScanRun
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.guests.models import Guest
-from storage_admin.hosts import asking, libvirt_reader
+from storage_admin.hosts import asking, libvirt_reader, secrets
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
+from tests.harness.proxmox.server import proxmox
+from tests.harness.proxmox.world import SECRET, TOKEN_ID, lab
 from tests.working import OPERATOR, create, image_at, run, scan, this_machine, work
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_reserve")]
@@ -102,18 +105,6 @@ def test_a_guest_that_was_started_or_locked_since_the_scan_stops_the_job(pve: Pa
     assert (ended.state, ended.error_code) == ("failed", "guest_locked")
 
 
-def test_a_linked_clone_is_not_flattened_behind_proxmox(pve: Path) -> None:
-    base = disk(pve, "base-100-disk-0.qcow2")
-    (base.parent.parent / "101").mkdir()
-    clone = create(base.parent.parent / "101/vm-101-disk-0.qcow2", base="../100/base-100-disk-0.qcow2")
-    config(pve, "name: template\ntemplate: 1\nscsi0: store:100/base-100-disk-0.qcow2\n")
-    config(pve, "name: clone\nscsi0: store:100/base-100-disk-0.qcow2/101/vm-101-disk-0.qcow2\n", vmid=101)
-    scanned(this_machine())
-    (refusal,) = services.plan(OPERATOR, "flatten", image_at(clone).pk, {}).refusals
-    assert refusal.code == "guest_records_chain"
-    assert "linked clone" in refusal.detail
-
-
 def test_a_file_that_cannot_be_read_leaves_unknown_who_uses_what(pve: Path) -> None:
     path = disk(pve)
     (pve / f"nodes/{NODE}/qemu-server/102.conf").mkdir()
@@ -131,3 +122,31 @@ def test_the_files_are_asked_for_where_the_last_scan_saw_proxmox(pve: Path) -> N
     scanned(host)
     host.refresh_from_db()
     assert hypervisors.is_to_be_asked(host)
+
+
+def test_beside_an_agent_the_api_lists_what_is_no_file_and_nothing_twice(pve: Path, tmp_path: Path) -> None:
+    path, world = disk(pve), lab()
+    world.statuses = [
+        one | {"active": 1, "total": 10**11, "used": 10**10, "avail": 9 * 10**10} if one["type"] == "lvmthin" else one
+        for one in world.statuses
+    ]
+    world.volumes["local-lvm"] = [
+        {"volid": "local-lvm:vm-110-disk-0", "content": "images", "format": "raw", "size": 4 << 30, "vmid": 110}
+    ]
+    (pve / "nodes/pve1/qemu-server").mkdir(parents=True)
+    config(pve, "name: blocks\nscsi0: local-lvm:vm-110-disk-0,size=4G\n", vmid=110, node="pve1")
+    (tmp_path / "server").mkdir()
+    with proxmox(world, tmp_path / "server") as server:
+        host = this_machine()
+        host.address, host.port, host.tls_fingerprint = server.address, server.port, server.fingerprint
+        host.token_id, host.token_locked, host.node = TOKEN_ID, secrets.lock(SECRET), "pve1"
+        host.save()
+        scanned(host)
+        scanned(host)
+        assert server.wrong == []
+        assert not [one for one in server.seen if one.path.endswith("/store/content")]
+    assert sorted(Image.objects.values_list("path", "allocated_size")) == [
+        ("/dev/pve/vm-110-disk-0", None),
+        (str(path), path.stat().st_blocks * 512),
+    ]
+    assert image_at(b"/dev/pve/vm-110-disk-0").uses.get().disk.guest.uid == "110"

@@ -7,11 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from storage_admin.supervisor import commands
 from tests.harness.processes import Daemon, free_port, wait_until
 from tests.harness.services import Dashboard, running_dashboard
 
@@ -117,6 +119,52 @@ def test_one_signal_stops_everything(tmp_path: Path) -> None:
     assert "Traceback" not in said
     assert still_there(running) == []
     assert said.count(dashboard.password) == 1
+
+
+@pytest.mark.parametrize(
+    ("data_dir", "typed"),
+    [
+        ("/srv/app/var", "make run"),
+        ("/srv/data", "STORAGE_ADMIN_DATA_DIR=/srv/data make run"),
+        ("/srv/my data; id", "STORAGE_ADMIN_DATA_DIR='/srv/my data; id' make run"),
+    ],
+)
+def test_a_printed_command_names_the_data_folder_unless_it_is_the_usual_one(data_dir: str, typed: str) -> None:
+    assert commands.typed("make run", Path(data_dir), Path("/srv/app")) == typed
+
+
+def test_the_first_password_is_the_last_thing_that_is_said_once_all_is_up(tmp_path: Path) -> None:
+    data_dir = tmp_path / "with a space" / "data"
+    with running_dashboard(data_dir) as dashboard:
+        all_of_it(dashboard)
+        time.sleep(3)
+        said = [line for line in dashboard.daemon.said().split("\n") if line]
+        (at,) = [number for number, line in enumerate(said) if dashboard.password in line]
+        (runs,) = [number for number, line in enumerate(said) if f"runs at {dashboard.url}/" in line]
+        assert runs < at
+        # Only a first scan that takes long has anything to say after it.
+        assert not [line for line in said[at + 1 :] if " | " in line], said
+        hints = [line.strip() for line in said if "manage.py demo" in line]
+        assert hints in ([], [f"STORAGE_ADMIN_DATA_DIR='{data_dir}' .venv/bin/python manage.py demo"])
+
+
+def test_a_start_that_fails_after_the_first_admin_was_made_still_tells_the_password(tmp_path: Path) -> None:
+    """It is told by nothing else, ever."""
+    broken = tmp_path / "bin"
+    without("redis-server", broken)
+    (broken / "redis-server").write_text("#!/bin/sh\nexit 1\n")
+    (broken / "redis-server").chmod(0o755)
+    environment = os.environ | {
+        "STORAGE_ADMIN_DATA_DIR": str(tmp_path / "data"), "STORAGE_ADMIN_BIND": f"127.0.0.1:{free_port()}",
+        "PATH": str(broken),
+    }  # fmt: skip
+    with Daemon(
+        [sys.executable, "manage.py", "up"], tmp_path / "up.log", env=environment | OWN_SETTINGS, cwd=ROOT, grace=40
+    ) as daemon:
+        daemon.wait_for(lambda: "redis ended unexpectedly" in daemon.said(), 60, "the Redis fails")
+        assert "password" not in daemon.said()
+        daemon.stop()
+        assert daemon.said().count("Log in as admin with the password ") == 1
 
 
 def test_killing_it_leaves_nothing_behind_and_the_next_start_keeps_the_password(tmp_path: Path) -> None:

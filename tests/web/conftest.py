@@ -74,7 +74,7 @@ class Filled:
         return [
             "/", "/images/", "/hosts/", "/guests/", "/jobs/", "/password/", f"/images/{self.image.pk}/",
             f"/images/{self.base.pk}/", f"/images/{self.image.pk}/reclaim/", f"/jobs/{self.running.pk}/",
-            f"/jobs/{self.done.pk}/", f"/pools/{self.pool.pk}/",
+            f"/jobs/{self.done.pk}/", f"/pools/{self.pool.pk}/", f"/guests/{self.guest.pk}/",
         ]  # fmt: skip
 
 

@@ -58,7 +58,7 @@ def test_a_threshold_is_a_percentage(admin: Client, filled: Filled, percent: str
 def test_missing_tools_are_named_with_what_they_are_for(viewer: Client) -> None:
     HostFactory.create(capabilities={"qemu_img": None, "tools": {"setpriv": True, "virt-sparsify": False}})
     text = text_of(viewer.get("/hosts/").content.decode())
-    assert "qemu-img missing analyze and reclaim" in text
+    assert "qemu-img missing every job on an image" in text
     assert "setpriv there" in text
     assert "ionice unknown" in text
 

@@ -136,7 +136,7 @@ def test_a_job_page_moves_with_its_job_and_stops_with_it(chromium: Browser, live
     assert page.locator("#stage").inner_text() == "verifying"
     type(filled.running).objects.filter(pk=filled.running.pk).update(state="cancelled", commands=[])
     page.wait_for_selector("#status .chip:has-text('cancelled')")
-    page.wait_for_function("document.querySelectorAll('[hx-trigger^=every]').length === 0")
+    page.wait_for_function("document.querySelectorAll('#main [hx-trigger^=every]').length === 0")
     assert "None." in page.locator("#aside").inner_text()
     page.context.close()
 

@@ -11,6 +11,7 @@ from images.demo_recipes import DemoError
 from storage_admin.accounts.roles import SYSTEM
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.jobs.errors import InvalidError
+from storage_admin.supervisor.commands import typed
 
 
 class Command(BaseCommand):
@@ -40,7 +41,8 @@ class Command(BaseCommand):
         if job:
             print(f"They are being scanned by job {job.pk}: look at the page Images in a moment.")
         else:
-            print("They are scanned as soon as Storage Admin runs (make run).")
+            start = typed("make run", settings.DATA_DIR, settings.BASE_DIR)
+            print(f"They are scanned as soon as Storage Admin runs: {start}")
 
     def _remove(self, folder: Path) -> None:
         if not demo.is_demo(folder):

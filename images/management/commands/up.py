@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from typing import Any
 
 from django.conf import settings
@@ -19,8 +20,12 @@ from storage_admin.hosts.models import Host
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.services import submit
 from storage_admin.supervisor.checks import browser_address
+from storage_admin.supervisor.commands import typed
 from storage_admin.supervisor.errors import SetupError
 from storage_admin.supervisor.start import Hooks, Say, Site, run
+
+#: Seconds after which the first admin's password is said although the first scan goes on.
+PASSWORD_PATIENCE = 8.0
 
 
 class Command(BaseCommand):
@@ -36,33 +41,41 @@ class Command(BaseCommand):
             bind=settings.BIND,
             redis_url=os.environ.get("REDIS_URL") or None,
         )
-        scan = FirstScan(site.bind)
+        begin = Beginning(site.bind)
         try:
-            run(site, Hooks(prepare=prepare, ready=scan.begin, watch=scan.look), sys.stdout)
+            run(site, Hooks(prepare=begin.prepare, ready=begin.scan, watch=begin.look), sys.stdout)
         except SetupError as error:
             self.stderr.write(str(error))
             sys.exit(1)
+        finally:
+            begin.say_password(lambda text: print(text, flush=True))
 
 
-def prepare(redis_url: str, say: Say) -> None:
-    """What a web server needs, and this machine as the host ``local``.
+class Beginning:
+    """What is done and said around the start of the parts; the first admin's password comes last.
 
-    Raises:
-        SetupError: the database cannot be used, or the set-up is not complete.
+    What the parts say while they start would push it out of sight. So it waits for the first scan, which shows that a
+    worker is at work, but not long: on a machine with many images, that scan takes its time.
     """
-    app.conf.update(broker_url=BrokerUrls.parse(redis_url).kombu)
-    preparing.prepare(say, local=True)
-
-
-class FirstScan:
-    """The scan of this machine that every start begins with."""
 
     def __init__(self, bind: str) -> None:
         self._bind = bind
         self._job: Job | None = None
+        self._password = ""
+        self._patience = 0.0
 
-    def begin(self, say: Say) -> None:
-        """Says where the dashboard is, and queues the scan."""
+    def prepare(self, redis_url: str, say: Say) -> None:
+        """What a web server needs, and this machine as the host ``local``.
+
+        Raises:
+            SetupError: the database cannot be used, or the set-up is not complete.
+        """
+        app.conf.update(broker_url=BrokerUrls.parse(redis_url).kombu)
+        self._password = preparing.prepare(say, local=True)
+
+    def scan(self, say: Say) -> None:
+        """Says where the dashboard is, and queues the scan of this machine that every start begins with."""
+        self._patience = time.monotonic() + PASSWORD_PATIENCE
         say(f"Storage Admin runs at {browser_address(self._bind)} (Ctrl-C stops it).")
         try:
             host = Host.objects.get(slug="local")
@@ -74,7 +87,20 @@ class FirstScan:
             connections.close_all()
 
     def look(self, say: Say) -> bool:
-        """Waits for the scan's end; where it found no image, says how to get some. True while it goes on."""
+        """Waits for the scan's end; where it found no image, says how to get some. True while more may be said."""
+        goes_on = self._scan_goes_on(say)
+        ended = self._job is not None and not goes_on
+        if ended or time.monotonic() > self._patience:
+            self.say_password(say)
+        return goes_on or bool(self._password)
+
+    def say_password(self, say: Say) -> None:
+        """Says it once, where there is one to be said."""
+        if self._password:
+            say(self._password)
+            self._password = ""
+
+    def _scan_goes_on(self, say: Say) -> bool:
         if self._job is None:
             return False
         try:
@@ -85,7 +111,7 @@ class FirstScan:
                 say(f"The scan of this machine has {self._job.state}: {self._job.error_detail or 'see its log'}")
             elif not Image.objects.exists():
                 say("No disk images were found on this machine. Demo images, real ones in a folder of their own:")
-                say("    .venv/bin/python manage.py demo")
+                say(f"    {typed('.venv/bin/python manage.py demo', settings.DATA_DIR, settings.BASE_DIR)}")
         except (Job.DoesNotExist, DatabaseError) as error:
             say(f"The scan of this machine cannot be followed here ({error}); its page shows it.")
         finally:

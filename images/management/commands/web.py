@@ -29,7 +29,8 @@ class Command(BaseCommand):
         try:
             checks.parse_bind(settings.BIND)
             checks.require_writable(settings.DATA_DIR)
-            preparing.prepare(self._say, local=False)
+            if password := preparing.prepare(self._say, local=False):
+                self._say(password)
         except SetupError as error:
             self.stderr.write(str(error))
             sys.exit(1)

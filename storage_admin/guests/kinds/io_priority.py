@@ -1,7 +1,7 @@
 """The job kind ``set_io_priority``: a guest's share of the disks, and limits, in whatever way its hypervisor has them.
 
-Containers of OpenVZ have a priority of 0 to 7, guests of libvirt and VMs of Proxmox VE a weight and limits. What was
-set is read again afterwards: the result says what was there, what is there now, and from when on it counts.
+Containers of OpenVZ have a priority of 0 to 7, guests of libvirt a weight and limits, VMs of Proxmox VE limits. What
+was set is read again afterwards: the result says what was there, what is there now, and from when on it counts.
 """
 
 import shlex
@@ -41,7 +41,7 @@ class SetIoPriority(JobKind):
             "minimum": 1,
             "maximum": 1000,
             "default": None,
-            "description": "Of a libvirt guest: its share beside others. Null leaves it as it is.",
+            "description": "Of a libvirt guest: its share beside others; Proxmox VE has none. Null leaves it as it is.",
         },
         "limits": {
             "type": ["object", "null"],
@@ -79,7 +79,7 @@ class SetIoPriority(JobKind):
             reason=_reason(guest, setting),
             commands=tuple(shlex.join(command) for command in io_settings.commands(guest, setting)),
             facts_at=guest.last_seen,
-            refusals=tuple(Refusal(code, text) for code, text in io_settings.refusals(guest, setting)),
+            refusals=tuple(Refusal(code, text) for code, text in io_settings.refusals_now(guest, setting)),
             warnings=tuple(io_settings.warnings(guest, setting)),
             affected_guests=(Affected(guest.pk, guest.name, guest.state),),
             options=options,

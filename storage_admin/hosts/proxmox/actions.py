@@ -7,7 +7,7 @@ from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 from storage_admin.hosts.proxmox import drives, volumes
 from storage_admin.hosts.proxmox.client import Client
 from storage_admin.hosts.proxmox.config import Config, GuestRef
-from storage_admin.hosts.proxmox.drives import CONTAINER, VM
+from storage_admin.hosts.proxmox.drives import CONTAINER, VM, Drive
 from storage_admin.hosts.proxmox.errors import ApiError, NoAnswerError, NotThereError
 from storage_admin.hosts.proxmox.tasks import node_of
 
@@ -38,17 +38,10 @@ def move_disk(
 
     Raises:
         RefusedError: ``guest_locked``, ``stale_plan``; ``invalid``: nothing would move.
-        HostError: as :meth:`Client.get`.
+        HostError: as :meth:`Api.get`.
     """
     config.check_free()
-    drive = config.drive(target)
-    if format and (format not in FORMATS or config.guest.kind == CONTAINER):
-        raise RefusedError(INVALID, f"A drive is moved as {', '.join(FORMATS)}, and a container's as it is.")
-    parts = volumes.split(drive.volume)
-    if parts is None or drive.is_cdrom:
-        raise RefusedError(INVALID, f"{target} of {config.guest.name} is no volume of a storage.")
-    if parts[0] == storage and (not format or drive.volume.endswith("." + format)):
-        raise RefusedError(INVALID, f"{target} of {config.guest.name} is in {storage} already, in that format.")
+    check_move(config, target, storage, format)
     is_vm = config.guest.kind == VM
     upid = client.post(
         *config.guest.path,
@@ -66,6 +59,32 @@ def move_disk(
     return _task(client, upid)
 
 
+def check_move(config: Config, target: str, storage: str, format: str) -> Drive:  # noqa: A002 (the field's word)
+    """The drive that is to move; raises RefusedError where nothing would."""
+    drive = config.drive(target)
+    if format and (format not in FORMATS or config.guest.kind == CONTAINER):
+        raise RefusedError(INVALID, f"A drive is moved as {', '.join(FORMATS)}, and a container's as it is.")
+    parts = volumes.split(drive.volume)
+    if parts is None or drive.is_cdrom:
+        raise RefusedError(INVALID, f"{target} of {config.guest.name} is no volume of a storage.")
+    if parts[0] == storage and (not format or drive.volume.endswith("." + format)):
+        raise RefusedError(INVALID, f"{target} of {config.guest.name} is in {storage} already, in that format.")
+    return drive
+
+
+def check_resize(config: Config, target: str, size_bytes: int) -> Drive:
+    """The drive that is to be enlarged; raises RefusedError(``invalid``) where it would not be."""
+    if config.guest.kind != VM:
+        raise RefusedError(INVALID, "Only drives of VMs are enlarged by the API.")
+    drive = config.drive(target)
+    if drive.is_cdrom or not drives.is_drive(target, VM) or target.startswith("unused"):
+        raise RefusedError(INVALID, f"{target} of {config.guest.name} is no disk that can be enlarged.")
+    noted = drive.size_bytes
+    if size_bytes <= 0 or (noted is not None and size_bytes <= noted):
+        raise RefusedError(INVALID, f"{target} of {config.guest.name} has {noted} bytes: give a larger size.")
+    return drive
+
+
 def resize(client: Client, config: Config, target: str, size_bytes: int) -> str:
     """Begins to enlarge a VM's drive. Proxmox VE never makes one smaller.
 
@@ -77,17 +96,10 @@ def resize(client: Client, config: Config, target: str, size_bytes: int) -> str:
 
     Raises:
         RefusedError: ``guest_locked``, ``stale_plan``, ``invalid``.
-        HostError: as :meth:`Client.get`.
+        HostError: as :meth:`Api.get`.
     """
-    if config.guest.kind != VM:
-        raise RefusedError(INVALID, "Only drives of VMs are enlarged by the API.")
     config.check_free()
-    drive = config.drive(target)
-    if drive.is_cdrom or not drives.is_drive(target, VM) or target.startswith("unused"):
-        raise RefusedError(INVALID, f"{target} of {config.guest.name} is no disk that can be enlarged.")
-    noted = drive.size_bytes
-    if size_bytes <= 0 or (noted is not None and size_bytes <= noted):
-        raise RefusedError(INVALID, f"{target} of {config.guest.name} has {noted} bytes: give a larger size.")
+    check_resize(config, target, size_bytes)
     upid = client.put(
         *config.guest.path, "resize", params={"disk": target, "size": str(size_bytes), "digest": config.digest}
     )

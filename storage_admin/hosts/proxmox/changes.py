@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 from storage_admin.hosts.proxmox import limits, volumes
-from storage_admin.hosts.proxmox.client import Client
+from storage_admin.hosts.proxmox.client import Api
 from storage_admin.hosts.proxmox.config import Config, GuestRef, read_config, read_snapshots, set_config
 from storage_admin.hosts.proxmox.drives import VM, Drive, is_drive
 
@@ -27,7 +27,7 @@ class LimitsSet:
 
 
 def set_limits(
-    client: Client,
+    client: Api,
     guest: GuestRef,
     target: str,
     wanted: Mapping[str, int | None],
@@ -88,7 +88,7 @@ class Repointed:
 
 
 def repoint(
-    client: Client, guest: GuestRef, old: str, new: str, *, digest: str = "", unread: Iterable[str] = ()
+    client: Api, guest: GuestRef, old: str, new: str, *, digest: str = "", unread: Iterable[str] = ()
 ) -> Repointed:
     """Makes a VM's configuration name a volume by another id of the same file.
 
@@ -112,23 +112,24 @@ def repoint(
         raise RefusedError(INVALID, f"{old} and {new} are not two names of one file of a VM.")
     config = read_config(client, guest)
     config.check_free(digest, unread)
-    targets = _naming(config, old)
+    targets = naming(config, old)
     if targets:
         _check_snapshots(client, config, old)
         config = set_config(client, config, {one: str(config.drive(one).with_volume(new)) for one in targets})
-        if _naming(config, old) or any(_volume(config.now.get(one)) != new for one in targets):
+        if naming(config, old) or any(_volume(config.now.get(one)) != new for one in targets):
             raise HostError(
                 f"Proxmox VE took the new name of {', '.join(targets)} of {guest.name} and does not have it there: is "
                 "the guest off?"
             )
-    elif not _naming(config, new):
+    elif not naming(config, new):
         raise RefusedError("stale_plan", f"{guest.name} has no drive {old} any more: look again, then try again.")
     for line in _unused(config, old):
         config = set_config(client, config, {line: new})
-    return Repointed(_naming(config, new), _unused(config, old), config.digest)
+    return Repointed(naming(config, new), _unused(config, old), config.digest)
 
 
-def _naming(config: Config, volume: str) -> tuple[str, ...]:
+def naming(config: Config, volume: str) -> tuple[str, ...]:
+    """The drives that name a volume, now or from the next start; those that are not used are left out."""
     return tuple(
         key
         for key in sorted({*config.now, *config.next})
@@ -148,7 +149,7 @@ def _volume(text: str | None) -> str:
         return ""
 
 
-def _check_snapshots(client: Client, config: Config, volume: str) -> None:
+def _check_snapshots(client: Api, config: Config, volume: str) -> None:
     for name, values in read_snapshots(client, config):
         if any(_volume(value) == volume for value in values.values()):
             raise RefusedError(

@@ -2,6 +2,7 @@
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Self
 from urllib.parse import quote
@@ -28,53 +29,25 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _PART = re.compile(r"[^\x00-\x20\x7f]+")
 
 
-class Client:
-    """Calls of the API, each as data or as an exception with a sentence. For one thread at a time.
-
-    Args:
-        endpoint: the server.
-        token: which is sent there alone, and never before the certificate is found good.
-        seconds: that an answer may take.
-    """
-
-    def __init__(self, endpoint: Endpoint, token: Token, seconds: float = ANSWER_SECONDS) -> None:
-        self.endpoint = endpoint
-        self._token = token
-        backend = Backend(
-            f"[{endpoint.address}]" if ":" in endpoint.address else endpoint.address,
-            port=endpoint.port,
-            user=token.user,
-            token_name=token.name,
-            token_value=token.secret,
-            verify_ssl=True,
-            timeout=(min(CONNECT_SECONDS, seconds), seconds),
-        )
-        self._session = backend.get_session()
-        # Nothing of the environment: no proxy, no netrc, no authorities. And nobody is followed anywhere.
-        self._session.trust_env = False
-        self._session.max_redirects = 0
-        self._session.mount("https://", Adapter(endpoint, seconds))
-        self._root = ProxmoxResource(
-            base_url=backend.get_base_url(), session=self._session, serializer=_Serializer()
-        )  # fmt: skip
-
-    def __repr__(self) -> str:
-        return f"<Proxmox VE at {self.endpoint.netloc} as {self._token.token_id}>"
+class Api(ABC):
+    """Calls of Proxmox VE's API, each as data or as an exception with a sentence, whichever way they get there."""
 
     @property
+    @abstractmethod
     def who(self) -> str:
-        """Server and token, for a sentence."""
-        return f"Proxmox VE at {self.endpoint.netloc} (token {self._token.token_id})"
+        """Who is asked, and as whom, for a sentence."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 (not every way has something to close)
         """Ends the connection."""
-        self._session.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @abstractmethod
+    def _call(self, verb: str, path: tuple[str | int, ...], params: Params | None) -> Any: ...
 
     def get(self, *path: str | int, params: Params | None = None) -> Any:
         """The ``data`` of an answer.
@@ -117,6 +90,48 @@ class Client:
 
     def _strange(self, path: tuple[str | int, ...]) -> ApiError:
         return ApiError(f"{self.who} answers /{'/'.join(map(str, path))} with something else than it should.")
+
+
+class Client(Api):
+    """The API over HTTPS. For one thread at a time.
+
+    Args:
+        endpoint: the server.
+        token: which is sent there alone, and never before the certificate is found good.
+        seconds: that an answer may take.
+    """
+
+    def __init__(self, endpoint: Endpoint, token: Token, seconds: float = ANSWER_SECONDS) -> None:
+        self.endpoint = endpoint
+        self._token = token
+        backend = Backend(
+            f"[{endpoint.address}]" if ":" in endpoint.address else endpoint.address,
+            port=endpoint.port,
+            user=token.user,
+            token_name=token.name,
+            token_value=token.secret,
+            verify_ssl=True,
+            timeout=(min(CONNECT_SECONDS, seconds), seconds),
+        )
+        self._session = backend.get_session()
+        # Nothing of the environment: no proxy, no netrc, no authorities. And nobody is followed anywhere.
+        self._session.trust_env = False
+        self._session.max_redirects = 0
+        self._session.mount("https://", Adapter(endpoint, seconds))
+        self._root = ProxmoxResource(
+            base_url=backend.get_base_url(), session=self._session, serializer=_Serializer()
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"<Proxmox VE at {self.endpoint.netloc} as {self._token.token_id}>"
+
+    @property
+    def who(self) -> str:
+        """Server and token, for a sentence."""
+        return f"Proxmox VE at {self.endpoint.netloc} (token {self._token.token_id})"
+
+    def close(self) -> None:
+        self._session.close()
 
     def _call(self, verb: str, path: tuple[str | int, ...], params: Params | None) -> Any:
         call = getattr(self._root([_quoted(part) for part in path]), verb)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage_admin.agent.protocol import INVALID, RefusedError
-from storage_admin.hosts.proxmox.client import Client
+from storage_admin.hosts.proxmox.client import Api
 from storage_admin.hosts.proxmox.drives import CONTAINER, VM, Drive
 from storage_admin.hosts.proxmox.errors import changed_meanwhile, guest_locked
 
@@ -88,7 +88,8 @@ class Config:
 
         Args:
             digest: of the configuration that the change was planned for; empty where any will do.
-            unread: lines of it that Proxmox VE does not understand: it drops them when it next writes the file.
+            unread: lines of its file that were not understood. Proxmox VE drops those whose keys it does not show when
+                it next writes the file.
 
         Raises:
             RefusedError: ``guest_locked``, ``stale_plan``, ``guests_unknown``.
@@ -97,7 +98,7 @@ class Config:
             raise guest_locked(self.guest.name, self.now["lock"])
         if digest and digest != self.digest:
             raise changed_meanwhile()
-        lines = [line for line in unread if line.strip()]
+        lines = [line for line in unread if line.strip() and line.partition(":")[0] not in self.now]
         if lines:
             raise RefusedError(
                 "guests_unknown",
@@ -106,12 +107,12 @@ class Config:
             )
 
 
-def read_config(client: Client, guest: GuestRef) -> Config:
+def read_config(client: Api, guest: GuestRef) -> Config:
     """A guest's configuration.
 
     Raises:
         RefusedError: ``stale_plan``: it changes faster than it can be read.
-        HostError: as :meth:`Client.get`.
+        HostError: as :meth:`Api.get`.
     """
     for _ in range(_TRIES):
         now = client.fields(*guest.path, "config", params={"current": 1})
@@ -121,7 +122,7 @@ def read_config(client: Client, guest: GuestRef) -> Config:
     raise changed_meanwhile()
 
 
-def set_config(client: Client, config: Config, changes: Mapping[str, str]) -> Config:
+def set_config(client: Api, config: Config, changes: Mapping[str, str]) -> Config:
     """Sets some keys, provided that the configuration is still as it was read.
 
     Args:
@@ -140,11 +141,11 @@ def set_config(client: Client, config: Config, changes: Mapping[str, str]) -> Co
     return read_config(client, config.guest)
 
 
-def read_snapshots(client: Client, config: Config) -> Iterator[tuple[str, Mapping[str, str]]]:
+def read_snapshots(client: Api, config: Config) -> Iterator[tuple[str, Mapping[str, str]]]:
     """The name and the values of each snapshot; of a container only those on the line that led to the present.
 
     Raises:
-        HostError: as :meth:`Client.get`.
+        HostError: as :meth:`Api.get`.
     """
     guest = config.guest
     if guest.kind == VM:
@@ -162,7 +163,7 @@ def read_snapshots(client: Client, config: Config) -> Iterator[tuple[str, Mappin
         name = values.get("parent", "")
 
 
-def _snapshot(client: Client, guest: GuestRef, name: str) -> dict[str, str]:
+def _snapshot(client: Api, guest: GuestRef, name: str) -> dict[str, str]:
     return _texts(client.fields(*guest.path, "config", params={"snapshot": name}))
 
 

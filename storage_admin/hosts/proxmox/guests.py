@@ -70,13 +70,18 @@ class ProxmoxGuest:
     @property
     def agent_enabled(self) -> bool:
         """Whether its configuration says that a guest agent runs in it."""
-        first = self.options.get("agent", "0").split(",")[0]
-        return first.removeprefix("enabled=").lower() in ("1", "on", "yes", "true")
+        return has_agent(self.options)
 
     @property
     def protected(self) -> bool:
         """Whether Proxmox VE keeps its disks from being removed."""
         return self.options.get("protection", "0") == "1"
+
+
+def has_agent(values: Mapping[str, str]) -> bool:
+    """Whether a configuration says that a guest agent runs in the VM."""
+    first = values.get("agent", "0").split(",")[0]
+    return first.removeprefix("enabled=").lower() in ("1", "on", "yes", "true")
 
 
 def state(status: str, qmp: str = "") -> str:
@@ -125,7 +130,7 @@ def build(
         state=state,
         disks=found,
         lock=now.get("lock", ""),
-        io_limits=_limits(now) if kind == VM else {},
+        io_limits=limits_of(now) if kind == VM else {},
         unread=tuple(dict.fromkeys(reading.unread)),
     )
     return ProxmoxGuest(
@@ -143,7 +148,8 @@ def _left_out(key: str) -> bool:
     return drives.looks_like_drive(key) or key in ("description", "digest", "lxc")
 
 
-def _limits(values: Mapping[str, str]) -> dict[str, dict[str, int]]:
+def limits_of(values: Mapping[str, str]) -> dict[str, dict[str, int]]:
+    """The I/O limits of each drive that has some, by our names."""
     found = {}
     for key, value in sorted(values.items()):
         if drives.is_drive(key, VM) and not key.startswith("unused"):

@@ -61,7 +61,7 @@ def changed(drive: Drive, wanted: Mapping[str, int | None]) -> Drive:
     for name, value in wanted.items():
         key = KEYS[name]
         _check_fits(drive, key, value or 0)
-        changes[key] = _text(key, value) if value else None
+        changes[key] = text(key, value) if value else None
         if key.startswith("mbps"):
             changes[key.removeprefix("m")] = None
         if not value:
@@ -92,8 +92,8 @@ def _check_fits(drive: Drive, key: str, value: int) -> None:
         )
 
 
-def _text(key: str, value: int) -> str:
-    """Without an exponent, and exact: a fraction of 2**20 has at most 20 decimal places."""
+def text(key: str, value: int) -> str:
+    """A limit as Proxmox VE's key has it: no exponent, and exact: a fraction of 2**20 has at most 20 decimals."""
     if not key.startswith("mbps"):
         return str(value)
     return format(_EXACT.divide(Decimal(value), MIB).normalize(_EXACT), "f")

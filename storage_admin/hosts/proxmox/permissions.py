@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from storage_admin.hosts.proxmox.client import Client
+from storage_admin.hosts.proxmox.client import Api
 from storage_admin.hosts.proxmox.errors import DeniedError
 
 #: Always in the answer, unless there are no rights at all on them.
@@ -155,17 +155,17 @@ class Permissions:
         return tuple(right for name in FEATURES for right in self.missing(name))
 
 
-def read(client: Client) -> Permissions:
-    """The rights of the client's own token; raises as :meth:`Client.get`."""
+def read(client: Api) -> Permissions:
+    """The rights of the client's own token; raises as :meth:`Api.get`."""
     return Permissions(client.fields("access", "permissions"))
 
 
-def require(client: Client, feature: str, *, vmid: int | None = None, storage: str = "") -> None:
+def require(client: Api, feature: str, *, vmid: int | None = None, storage: str = "") -> None:
     """Makes sure that a feature may be used on one guest and one storage, by their exact rights.
 
     Raises:
         DeniedError: it names what is missing, where.
-        HostError: as :meth:`Client.get`.
+        HostError: as :meth:`Api.get`.
     """
     for need in FEATURES[feature].needs:
         path = {"/vms": f"/vms/{vmid}" if vmid else "", "/storage": f"/storage/{storage}" if storage else ""}.get(

@@ -28,12 +28,14 @@ class NodeFacts:
         online: ``None`` where the token may not know.
         local: the one that answers.
         fingerprint: SHA-256 of the certificate that its API shows.
+        address: of the cluster's own network; empty where the token may not know.
     """
 
     name: str
     online: bool | None = None
     local: bool = False
     fingerprint: str = ""
+    address: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class ProxmoxFacts:
         cluster: empty for a node on its own.
         storages: of the whole cluster; those that the node does not have are not enabled.
         guests: of this node, or of all nodes where files were read.
-        listings: of the storages that are no folders.
+        listings: of the storages that were asked for; of those that are no folders always.
         missing: rights that the token has not.
         unknown: sentences, each a reason why it is not known who uses which image.
     """
@@ -98,13 +100,14 @@ class ProxmoxFacts:
     unknown: tuple[str, ...] = ()
 
 
-def read(client: Client, node: str = "", *, configs: bool = True) -> ProxmoxFacts:
+def read(client: Client, node: str = "", *, configs: bool = True, folders: bool = False) -> ProxmoxFacts:
     """All that the API tells of a node.
 
     Args:
         node: its name; empty for the one that answers.
         configs: read each guest's configuration, three calls for each. Without, the guests have their states alone, for
             where their files are read (:func:`~storage_admin.hosts.proxmox.merging.merged`).
+        folders: list the volumes of storages that are folders as well, which an agent does better.
 
     Raises:
         HostError: the API does not answer, or there is no such node.
@@ -126,7 +129,7 @@ def read(client: Client, node: str = "", *, configs: bool = True) -> ProxmoxFact
         listings=tuple(
             list_volumes(client, name, storage, may)
             for storage in found
-            if storage.active and storage.holds_images and not storage.is_folder
+            if storage.active and storage.holds_images and (folders or not storage.is_folder)
         ),
         missing=may.all_missing(),
         unknown=(*unknown, HIDDEN_LINES),
@@ -146,6 +149,7 @@ def cluster(client: Client) -> Cluster:
         told = client.rows("cluster", "status")
     except DeniedError:
         told = []
+    ips = {str(row.get("name")): str(row.get("ip") or "") for row in told if row.get("type") == "node"}
     local = {str(row.get("name")) for row in told if row.get("type") == "node" and str(row.get("local")) == "1"}
     if not told and len(nodes) == 1:
         local = set(nodes)
@@ -153,9 +157,10 @@ def cluster(client: Client) -> Cluster:
     return Cluster(
         name,
         tuple(
-            NodeFacts(one.name, one.online, one.name in local, one.fingerprint) for _, one in sorted(nodes.items())
+            NodeFacts(one.name, one.online, one.name in local, one.fingerprint, ips.get(one.name, ""))
+            for _, one in sorted(nodes.items())
         ),
-    )  # fmt: skip
+    )
 
 
 def _online(status: Any) -> bool | None:
@@ -285,7 +290,7 @@ def read_guest(
 
     Raises:
         NotThereError: it is gone.
-        HostError: as :meth:`Client.get`.
+        HostError: as :meth:`Api.get`.
     """
     vmid = integer(row.get("vmid"))
     if vmid is None:

@@ -20,6 +20,7 @@ _UPID = re.compile(
     re.ASCII,
 )
 _PERCENT = re.compile(r"\btransferred .*\((\d{1,3}(?:\.\d+)?)\s?%\)")
+_WARNED = re.compile(r"WARNINGS: (\d+)", re.ASCII)
 _LINES = 500
 #: Seconds between two looks, and how long the API may be away while a task goes on.
 INTERVAL = 1.0
@@ -78,7 +79,7 @@ def follow(
     Raises:
         RefusedError: ``guest_locked``, ``stale_plan``, ``busy``: the task found that only when it had begun.
         HostError: the task failed, with its own words; or the API stayed away: then the task may go on.
-        StoppedError: from ``check``, when the task has ended.
+        StoppedError: from ``check``, when the task has ended without having done it.
     """
     watched = _Task(client, upid, progress, log)
     heard = time.monotonic()
@@ -86,7 +87,9 @@ def follow(
         try:
             check()
         except StoppedError:
-            watched.stop()
+            stopped = watched.stop()
+            if _did(stopped):
+                return watched.judged(stopped)  # it was quicker
             raise
         try:
             ended = watched.look()
@@ -145,19 +148,24 @@ class _Task:
 
     def judged(self, exit_status: str) -> Outcome:
         """The outcome; raises HostError where the task failed, RefusedError where something was in its way."""
-        warned = re.fullmatch(r"WARNINGS: (\d+)", exit_status, re.ASCII)
-        if exit_status != "OK" and warned is None:
+        if not _did(exit_status):
             refused = errors.in_the_way(self._client.who, exit_status)
             if refused is not None:
                 raise refused
             raise HostError(f"Proxmox VE's task failed: {' '.join(exit_status.split())[:600]}")
+        warned = _WARNED.fullmatch(exit_status)
         return Outcome(self._upid, int(warned[1]) if warned else 0, self._last)
 
-    def stop(self) -> None:
-        """Asks for the task's end, and waits until it has ended."""
+    def stop(self) -> str:
+        """Asks for the task's end, and waits until it has ended; its exit status."""
         self._client.delete(*self._path)
         end = time.monotonic() + _STOP_LIMIT
-        while self.look() is None:
+        while (ended := self.look()) is None:
             if time.monotonic() > end:
                 raise HostError(f"The task {self._upid} was told to stop and goes on: stop it in Proxmox VE.")
             time.sleep(0.2)
+        return ended
+
+
+def _did(exit_status: str) -> bool:
+    return exit_status == "OK" or _WARNED.fullmatch(exit_status) is not None

@@ -118,6 +118,30 @@ def path(volume_id: str, storages: Mapping[str, StorageFacts]) -> str:
     return _device(volume, storage)
 
 
+def place(volume_id: str, storages: Mapping[str, StorageFacts]) -> str:
+    """Where a volume is, as one word: its path, or for what is on the network alone ``TYPE:POOL/NAME``, as qemu has it.
+
+    Returns:
+        Empty for what is not understood.
+    """
+    if found := path(volume_id, storages):
+        return found
+    parts = split(volume_id)
+    storage = storages.get(parts[0]) if parts else None
+    volume = parse(volume_id, storage) if storage else None
+    if storage is None or volume is None or storage.is_folder:
+        return ""
+    return f"{storage.type}:{storage.group or storage.name}/{volume.name}"
+
+
+def base_id(volume_id: str, storage: StorageFacts) -> str:
+    """The id of the image that a linked clone stands on; empty for what is none."""
+    volume = parse(volume_id, storage)
+    if volume is None or not volume.base:
+        return ""
+    return f"{storage.name}:{volume.base_vmid}/{volume.base}" if storage.is_folder else f"{storage.name}:{volume.base}"
+
+
 def _file(volume: Volume, storage: StorageFacts) -> str:
     if not storage.path:
         return ""

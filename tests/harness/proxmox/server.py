@@ -62,9 +62,10 @@ class ProxmoxServer:
     wrong: list[str] = field(default_factory=list)
     connections: int = 0
     wire: list[bytes] = field(default_factory=list)
+    address: str = ADDRESS
 
     def endpoint(self, **changes: Any) -> Endpoint:
-        values: dict[str, Any] = {"address": ADDRESS, "port": self.port, "fingerprint": self.fingerprint}
+        values: dict[str, Any] = {"address": self.address, "port": self.port, "fingerprint": self.fingerprint}
         return Endpoint(**(values | changes))
 
     def client(self, secret: str = SECRET, **changes: Any) -> Client:
@@ -76,15 +77,19 @@ class ProxmoxServer:
 
 
 @contextlib.contextmanager
-def proxmox(world: World, folder: Path) -> Iterator[ProxmoxServer]:
-    """Starts a server for a world; its certificate and key lie in a folder."""
+def proxmox(world: World, folder: Path, *, address: str = ADDRESS, port: int = 0) -> Iterator[ProxmoxServer]:
+    """Starts a server for a world; its certificate and key lie in a folder.
+
+    Args:
+        address, port: of loopback; the nodes of a cluster have one port at several addresses.
+    """
     pem = certificate(folder / "node.pem")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "node.pem")
     digest = x509.load_pem_x509_certificate(pem.encode()).fingerprint(hashes.SHA256()).hex().upper()
-    server = _Server((ADDRESS, 0), _Handler)
+    server = _Server((address, port), _Handler)
     shown = ":".join(digest[i : i + 2] for i in range(0, 64, 2))
-    server.state = ProxmoxServer(world, int(server.server_address[1]), pem, shown)
+    server.state = ProxmoxServer(world, int(server.server_address[1]), pem, shown, address=address)
     server.context = context
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()

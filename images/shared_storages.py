@@ -1,0 +1,113 @@
+"""A storage that several nodes of a cluster share has one set of images, not one per node.
+
+Each node has a pool of it, with the space that the node tells of. Its images are rows of one of these pools, the
+*lister*: one whose agent has walked the folder, else the first of those that the API told everything of. It changes
+where the lister's node falls silent; the rows go along, with their history.
+"""
+
+from django.db import transaction
+from django.db.models import Q
+
+from images.models import Image
+from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.hosts.names import path_key
+
+
+def siblings(pool: StoragePool) -> list[StoragePool]:
+    """The pools of the same storage on other nodes of the cluster, those that an agent walks among them."""
+    host = pool.host
+    if not pool.network or not host.cluster:
+        return []
+    same = Q(path_key=pool.path_key)
+    if pool.path.startswith("/"):
+        same |= Q(path_key=path_key(pool.path.encode("utf-8", "surrogateescape")))
+    others = StoragePool.objects.filter(
+        same, host__kind=Host.Kind.PROXMOX, host__cluster=host.cluster, source=StoragePool.Source.PROXMOX
+    )
+    return list(others.exclude(host=host).select_related("host").order_by("pk"))
+
+
+def lister_of(pool: StoragePool, *, is_whole: bool) -> StoragePool:
+    """The pool whose images those of the storage are.
+
+    Args:
+        is_whole: whether this pool's own node has just told of all its volumes.
+    """
+    others = siblings(pool)
+    if not others:
+        return pool
+    holders = set(Image.every.filter(pool__in=[pool, *others]).order_by().values_list("pool_id", flat=True).distinct())
+
+    def rank(one: StoragePool) -> tuple[bool, bool, bool, int]:
+        walked = bool(one.path_bytes) and one.last_scanned is not None
+        answers = one.host.status != Host.Status.UNREACHABLE and one.state == "ok" and one.last_scanned is not None
+        return (not walked, not (is_whole if one.pk == pool.pk else answers), one.pk not in holders, one.pk)
+
+    return min([pool, *others], key=rank)
+
+
+def listed_in(pool: StoragePool) -> int:
+    """Id of the pool whose rows the images of a pool are: its own, or that of another node which shares it."""
+    if pool.source != StoragePool.Source.PROXMOX or not pool.network or _has_rows(pool):
+        return pool.pk
+    return next((one.pk for one in siblings(pool) if _has_rows(one)), pool.pk)
+
+
+def leave_to(pool: StoragePool, lister: StoragePool) -> None:
+    """Another pool has the rows: those here are the same images once more, and go."""
+    with transaction.atomic():
+        keys = Image.every.filter(pool=lister).values("path_key")
+        Image.every.filter(pool=pool, path_key__in=keys).delete()
+        rest = Image.every.filter(pool=pool)
+        if lister.path_bytes:
+            rest.delete()  # an agent has walked the folder: it is not there
+        else:
+            rest.update(pool=lister, host=lister.host_id)
+        values = {"shared_key": lister.shared_key, "fs_key": lister.fs_key, "state_detail": where(lister)}
+        StoragePool.objects.filter(pk=pool.pk).update(**values)
+
+
+def where(lister: StoragePool) -> str:
+    """Where the images of a shared storage are listed, in a sentence."""
+    return f"Shared by the nodes of the cluster: its images are listed at {lister.host.name}."
+
+
+def take_over(pool: StoragePool, scan: int) -> None:
+    """The rows that other nodes' pools have are this one's from now on.
+
+    Args:
+        scan: id of the job, whose end works out their links anew.
+    """
+    others = [other for other in siblings(pool) if not other.path_bytes]
+    if not others or not Image.every.filter(pool__in=others).exists():
+        return
+    with transaction.atomic():
+        theirs = Image.every.filter(pool__in=others)
+        theirs.filter(path_key__in=Image.every.filter(pool=pool).values("path_key")).delete()
+        first: dict[str, int] = {}
+        for pk, key in theirs.order_by("pk").values_list("pk", "path_key"):
+            first.setdefault(key, pk)
+        theirs.exclude(pk__in=list(first.values())).delete()
+        theirs.update(pool=pool, host=pool.host_id, changed_scan=scan)
+
+
+def settle(host: Host) -> None:
+    """Two nodes that were scanned at the same time may both have listed a storage: the first keeps it."""
+    for pool in StoragePool.objects.filter(host=host, network=True, source=StoragePool.Source.PROXMOX):
+        others = siblings(pool)
+        if pool.path_bytes:
+            if pool.last_scanned is not None and pool.state == "ok":
+                Image.every.filter(pool__in=[one for one in others if not one.path_bytes]).delete()
+            continue
+        holding = [one for one in others if one.last_scanned is not None and _has_rows(one)]
+        # Those of the scan that is about to end are not listed yet.
+        if holding and Image.every.filter(pool=pool).exists():
+            walked = [one for one in holding if one.path_bytes]
+            keeper = walked[0] if walked else min([pool, *holding], key=lambda one: one.pk)
+            for one in [pool, *holding]:
+                if one.pk != keeper.pk and not one.path_bytes:
+                    leave_to(one, keeper)
+
+
+def _has_rows(pool: StoragePool) -> bool:
+    return Image.objects.filter(pool=pool).exists()

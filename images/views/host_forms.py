@@ -1,0 +1,179 @@
+"""What is asked about a host, by the way that it is reached; secrets that were typed stay on this side of the page."""
+
+import json
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from storage_admin.agent.protocol import HostError
+from storage_admin.hosts import secrets
+from storage_admin.hosts.models import Host
+
+#: Where a session keeps them, and for how many seconds.
+DRAFT, LASTS = "host_secrets", 1800
+
+
+@dataclass(frozen=True)
+class Field:
+    """One input.
+
+    Args:
+        shape: ``line``, ``secret`` (a line that is not shown), ``text`` (several lines) or ``secret text``.
+        required: where the host is new.
+    """
+
+    name: str
+    word: str
+    example: str = ""
+    hint: str = ""
+    shape: str = "line"
+    required: bool = False
+
+    @property
+    def is_secret(self) -> bool:
+        return self.shape.startswith("secret")
+
+
+_KEPT = "Encrypted when it is saved, and never shown again."
+NAME = Field("name", "Name", "hv1", "How it is called here.", required=True)
+ADDRESS = Field("address", "Address", "hv1.example.org", "Its name, or its IPv4 or IPv6 address.", required=True)
+PORT = Field("port", "Port", "22", "Of its SSH server.")
+USER = Field("user", "User", "root", "Another one than root needs sudo without a password there.")
+KEY = Field(
+    "private_key", "Private key (without a passphrase)", shape="secret text",
+    hint=f"{_KEPT} Empty: the keys of the user that this program runs as.",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to reach a host.
+
+    Args:
+        word: as in a list of ways.
+        fields: in their order on the page.
+        ssh_fields: those that count only where ``by_ssh`` is ticked.
+    """
+
+    name: str
+    word: str
+    fields: tuple[Field, ...]
+    ssh_fields: tuple[Field, ...] = ()
+
+    @property
+    def all_fields(self) -> tuple[Field, ...]:
+        return (*self.fields, *self.ssh_fields)
+
+
+WAYS = {
+    way.name: way
+    for way in (
+        Way("ssh", "ssh: the agent does all work on images there", (NAME, ADDRESS, PORT, USER, KEY)),
+        Way(
+            "proxmox",
+            "Proxmox VE: its API, and ssh where images are to be worked on",
+            (
+                Field("name", "Name", "pve1", "How it is called here. Empty: as the node is called."),
+                Field("address", "Address", "pve1.example.org", "Of any node of the cluster.", required=True),
+                Field("port", "Port", "8006", "Of its API."),
+                Field("token_id", "API token", "dashboard@pve!storage-admin", "USER@REALM!NAME.", required=True),
+                Field("token_secret", "Secret of the token", "", _KEPT, "secret", required=True),
+                Field(
+                    "tls_fingerprint", "Fingerprint of its certificate (SHA-256)",
+                    hint="Empty: it is shown to you to compare, unless an authority that is known here has signed it.",
+                ),
+            ),
+            (
+                Field("ssh_port", "Port of its SSH server", "22"),
+                USER,
+                KEY,
+            ),
+        ),
+        Way("libvirt-tls", "libvirt over TLS: shown, and guests' I/O weights and limits set", (
+            NAME,
+            ADDRESS,
+            Field("port", "Port", "16514", "Of its libvirtd (or virtproxyd)."),
+            Field("ca_cert", "Certificate of the authority (cacert.pem)", shape="text",
+                  hint="Which signed the host's certificate. All three empty: the files in pki/ of the data folder, or "
+                  "in /etc/pki, are taken."),
+            Field("client_cert", "Our certificate (clientcert.pem)", shape="text",
+                  hint="Signed by an authority that the host trusts."),
+            Field("client_key", "Key of our certificate (clientkey.pem)", hint=_KEPT, shape="secret text"),
+        )),
+        Way("libvirt-ssh", "libvirt through ssh: shown, and guests' I/O weights and limits set", (
+            NAME, ADDRESS, PORT,
+            Field("user", "User", "root", "One who may use libvirt's socket: root, or a member of the group libvirt."),
+            KEY,
+        )),
+    )
+}  # fmt: skip
+
+
+def way_of(host: Host) -> Way | None:
+    """How a saved host is reached; ``None`` for this machine."""
+    if host.kind == Host.Kind.LIBVIRT:
+        return WAYS["libvirt-tls" if host.transport == Host.Transport.TLS else "libvirt-ssh"]
+    return WAYS.get(host.kind)
+
+
+def given_of(host: Host) -> dict[str, str]:
+    """What a saved host's form begins with; no secret is among it."""
+    port = "" if host.port is None else str(host.port)
+    return {
+        "name": host.name, "address": host.address, "port": port, "user": host.user, "token_id": host.token_id,
+        "tls_fingerprint": host.tls_fingerprint, "ssh_port": "" if host.ssh_port is None else str(host.ssh_port),
+    }  # fmt: skip
+
+
+class Typed:
+    """What was typed into a form, secrets from an earlier step of it among them.
+
+    Args:
+        post: of the request.
+        session: where secrets stay, encrypted, between two steps; the page only has the draft's id.
+    """
+
+    def __init__(self, way: Way, post: Mapping[str, str], session: Any) -> None:
+        self._way, self._session = way, session
+        self.values = {field.name: post.get(field.name, "").replace("\0", "") for field in way.all_fields}
+        kept = _kept(session, post.get("draft", ""))
+        self._draft = post.get("draft", "") if kept else uuid.uuid4().hex
+        for field in way.all_fields:
+            if field.is_secret and not self.values[field.name].strip():
+                self.values[field.name] = kept.get(field.name, "")
+
+    def keep(self) -> str:
+        """Keeps the secrets for the next step; the id that the page sends back. Empty where there are none."""
+        found = {field.name: self.values[field.name] for field in self._way.all_fields if field.is_secret}
+        found = {name: text for name, text in found.items() if text}
+        if not found:
+            forget(self._session)
+            return ""
+        locked = secrets.lock(json.dumps(found)).decode()
+        self._session[DRAFT] = {"id": self._draft, "until": time.time() + LASTS, "locked": locked}
+        return self._draft
+
+    def shown(self) -> dict[str, str]:
+        """The values that may stand on a page."""
+        return {field.name: self.values[field.name] for field in self._way.all_fields if not field.is_secret}
+
+    def held(self) -> set[str]:
+        """Names of the secrets that were typed."""
+        return {field.name for field in self._way.all_fields if field.is_secret and self.values[field.name]}
+
+
+def forget(session: Any) -> None:
+    """Drops the secrets of a form that is done with."""
+    session.pop(DRAFT, None)
+
+
+def _kept(session: Any, draft: str) -> dict[str, str]:
+    found = session.get(DRAFT)
+    if not isinstance(found, dict) or not draft or found.get("id") != draft or found.get("until", 0) < time.time():
+        return {}
+    try:
+        return {str(name): str(text) for name, text in json.loads(secrets.unlock(found["locked"].encode())).items()}
+    except HostError:
+        return {}

@@ -1,0 +1,393 @@
+"""The job kinds ``move_disk``, ``resize`` and ``trim``: what Proxmox VE itself does with a VM's disks, by its API.
+
+Its tasks do the work; a job asks for one, follows it by its id, and reads the configuration again afterwards.
+"""
+
+import contextlib
+import shlex
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from storage_admin.accounts.roles import SYSTEM, Actor
+from storage_admin.agent.protocol import INVALID, HostError, RefusedError
+from storage_admin.guests import proxmox_vms
+from storage_admin.guests.models import Guest
+from storage_admin.guests.proxmox_vms import Vm
+from storage_admin.hosts.proxmox import actions, drives, guests, reader, volumes
+from storage_admin.hosts.proxmox.drives import Drive
+from storage_admin.hosts.proxmox.storages import StorageFacts
+from storage_admin.jobs import runner, services
+from storage_admin.jobs.errors import NotFoundError
+from storage_admin.jobs.kinds import JobKind, Lock, Target
+from storage_admin.jobs.models import Job, JobLog
+from storage_admin.jobs.plans import Affected, Plan, Refusal
+from storage_admin.jobs.recorder import Recorder
+
+_DISK = {"type": "string", "minLength": 1, "maxLength": 40, "description": "The disk (its target), such as scsi0."}
+
+
+@dataclass
+class Draft:
+    """What would be done to a VM, and what stands against it."""
+
+    reason: str
+    command: list[str]
+    refusals: list[Refusal] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+class VmKind(JobKind):
+    """A kind that has Proxmox VE do something with a VM. Its plan asks the node: what a scan knows may be old."""
+
+    target = "guest"
+    when_lost = "A task that Proxmox VE had begun goes on there: the log names it. Scan the host when it has ended."
+    #: What has to be given: options without a default.
+    needs: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def options_schema(self) -> dict[str, Any]:
+        return super().options_schema | ({"required": list(self.needs)} if self.needs else {})
+
+    def resolve(self, target_id: int) -> Target:
+        guest = find(target_id)
+        return Target(kind="guest", id=guest.pk, host=guest.host, label=guest.name)
+
+    def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
+        held = [Lock(f"guest:{target.id}", exclusive=True)]
+        # As a job on the image locks its file.
+        held += [
+            Lock(f"inode:{target.host.pk}:{disk.dev}:{disk.inode}", exclusive=True)
+            for disk in find(target.id).disks.all()
+            if disk.target == options.get("disk") and not disk.only_in and disk.inode
+        ]
+        return held
+
+    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
+        guest = find(target_id)
+        draft = Draft(f"{self.title}: {guest.name}.", [])
+        against = [Refusal(code, sentence) for code, sentence in proxmox_vms.offline(guest)]
+        if not against:
+            try:
+                with proxmox_vms.opened(guest, proxmox_vms.PLAN_SECONDS) as vm:
+                    draft = self.draft(vm, options)
+            except (RefusedError, HostError) as error:
+                against = [Refusal(error.code, error.detail)]
+        return Plan(
+            method=self.name,
+            reason=draft.reason,
+            commands=(shlex.join(draft.command),) if draft.command else (),
+            facts_at=guest.last_seen,
+            refusals=(*against, *draft.refusals),
+            warnings=tuple(draft.warnings),
+            affected_guests=(Affected(guest.pk, guest.name, guest.state),),
+            options=options,
+        )
+
+    @abstractmethod
+    def draft(self, vm: Vm, options: dict[str, Any]) -> Draft:
+        """What would be done, from what the node tells now.
+
+        Raises:
+            RefusedError, HostError: it cannot be done.
+        """
+
+    @abstractmethod
+    def do(self, vm: Vm, options: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
+        """Does it, and reads again what came of it; raises as :meth:`JobKind.work`."""
+
+    def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
+        guest = find(job.target_id)
+        for code, sentence in proxmox_vms.offline(guest):
+            raise RefusedError(code, sentence)
+        with proxmox_vms.opened(guest) as vm:
+            for refusal in self.draft(vm, job.options).refusals:
+                raise RefusedError(refusal.code, refusal.detail)
+            result = self.do(vm, job.options, recorder)
+        recorder.log(result["words"])
+        return result
+
+    def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002 (a scan writes the rows)
+        return result
+
+    def ended(self, job: Job) -> None:
+        with contextlib.suppress(RefusedError):  # a host that is gone is scanned when it is back
+            services.submit(SYSTEM, "scan", job.host_id, {})
+
+
+class MoveDisk(VmKind):
+    """Moves a disk to another storage, while the guest runs or not."""
+
+    name = "move_disk"
+    title = "Move a disk"
+    description = "Has Proxmox VE copy a VM's disk to another storage or format, and use that from then on."
+    needs = ("disk", "storage")
+    properties = {
+        "disk": _DISK,
+        "storage": {"type": "string", "minLength": 1, "maxLength": 100, "description": "The storage to move it to."},
+        "format": {
+            "type": ["string", "null"],
+            "enum": [None, *actions.FORMATS],
+            "default": None,
+            "description": "Of the new image, where the storage knows several; null for the same.",
+        },
+        "delete_source": {
+            "type": "boolean",
+            "default": False,
+            "description": "Remove the old volume when it is moved; else it stays with the VM as an unused disk.",
+        },
+        "bandwidth_bytes_sec": {
+            "type": ["integer", "null"],
+            "minimum": 1_048_576,
+            "default": None,
+            "description": "At most so many bytes a second; null for what the cluster's settings say.",
+        },
+    }
+
+    def draft(self, vm: Vm, options: dict[str, Any]) -> Draft:
+        target, name = options["disk"], options["storage"]
+        drive = actions.check_move(vm.config, target, name, options["format"] or "")
+        form = f" as {options['format']}" if options["format"] else ""
+        stays = "is removed then" if options["delete_source"] else "stays with the VM as an unused disk"
+        draft = Draft(
+            f"{target} of {vm.guest.name} ({drive.volume}) is copied to {name}{form} and used from there; "
+            f"the old volume {stays}.",
+            ["qm", "disk", "move", vm.guest.uid, target, name]
+            + (["--format", options["format"]] if options["format"] else [])
+            + ["--delete", str(int(options["delete_source"]))],
+        )
+        draft.refusals += [*_of_template(vm), *proxmox_vms.lacking(vm, "move", name)]
+        draft.refusals += _against_storage(_storage(vm, name), drive, vm)
+        naming = vm.snapshots_with(drive.volume)
+        if naming and options["delete_source"]:
+            draft.refusals.append(
+                Refusal(
+                    "has_internal_snapshots",
+                    f"The snapshot {naming[0]} of {vm.guest.name} needs the old volume: keep it, or delete the "
+                    "snapshot first.",
+                )
+            )
+        elif naming:
+            draft.warnings.append(f"Its snapshots ({', '.join(naming[:5])}) go on to name the old volume.")
+        if volumes.own_id(drive.volume) != drive.volume:
+            draft.warnings.append(
+                "It is a linked clone: the copy stands alone, and needs the room of its base as well."
+            )
+        if not options["delete_source"]:
+            draft.warnings.append("Nothing becomes free on its storage before the old volume is removed.")
+        return draft
+
+    def do(self, vm: Vm, options: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
+        target, before = options["disk"], vm.config.drive(options["disk"])
+        upid = actions.move_disk(
+            vm.client, vm.config, target, options["storage"], format=options["format"] or "",
+            delete_source=options["delete_source"], bandwidth_bytes_sec=options["bandwidth_bytes_sec"],
+        )  # fmt: skip
+        done = _followed(vm, upid, "moving", recorder)
+        config = vm.again()
+        now = config.drive(target)
+        if now.volume == before.volume or not now.volume.startswith(options["storage"] + ":"):
+            raise HostError(
+                f"The task {upid} ended well, and {target} of {vm.guest.name} is {now.volume} all the same."
+            )
+        left = [key for key, text in sorted(config.now.items()) if key.startswith("unused") and text == before.volume]
+        kept = f"; the old volume stays as {left[0]}" if left else ""
+        return {
+            "disk": target, "before": _told(before), "now": _told(now), "left_as": left[0] if left else None,
+            "words": f"{target} of {vm.guest.name} was {before.volume} and is {now.volume}{kept}.", **done,
+        }  # fmt: skip
+
+
+class Resize(VmKind):
+    """Makes a disk larger; Proxmox VE makes none smaller."""
+
+    name = "resize"
+    title = "Enlarge a disk"
+    description = "Has Proxmox VE make a VM's disk larger. Its partitions and filesystems are enlarged in the guest."
+    needs = ("disk", "size_bytes")
+    properties = {
+        "disk": _DISK,
+        "size_bytes": {
+            "type": "integer",
+            "minimum": 1024,
+            "maximum": 1 << 50,
+            "multipleOf": 1024,
+            "description": "The new size in bytes, larger than the present one.",
+        },
+    }
+
+    def draft(self, vm: Vm, options: dict[str, Any]) -> Draft:
+        target, wanted = options["disk"], options["size_bytes"]
+        drive = actions.check_resize(vm.config, target, wanted)
+        parts = volumes.split(drive.volume)
+        name = parts[0] if parts else ""
+        noted = drive.size_bytes
+        draft = Draft(
+            f"{target} of {vm.guest.name} ({drive.volume}) becomes {wanted:,} bytes large; now it has "
+            f"{'a size that is not noted' if noted is None else f'{noted:,}'}.",
+            ["qm", "disk", "resize", vm.guest.uid, target, str(wanted)],
+            warnings=["It cannot be made smaller again. Partitions and filesystems are enlarged in the guest."],
+        )
+        if parts is None:
+            draft.refusals.append(Refusal(INVALID, f"{target} of {vm.guest.name} is no volume of a storage."))
+            return draft
+        draft.refusals += [*_of_template(vm), *proxmox_vms.lacking(vm, "resize", name)]
+        naming = vm.snapshots_with(drive.volume)
+        if naming and drive.volume.endswith(".qcow2"):
+            draft.refusals.append(
+                Refusal(
+                    "has_internal_snapshots",
+                    f"Proxmox VE enlarges no qcow2 with snapshots: delete them first ({', '.join(naming[:5])}).",
+                )
+            )
+        storage, more = _storage(vm, name), wanted - (noted or 0)
+        if storage is not None and storage.available_bytes is not None and more > storage.available_bytes:
+            sentence = f"{name} has {storage.available_bytes:,} bytes free, and the disk may take {more:,} more."
+            if storage.type == "lvm":
+                draft.refusals.append(Refusal("not_enough_space", f"{sentence} Free some space first."))
+            else:
+                draft.warnings.append(f"{sentence} The guest will see errors when the storage is full.")
+        return draft
+
+    def do(self, vm: Vm, options: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
+        target, wanted = options["disk"], options["size_bytes"]
+        before = vm.config.drive(target)
+        upid = actions.resize(vm.client, vm.config, target, wanted)
+        done = _followed(vm, upid, "enlarging", recorder)
+        now = vm.again().drive(target)
+        if now.size_bytes is None or now.size_bytes < wanted:
+            raise HostError(
+                f"The task {upid} ended well, and {target} of {vm.guest.name} has {now.size_bytes} bytes all the same."
+            )
+        was = "a size that was not noted" if before.size_bytes is None else f"{before.size_bytes:,} bytes"
+        return {
+            "disk": target, "before": _told(before), "now": _told(now),
+            "words": f"{target} of {vm.guest.name} had {was} and has {now.size_bytes:,} bytes.", **done,
+        }  # fmt: skip
+
+
+class Trim(VmKind):
+    """Has the agent inside a VM give back what its filesystems do not use."""
+
+    name = "trim"
+    title = "Trim in the guest"
+    description = "Has the guest agent of a VM trim its filesystems (fstrim); what it trims becomes free on the host."
+
+    def draft(self, vm: Vm, options: dict[str, Any]) -> Draft:  # noqa: ARG002 (it has none)
+        draft = Draft(
+            f"The guest agent of {vm.guest.name} trims all its filesystems. Nothing stops, and nothing is copied.",
+            ["qm", "guest", "cmd", vm.guest.uid, "fstrim"],
+            refusals=proxmox_vms.lacking(vm, "trim"),
+        )
+        if not guests.has_agent(vm.config.now):
+            draft.refusals.append(
+                Refusal(
+                    "tool_missing",
+                    f"No guest agent is configured for {vm.guest.name}: install qemu-guest-agent in it, and switch it "
+                    "on under its options.",
+                )
+            )
+        elif not vm.runs():
+            draft.refusals.append(Refusal(INVALID, f"{vm.guest.name} is off: only a running guest can be trimmed."))
+        without = sorted(_without_discard(vm))
+        if without:
+            draft.warnings.append(
+                f"discard is not on for {', '.join(without)}: what the guest trims there stays allocated on the host."
+            )
+        draft.warnings.append("Proxmox VE has no way to stop a trim that has begun: a cancel comes too late for it.")
+        return draft
+
+    def do(self, vm: Vm, options: dict[str, Any], recorder: Recorder) -> dict[str, Any]:  # noqa: ARG002 (it has none)
+        recorder.progress({"stage": "trimming", "message": "in the guest; it tells no progress"})
+        recorder.flush()
+        trimmed = actions.trim(vm.client, vm.ref)
+        for one in trimmed:
+            if one.error:
+                recorder.log(f"{one.path}: {one.error}", JobLog.Level.WARNING)
+            else:
+                told = "trimmed" if one.trimmed_bytes is None else f"{one.trimmed_bytes:,} bytes trimmed"
+                recorder.log(f"{one.path}: {told}")
+        if trimmed and all(one.error for one in trimmed):
+            raise HostError(f"The guest agent of {vm.guest.name} could trim nothing: {trimmed[0].error}")
+        known = [one.trimmed_bytes for one in trimmed if one.trimmed_bytes is not None]
+        total = sum(known) if known else None
+        good = sum(not one.error for one in trimmed)
+        what = "it does not tell how much" if total is None else f"{total:,} bytes trimmed"
+        return {
+            "filesystems": [
+                {"path": one.path, "trimmed_bytes": one.trimmed_bytes, "error": one.error} for one in trimmed
+            ],
+            "trimmed_bytes": total,
+            "words": f"{good} of {len(trimmed)} filesystems in {vm.guest.name}: {what}. What that freed on the host, "
+            "the scan that follows reads.",
+        }
+
+
+def find(guest_id: int) -> Guest:
+    """The guest with its host and disks; raises NotFoundError."""
+    guest = Guest.objects.select_related("host").prefetch_related("disks").filter(pk=guest_id).first()
+    if guest is None:
+        raise NotFoundError(f"There is no guest {guest_id}.")
+    return guest
+
+
+def _followed(vm: Vm, upid: str, stage: str, recorder: Recorder) -> dict[str, Any]:
+    stopping: Callable[[], bool] = runner.stopping.is_set
+    outcome = proxmox_vms.follow(vm, upid, stage, recorder, stopping)
+    if outcome.warnings:
+        recorder.log(f"Proxmox VE counts {outcome.warnings} warnings: they stand above", JobLog.Level.WARNING)
+    return {"task": upid, "warnings": outcome.warnings}
+
+
+def _told(drive: Drive) -> dict[str, Any]:
+    return {"volume": drive.volume, "size_bytes": drive.size_bytes}
+
+
+def _storage(vm: Vm, name: str) -> StorageFacts | None:
+    return next((one for one in reader.read_storages(vm.client, vm.ref.node) if one.name == name), None)
+
+
+def _without_discard(vm: Vm) -> list[str]:
+    """The disks on which a trim frees nothing."""
+    found = []
+    for key, text in vm.config.now.items():
+        if drives.is_drive(key, drives.VM) and not key.startswith(proxmox_vms.BESIDE):
+            with contextlib.suppress(ValueError):
+                drive = Drive.parse(text)
+                if not drive.is_cdrom and not drive.is_empty and drive.option("discard") != "on":
+                    found.append(key)
+    return found
+
+
+def _of_template(vm: Vm) -> list[Refusal]:
+    if not vm.is_template:
+        return []
+    return [
+        Refusal(
+            "immutable", f"{vm.guest.name} is a template: linked clones stand on its disks, which stay as they are."
+        )
+    ]
+
+
+def _against_storage(storage: StorageFacts | None, drive: Drive, vm: Vm) -> list[Refusal]:
+    """What stands against copying a drive into a storage."""
+    if storage is None or not storage.enabled or "images" not in storage.content:
+        fit = [
+            one.name
+            for one in reader.read_storages(vm.client, vm.ref.node)
+            if one.enabled and one.active and "images" in one.content
+        ]
+        why = "there is none of that name" if storage is None else "it takes no disks of VMs on this node"
+        return [Refusal(INVALID, f"Storage: {why}. {vm.ref.node} has {', '.join(fit) or 'none'}.")]
+    if not storage.active:
+        return [Refusal("host_unreachable", f"{vm.ref.node} cannot reach the storage {storage.name} now.")]
+    size, free = drive.size_bytes, storage.available_bytes
+    if size is not None and free is not None and size > free:
+        return [
+            Refusal(
+                "not_enough_space",
+                f"The copy may take up to {size:,} bytes, and {storage.name} has {free:,} free: free some space first.",
+            )
+        ]
+    return []

@@ -1,0 +1,183 @@
+"""VMs of Proxmox VE as their node's API shows them at this moment: what stands against changing one is looked at there.
+
+What a scan knows may be old, and a plan that says yes where Proxmox VE says no is worth little; so plans ask as well,
+for a few seconds at most. Where the API does not answer, the plan says that.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from storage_admin.agent import protocol
+from storage_admin.agent.protocol import INVALID, HostError, RefusedError, StoppedError
+from storage_admin.guests.models import Guest
+from storage_admin.hosts import proxmox_hosts
+from storage_admin.hosts.models import Host
+from storage_admin.hosts.proxmox import permissions, tasks
+from storage_admin.hosts.proxmox.client import ANSWER_SECONDS, Client
+from storage_admin.hosts.proxmox.config import PATHS, Config, GuestRef, read_config, read_snapshots
+from storage_admin.hosts.proxmox.drives import VM, Drive
+from storage_admin.hosts.proxmox.errors import RIGHT_MISSING, NotThereError
+from storage_admin.hosts.proxmox.permissions import FEATURES, MissingRight, Permissions
+from storage_admin.hosts.proxmox.tasks import Outcome
+from storage_admin.jobs.models import JobLog
+from storage_admin.jobs.plans import Refusal
+from storage_admin.jobs.recorder import Recorder
+
+#: Seconds that an answer may take while somebody waits for a plan.
+PLAN_SECONDS = 8.0
+#: For how many seconds the plans of many guests share what was learned of their token's rights.
+SHARED_SECONDS = 10.0
+#: Drives that are none of the guest's own disks.
+BESIDE = ("unused", "vmstate", "efidisk", "tpmstate")
+
+
+@dataclass(frozen=True)
+class Vm:
+    """A VM and its configuration as it was read; ``client`` is open."""
+
+    guest: Guest
+    client: Client
+    config: Config
+
+    @property
+    def ref(self) -> GuestRef:
+        return self.config.guest
+
+    @property
+    def is_template(self) -> bool:
+        """Whether other VMs may stand on its disks, which Proxmox VE protects."""
+        return self.config.now.get("template") == "1"
+
+    def runs(self) -> bool:
+        """Whether it runs, as its node says now; raises HostError."""
+        rows = self.client.rows("nodes", self.ref.node, PATHS[VM])
+        return any(str(row.get("vmid")) == self.guest.uid and row.get("status") != "stopped" for row in rows)
+
+    def snapshots_with(self, volume: str) -> list[str]:
+        """The snapshots that name a volume; raises HostError."""
+        return [
+            name
+            for name, values in read_snapshots(self.client, self.config)
+            if any(_volume(value) == volume for value in values.values())
+        ]
+
+    def again(self) -> Config:
+        """Its configuration now; raises HostError."""
+        return read_config(self.client, self.ref)
+
+
+def _volume(text: str) -> str:
+    try:
+        return Drive.parse(text).volume
+    except ValueError:
+        return ""
+
+
+def offline(guest: Guest) -> Iterator[tuple[str, str]]:
+    """Codes and sentences of what stands against it as the database knows: nobody is asked."""
+    host = guest.host
+    if guest.kind != Guest.Kind.VM:
+        yield INVALID, f"{guest.name} is no VM of Proxmox VE."
+    elif not host.token_id:
+        yield (
+            "tool_missing",
+            f"{host.name} is known without its API: add the node with an API token, by which VMs are changed.",
+        )
+    if host.status == Host.Status.UNREACHABLE:
+        yield "host_unreachable", f"{host.name} does not answer: {host.status_detail}"
+    if guest.lock:
+        yield "guest_locked", f"{guest.name} is locked by Proxmox VE ({guest.lock}): wait until that has ended."
+
+
+@contextlib.contextmanager
+def opened(guest: Guest, seconds: float = ANSWER_SECONDS) -> Iterator[Vm]:
+    """The VM as its node shows it now, provided that it may be changed.
+
+    Args:
+        seconds: that each answer may take.
+
+    Raises:
+        RefusedError: ``guest_locked``; ``guests_unknown``: Proxmox VE would drop lines of its file.
+        HostError: the API does not answer, or knows no such VM on that node.
+    """
+    host = guest.host
+    with proxmox_hosts.client(host, seconds) as client:
+        try:
+            config = read_config(client, GuestRef(host.node, int(guest.uid)))
+        except NotThereError as error:
+            raise HostError(
+                f"There is no VM {guest.uid} on {host.node} now: if another node has it, choose it there. "
+                f"{error.detail}",
+                error.code,
+            ) from error
+        config.check_free(unread=guest.unread)
+        yield Vm(guest, client, config)
+
+
+def lacking(vm: Vm, feature: str, storage: str = "") -> list[Refusal]:
+    """The right that a feature lacks on this VM and this storage, as a refusal that names it; raises HostError."""
+    try:
+        permissions.require(vm.client, feature, vmid=vm.ref.vmid, storage=storage)
+    except HostError as error:
+        if error.code != RIGHT_MISSING:
+            raise
+        return [Refusal(RIGHT_MISSING, error.detail)]
+    return []
+
+
+_rights: dict[tuple[object, ...], tuple[float, Permissions | Refusal]] = {}
+
+
+def lacking_on(guest: Guest, feature: str) -> list[Refusal]:
+    """The same for a plan among those of many guests: each host is asked once, also where it does not answer."""
+    host = guest.host
+    key = (host.address, host.port, host.token_id, bytes(host.token_locked))
+    asked, known = _rights.get(key, (0.0, None))
+    if known is None or time.monotonic() - asked > SHARED_SECONDS:
+        try:
+            with proxmox_hosts.client(host, PLAN_SECONDS) as client:
+                known = permissions.read(client)
+        except (HostError, RefusedError) as error:
+            known = Refusal(error.code, error.detail)
+        _rights.clear()
+        _rights[key] = (time.monotonic(), known)
+    if isinstance(known, Refusal):
+        return [known]
+    path = f"/vms/{guest.uid}"
+    return [
+        Refusal(RIGHT_MISSING, MissingRight(feature, path, need.rights).sentence)
+        for need in FEATURES[feature].needs
+        if need.scope == "/vms" and not known.has(path, need.rights)
+    ]
+
+
+def follow(vm: Vm, upid: str, stage: str, recorder: Recorder, stopping: Callable[[], bool]) -> Outcome:
+    """Waits for a task: its id and its log become the job's, its percentage the job's progress.
+
+    Args:
+        stage: what the job does meanwhile, in a word.
+        stopping: whether this worker is told to end.
+
+    Raises:
+        StoppedError: somebody cancelled the job, or the worker ends; the task has ended then.
+        RefusedError, HostError: as :func:`tasks.follow`.
+    """
+    recorder.log(f"Proxmox VE's task {upid}")
+    recorder.progress({"stage": stage, "percent": 0.0})
+    recorder.flush()
+
+    def check() -> None:
+        recorder.tick()
+        if recorder.cancel_requested or stopping():
+            recorder.log("the task is told to stop", JobLog.Level.WARNING)
+            raise StoppedError(protocol.CANCELLED, f"Cancelled; Proxmox VE has ended its task {upid}.")
+
+    return tasks.follow(
+        vm.client,
+        upid,
+        progress=lambda percent: recorder.progress({"stage": stage, "percent": percent}),
+        log=recorder.log,
+        check=check,
+    )

@@ -1,0 +1,71 @@
+"""Nodes of Proxmox VE that are reached by their API alone: no agent runs there. What it tells is shown; of the images
+nothing is changed.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from storage_admin.hosts.models import Host
+from storage_admin.hosts.proxmox import permissions
+from storage_admin.hosts.proxmox.permissions import MissingRight
+from storage_admin.hosts.proxmox.reader import ProxmoxFacts
+
+#: Without these, what is shown of a node is not all of it.
+LISTED = ("storages", "guests", "images")
+
+
+def is_alone(host: Host) -> bool:
+    """Whether the API is the only way to a node."""
+    return host.transport == Host.Transport.API
+
+
+def why_not(host: Host) -> str:
+    """Why no image there is changed, and what to do."""
+    return (
+        f"{host.name} is reached by the API of Proxmox VE alone, and no agent runs there: its images are shown and not "
+        "changed. Add ssh to it (Hosts → Change how it is reached) to have work done on them."
+    )
+
+
+def nobody_looks(host: Host) -> str:
+    """Why it is not known who uses a volume that no guest names."""
+    return (
+        f"The API of {host.name} lists its volumes, and nobody looks on the node what else has one open: nothing in "
+        "this storage is changed."
+    )
+
+
+def rights(missing: Iterable[MissingRight]) -> list[dict[str, str]]:
+    """The rights that a token has not, as a host's row keeps them: the feature, and a sentence."""
+    return [{"feature": one.feature, "detail": one.sentence} for one in missing]
+
+
+def answered(host: Host, at: datetime, facts: ProxmoxFacts, owners_unknown: str) -> None:
+    """A scan reached the host: what its API told about it."""
+    lacking = [right.sentence for right in facts.missing if right.feature in LISTED]
+    host.status = Host.Status.DEGRADED if lacking else Host.Status.OK
+    host.status_detail = f"Not all of it is shown. {' '.join(lacking)}" if lacking else ""
+    host.last_seen, host.owners_unknown = at, owners_unknown
+    capabilities: dict[str, Any] = {
+        "agent": False, "libvirt": "absent", "proxmox_version": facts.version, "missing_rights": rights(facts.missing),
+    }  # fmt: skip
+    host.capabilities = capabilities
+    host.save(update_fields=["status", "status_detail", "last_seen", "capabilities", "owners_unknown"])
+
+
+@dataclass(frozen=True)
+class Ability:
+    """Something that is done by the API, and what the token lacks for it, in sentences; empty where nothing."""
+
+    title: str
+    lacking: str
+
+
+def features(host: Host) -> list[Ability]:
+    """What is done by the API, as the last scan found the token's rights."""
+    lacking: dict[str, list[str]] = {}
+    for right in host.capabilities.get("missing_rights") or []:
+        lacking.setdefault(str(right.get("feature")), []).append(str(right.get("detail")))
+    return [Ability(one.title, " ".join(lacking.get(one.name, []))) for one in permissions.FEATURES.values()]

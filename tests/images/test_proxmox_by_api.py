@@ -1,0 +1,326 @@
+"""Images of nodes of Proxmox VE that are reached by their API alone: what it tells, once, and never more than that."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from images import selectors, shared_storages
+from images.models import Image
+from images.scanning import ScanRun
+from storage_admin.agent.protocol import RefusedError
+from storage_admin.guests.models import Guest
+from storage_admin.hosts import proxmox_hosts
+from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.jobs import services
+from tests.factories import ImageFactory, StoragePoolFactory, UserFactory
+from tests.harness.proxmox.cluster import SHARED, cluster
+from tests.harness.proxmox.server import ProxmoxServer, proxmox
+from tests.harness.proxmox.world import ALL, AUDITOR, SECRET, TOKEN_ID, lab
+from tests.working import ADMIN, OPERATOR, run, said
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
+
+STORE = "/mnt/pve/store/images"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ProxmoxServer]:
+    """The node of the tests' data. At the end nothing may be wrong with any request or answer."""
+    with proxmox(lab(), tmp_path) as running:
+        yield running
+    assert running.wrong == []
+
+
+def add(server: ProxmoxServer, name: str = "pve") -> Host:
+    endpoint = server.endpoint()
+    return proxmox_hosts.add_node(
+        ADMIN,
+        proxmox_hosts.WantedNode(
+            name=name, address=endpoint.address, port=endpoint.port, token_id=TOKEN_ID, token_secret=SECRET,
+            tls_fingerprint=endpoint.fingerprint,
+        ),
+    )  # fmt: skip
+
+
+def scan(host: Host) -> dict[str, Any]:
+    job = run(services.submit(OPERATOR, "scan", host.pk, {}))
+    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    host.refresh_from_db()
+    return dict(job.result or {})
+
+
+def at(place: str) -> Image:
+    return Image.objects.select_related("host", "pool", "backing").get(path=place)
+
+
+def test_the_images_of_a_folder_are_listed_with_what_the_api_tells(server: ProxmoxServer) -> None:
+    host = add(server)
+    told = server.world.volumes["store"]
+    result = scan(host)
+    assert (result["images"], result["vanished"]) == (len(told), 0)
+    image = at(f"{STORE}/100/vm-100-disk-0.qcow2")
+    assert (image.virtual_size, image.allocated_size, image.file_size) == (34359738368, 59199488, None)
+    assert (image.format, image.declared_format, image.state) == ("qcow2", "qcow2", "ok")
+    assert [use.disk.guest.name for use in image.uses.all()] == ["db1"]
+    assert (image.in_use, image.orphan) == (None, False)
+    left = at(f"{STORE}/999/vm-999-disk-0.qcow2")
+    assert (left.in_use, left.orphan) == (None, None)
+    pool = image.pool
+    assert (pool.name, pool.images_count, pool.allocated_bytes) == (
+        "store",
+        len(told),
+        sum(one["used"] for one in told),
+    )
+    assert pool.last_scanned is not None
+    assert scan(host)["read"] == 0
+
+
+def test_a_linked_clone_stands_on_its_base(server: ProxmoxServer) -> None:
+    scan(add(server))
+    base, clone = at(f"{STORE}/101/base-101-disk-0.qcow2"), at(f"{STORE}/102/vm-102-disk-0.qcow2")
+    assert (clone.backing, clone.chain_depth, clone.state) == (base, 2, "ok")
+    assert (base.overlays_count, base.orphan) == (1, False)
+
+
+def test_a_base_that_is_not_listed_and_one_that_is_no_file_are_said(server: ProxmoxServer) -> None:
+    rows = server.world.volumes["store"]
+    clone = next(row for row in rows if row["vmid"] == 102)
+    rows[:] = [row for row in rows if row["vmid"] != 101] + [
+        clone | {"volid": "store:103/vm-103-disk-0.qcow2", "vmid": 103, "parent": 'json:{"driver":"nbd"}'}
+    ]
+    scan(add(server))
+    for place in (f"{STORE}/102/vm-102-disk-0.qcow2", f"{STORE}/103/vm-103-disk-0.qcow2"):
+        assert (at(place).state, at(place).backing) == ("outside_pool", None)
+    assert "lists no volume" in at(f"{STORE}/102/vm-102-disk-0.qcow2").state_detail
+
+
+def test_what_the_api_does_not_tell_is_unknown_and_not_0(server: ProxmoxServer) -> None:
+    world = server.world
+    world.statuses = [
+        one
+        | (
+            {"active": 1, "total": 10**11, "used": 10**10, "avail": 9 * 10**10}
+            if one["type"] in ("lvmthin", "rbd")
+            else {}
+        )
+        for one in world.statuses
+    ]
+    world.volumes["local-lvm"] = [
+        {"volid": "local-lvm:vm-110-disk-0", "content": "images", "format": "raw", "size": 4 << 30, "vmid": 110}
+    ]
+    world.volumes["ceph"] = [
+        {"volid": "ceph:base-101-disk-9", "content": "images", "format": "raw", "size": 1 << 30, "vmid": 101},
+        {"volid": "ceph:base-101-disk-9/vm-110-disk-2", "content": "images", "format": "raw", "size": 1 << 30,
+         "vmid": 110, "parent": "base-101-disk-9@__base__"},
+    ]  # fmt: skip
+    world.volumes["store"][0]["used"] = 0
+    scan(add(server))
+    volume = at("/dev/pve/vm-110-disk-0")
+    assert (volume.virtual_size, volume.allocated_size, volume.name) == (4 << 30, None, "vm-110-disk-0")
+    assert volume.pool.allocated_bytes is None
+    assert at("rbd:rbd/vm-110-disk-2").backing == at("rbd:rbd/base-101-disk-9")
+    assert at(f"{STORE}/{world.volumes['store'][0]['volid'].partition(':')[2]}").allocated_size == 0
+    totals = selectors.overview(OPERATOR).totals
+    assert (totals.measured_count, totals.images_count) == (12, 15)
+    chain = selectors.chain_of(volume)
+    assert (chain.allocated_size, chain.virtual_size) == (None, 4 << 30)
+    plan = services.plan(OPERATOR, "reclaim", volume.pk, {})
+    assert plan.before_bytes is None
+    assert {one.code for one in plan.refusals} >= {"tool_missing", "unsupported_pool"}
+
+
+def test_a_file_that_is_not_what_its_name_says_has_no_size(server: ProxmoxServer) -> None:
+    row = next(row for row in server.world.volumes["store"] if row["vmid"] == 104)
+    row |= {"format": "invalid", "size": 0}
+    scan(add(server))
+    image = at(f"{STORE}/104/vm-104-disk-0.qcow2")
+    assert (image.state, image.virtual_size) == ("unreadable", None)
+
+
+@pytest.mark.parametrize("kind", ["reclaim", "flatten", "convert", "check", "analyze"])
+def test_every_job_there_is_refused_with_what_to_do(server: ProxmoxServer, kind: str) -> None:
+    scan(add(server))
+    image = at(f"{STORE}/102/vm-102-disk-0.qcow2")
+    with pytest.raises(RefusedError) as refused:
+        services.submit(OPERATOR, kind, image.pk, {"format": "raw"} if kind == "convert" else {})
+    assert refused.value.code == "tool_missing"
+    assert "Add ssh to it" in refused.value.detail
+
+
+@pytest.mark.parametrize("kind", ["recover", "sample"])
+def test_work_on_the_whole_node_is_refused_as_well(server: ProxmoxServer, kind: str) -> None:
+    host = add(server)
+    with pytest.raises(RefusedError, match="tool_missing"):
+        services.submit(OPERATOR, kind, host.pk, {})
+
+
+def test_what_went_has_vanished_and_what_changed_is_written_again(server: ProxmoxServer) -> None:
+    host = add(server)
+    scan(host)
+    rows = server.world.volumes["store"]
+    gone = rows.pop()
+    rows[0]["used"] += 4096
+    result = scan(host)
+    assert (result["read"], result["vanished"]) == (1, 1)
+    assert at(f"{STORE}/{gone['volid'].partition(':')[2]}").state == "missing"
+
+
+WITHOUT_STORAGES = tuple(right for right in ALL if not right.startswith("Datastore."))
+
+
+@pytest.mark.parametrize(
+    ("left", "named"),
+    [(AUDITOR, "VM.Config.Disk on /vms"), (WITHOUT_STORAGES, "Datastore.Audit")],
+    ids=["an auditor", "without storages"],
+)
+def test_images_that_the_token_may_not_see_any_more_stay_as_they_were_last_seen(
+    server: ProxmoxServer, left: tuple[str, ...], named: str
+) -> None:
+    host = add(server)
+    scan(host)
+    before = {image.path: image.last_scanned for image in Image.objects.select_related("pool")}
+    server.world.allow(*left)
+    assert scan(host)["vanished"] == 0
+    pool = StoragePool.objects.get(host=host, name="store")
+    assert (pool.state, pool.images_count) == ("unreadable", len(before))
+    assert named in pool.state_detail
+    assert "last seen" in pool.state_detail
+    assert (host.status, named in host.status_detail) == ("degraded", True)
+    assert {image.path: image.last_scanned for image in Image.objects.select_related("pool")} == before
+    assert {image.state for image in Image.objects.all()} == {"ok"}
+    server.world.allow(*ALL)
+    scan(host)
+    assert (host.status, StoragePool.objects.get(pk=pool.pk).state) == ("ok", "ok")
+
+
+def test_a_token_that_never_saw_them_is_not_told_that_there_are_none(server: ProxmoxServer) -> None:
+    server.world.allow(*AUDITOR)
+    host = add(server)
+    scan(host)
+    pool = StoragePool.objects.get(host=host, name="store")
+    assert (pool.state, pool.last_scanned) == ("unreadable", None)
+    assert "VM.Config.Disk" in pool.state_detail
+
+
+def test_a_storage_that_hangs_keeps_its_images(server: ProxmoxServer) -> None:
+    host = add(server)
+    scan(host)
+    server.world.broken["store"] = ""
+    assert scan(host)["vanished"] == 0
+    pool = StoragePool.objects.get(host=host, name="store")
+    assert (pool.state, "gave no answer" in pool.state_detail, pool.images_count) == ("unreadable", True, 12)
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[tuple[Host, Host]]:
+    """Two nodes of a cluster, registered; nobody has scanned them yet."""
+    with cluster(tmp_path) as (first, second):
+        yield add(first, "node1"), add(second, "node2")
+
+
+def test_a_storage_that_two_nodes_share_is_one_set_of_images(nodes: tuple[Host, Host]) -> None:
+    first, second = nodes
+    for host in (first, second, first, second):
+        scan(host)
+    assert Guest.objects.count() == 2
+    assert sorted(Image.objects.values_list("path", flat=True)) == [
+        f"{SHARED}/501/vm-501-disk-0.qcow2", f"{SHARED}/502/vm-502-disk-0.qcow2",
+    ]  # fmt: skip
+    pools = StoragePool.objects.filter(name="nfs").order_by("host_id")
+    assert [(pool.images_count, pool.allocated_bytes) for pool in pools] == [(2, 2 << 20), (2, 2 << 20)]
+    assert f"listed at {first.name}" in pools[1].state_detail
+    assert shared_storages.listed_in(pools[1]) == pools[0].pk
+    totals = selectors.overview(OPERATOR).totals
+    assert (totals.images_count, totals.allocated_bytes, totals.virtual_bytes) == (2, 2 << 20, 2 << 30)
+    locals_ = StoragePool.objects.exclude(name="nfs").filter(capacity_bytes__gt=0)
+    assert totals.capacity_bytes == 10**12 + sum(pool.capacity_bytes or 0 for pool in locals_)
+    # A guest of the other node uses its image, though that node does not list it.
+    running = at(f"{SHARED}/502/vm-502-disk-0.qcow2")
+    assert ([use.disk.guest.name for use in running.uses.all()], running.in_use) == (["guest2"], True)
+
+
+def test_two_nodes_that_are_scanned_at_the_same_time_list_a_shared_storage_once(
+    nodes: tuple[Host, Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = nodes
+    finish = ScanRun.finish
+    begun: list[int] = []
+
+    def late(run: ScanRun) -> dict[str, Any]:
+        if not begun:  # the second node's whole scan runs while that of the first is about to end
+            begun.append(run.job.pk)
+            scan(second)
+            assert Image.objects.filter(host=second).count() == 2
+        return finish(run)
+
+    monkeypatch.setattr(ScanRun, "finish", late)
+    scan(first)
+    assert sorted(Image.every.values_list("host_id", "name")) == [
+        (first.pk, "vm-501-disk-0.qcow2"),
+        (first.pk, "vm-502-disk-0.qcow2"),
+    ]
+    assert f"listed at {first.name}" in StoragePool.objects.get(host=second, name="nfs").state_detail
+
+
+def test_where_the_node_that_lists_falls_silent_the_other_takes_its_rows_over(
+    nodes: tuple[Host, Host],
+) -> None:
+    first, second = nodes
+    scan(first)
+    scan(second)
+    ids = set(Image.objects.values_list("pk", flat=True))
+    Host.objects.filter(pk=first.pk).update(port=1)
+    assert run(services.submit(OPERATOR, "scan", first.pk, {})).state == "failed"
+    scan(second)
+    assert set(Image.objects.values_list("pk", flat=True)) == ids
+    assert set(Image.objects.values_list("host_id", flat=True)) == {second.pk}
+    assert at(f"{SHARED}/502/vm-502-disk-0.qcow2").in_use is True
+
+
+def test_where_an_agent_walks_the_shared_folder_its_facts_win(nodes: tuple[Host, Host]) -> None:
+    first, second = nodes
+    scan(second)
+    assert Image.objects.filter(host=second).count() == 2
+    scan(first)
+    Host.objects.filter(pk=first.pk).update(transport="api+ssh")
+    StoragePool.objects.filter(host=first).delete()
+    walked = StoragePoolFactory.create(
+        host=first, name="renamed", path="/mnt/pve/nfs", path_bytes=b"/mnt/pve/nfs", source="proxmox", network=True,
+        shared_key="nfs4:192.0.2.9:/vms/", fs_key="nfs4:192.0.2.9:/vms",
+    )  # fmt: skip
+    image = ImageFactory.create(pool=walked, host=first, path=f"{SHARED}/501/vm-501-disk-0.qcow2")
+    scan(second)
+    assert list(Image.objects.all()) == [image]
+    pool = StoragePool.objects.get(host=second, name="nfs")
+    assert (pool.shared_key, pool.fs_key) == ("nfs4:192.0.2.9:/vms/", "nfs4:192.0.2.9:/vms")
+    assert selectors.overview(OPERATOR).totals.images_count == 1
+
+
+def test_pages_and_answers_show_what_is_unknown_as_unknown(server: ProxmoxServer, client: Client) -> None:
+    for row in server.world.volumes["store"]:
+        row.pop("used")
+    host = add(server)
+    scan(host)
+    image = at(f"{STORE}/102/vm-102-disk-0.qcow2")
+    client.force_login(UserFactory.create(role="admin"), "django.contrib.auth.backends.ModelBackend")
+    told = client.get(f"/api/v1/images/{image.pk}/").json()
+    assert (told["allocated_size"], told["file_size"], told["virtual_size"]) == (None, None, 10737418240)
+    assert client.get(f"/api/v1/images/{image.pk}/chain/").json()["allocated_size"] is None
+    assert client.get(f"/api/v1/pools/{image.pool_id}/").json()["allocated_bytes"] is None
+    assert client.get("/api/v1/overview/").json()["totals"]["allocated_bytes"] is None
+    sizes = [row["id"] for row in client.get("/api/v1/images/?ordering=-allocated_size").json()["results"]]
+    assert len(sizes) == 12
+    csv = client.get("/images/export.csv").getvalue().decode()
+    assert ",10737418240,,," in csv
+    for path in (
+        "/", "/images/", f"/images/{image.pk}/", f"/images/{image.pk}/reclaim/", f"/images/{image.pk}/flatten/",
+        f"/images/{image.pk}/convert/", f"/images/{image.pk}/check/", f"/pools/{image.pool_id}/", "/guests/", "/hosts/",
+        f"/hosts/{host.pk}/connection/",
+    ):  # fmt: skip
+        answer = client.get(path)
+        assert answer.status_code == 200, path
+        assert SECRET not in answer.content.decode()
+    assert "unknown" in client.get(f"/images/{image.pk}/").content.decode()

@@ -1,0 +1,228 @@
+"""Hosts are added, and reached otherwise, by plain forms: tried first, compared, and no secret on any page."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from storage_admin.accounts.models import AuditEntry
+from storage_admin.hosts import secrets
+from storage_admin.hosts.models import Host
+from storage_admin.jobs.models import Job
+from tests.factories import HostFactory, JobFactory, UserFactory
+from tests.harness.proxmox.cluster import cluster
+from tests.harness.proxmox.server import ProxmoxServer, proxmox
+from tests.harness.proxmox.world import SECRET, TOKEN_ID, lab
+from tests.harness.sshd import Sshd, sshd
+from tests.web.html import tags_of, text_of
+
+ADD = "/hosts/add/"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ProxmoxServer]:
+    with proxmox(lab(), tmp_path) as running:
+        yield running
+    assert running.wrong == []
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[tuple[ProxmoxServer, ProxmoxServer]]:
+    with cluster(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+def ssh_server(tmp_path: Path) -> Iterator[Sshd]:
+    with sshd(tmp_path / "sshd") as running:
+        yield running
+
+
+def hidden(answer: Any) -> dict[str, str]:
+    """What the page's form carries on, as a browser without a script would send it."""
+    found: dict[str, str] = {}
+    for tag, attributes in tags_of(answer.content.decode()):
+        if tag != "input" or "name" not in attributes or attributes["name"] == "csrfmiddlewaretoken":
+            continue
+        if attributes.get("type") != "checkbox" and "disabled" not in attributes:
+            found[str(attributes["name"])] = attributes.get("value") or ""
+    return found
+
+
+def boxes(answer: Any) -> list[str]:
+    """The nodes that are ticked."""
+    return [
+        attributes["value"] or ""
+        for tag, attributes in tags_of(answer.content.decode())
+        if tag == "input" and attributes.get("name") == "node" and "checked" in attributes
+    ]
+
+
+def typed(server: ProxmoxServer, **more: str) -> dict[str, str]:
+    return {
+        "kind": "proxmox", "name": "", "address": server.address, "port": str(server.port), "token_id": TOKEN_ID,
+        "token_secret": SECRET,
+    } | more  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["ssh", "proxmox", "libvirt-tls", "libvirt-ssh"])
+def test_each_way_has_its_form_and_htmx_gets_the_form_alone(admin: Client, kind: str) -> None:
+    page, fragment = admin.get(f"{ADD}?kind={kind}"), admin.get(f"{ADD}?kind={kind}", headers={"HX-Request": "true"})
+    assert f'name="kind" value="{kind}"' in page.content.decode()
+    assert "<h1" in page.content.decode()
+    assert "<h1" not in fragment.content.decode()
+    assert 'id="form"' in fragment.content.decode()
+
+
+def test_only_admins_add_hosts(operator: Client) -> None:
+    assert operator.get(ADD).status_code == 403
+    assert operator.post(ADD, {"kind": "proxmox"}).status_code == 403
+
+
+def test_a_node_is_added_once_its_certificate_was_compared(admin: Client, server: ProxmoxServer) -> None:
+    first = admin.post(ADD, typed(server))
+    assert server.fingerprint in text_of(first.content.decode())
+    assert SECRET not in first.content.decode()
+    assert server.seen == []  # no request, and so no token, before the certificate is confirmed
+    assert not Host.objects.exists()
+    second = admin.post(ADD, hidden(first) | {"token_secret": ""}, follow=True)
+    assert "pve1 is added" in text_of(second.content.decode())
+    host = Host.objects.get()
+    assert (host.kind, host.transport, host.node, host.name) == ("proxmox", "api", "pve1", "pve1")
+    assert host.tls_fingerprint == server.fingerprint
+    assert secrets.unlock(host.token_locked) == SECRET
+    assert Job.objects.filter(kind="scan", target_id=host.pk, state="queued").exists()
+    assert SECRET not in str(list(AuditEntry.objects.values()))
+    assert "host_secrets" not in admin.session
+
+
+def test_what_is_wrong_stands_beside_its_field_and_nothing_is_saved(admin: Client, server: ProxmoxServer) -> None:
+    wrong = {"address": "a b", "port": "0", "token_id": "root", "token_secret": "x", "tls_fingerprint": "12"}
+    answer = admin.post(ADD, typed(server, **wrong))
+    errors = [found for _, found in tags_of(answer.content.decode()) if found.get("class") == "field-error"]
+    assert (answer.status_code, len(errors) >= 2) == (400, True)
+    refused = admin.post(ADD, typed(server, tls_fingerprint=server.fingerprint, token_secret="0" * 36))
+    assert refused.status_code == 409
+    assert "Check its id and secret" in text_of(refused.content.decode())
+    assert not Host.objects.exists()
+
+
+def test_a_secret_stays_here_between_two_steps_and_belongs_to_one_session(admin: Client, server: ProxmoxServer) -> None:
+    answer = admin.post(ADD, typed(server, address="a b"))
+    page = answer.content.decode()
+    assert SECRET not in page
+    assert "What you gave is kept" in page
+    assert SECRET not in str(dict(admin.session.items()))
+    sent = hidden(answer) | {"address": server.address, "tls_fingerprint": server.fingerprint}
+    other = Client()
+    eve = UserFactory.create(username="eve", role="admin")
+    other.force_login(eve, "django.contrib.auth.backends.ModelBackend")
+    assert other.post(ADD, sent).status_code == 400
+    assert admin.post(ADD, sent).status_code == 302
+    assert Host.objects.count() == 1
+
+
+def test_every_node_of_a_cluster_is_offered_and_becomes_a_host_of_its_own(
+    admin: Client, nodes: tuple[ProxmoxServer, ProxmoxServer]
+) -> None:
+    first, second = nodes
+    answer = admin.post(ADD, typed(first, tls_fingerprint=first.fingerprint))
+    assert boxes(answer) == ["pve1", "pve2"]
+    assert "choosing" in hidden(answer)
+    none = admin.post(ADD, hidden(answer))
+    assert (none.status_code, Host.objects.count()) == (400, 0)
+    assert "Choose at least one node" in none.content.decode()
+    done = admin.post(ADD, hidden(answer) | {"node": ["pve1", "pve2"]}, follow=True)
+    assert "pve1, pve2 are added" in text_of(done.content.decode())
+    rows = Host.objects.order_by("name").values_list("name", "node", "cluster", "address", "tls_fingerprint")
+    assert list(rows) == [
+        ("pve1", "pve1", "lab", "127.0.0.1", first.fingerprint),
+        ("pve2", "pve2", "lab", "127.0.0.2", second.fingerprint),
+    ]  # fmt: skip
+    again = admin.post(ADD, typed(first, tls_fingerprint=first.fingerprint))
+    assert boxes(again) == []
+    assert text_of(again.content.decode()).count("registered as") == 2
+
+
+def test_where_one_chosen_node_does_not_answer_none_is_saved(
+    admin: Client, nodes: tuple[ProxmoxServer, ProxmoxServer]
+) -> None:
+    first, _ = nodes
+    answer = admin.post(ADD, typed(first, tls_fingerprint=first.fingerprint))
+    sent = hidden(answer) | {"node": ["pve1", "pve2"], "address-pve2": "127.0.0.3"}
+    wrong = admin.post(ADD, sent)
+    assert (wrong.status_code, Host.objects.count()) == (400, 0)
+    assert "127.0.0.3" in wrong.content.decode()
+    assert admin.post(ADD, hidden(wrong) | {"node": ["pve1"]}).status_code == 302
+    assert Host.objects.get().node == "pve1"
+
+
+@pytest.mark.services
+def test_a_node_gets_ssh_as_well_when_it_is_added_or_later(
+    admin: Client, server: ProxmoxServer, ssh_server: Sshd
+) -> None:
+    both = {"by_ssh": "on", "ssh_port": str(ssh_server.port), "private_key": ssh_server.private_key, "user": "root"}
+    first = admin.post(ADD, typed(server, tls_fingerprint=server.fingerprint, **both))
+    page = first.content.decode()
+    assert "SHA256:" in page
+    assert "PRIVATE KEY" not in page
+    assert admin.post(ADD, hidden(first) | {"by_ssh": "on"}).status_code == 302
+    host = Host.objects.get()
+    assert (host.transport, host.ssh_port) == ("api+ssh", ssh_server.port)
+    assert "PRIVATE KEY" in secrets.unlock(host.private_key_locked)
+
+    change = f"/hosts/{host.pk}/connection/"
+    form = admin.get(change)
+    assert SECRET not in form.content.decode()
+    assert admin.post(change, hidden(form)).status_code == 302  # without the box: by the API alone from now on
+    host.refresh_from_db()
+    assert (host.transport, secrets.unlock(host.token_locked)) == ("api", SECRET)
+    asked = admin.post(change, hidden(admin.get(change)) | both)
+    assert "SHA256:" in asked.content.decode()
+    assert admin.post(change, hidden(asked) | {"by_ssh": "on"}).status_code == 302
+    host.refresh_from_db()
+    assert (host.transport, Host.objects.count()) == ("api+ssh", 1)
+
+
+@pytest.mark.services
+def test_libvirt_through_ssh_is_tried_before_it_is_saved(admin: Client, ssh_server: Sshd, libvirtd: str) -> None:
+    form = {
+        "kind": "libvirt-ssh", "name": "far", "address": "127.0.0.1", "port": str(ssh_server.port),
+        "private_key": ssh_server.private_key,
+    }  # fmt: skip
+    first = admin.post(ADD, form)
+    assert "SHA256:" in first.content.decode()
+    assert "PRIVATE KEY" not in first.content.decode()
+    assert admin.post(ADD, hidden(first)).status_code == 302
+    host = Host.objects.get()
+    assert (host.kind, host.transport, host.user) == ("libvirt", "ssh", "root")
+
+
+def test_a_host_without_an_agent_says_what_is_true_of_it(viewer: Client) -> None:
+    HostFactory.create(
+        name="far", kind="libvirt", transport="tls", slug="far", capabilities={"agent": False, "libvirt": "present"}
+    )
+    missing = [{"feature": "move", "detail": "Needs Datastore.AllocateSpace."}]
+    HostFactory.create(
+        name="pve", kind="proxmox", transport="api", slug="pve",
+        capabilities={"agent": False, "missing_rights": missing},
+    )  # fmt: skip
+    text = text_of(viewer.get("/hosts/").content.decode())
+    assert "qemu-img" not in text
+    assert "far is reached by libvirt alone" in text
+    assert re.search(r"move disks to another storage missing Needs Datastore.AllocateSpace", text)
+    assert re.search(r"see the guests and their disks there nothing", text)
+
+
+def test_the_number_of_jobs_in_the_sidebar_follows(viewer: Client) -> None:
+    page = viewer.get("/hosts/").content.decode()
+    address = re.search(r'hx-get="(/jobs/count/[^"]*)"', page)
+    assert address is not None
+    assert viewer.get(address[1]).status_code == 204
+    JobFactory.create(state="running")
+    fresh = viewer.get(address[1])
+    assert (fresh.status_code, text_of(fresh.content.decode()).strip()) == (200, "1")
+    assert "n=1" in fresh.content.decode()

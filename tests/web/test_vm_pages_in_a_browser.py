@@ -1,0 +1,80 @@
+"""A VM of Proxmox VE in a browser: from its page to a plan and a job, and axe finds nothing on the way."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page
+from pytest_django.live_server_helper import LiveServer
+
+from storage_admin.guests.models import Guest
+from storage_admin.hosts import secrets
+from storage_admin.jobs.models import Job
+from tests.factories import GuestDiskFactory, GuestFactory, HostFactory, StoragePoolFactory
+from tests.harness.proxmox import world
+from tests.harness.proxmox.server import ProxmoxServer, proxmox
+from tests.harness.proxmox.world import SECRET, TOKEN_ID, lab
+from tests.web.test_in_a_browser import AXE, RUN_AXE, chromium, complaints_of, signed_in
+
+__all__ = ["chromium"]
+
+pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("quiet")]
+
+VOLUME = "store:120/vm-120-disk-0.qcow2"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ProxmoxServer]:
+    """The node of the tests' data with one VM more, which runs."""
+    with proxmox(lab(), tmp_path) as running:
+        text = f"agent: 1\nname: web\nscsi0: {VOLUME},size=8G\n"
+        running.world.guests["vm", 120] = world.Guest("vm", 120, text, running=True, trims=[])
+        yield running
+    assert running.wrong == []
+
+
+@pytest.fixture
+def web(server: ProxmoxServer) -> Guest:
+    endpoint = server.endpoint()
+    host = HostFactory.create(
+        kind="proxmox", transport="api", address=endpoint.address, port=endpoint.port, node="pve1", token_id=TOKEN_ID,
+        tls_fingerprint=endpoint.fingerprint, token_locked=secrets.lock(SECRET), status="ok",
+    )  # fmt: skip
+    StoragePoolFactory.create(host=host, name="s2", source="proxmox")
+    guest = GuestFactory.create(host=host, kind="vm", uid="120", name="web", state="running")
+    GuestDiskFactory.create(guest=guest, target="scsi0", volume=VOLUME, cache="", discard="")
+    GuestDiskFactory.create(guest=guest, target="ide2", device="cdrom", path="")
+    return guest
+
+
+def nothing_to_say(page: Page) -> list[str]:
+    page.evaluate(AXE.read_text())
+    found: list[str] = page.evaluate(RUN_AXE)
+    return found
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_disk_is_moved_by_hand_from_the_guests_page(
+    chromium: Browser, live_server: LiveServer, server: ProxmoxServer, web: Guest, scheme: str
+) -> None:
+    context = signed_in(chromium, live_server, color_scheme=scheme)
+    page = context.new_page()
+    said = complaints_of(page)
+    page.goto(f"{live_server.url}/guests/")
+    page.get_by_role("link", name="web", exact=True).click()
+    assert nothing_to_say(page) == []
+    page.get_by_role("link", name="Move scsi0").click()
+    page.get_by_label("To the storage").fill("s2")
+    page.get_by_role("button", name="Show the plan").click()
+    page.get_by_text("qm disk move 120 scsi0 s2").wait_for()
+    assert nothing_to_say(page) == []
+    assert not Job.objects.exists()
+    page.get_by_role("button", name="Move a disk").click()
+    page.wait_for_url("**/jobs/*/")
+    job = Job.objects.get()
+    assert (job.kind, job.target_id, job.options["storage"]) == ("move_disk", web.pk, "s2")
+    page.goto(f"{live_server.url}/guests/{web.pk}/trim/")
+    page.get_by_text("discard is not on for scsi0").wait_for()
+    assert nothing_to_say(page) == []
+    assert said == []
+    context.close()
