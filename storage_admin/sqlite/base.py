@@ -74,25 +74,25 @@ class DatabaseWrapper(base.DatabaseWrapper):
     def _start_transaction_under_autocommit(self) -> None:
         self._take()
         try:
-            super()._start_transaction_under_autocommit()
+            super()._start_transaction_under_autocommit()  # type: ignore[misc]  # its stubs leave it out
         except BaseException:
             self._give()
             raise
 
     def _commit(self) -> Any:
-        done = super()._commit()
+        done = super()._commit()  # type: ignore[misc]  # its stubs leave it out
         self._give()
         return done
 
     def _rollback(self) -> Any:
         try:
-            return super()._rollback()
+            return super()._rollback()  # type: ignore[misc]  # its stubs leave it out
         finally:
             # Where even that fails, Django closes the connection, which ends the transaction as well.
             self._give()
 
     def _close(self) -> Any:
         try:
-            return super()._close()
+            return super()._close()  # type: ignore[misc]  # its stubs leave it out
         finally:
             self._give()

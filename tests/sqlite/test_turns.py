@@ -145,11 +145,18 @@ def test_who_reads_needs_no_turn(database: Any) -> None:
 
 
 def test_turns_come_in_the_order_in_which_they_were_asked_for() -> None:
-    line, order = turns.Turns(), []
+    line = turns.Turns()
+    order: list[int] = []
+
+    def take(number: int) -> None:
+        assert line.take(10)
+        order.append(number)
+        line.give()
+
     assert line.take(0)
     threads = []
     for number in range(8):
-        thread = threading.Thread(target=lambda number=number: (line.take(10), order.append(number), line.give()))
+        thread = threading.Thread(target=take, args=(number,))
         thread.start()
         threads.append(thread)
         while len(line._waiting) <= number:
