@@ -15,6 +15,7 @@ ENTRIES = (
     ("hosts", "Hosts", "host", Role.VIEWER),
     ("guests", "Guests", "guest", Role.VIEWER),
     ("jobs", "Jobs", "job", Role.VIEWER),
+    ("benchmarks", "Benchmarks", "gauge", Role.VIEWER),
     ("tokens", "Tokens", "token", Role.ADMIN),
     ("users", "Users", "user", Role.ADMIN),
     ("audit", "Audit", "audit", Role.ADMIN),

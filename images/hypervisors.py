@@ -106,7 +106,10 @@ def guests_by_api(host: Host) -> Told:
         proxmox_hosts.rights_missing(host)
     except (HostError, RefusedError) as error:
         raise HostError(error.detail, "host_unreachable") from error
-    return _proxmox(host)
+    told = _proxmox(host)
+    if not told.answered:
+        raise HostError(told.unknown, "host_unreachable")
+    return told
 
 
 def _proxmox(host: Host) -> Told:

@@ -237,12 +237,17 @@ def put(job: Job, *, flat: bool) -> None:
         RefusedError: one of :data:`PASSING`, or something else that somebody has to look at.
         HostError: it cannot be asked, or refuses.
     """
+    refused: list[RefusedError] = []
     with _api(job.host) as api:
         for naming in _kept(job):
             try:
                 _put(job, api, naming, naming.new if flat else naming.old)
             except NotThereError:
                 claims.log(job, f"{naming.name} is not on {naming.node} any more: its configuration is left alone")
+            except RefusedError as error:  # the others are not kept from what is due to them
+                refused.append(error)
+    if refused:
+        raise min(refused, key=lambda one: one.code not in PASSING)
 
 
 def _kept(job: Job) -> list[Naming]:

@@ -26,6 +26,7 @@ from storage_admin.hosts import libvirt_control
 from storage_admin.hosts.guest_facts import GuestFacts
 from storage_admin.hosts.libvirt_disks import Edit
 from storage_admin.hosts.libvirt_relay import why_read_only
+from storage_admin.hosts.models import Host
 from storage_admin.hosts.names import display
 from storage_admin.jobs import claims
 from storage_admin.jobs.models import Job, JobLog
@@ -232,6 +233,8 @@ def settle(host_id: int | None = None, *, but_not: Collection[int] = ()) -> None
     """Tries again what :func:`agree` could not do at once; the arguments are those of :func:`images.waiting.look`."""
     chosen = Job.objects.exclude(host__in=but_not) if host_id is None else Job.objects.filter(host=host_id)
     due = chosen.filter(repoint_due=True, needs_recovery=False).exclude(state__in=Job.ACTIVE)
+    # Each would cost its timeout, again and again, while others wait: the scan that reaches it again says so.
+    due = due.exclude(host__status=Host.Status.UNREACHABLE).select_related("host")
     undoing = Job.objects.filter(Q(state__in=Job.ACTIVE) | Q(needs_recovery=True), kind="undo").values("target_id")
     for job in due.exclude(pk__in=undoing):
         agree(job)

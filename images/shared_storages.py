@@ -19,7 +19,9 @@ def siblings(pool: StoragePool) -> list[StoragePool]:
     if not pool.network or not host.cluster:
         return []
     same = Q(path_key=pool.path_key)
-    if pool.path.startswith("/"):
+    if pool.path_bytes:
+        same |= Q(path=pool.path, path_bytes=b"")
+    elif pool.path.startswith("/"):
         same |= Q(path_key=path_key(pool.path.encode("utf-8", "surrogateescape")))
     others = StoragePool.objects.filter(
         same, host__kind=Host.Kind.PROXMOX, host__cluster=host.cluster, source=StoragePool.Source.PROXMOX
@@ -97,7 +99,9 @@ def settle(host: Host) -> None:
         others = siblings(pool)
         if pool.path_bytes:
             if pool.last_scanned is not None and pool.state == "ok":
-                Image.every.filter(pool__in=[one for one in others if not one.path_bytes]).delete()
+                for one in others:
+                    if not one.path_bytes:
+                        leave_to(one, pool)  # its space is the same once more, too
             continue
         holding = [one for one in others if one.last_scanned is not None and _has_rows(one)]
         # Those of the scan that is about to end are not listed yet.

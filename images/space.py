@@ -132,22 +132,23 @@ def needed_by_running(job: Job) -> int:
 
 
 def _jobs_on(pool: StoragePool) -> QuerySet[Job]:
-    """The rewriting jobs whose scratch space is on a pool's filesystem, whichever of its pools they name."""
+    """The jobs whose scratch space is on a pool's filesystem, whichever of its pools they name."""
     same = StoragePool.objects.filter(fs_key=pool.fs_key) if pool.fs_key else StoragePool.objects.filter(pk=pool.pk)
     hosts = dict(same.values_list("pk", "host_id"))
-    return Job.objects.filter(host__in=set(hosts.values()), rewrites=True, plan__scratch_pool__in=list(hosts))
+    return Job.objects.filter(host__in=set(hosts.values()), plan__scratch_pool__in=list(hosts))
 
 
 def _load(pool: StoragePool) -> _Filesystem:
     rows = (
         _jobs_on(pool)
         .filter(state__in=Job.ACTIVE)
-        .values_list("host_id", "host__max_jobs", "state", "plan__scratch_bytes", "plan__lasting_bytes")
+        .values_list("host_id", "host__max_jobs", "state", "rewrites", "plan__scratch_bytes", "plan__lasting_bytes")
     )
     there, running = _Filesystem([], {}), Counter[int]()
-    for host_id, max_jobs, state, scratch, lasting in rows:
-        there.needs.append(Need(host_id, scratch or 0, lasting or 0))
+    for host_id, max_jobs, state, rewrites, scratch, lasting in rows:
+        # What has no slot, as a benchmark, may be at work beside all that have one.
+        there.needs.append(Need(host_id, scratch or 0, (lasting if rewrites else scratch) or 0))
         # An admin may have lowered the limit since they were started.
-        running[host_id] += state == Job.State.RUNNING
+        running[host_id] += rewrites and state == Job.State.RUNNING
         there.slots[host_id] = max(max_jobs, running[host_id], 1)
     return there

@@ -55,6 +55,7 @@ INSTALLED_APPS = [
     "storage_admin.jobs",
     "storage_admin.guests",
     "images",
+    "benchmarks",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
@@ -83,7 +84,11 @@ JOB_KINDS = [
     "images.kinds.undo.Undo",
     "images.kinds.undo.DiscardUndo",
     "images.kinds.recover.Recover",
+    "benchmarks.kind.RunBenchmark",
     "storage_admin.guests.kinds.io_priority.SetIoPriority",
+    "storage_admin.guests.kinds.vm_disks.MoveDisk",
+    "storage_admin.guests.kinds.vm_disks.Resize",
+    "storage_admin.guests.kinds.vm_disks.Trim",
 ]
 
 MIDDLEWARE = [
@@ -224,6 +229,7 @@ SPECTACULAR_SETTINGS: dict[str, Any] = {
         "ImageState": "images.models.Image.State",
         "JobState": "storage_admin.jobs.models.Job.State",
         "UndoState": "storage_admin.jobs.models.Job.UndoState",
+        "BenchmarkKind": "benchmarks.models.BenchmarkKind",
         "RoleName": "storage_admin.accounts.roles.ROLE_CHOICES",
     },
 }
@@ -262,6 +268,7 @@ CELERY_BEAT_SCHEDULE = {
     "scan every host": {"task": "images.tasks.scan_hosts", "schedule": 15 * 60.0},
     "expire undo copies": {"task": "images.tasks.expire_undo", "schedule": 60.0},
     "wait for guests": {"task": "images.tasks.look_at_guests", "schedule": 10.0},
+    "benchmark watches": {"task": "benchmarks.tasks.start_watches", "schedule": 10 * 60.0},
 }
 
 # --- Files, language, log -------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from storage_admin.api.health import healthz, metrics
 urlpatterns: list[URLPattern | URLResolver] = [
     path("", include("storage_admin.accounts.urls")),
     path("", include("images.urls")),
+    path("", include("benchmarks.urls")),
     path("api/v1/", include("storage_admin.api.urls")),
     path("healthz", healthz, name="healthz"),
     path("metrics", metrics, name="metrics"),

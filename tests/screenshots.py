@@ -38,6 +38,7 @@ PAGES = {
     "jobs": "/jobs/",
     "pool": "/pools/{pool}/",
     "hosts": "/hosts/",
+    "host-add": "/hosts/add/",
     "guests": "/guests/",
 }
 

@@ -92,7 +92,7 @@ class Recover(HostKind):
         outcomes = {found["outcome"] for found in result.get("recovered", [])}
         if result.get("replaced") or outcomes & {"finished", "reverted"}:
             rewriting.rescan(job)
-        repointing.settle()
+        repointing.settle(job.host_id)
 
 
 def _where(kept: QuerySet[Job]) -> list[dict[str, str]]:

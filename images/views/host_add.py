@@ -94,8 +94,10 @@ def _attempted(
 ) -> HttpResponseBase:
     typed = Typed(way, request.POST, request.session)
     if "tls_fingerprint" in typed.values:
-        # What was compared is what it is pinned to from then on.
-        typed.values["tls_fingerprint"] = request.POST.get("shown_fingerprint", "") or typed.values["tls_fingerprint"]
+        # What was compared is what it is pinned to from then on, unless somebody typed another: that one is the truth.
+        typed.values["tls_fingerprint"] = typed.values["tls_fingerprint"].strip() or request.POST.get(
+            "shown_fingerprint", ""
+        )
     more: dict[str, Any] = {
         "is_forced": "forced" in request.POST, "by_ssh": "by_ssh" in request.POST, "errors": {}, "known": known,
     }  # fmt: skip

@@ -73,7 +73,8 @@ def _job(request: PageRequest, job_id: int) -> Job:
     return job
 
 
-def _status(job: Job) -> dict[str, Any]:
+def status_of(job: Job) -> dict[str, Any]:
+    """What ``jobs/status.html`` needs."""
     image = Image.objects.filter(pk=job.target_id).first() if job.target_kind == "image" else None
     title = _titles().get(job.kind, job.kind)
     result = job.result or {}
@@ -95,7 +96,7 @@ def _status(job: Job) -> dict[str, Any]:
 def job(request: PageRequest, job_id: int) -> HttpResponseBase:
     """One job: what it does now, its log as it comes, what it ran, what came of it."""
     row = _job(request, job_id)
-    context = _status(row)
+    context = status_of(row)
     url, every = reverse("job_status", args=[row.pk]), "1s" if row.active else ""
     body, version = live_body(request, "jobs/status.html", context)
     lines = row.log_lines.order_by("-id")
@@ -113,7 +114,7 @@ def job_status(request: PageRequest, job_id: int) -> HttpResponseBase:
     row = _job(request, job_id)
     url = reverse("job_status", args=[row.pk])
     every = "1s" if row.active else ""
-    return live(request, "jobs/status.html", _status(row), url=url, every=every, beside="jobs/job.html#beside")
+    return live(request, "jobs/status.html", status_of(row), url=url, every=every, beside="jobs/job.html#beside")
 
 
 @require_safe

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import re
@@ -9,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +19,7 @@ from storage_admin.agent.protocol import HostError
 _SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _TOOLS = ("qemu-img", "qemu-nbd", "setpriv", "ionice", "virt-sparsify", "virsh", "pvesh", "vzctl", "fio", "bonnie++")
 _VERSION = re.compile(rb"version (\d+)\.(\d+)(\.\d+)*")
+_TOOL_VERSION = re.compile(rb"(?:fio-|ersion:? |coreutils\) )([0-9]+\.[0-9][0-9a-z.]*)")
 _VERSION_LIMIT = 10.0
 
 #: Storages of Proxmox VE that are folders, and where one is mounted if its section names no path.
@@ -49,6 +52,7 @@ def host_event(etc_pve: str = "/etc/pve", root: str = "/") -> dict[str, Any]:
     Raises:
         HostError: qemu-img is there and does not tell its version.
     """
+    asked = _ask_versions(("fio", "bonnie++"))  # they load many libraries meanwhile
     tools = {name: find(name) is not None for name in _TOOLS}
     version = qemu_img_version()
     proxmox = os.path.isdir(etc_pve)
@@ -57,10 +61,12 @@ def host_event(etc_pve: str = "/etc/pve", root: str = "/") -> dict[str, Any]:
         "machine_id": machine_id(root),
         "python": ".".join(map(str, sys.version_info[:3])),
         "kernel": os.uname().release,
+        "memory_bytes": memory_bytes(),
         "qemu_img": version,
         # qemu writes zstd clusters since 5.1, and distributions build it in.
         "zstd": None if version is None else tuple(map(int, version.split(".")[:2])) >= (5, 1),
         "tools": tools,
+        "tool_versions": {name: _said(process) for name, process in asked.items()},
         "proxmox": proxmox,
         "proxmox_storages": [vars(storage) for storage in proxmox_storages(etc_pve)] if proxmox else [],
         "libvirt": libvirt_state(root),
@@ -85,6 +91,15 @@ def machine_id(root: str = "/") -> str | None:
     return None
 
 
+def memory_bytes() -> int | None:
+    """The host's memory, as its kernel counts it (proc_meminfo(5), "MemTotal")."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("MemTotal:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
 def qemu_img_version() -> str | None:
     """Such as ``7.2.22``; ``None`` where qemu-img is not installed.
 
@@ -105,6 +120,38 @@ def qemu_img_version() -> str | None:
         said = (done.stderr or done.stdout)[:200].decode("utf-8", "backslashreplace")
         raise HostError(f"qemu-img --version ended with exit code {done.returncode}: {said}")
     return found[0].split()[1].decode("ascii")
+
+
+def tool_versions(names: Sequence[str]) -> dict[str, str | None]:
+    """What versions some tools say they are; ``None`` for one that is not installed or does not say."""
+    return {name: _said(process) for name, process in _ask_versions(names).items()}
+
+
+def _ask_versions(names: Sequence[str]) -> dict[str, subprocess.Popen[bytes] | None]:
+    """Start tools that say their versions, all at the same time."""
+    asked: dict[str, subprocess.Popen[bytes] | None] = dict.fromkeys(names)
+    for name in names:
+        path = find(name)
+        if path is not None:
+            with contextlib.suppress(OSError):
+                # bonnie++ has no such option, and says its version with how it is used.
+                asked[name] = subprocess.Popen(
+                    [path, "--version"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+                )
+    return asked
+
+
+def _said(process: subprocess.Popen[bytes] | None) -> str | None:
+    if process is None:
+        return None
+    try:
+        said = process.communicate(timeout=_VERSION_LIMIT)[0][:4096]
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return None
+    found = _TOOL_VERSION.search(said)
+    return found[1].decode("ascii") if found else None
 
 
 def proxmox_storages(etc_pve: str = "/etc/pve") -> list[Storage]:

@@ -19,6 +19,8 @@ from storage_admin.agent.protocol import RefusedError
 
 #: The steps, in order. ``UNDO`` and ``UNDO_REVERTED`` may follow ``DONE``.
 STARTED, READY, DONE, UNDO, UNDO_REVERTED = "started", "ready", "done", "undo", "undo_reverted"
+#: After ``STARTED``: the images that the original stands on, and the new one will not.
+LEFT = "left"
 #: A journal is a few hundred bytes a line; a longer file is none of ours.
 MAX_BYTES = 1 << 20
 

@@ -31,17 +31,20 @@ VERBS = {
     "convert": ("convert", "run"),
     "recover": ("recover", "run"),
     "pve": ("pve", "run"),
+    "benchmark": ("benchmark", "run"),
 }
 
 _JOB = re.compile(r"[0-9a-zA-Z]{1,40}")
 
 
 def main() -> int:
-    """Greet, read one request, do it, answer.
+    """Greet, read one request, do it, answer; or be the relay to libvirt's read-only socket, where that is asked for.
 
     Returns:
         0 whenever an answer was given and taken, whatever it says; 1 where nobody took it.
     """
+    if sys.argv[1:] == [protocol.RELAY]:
+        return int(importlib.import_module("storage_admin.agent.relay").main(own_hash()))
     # Somebody who opens an image while a lease on it is asked for makes the kernel say so; that must not end the agent.
     signal.signal(signal.SIGIO, signal.SIG_IGN)
     lifeline = Lifeline(sys.stdin.fileno(), sys.stdout.fileno())

@@ -96,6 +96,7 @@ class PoolScan:
             walk = Walk(self._nested)
             for folder in walk.folders(root, self._path, self._kind):
                 self._folder(folder)
+            self._leftovers += walk.abandoned
             self._named_elsewhere()
         finally:
             os.close(root)

@@ -20,7 +20,7 @@ from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.formats.facts import Facts, UnreadableError
 from storage_admin.agent.journal import file_name
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.links import Chain, Planned
+from storage_admin.agent.links import Chain, Link, Planned
 from storage_admin.agent.mounts import Mounts
 from storage_admin.agent.pools import display, open_parent
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError, Request
@@ -194,6 +194,7 @@ class Rewrite:
         space.require(self.folder, self.recipe.needed(self), self.wish.reserve, self.wish.reserved_elsewhere)
         before = os.fstat(self.chain.image.fd).st_blocks * 512
         with self.recipe.begin(self) as replacement:
+            replacement.note_left([(link.planned.path, link.stamp) for link in self._left()])
             self.recipe.make(self, replacement)
             self._verify(replacement)
             self.io.progress("attributes", 0, None, "owner, mode and attributes")
@@ -210,6 +211,13 @@ class Rewrite:
             self.io.progress("swapping", 0, None, "waiting for the last word")
             swapped = replacement.swap(self.io, lambda: self._recheck(replacement))
         return self._result(before, swapped.new.allocated_size, swapped)
+
+    def _left(self) -> list[Link]:
+        """The ancestors that the new file will not stand on."""
+        kept, node = 0, self.recipe.base(self)
+        while node is not None:
+            kept, node = kept + 1, node.backing
+        return self.chain.links[1 : len(self.chain.links) - kept]
 
     def _refuse(self) -> None:
         image, facts = self.chain.image, self.chain.image.facts

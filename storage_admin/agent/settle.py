@@ -81,6 +81,7 @@ class Story:
         undo_job: the undo that has begun, if any.
         undone: the new file as it was when that undo began.
         old_name: that the image had before, where the job gave it another one; else ``None``.
+        left: path and stamp of each image that the original stands on, and the new one does not.
     """
 
     name: bytes
@@ -92,6 +93,7 @@ class Story:
     undo_job: str | None = None
     undone: Stamp | None = None
     old_name: bytes | None = None
+    left: tuple[tuple[bytes, Stamp], ...] = ()
 
     @property
     def name_before(self) -> bytes:
@@ -112,7 +114,9 @@ class Story:
             raise JournalError("it names something that is no image")
         story = cls(name, Stamp.parse(first.get("original")), keep_undo, old_name=old_name)
         for record in records[1:]:
-            if record["step"] == journal.READY:
+            if record["step"] == journal.LEFT:
+                story = replace(story, left=_left(record))
+            elif record["step"] == journal.READY:
                 story = replace(story, ready=Stamp.parse(record.get("new")))
             elif record["step"] == journal.DONE:
                 copy = Stamp.parse(record["undo"]) if "undo" in record else None
@@ -123,6 +127,13 @@ class Story:
             elif record["step"] == journal.UNDO_REVERTED:
                 story = replace(story, undo_job=None)
         return story
+
+
+def _left(record: dict[str, Any]) -> tuple[tuple[bytes, Stamp], ...]:
+    try:
+        return tuple((unb64(one["path_b64"]), Stamp.parse(one["stamp"])) for one in record["bases"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise JournalError("it does not say what the original stands on") from error
 
 
 def _is_image_name(name: bytes) -> bool:

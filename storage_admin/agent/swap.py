@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Callable
 
@@ -90,6 +91,16 @@ class NewFile(ABC):
             self._journal.close()
             if self.new >= 0:
                 os.close(self.new)
+
+    def note_left(self, bases: Sequence[tuple[bytes, Stamp]]) -> None:
+        """Write down which images the original stands on that the new one does not: an undo needs them as they are.
+
+        Args:
+            bases: path and stamp of each.
+        """
+        if bases:
+            told = [{"path_b64": b64(path), "stamp": asdict(stamp)} for path, stamp in bases]
+            self._journal.append(journal.LEFT, bases=told)
 
     def check_names(self, image: bytes) -> None:
         """Both names, in the very folder that is worked in, must be of the files that were looked at and made.

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from storage_admin.agent.bench import scratch
 from storage_admin.agent.pools import display
 
 #: How many folders deep a pool of kind ``dir`` is walked.
@@ -30,13 +31,15 @@ class Walk:
     """A walk, and what it could not enter. Where ``unread`` is not empty, what was not seen has not vanished.
 
     ``nested`` are the folders of other pools, by device and inode, with their kinds: what such a pool walks itself is
-    left to it. A folder that is reached twice, through a bind mount, is walked once.
+    left to it. A folder that is reached twice, through a bind mount, is walked once. Folders of benchmarks are not
+    entered; ``abandoned`` counts those that a killed one left.
     """
 
     nested: dict[tuple[int, int], str] = field(default_factory=dict)
     unread: list[str] = field(default_factory=list)
     other_filesystems: list[str] = field(default_factory=list)
     too_deep: list[str] = field(default_factory=list)
+    abandoned: int = 0
     _entered: set[tuple[int, int]] = field(default_factory=set)
 
     def folders(self, root: int, path: bytes, kind: str) -> Iterator[Folder]:
@@ -53,6 +56,7 @@ class Walk:
         if kind == "libvirt":
             yield Folder(root, path, self._list(root, path)[0])
         elif kind == "proxmox":
+            self._list(root, path)  # for what benchmarks left there
             images = self._open(root, path, "images", device)
             if images is not None:
                 try:
@@ -105,6 +109,10 @@ class Walk:
             self.unread.append(f"{display(path)}: {error.strerror}")
             return [], []
         names.sort()
+        ours = {name for name, is_folder in names if is_folder and scratch.job_of(name) is not None}
+        if ours:
+            self.abandoned += sum(scratch.is_abandoned(fd, name) for name in ours)
+            names = [entry for entry in names if entry[0] not in ours]
         return [name for name, is_folder in names if not is_folder], [name for name, is_folder in names if is_folder]
 
     def _open(self, fd: int, path: bytes, name: str, device: int) -> int | None:

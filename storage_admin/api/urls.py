@@ -8,6 +8,7 @@ from rest_framework.response import Response
 from rest_framework.routers import SimpleRouter
 
 import storage_admin.api.schema  # noqa: F401 (names the token's scheme to drf-spectacular)
+from benchmarks.api import BenchmarkEndpoints, WatchEndpoints
 from images.api.images import ImageEndpoints
 from images.api.others import GuestEndpoints, HostScanEndpoint, OverviewEndpoint
 from images.api.pools import PoolEndpoints
@@ -25,6 +26,8 @@ for name, endpoints in (
     ("images", ImageEndpoints),
     ("job-kinds", JobKindEndpoints),
     ("jobs", JobEndpoints),
+    ("benchmarks", BenchmarkEndpoints),
+    ("benchmark-watches", WatchEndpoints),
     ("tokens", TokenEndpoints),
     ("users", UserEndpoints),
     ("audit", AuditEndpoints),

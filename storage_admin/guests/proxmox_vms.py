@@ -116,6 +116,26 @@ def opened(guest: Guest, seconds: float = ANSWER_SECONDS) -> Iterator[Vm]:
         yield Vm(guest, client, config)
 
 
+def still_needed(guest: Guest, target: str) -> list[Refusal]:
+    """Why a drive's volume has to stay, as the last scan knows it: other images stand on it, or other guests use it.
+
+    Proxmox VE itself looks at the linked clones of templates alone.
+    """
+    disk = guest.disks.filter(target=target, only_in="").select_related("use__image").first()
+    use = getattr(disk, "use", None)
+    if use is None:
+        return []
+    image, found, keep = use.image, [], "keep the old volume (delete_source off)."
+    if image.overlays_count:
+        sentence = f"{image.overlays_count} images stand on {image.name}: flatten them first, or {keep}"
+        found.append(Refusal("has_overlays", sentence))
+    others = set(image.uses.exclude(disk__guest=guest).values_list("disk__guest__name", flat=True))
+    if others:
+        sentence = f"{image.name} is a disk of {', '.join(sorted(others)[:3])} as well: {keep}"
+        found.append(Refusal("guest_names_image", sentence))
+    return found
+
+
 def lacking(vm: Vm, feature: str, storage: str = "") -> list[Refusal]:
     """The right that a feature lacks on this VM and this storage, as a refusal that names it; raises HostError."""
     try:

@@ -139,15 +139,32 @@ def change_node(actor: Actor, host: Host, values: dict[str, Any]) -> Host:
     has_ssh = host.transport == Host.Transport.API_SSH
     known = WantedNode(
         name=host.name, address=host.address, port=host.port, token_id=host.token_id,
-        token_secret=secrets.unlock(host.token_locked), tls_fingerprint=host.tls_fingerprint, node=host.node,
+        token_secret=registration.stored(host.token_locked, "token_secret", values),
+        tls_fingerprint=host.tls_fingerprint, node=host.node,
         ssh_port=host.ssh_port, user=host.user or "root", host_key=host.host_key,
-        private_key=secrets.unlock(host.private_key_locked),
+        private_key=registration.stored(host.private_key_locked, "private_key", values),
         by_ssh=has_ssh or bool(values.get("host_key") or values.get("private_key")),
     )  # fmt: skip
-    changed = tried(actor, replace(known, **values), known=host)
+    wanted = replace(known, **values)
+    if "token_secret" not in values:
+        _refuse_to_carry(host, wanted)
+    changed = tried(actor, wanted, known=host)
     if changed.transport == Host.Transport.API_SSH:
         transport.forget_installed(transport.endpoint(changed))
     return registration.changed_to(actor, host, changed)
+
+
+def _refuse_to_carry(host: Host, wanted: WantedNode) -> None:
+    """A stored secret goes to whom it was given for: to another place only where that shows the same certificate."""
+    endpoint, _ = _access(wanted)
+    same_place = (endpoint.address, endpoint.port) == (host.address, host.port or DEFAULT_PORT)
+    if same_place or (endpoint.fingerprint and endpoint.fingerprint == host.tls_fingerprint):
+        return
+    sentence = (
+        "Give the token's secret again: the one that is saved is not sent to another address, unless that shows the "
+        "certificate that is pinned already."
+    )
+    raise InvalidError(sentence, {"token_secret": sentence})
 
 
 def _access(wanted: WantedNode) -> tuple[Endpoint, Token]:

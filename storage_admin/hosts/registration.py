@@ -204,7 +204,7 @@ def change_connection(actor: Actor, host: Host, values: dict[str, Any]) -> Host:
         return changed_to(actor, host, changed)
     known = {
         "name": host.name, "address": host.address, "port": host.port, "user": host.user,
-        "private_key": secrets.unlock(host.private_key_locked), "host_key": host.host_key,
+        "private_key": stored(host.private_key_locked, "private_key", values), "host_key": host.host_key,
         "forced": host.transport == Host.Transport.FORCED,
     }  # fmt: skip
     changed = checked(Wanted(**(known | {name: value for name, value in values.items() if name in known})))
@@ -215,6 +215,20 @@ def change_connection(actor: Actor, host: Host, values: dict[str, Any]) -> Host:
         transport.forget_installed(transport.endpoint(changed))
         try_agent(changed)
     return changed_to(actor, host, changed)
+
+
+def stored(locked: bytes | memoryview, name: str, values: dict[str, Any]) -> str:
+    """A secret as it is saved, for what is not given anew; nobody has to be able to read one that is replaced.
+
+    Raises:
+        InvalidError: it cannot be read with this key of the secrets.
+    """
+    if name in values:
+        return ""
+    try:
+        return secrets.unlock(locked)
+    except HostError as error:
+        raise InvalidError(error.detail, {name: error.detail}) from error
 
 
 def changed_to(actor: Actor, host: Host, changed: Host) -> Host:

@@ -5,12 +5,13 @@ from datetime import timedelta
 from typing import Any
 
 from django.db import transaction
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from storage_admin.agent import protocol
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import kinds, routing
-from storage_admin.jobs.kinds import Wait
+from storage_admin.jobs.kinds import JobKind, Wait
 from storage_admin.jobs.models import Job, JobLog, ResourceLock
 
 HEARTBEAT_INTERVAL = 10.0
@@ -77,10 +78,27 @@ def _must_wait(job: Job, worker: str) -> str:
         return f"a free slot on {job.host.name} ({job.host.max_jobs} rewriting at once)"
     if kind.single and running.filter(kind=job.kind).exists():
         return f"the {job.kind} at work on {job.host.name}"
+    if disturbed := _would_disturb(job, kind, running):
+        return disturbed
     if kind.share < 1:
         most = max(1, int(threads * kind.share))
         if Job.objects.filter(state=Job.State.RUNNING, worker=worker, kind=job.kind).count() >= most:
             return f"one of the {most} {job.kind} jobs at work on other hosts"
+    return ""
+
+
+def _would_disturb(job: Job, kind: JobKind, running: QuerySet[Job]) -> str:
+    """What a job that measures waits for, or who waits for it: a figure taken beside other work is a false one."""
+    if not (kind.measures or job.rewrites):
+        return ""
+    measuring = running.filter(kind__in=[one.name for one in kinds.every() if one.measures])
+    at_work = list(measuring.values_list("kind", "options"))
+    if kind.measures and at_work:
+        return f"the {at_work[0][0]} at work on {job.host.name}"
+    if kind.measures and not kind.may_disturb(job.options) and running.filter(rewrites=True).exists():
+        return f"the rewriting job at work on {job.host.name}"
+    if job.rewrites and any(not kinds.get(name).may_disturb(options) for name, options in at_work):
+        return f"the {at_work[0][0]} at work on {job.host.name}"
     return ""
 
 

@@ -80,6 +80,8 @@ class JobKind(ABC):
     share: ClassVar[float] = 1.0
     #: From where to where each of the agent's stages brings the whole job, in percent; unknown stages do not move it.
     stages: ClassVar[dict[str, tuple[float, float]]] = {}
+    #: Whether its progress is counted in bytes, or in something else, as steps.
+    progress_in_bytes: ClassVar[bool] = True
     #: What is said of a job whose worker was lost.
     when_lost: ClassVar[str] = (
         "The original image stands unless the log says otherwise; what was left behind is cleared by a recovery of the "

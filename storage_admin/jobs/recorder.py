@@ -22,10 +22,15 @@ LONGEST_WAIT = 10_000
 class Recorder:
     """Keeps the last progress and the new log lines of a job until the next write."""
 
-    def __init__(self, job: Job, stages: Mapping[str, tuple[float, float]]) -> None:
-        """Args: ``stages`` says from where to where each stage brings the whole job, in percent."""
+    def __init__(self, job: Job, stages: Mapping[str, tuple[float, float]], *, in_bytes: bool = True) -> None:
+        """Args:
+
+        stages: from where to where each stage brings the whole job, in percent.
+        in_bytes: whether progress is counted in bytes; else in something of which only the share is shown.
+        """
         self._job = job
         self._stages = stages
+        self._in_bytes = in_bytes
         self._progress: dict[str, Any] = {}
         self._lines: list[JobLog] = []
         self._tried = False
@@ -43,9 +48,9 @@ class Recorder:
             "stage": stage[:40],
             "message": plain(str(event.get("message", ""))),
             "progress": event["percent"] if "percent" in event else self._percent(stage, done, total),
-            "done_bytes": done,
-            "total_bytes": total,
-            "bytes_per_sec": rate,
+            "done_bytes": done if self._in_bytes else None,
+            "total_bytes": total if self._in_bytes else None,
+            "bytes_per_sec": rate if self._in_bytes else None,
             "eta_seconds": eta,
         }
 

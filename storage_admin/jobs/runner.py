@@ -66,7 +66,7 @@ def run(job_id: int) -> None:
         return
     kind = kinds.get(job.kind)
     with _held(job):
-        recorder = Recorder(job, kind.stages)
+        recorder = Recorder(job, kind.stages, in_bytes=kind.progress_in_bytes)
         try:
             result = _work(job, kind, recorder)
         except (RefusedError, HostError, StoppedError) as error:

@@ -109,6 +109,7 @@ def _create(actor: Actor, kind: JobKind, target: Target, options: dict[str, Any]
         target_label=target.label, options=options, plan=predicted.as_json(), created_by=actor.name,
     )  # fmt: skip
     _lock(job, kind.locks(target, options))
+    kind.submitted(job)
     claims.log(job, f"queued by {actor.name}")
     audit(actor, f"{kind.name} queued", target.label, after={"job": job.pk, "options": options})
     ring(job)

@@ -39,8 +39,8 @@ READS: dict[str, dict[str, Any]] = {
 UNDOES = {"undo": "undo", "discard_undo": "discard_undo"}
 #: Verbs that look at a whole pool, or at many images.
 POOLS = frozenset({"scan", "sample", "recover", "folder"})
-#: Verbs that read nothing below a pool.
-NO_IMAGES = frozenset({"pve"})
+#: Verbs that read nothing below a pool, or only what they made there.
+NO_IMAGES = frozenset({"pve", "benchmark"})
 #: How work may end that is neither a bug nor a result.
 CLEAN = protocol.REFUSALS | {protocol.TOOL_FAILED, protocol.INVALID}
 ALL = (*READS, *REWRITES, *UNDOES)

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent import protocol
+from storage_admin.agent import bundle, protocol
+from storage_admin.agent.bench.scratch import Scratch
 from tests.agent.benching import (
     BONNIE,
     CLUSTER_SIZE,
@@ -29,7 +30,7 @@ from tests.agent.benching import (
     measured,
     samples,
 )
-from tests.agent.harness import ROOT, Agent
+from tests.agent.harness import Agent
 
 pytestmark = pytest.mark.qemu
 
@@ -56,8 +57,6 @@ def test_dd_says_what_it_wrote_and_read_back(pool: Path) -> None:
 
 
 def test_dd_writes_random_data_unless_asked_for_zeros(pool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from storage_admin.agent.bench.scratch import Scratch  # noqa: PLC0415
-
     seen: list[bytes] = []
 
     def keep(scratch: Scratch, *_: object) -> None:
@@ -98,6 +97,7 @@ def test_fio_gives_its_json(pool: Path) -> None:
         assert side["iops"] > 0
         assert side["clat_ns"]["percentile"]["99.000000"] > 0
     assert result["caches"] == "direct"
+    assert sum(command["argv"] == ["fio", "--enghelp"] for command in io.all("command")) == 1
     assert 8 * MIB <= result["scratch_bytes_at_most"] < 9 * MIB
 
 
@@ -133,6 +133,13 @@ def test_small_clusters_are_slower_to_write_than_large_ones(pool: Path) -> None:
     ]
 
 
+def test_what_is_too_quick_to_be_measured_has_no_figure(pool: Path) -> None:
+    io, _ = measured(pool, "preallocation", [{**PREALLOCATION[1], "write_bytes": 512, "block_bytes": 512}])
+    told = {one["metric"]: (one["value"], one.get("note")) for one in io.all("sample")}
+    assert told["write_seconds"] == told["write_rate"] == (None, "too quick to measure")
+    assert told["create_seconds"][0] > 0
+
+
 def test_formats_measure_the_same_data_in_each_layout(pool: Path) -> None:
     io, result = measured(pool, "formats", FORMATS)
     for metric in ("seq_read_rate", "rand_read_iops", "rand_write_iops", "seq_write_rate", "physical_bytes"):
@@ -145,6 +152,21 @@ def test_formats_measure_the_same_data_in_each_layout(pool: Path) -> None:
     chain = [command["argv"] for command in io.all("command") if "-b" in command["argv"]]
     assert [argv[argv.index("-b") + 1] for argv in chain[-3:]] == ["base.qcow2", "overlay1.qcow2", "overlay2.qcow2"]
     assert result["caches"] == "dropped"  # the chain was read through the cache
+
+
+def test_formats_that_are_read_past_the_cache_say_so(pool: Path) -> None:
+    _, result = measured(pool, "formats", FORMATS[1:2])
+    assert result["caches"] == "direct"
+
+
+@pytest.mark.parametrize("name", [b"a,b=c:d", b"json:{}", b"-o \xff\n", "ü %s {}".encode()])
+def test_a_pool_may_have_any_name(tmp_path: Path, name: bytes) -> None:
+    pool = furnish(tmp_path / os.fsdecode(name))
+    before = marks(pool)
+    for kind, steps in KINDS.items():
+        io, _ = measured(pool, kind, steps[-1:] if kind == "formats" else steps[:1])
+        assert io.all("sample") or io.all("output")
+    assert marks(pool) == before
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -176,7 +198,7 @@ def test_nothing_outside_of_its_own_folder_is_opened_for_writing(pool: Path, tmp
             written.add(os.path.normpath(os.path.join(named[1] or "", named[2])))  # noqa: PTH118
     assert any(path.startswith(own + "/") for path in written)
     # A C library may keep named semaphores and thread stacks in shared memory, which is no disk.
-    harmless = (own, "/dev/", "/proc/", "/memfd:", "/sys/fs/cgroup/")
+    harmless = (own, "/dev/null", "/dev/shm/", "/proc/sys/vm/drop_caches", "/memfd:", "/sys/fs/cgroup/")
     assert {path for path in written if not path.startswith(harmless)} == set()
 
 
@@ -281,10 +303,7 @@ def test_a_request_that_is_not_as_it_should_be_is_refused(pool: Path, change: di
 
 
 def test_the_agent_runs_benchmarks_from_its_bundle(pool: Path, tmp_path: Path) -> None:
-    from storage_admin.agent import bundle  # noqa: PLC0415
-
     built = bundle.build(tmp_path / "agent")
     with Agent([sys.executable, str(built.path)], env={"PYTHONPATH": ""}) as agent:
         agent.request("benchmark", args(pool, "dd", DD[:2]))
         assert agent.answer()["steps"] == 2
-    assert ROOT.is_dir()

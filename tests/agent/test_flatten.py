@@ -124,3 +124,34 @@ def test_an_undo_brings_the_chain_back(chain: list[Path]) -> None:
     assert backing_of(chain[0]) == ("two.qcow2", "qcow2")
     assert same_content(chain[0], before(chain[0]))
     assert leftovers(chain[0].parent) == set()
+
+
+def flat_with_an_undo_copy(chain: list[Path], **own: Any) -> tuple[int, str]:
+    assert ask("flatten", flatten_args(chain, **own)).get("swapped")
+    return chain[0].stat().st_ino, "u1"
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_an_undo_is_refused_once_a_base_that_only_the_original_needs_is_gone(chain: list[Path], *, force: bool) -> None:
+    inode, job = flat_with_an_undo_copy(chain)
+    chain[2].unlink()
+    answer = ask("undo", undo_args(chain[0], force=force), job=job)
+    assert (answer.get("code"), "one.qcow2" in str(answer.get("detail"))) == ("chain_broken", True)
+    assert (chain[0].stat().st_ino, same_content(chain[0], before(chain[0]))) == (inode, True)
+    assert leftovers(chain[0].parent) == {".sa-j1.orig", ".sa-j1.journal"}
+
+
+def test_an_undo_is_refused_once_such_a_base_was_written_to_unless_forced(chain: list[Path]) -> None:
+    inode, job = flat_with_an_undo_copy(chain)
+    write(chain[-1], 0x55, "0", "64k")
+    answer = ask("undo", undo_args(chain[0]), job=job)
+    assert (answer.get("code"), chain[0].stat().st_ino) == ("undo_written_to", inode)
+    assert "base.qcow2" in str(answer.get("detail"))
+    assert "code" not in ask("undo", undo_args(chain[0], force=True), job="u2")
+    assert backing_of(chain[0]) == ("two.qcow2", "qcow2")
+
+
+def test_a_base_that_stays_below_does_not_keep_an_undo_from_being_done(chain: list[Path]) -> None:
+    flat_with_an_undo_copy(chain, keep=3)
+    chain[-1].touch()
+    assert "code" not in ask("undo", undo_args(chain[0]), job="u1")

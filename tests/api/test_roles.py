@@ -12,6 +12,7 @@ from rest_framework.test import APIClient
 
 from storage_admin.jobs.models import Job
 from tests.factories import (
+    BenchmarkFactory,
     HostFactory,
     ImageFactory,
     ImageUseFactory,
@@ -19,9 +20,11 @@ from tests.factories import (
     StoragePoolFactory,
     TokenFactory,
     UserFactory,
+    WatchFactory,
     an_hour_ago,
 )
 
+RESULT_LINE = "1.96,1.96,TEST,1,1387339401,4G,,,,374271,39,214541,19,,,392015,17" + "," * 31
 ANYBODY, VIEWER, OPERATOR, ADMIN = "anybody", "viewer", "operator", "admin"
 RANKS = [ANYBODY, VIEWER, OPERATOR, ADMIN]
 
@@ -68,6 +71,16 @@ CASES = [
     Case("post", "jobs/{job}/undo/", OPERATOR, 202),
     Case("post", "jobs/{job}/undo/", ADMIN, 202, {"force": True}),
     Case("post", "jobs/{job}/discard-undo/", ADMIN, 202),
+    Case("get", "benchmarks/", VIEWER),
+    Case("get", "benchmarks/{benchmark}/", VIEWER),
+    Case("get", "benchmarks/{benchmark}/results/", VIEWER),
+    Case("get", "benchmarks/compare/?ids={benchmark}", VIEWER),
+    Case("get", "benchmarks/profiles/?pool={pool}", VIEWER),
+    Case("post", "benchmarks/", OPERATOR, 202, {"kind": "dd", "pool": "{pool}"}),
+    Case("post", "benchmarks/paste/", OPERATOR, 201, {"text": RESULT_LINE}, everywhere=True),
+    Case("get", "benchmark-watches/", VIEWER),
+    Case("post", "benchmark-watches/", OPERATOR, 201, {"kind": "dd", "pool": "{pool}", "every_hours": 24}),
+    Case("delete", "benchmark-watches/{watch}/", OPERATOR, 204),
     Case("get", "overview/", VIEWER),
     Case("get", "tokens/", ADMIN, everywhere=True),
     Case("post", "tokens/", ADMIN, 201, {"name": "new", "role": "viewer"}, everywhere=True),
@@ -98,6 +111,7 @@ def world(db: None, tmp_path: Path) -> dict[str, Any]:
         "host": host.pk, "slug": "mine", "pool": pool.pk, "spare": StoragePoolFactory.create(host=host).pk,
         "image": image.pk, "guest": use.disk.guest.pk, "job": job.pk,
         "failed": failed.pk, "active": JobFactory.create(target=host, state="running").pk, "folder": str(folder),
+        "benchmark": BenchmarkFactory.create(pool=pool).pk, "watch": WatchFactory.create(pool=pool).pk,
         "token": TokenFactory.create().pk, "user": UserFactory.create().pk,
     }  # fmt: skip
 
@@ -161,11 +175,12 @@ def test_a_token_of_this_host_does_its_part_here(
 
 
 def test_every_endpoint_is_among_the_cases() -> None:
-    listed = {case.path.replace("{", "").replace("}", "") for case in CASES}
+    listed = {case.path.partition("?")[0].replace("{", "").replace("}", "") for case in CASES}
     found = set()
     for pattern in _routes(get_resolver("storage_admin.api.urls").url_patterns):
         path = pattern
-        for name in ("hosts", "pools", "guests", "images", "jobs", "tokens", "users"):
+        path = path.replace("benchmark-watches/<int:pk>", "benchmark-watches/watch")
+        for name in ("hosts", "pools", "guests", "images", "jobs", "benchmarks", "tokens", "users"):
             path = path.replace(f"{name}/<int:pk>", f"{name}/{name.removesuffix('s')}")
         found.add(path)
     shown = {path.replace("active", "job").replace("failed", "job") for path in listed}

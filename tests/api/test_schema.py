@@ -16,6 +16,7 @@ from hypothesis.strategies import one_of
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS
 
+from benchmarks.models import Benchmark, Watch
 from images.models import Image
 from storage_admin.accounts.models import Token, User
 from storage_admin.agent.protocol import HostError
@@ -32,8 +33,10 @@ from tests.factories import (
     JobFactory,
     JobLogFactory,
     PoolSampleFactory,
+    SampleFactory,
     TokenFactory,
     UserFactory,
+    WatchFactory,
 )
 
 SEED = 20_261_120
@@ -77,6 +80,8 @@ def api(one_connection: None, no_network: None) -> Any:
         target=image, kind="reclaim", state="failed", error_code="tool_failed", result={"freed_bytes": 5}
     )
     JobLogFactory.create(job=job)
+    SampleFactory.create(benchmark__pool=base.pool)
+    WatchFactory.create(pool=base.pool)
     return schemathesis.openapi.from_wsgi("/api/v1/schema/", application, headers=SIGNED_IN)
 
 
@@ -89,7 +94,8 @@ def operations() -> list[tuple[str, str]]:
 def real_id(path: str) -> int | None:
     """The id of a row that the address can be of."""
     models = {"hosts": Host, "pools": StoragePool, "guests": Guest, "images": Image, "jobs": Job, "tokens": Token}
-    model: Any = (models | {"users": User}).get(path.split("/")[3])
+    models |= {"users": User, "benchmarks": Benchmark, "benchmark-watches": Watch}
+    model: Any = models.get(path.split("/")[3])
     return None if model is None or "{id}" not in path else int(model.objects.latest("pk").pk)
 
 

@@ -15,6 +15,7 @@ PAGES = (
     "/images/{leaf}/", "/images/{mail}/reclaim/", "/images/{leaf}/flatten/",
     "/images/{leaf}/convert/", "/images/{leaf}/check/", "/images/{broken}/reclaim/",
     "/jobs/", "/jobs/{job}/", "/hosts/",
+    "/benchmarks/", "/benchmarks/start/", "/benchmarks/paste/", "/benchmarks/compare/", "/benchmarks/pools/{pool}/",
     "/pools/{pool}/", "/guests/", "/tokens/", "/users/", "/audit/", "/password/",
 )  # fmt: skip
 

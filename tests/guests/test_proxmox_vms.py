@@ -7,16 +7,19 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from images.kinds.targets import locks_on
+from images.models import Image, ImageUse
+from storage_admin.agent.protocol import RefusedError
 from storage_admin.guests import proxmox_vms
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import proxmox_hosts
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.proxmox import tasks
-from storage_admin.jobs import reaper, runner, services
+from storage_admin.jobs import kinds, reaper, runner, services
 from storage_admin.jobs.errors import InvalidError
 from storage_admin.jobs.models import Job, ResourceLock
 from storage_admin.jobs.recorder import Recorder
-from tests.factories import GuestFactory, TokenFactory, UserFactory
+from tests.factories import GuestFactory, ImageFactory, TokenFactory, UserFactory
 from tests.harness.proxmox import world
 from tests.harness.proxmox.server import ProxmoxServer, proxmox
 from tests.harness.proxmox.world import AUDITOR, SECRET, TOKEN_ID, lab
@@ -294,6 +297,38 @@ def test_what_proxmox_protects_is_not_moved_or_enlarged(server: ProxmoxServer, h
     (refusal,) = services.plan(OPERATOR, "move_disk", web.pk, {"disk": "scsi0", "storage": "s2"}).refusals
     assert (refusal.code, "Datastore.AllocateSpace on /storage/s2" in refusal.detail) == ("right_missing", True)
     assert server.verbs() == []
+
+
+def image_of(row: Guest, target: str) -> Image:
+    return Image.objects.get(uses__disk__guest=row, uses__disk__target=target)
+
+
+def test_a_volume_that_others_need_is_moved_and_never_removed(server: ProxmoxServer, host: Host, web: Guest) -> None:
+    server.world.volumes["store"] += [
+        {"volid": OLD, "content": "images", "format": "qcow2", "size": 8 << 30, "used": 4096, "vmid": 120},
+        {"volid": "store:120/vm-120-disk-3.qcow2", "content": "images", "format": "qcow2", "size": 8 << 30,
+         "used": 4096, "vmid": 120, "parent": "vm-120-disk-0.qcow2"},
+    ]  # fmt: skip
+    server.world.guests["vm", 121] = world.Guest("vm", 121, f"name: second\nscsi1: {OLD},size=8G\n")
+    assert run(services.submit(OPERATOR, "scan", host.pk, {})).state == "succeeded"
+    assert image_of(web, "scsi0").overlays_count == 1
+    assert refusals("move_disk", web, disk="scsi0", storage="s2") == []
+    plan = services.plan(OPERATOR, "move_disk", web.pk, {"disk": "scsi0", "storage": "s2", "delete_source": True})
+    assert [one.code for one in plan.refusals] == ["has_overlays", "guest_names_image"]
+    assert "a disk of second" in plan.refusals[1].detail
+    with pytest.raises(RefusedError):
+        submit("move_disk", web, disk="scsi0", storage="s2", delete_source=True)
+    assert server.verbs() == []
+
+
+def test_a_job_on_a_disk_waits_for_one_on_its_image_wherever_that_is_listed(server: ProxmoxServer, web: Guest) -> None:
+    elsewhere = ImageFactory.create(dev="7", inode="11")
+    disk = web.disks.get(target="scsi0")
+    ImageUse.objects.filter(disk=disk).delete()
+    ImageUse.objects.create(image=elsewhere, disk=disk)
+    kind = kinds.get("resize")
+    held = {lock.key for lock in kind.locks(kind.resolve(web.pk), {"disk": "scsi0"})}
+    assert held >= {lock.key for lock in locks_on(elsewhere, exclusive=True)}
 
 
 def test_only_vms_of_a_node_with_an_api_have_these_kinds(server: ProxmoxServer, host: Host) -> None:

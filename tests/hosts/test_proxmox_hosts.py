@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cryptography.fernet import Fernet
 
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.guests.models import Guest
-from storage_admin.hosts import proxmox_hosts
+from storage_admin.hosts import proxmox_hosts, secrets
 from storage_admin.hosts.errors import InvalidError, UnconfirmedError
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import services
@@ -110,3 +111,32 @@ def test_another_token_is_tried_before_it_takes_the_place_of_the_first(server: P
     assert (host.address, host.transport, host.node) == (server.endpoint().address, "api", "pve1")
     entry = AuditEntry.objects.filter(what="host changed").latest("id")
     assert SECRET not in str(entry.__dict__)
+
+
+def test_a_stored_token_is_not_sent_to_an_address_that_it_was_not_given_for(
+    server: ProxmoxServer, tmp_path: Path
+) -> None:
+    host = add(server)
+    (tmp_path / "other").mkdir()
+    with proxmox(lab(), tmp_path / "other") as other:
+        there = {"address": other.address, "port": other.port, "tls_fingerprint": other.fingerprint}
+        with pytest.raises(InvalidError, match="secret again") as refused:
+            proxmox_hosts.change_node(ADMIN, host, there)
+        assert (set(refused.value.fields), other.connections) == ({"token_secret"}, 0)
+        host.refresh_from_db()
+        assert host.port == server.port
+        proxmox_hosts.change_node(ADMIN, host, there | {"token_secret": SECRET})
+    host.refresh_from_db()
+    assert host.port == other.port
+
+
+def test_a_secret_that_cannot_be_read_any_more_is_asked_for_and_replaced(server: ProxmoxServer) -> None:
+    host = add(server)
+    Host.objects.filter(pk=host.pk).update(token_locked=Fernet(Fernet.generate_key()).encrypt(b"x"))
+    host.refresh_from_db()
+    with pytest.raises(InvalidError, match="Give the host its secret again") as refused:
+        proxmox_hosts.change_node(ADMIN, host, {"address": server.address})
+    assert set(refused.value.fields) == {"token_secret"}
+    proxmox_hosts.change_node(ADMIN, host, {"token_secret": SECRET})
+    host.refresh_from_db()
+    assert secrets.unlock(host.token_locked) == SECRET

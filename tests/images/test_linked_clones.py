@@ -12,6 +12,7 @@ import pytest
 
 from images import linked_clones, repointing
 from images.kinds.flatten import Flatten
+from images.kinds.recover import Recover
 from images.scanning import ScanRun
 from storage_admin.agent.protocol import HostError
 from storage_admin.hosts import asking, libvirt_reader, secrets, transport
@@ -20,6 +21,7 @@ from storage_admin.hosts.proxmox.pvesh import Pvesh
 from storage_admin.hosts.shells import LocalShell
 from storage_admin.jobs import claims, reaper, services
 from storage_admin.jobs.models import Job
+from tests.factories import HostFactory, JobFactory
 from tests.harness.proxmox import world
 from tests.harness.proxmox.server import ProxmoxServer, proxmox
 from tests.harness.proxmox.world import SECRET, TOKEN_ID, lab
@@ -337,6 +339,40 @@ def test_an_api_that_is_away_when_it_is_put_back_is_asked_again(
     ended.refresh_from_db()
     assert not ended.repoint_due
     assert conf(server)["scsi0"].startswith(LINKED)
+
+
+def test_one_vm_that_cannot_be_changed_keeps_no_other_from_it(
+    server: ProxmoxServer, host: Host, clone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = server.world.guests["vm", 101]
+    assert isinstance(first, OnDisk)
+    second = OnDisk(first.file.with_name("102.conf"), 102, first.text.replace("clone", "second"))
+    server.world.guests["vm", 102] = second
+    scanned(host)
+    lead = linked_clones.lead_to_the_flat_one
+
+    def and_then_the_first_is_locked(job: Job) -> None:
+        lead(job)
+        assert {one["uid"] for one in job.kept["volumes"]} == {"101", "102"}
+        first.text += "lock: backup\n"
+        Job.objects.filter(pk=job.pk).update(cancel_requested=True)
+
+    monkeypatch.setattr(linked_clones, "lead_to_the_flat_one", and_then_the_first_is_locked)
+    job = run(flatten(clone))
+    assert (job.state, job.repoint_due) == ("cancelled", True), said(job)
+    assert second.conf.now["scsi0"].startswith(LINKED)
+    assert conf(server)["scsi0"].startswith(OWN)
+
+
+def test_only_hosts_that_answer_are_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    reached, away = HostFactory.create(), HostFactory.create(status="unreachable")
+    due = [JobFactory.create(host=host, state="failed", repoint_due=True) for host in (reached, away)]
+    asked: list[int] = []
+    monkeypatch.setattr(repointing, "agree", lambda job: asked.append(job.pk))
+    repointing.settle()
+    assert asked == [due[0].pk]
+    Recover().ended(JobFactory.create(kind="recover", host=HostFactory.create(), state="succeeded"))
+    assert asked == [due[0].pk]  # a recovery of another host has nothing to do with it
 
 
 def test_what_has_no_way_to_the_configuration_is_refused(host: Host, clone: Path) -> None:

@@ -10,7 +10,7 @@ from django.test import Client
 from images import selectors, shared_storages
 from images.models import Image
 from images.scanning import ScanRun
-from storage_admin.agent.protocol import RefusedError
+from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import proxmox_hosts
 from storage_admin.hosts.models import Host, StoragePool
@@ -297,6 +297,42 @@ def test_where_an_agent_walks_the_shared_folder_its_facts_win(nodes: tuple[Host,
     pool = StoragePool.objects.get(host=second, name="nfs")
     assert (pool.shared_key, pool.fs_key) == ("nfs4:192.0.2.9:/vms/", "nfs4:192.0.2.9:/vms")
     assert selectors.overview(OPERATOR).totals.images_count == 1
+
+
+def test_what_an_agent_has_walked_is_counted_once_as_soon_as_its_scan_ends(nodes: tuple[Host, Host]) -> None:
+    first, second = nodes
+    scan(second)
+    Host.objects.filter(pk=first.pk).update(transport="api+ssh")
+    walked = StoragePoolFactory.create(
+        host=first, name="nfs", path="/mnt/pve/nfs", path_bytes=b"/mnt/pve/nfs", source="proxmox", network=True,
+        shared_key="nfs4:192.0.2.9:/vms/", fs_key="nfs4:192.0.2.9:/vms", state="ok", capacity_bytes=10**12,
+    )  # fmt: skip
+    image = ImageFactory.create(pool=walked, host=first, path=f"{SHARED}/501/vm-501-disk-0.qcow2")
+    first.refresh_from_db()
+    shared_storages.settle(first)  # as its scan does in the end
+    assert list(Image.every.all()) == [image]
+    pool = StoragePool.objects.get(host=second, name="nfs")
+    assert (pool.shared_key, pool.fs_key) == (walked.shared_key, walked.fs_key)
+    assert shared_storages.listed_in(pool) == walked.pk
+
+
+def test_a_node_that_stops_answering_in_the_middle_of_a_scan_is_told_and_keeps_what_was_known(
+    server: ProxmoxServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.world.allow(*AUDITOR)
+    host = add(server)
+    scan(host)
+    known, seen = host.capabilities, host.last_seen
+
+    def silent(*_: Any, **__: Any) -> Any:
+        raise HostError("It took the request and did not answer in time.", "host_unreachable")
+
+    monkeypatch.setattr(proxmox_hosts, "facts_of", silent)
+    job = run(services.submit(OPERATOR, "scan", host.pk, {}))
+    assert (job.state, job.error_code) == ("failed", "host_unreachable")
+    host.refresh_from_db()
+    assert (host.status, host.capabilities, host.last_seen) == ("unreachable", known, seen)
+    assert host.capabilities["missing_rights"]
 
 
 def test_pages_and_answers_show_what_is_unknown_as_unknown(server: ProxmoxServer, client: Client) -> None:

@@ -13,7 +13,7 @@ from storage_admin.agent.protocol import RefusedError
 from storage_admin.jobs import kinds, services
 from storage_admin.jobs.errors import InvalidError, NotFoundError
 from storage_admin.jobs.models import IdempotentAnswer, Job, JobLog, ResourceLock
-from tests.factories import GuestFactory, HostFactory, ImageFactory, JobFactory
+from tests.factories import GuestFactory, HostFactory, ImageFactory, JobFactory, StoragePoolFactory
 from tests.jobs.test_claims import at_once
 from tests.working import ADMIN, OPERATOR, VIEWER
 
@@ -184,6 +184,7 @@ def test_roles_are_asked_in_the_service_for_every_kind() -> None:
     host, image = HostFactory.create(), ImageFactory.create()
     done = JobFactory.create(kind="reclaim", target=image, state="succeeded", undo_state="available")
     targets = {"host": host.pk, "image": image.pk, "job": done.pk, "guest": GuestFactory.create().pk}
+    targets["pool"] = StoragePoolFactory.create().pk
     for kind in kinds.every():
         for role in (Role.VIEWER, Role.OPERATOR):
             if role < kind.role:

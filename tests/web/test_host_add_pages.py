@@ -99,6 +99,19 @@ def test_a_node_is_added_once_its_certificate_was_compared(admin: Client, server
     assert "host_secrets" not in admin.session
 
 
+def test_a_fingerprint_that_is_typed_counts_more_than_the_one_that_was_shown(
+    admin: Client, server: ProxmoxServer
+) -> None:
+    first = admin.post(ADD, typed(server))
+    assert server.fingerprint in text_of(first.content.decode())
+    # They are not equal: the node itself says another one.
+    refused = admin.post(ADD, hidden(first) | {"tls_fingerprint": "AB:" * 31 + "AB"})
+    assert refused.status_code == 409
+    assert "another certificate than the pinned one" in text_of(refused.content.decode())
+    assert server.seen == []  # the token went nowhere
+    assert not Host.objects.exists()
+
+
 def test_what_is_wrong_stands_beside_its_field_and_nothing_is_saved(admin: Client, server: ProxmoxServer) -> None:
     wrong = {"address": "a b", "port": "0", "token_id": "root", "token_secret": "x", "tls_fingerprint": "12"}
     answer = admin.post(ADD, typed(server, **wrong))

@@ -1,4 +1,5 @@
 // Draws each <canvas data-chart="ID"> from the configuration that the server put into the JSON element of that id.
+// Beside Chart.js's own keys it knows: unit (of all figures), and of a dataset colour, spread, published, dropped, about.
 "use strict";
 
 (() => {
@@ -16,6 +17,21 @@
     return `${bytes < 0 ? "−" : ""}${Number(value.toFixed(digits))} ${units[unit]}`;
   }
 
+  function time(seconds) {
+    if (seconds === 0) return "0 s";
+    const [factor, name] = seconds >= 1 ? [1, "s"] : seconds >= 1e-3 ? [1e3, "ms"] : [1e6, "µs"];
+    return `${Number((seconds * factor).toPrecision(3)).toLocaleString("en")} ${name}`;
+  }
+
+  // A figure in the unit of its chart; a chart without one shows bytes.
+  function figure(value, unit = "B") {
+    if (unit === "B") return size(value);
+    if (unit === "B/s") return `${size(value)}/s`;
+    if (unit === "s") return time(value);
+    const count = value >= 100 ? Math.round(value) : Number(value.toPrecision(3));
+    return unit === "1/s" ? `${count.toLocaleString("en")}/s` : `${count.toLocaleString("en")} ${unit}`;
+  }
+
   function colour(name) {
     return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   }
@@ -24,47 +40,130 @@
     return new Date(seconds * 1000).toISOString().slice(0, 16).replace("T", " ");
   }
 
-  // Ticks at whole binary sizes and at whole days or hours.
-  function steps(config) {
+  function tops(config) {
+    const drawnValues = config.data.datasets.flatMap((set) =>
+      set.data.map((point) => (point !== null && typeof point === "object" ? point.y : point)));
+    const spreads = config.data.datasets.flatMap((set) => (set.spread || []).map((pair) => (pair ? pair[1] : 0)));
+    return Math.max(...drawnValues, ...spreads, 0);
+  }
+
+  // Ticks at whole days or hours.
+  function overTime(config) {
     const points = config.data.datasets.flatMap((set) => set.data);
-    const tops = Math.max(...points.map((point) => point.y), 1);
-    const size = 2 ** Math.ceil(Math.log2(tops / 5));
     const from = Math.min(...points.map((point) => point.x));
     const to = Math.max(...points.map((point) => point.x));
-    const time = [60, 600, 3600, 6 * 3600, 86400].find((unit) => (to - from) / unit <= 8) || 86400;
-    return { size, from, to, time: time * Math.max(1, Math.ceil((to - from) / time / 6)) };
+    const unit = [60, 600, 3600, 6 * 3600, 86400].find((length) => (to - from) / length <= 8) || 86400;
+    const step = unit * Math.max(1, Math.ceil((to - from) / unit / 6));
+    Object.assign(config.options.scales.x, { min: from, max: to });
+    return {
+      stepSize: step,
+      includeBounds: false,
+      maxRotation: 0,
+      callback: (value) => (step < 86400 ? moment(value).slice(5) : moment(value).slice(0, 10)),
+    };
+  }
+
+  // A size has ticks at binary steps, a logarithmic axis at the powers of ten, everything else where Chart.js likes.
+  function upwards(config) {
+    const axis = config.options.scales.y;
+    const top = tops(config);
+    const bytes = !config.unit || config.unit.startsWith("B");
+    if (axis.type === "logarithmic") {
+      return { callback: (value) => (Number.isInteger(Math.log10(value)) ? figure(value, config.unit) : "") };
+    }
+    axis.suggestedMax = top;
+    const ticks = { callback: (value) => figure(value, config.unit) };
+    return bytes ? { stepSize: 2 ** Math.ceil(Math.log2(Math.max(top, 1) / 5)), ...ticks } : ticks;
+  }
+
+  // What was measured elsewhere is hatched, so that it is told apart without its colour.
+  function hatch(line) {
+    const tile = document.createElement("canvas");
+    tile.width = 8;
+    tile.height = 8;
+    const pen = tile.getContext("2d");
+    pen.strokeStyle = line;
+    pen.lineWidth = 1.5;
+    pen.beginPath();
+    for (const from of [-8, 0, 8]) {
+      pen.moveTo(from, 8);
+      pen.lineTo(from + 8, 0);
+    }
+    pen.stroke();
+    return pen.createPattern(tile, "repeat");
+  }
+
+  function paint(set, kind) {
+    const line = colour(set.colour);
+    set.borderColor = line;
+    set.backgroundColor = set.published ? hatch(line) : kind === "bar" ? `${line}b0` : `${line}26`;
+    if (kind === "bar") Object.assign(set, { borderWidth: 1, maxBarThickness: 64 });
+  }
+
+  // The least and the largest repetition, as a whisker on the median.
+  const whiskers = {
+    id: "whiskers",
+    afterDatasetsDraw(chart) {
+      const pen = chart.ctx;
+      pen.save();
+      pen.strokeStyle = colour("--tblr-body-color") || colour("--sa-muted");
+      pen.lineWidth = 1;
+      chart.data.datasets.forEach((set, at) => {
+        if (!set.spread || !chart.isDatasetVisible(at)) return;
+        chart.getDatasetMeta(at).data.forEach((shape, index) => {
+          const pair = set.spread[index];
+          if (!pair || pair[0] === null || pair[0] === pair[1]) return;
+          const [low, high] = pair.map((value) => chart.scales.y.getPixelForValue(value));
+          pen.beginPath();
+          pen.moveTo(shape.x, low);
+          pen.lineTo(shape.x, high);
+          for (const end of [low, high]) {
+            pen.moveTo(shape.x - 4, end);
+            pen.lineTo(shape.x + 4, end);
+          }
+          pen.stroke();
+        });
+      });
+      pen.restore();
+    },
+  };
+
+  function told(item, unit) {
+    const set = item.dataset;
+    const pair = set.spread && set.spread[item.dataIndex];
+    const spread = pair && pair[0] !== pair[1] ? ` (${figure(pair[0], unit)} to ${figure(pair[1], unit)})` : "";
+    const dropped = set.dropped && set.dropped[item.dataIndex] ? ", dropped" : "";
+    return `${set.label}: ${figure(item.parsed.y, unit)}${spread}${dropped}`;
+  }
+
+  function plugins(config, muted) {
+    const bars = config.type === "bar";
+    const labels = { color: muted, boxWidth: bars ? 14 : 24, boxHeight: bars ? 10 : 2 };
+    const title = (items) => (bars ? items[0].label : `${moment(items[0].parsed.x)} UTC`);
+    return {
+      legend: { position: "bottom", labels },
+      tooltip: {
+        callbacks: {
+          title,
+          label: (item) => told(item, config.unit),
+          afterLabel: (item) => item.dataset.about || "",
+        },
+      },
+    };
   }
 
   function draw(canvas) {
     const config = JSON.parse(document.getElementById(canvas.dataset.chart).textContent);
     const muted = colour("--sa-muted");
-    const step = steps(config);
-    for (const set of config.data.datasets) {
-      set.borderColor = colour(set.colour);
-      set.backgroundColor = `${colour(set.colour)}26`;
-    }
-    config.options.animation = false;
-    config.options.maintainAspectRatio = false;
+    const scales = config.options.scales;
+    for (const set of config.data.datasets) paint(set, config.type);
+    Object.assign(config.options, { animation: false, maintainAspectRatio: false });
     config.options.interaction = { mode: "index", intersect: false };
-    config.options.plugins = {
-      legend: { position: "bottom", labels: { color: muted, boxWidth: 24, boxHeight: 2 } },
-      tooltip: {
-        callbacks: {
-          title: (items) => `${moment(items[0].parsed.x)} UTC`,
-          label: (item) => `${item.dataset.label}: ${size(item.parsed.y)}`,
-        },
-      },
-    };
-    Object.assign(config.options.scales.x, { min: step.from, max: step.to });
-    config.options.scales.x.ticks = {
-      color: muted,
-      stepSize: step.time,
-      includeBounds: false,
-      maxRotation: 0,
-      callback: (value) => (step.time < 86400 ? moment(value).slice(5) : moment(value).slice(0, 10)),
-    };
-    config.options.scales.y.ticks = { color: muted, stepSize: step.size, callback: (value) => size(value) };
-    for (const axis of Object.values(config.options.scales)) axis.grid = { color: colour("--sa-line") };
+    config.options.plugins = plugins(config, muted);
+    scales.x.ticks = { color: muted, ...(scales.x.type === "linear" ? overTime(config) : { autoSkip: false }) };
+    scales.y.ticks = { color: muted, ...upwards(config) };
+    for (const axis of Object.values(scales)) axis.grid = { color: colour("--sa-line") };
+    config.plugins = [whiskers];
     if (drawn.has(canvas)) drawn.get(canvas).destroy();
     drawn.set(canvas, new window.Chart(canvas, config));
   }
@@ -73,6 +172,17 @@
     for (const canvas of document.querySelectorAll("canvas[data-chart]")) draw(canvas);
   }
 
+  // A fragment brought new charts, and took old ones away.
+  function swapped() {
+    for (const [canvas, chart] of drawn) {
+      if (canvas.isConnected) continue;
+      chart.destroy();
+      drawn.delete(canvas);
+    }
+    for (const canvas of document.querySelectorAll("canvas[data-chart]")) if (!drawn.has(canvas)) draw(canvas);
+  }
+
   document.addEventListener("DOMContentLoaded", all);
+  document.addEventListener("htmx:afterSettle", swapped);
   document.addEventListener("theme", () => { if (drawn.size) all(); });
 })();

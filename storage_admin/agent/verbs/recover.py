@@ -9,6 +9,7 @@ from typing import Any
 
 from storage_admin.agent import settle
 from storage_admin.agent.arguments import Arguments
+from storage_admin.agent.bench import scratch
 from storage_admin.agent.journal import Journal, JournalError, file_name, parse_name
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.pools import display, open_parent
@@ -21,16 +22,19 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 @dataclass(frozen=True)
 class _Folder:
-    """An open folder: what its pool is called, its path, and the jobs whose files are in it, with their kinds."""
+    """An open folder: what its pool is called, its path, and the jobs whose files are in it, with their kinds; the jobs
+    whose benchmarks have a folder in it.
+    """
 
     pool: Any
     path: bytes
     fd: int
     jobs: dict[str, set[str]]
+    benchmarks: frozenset[str] = frozenset()
 
 
 def run(request: Request, io: AgentIO) -> dict[str, Any]:
-    """Settle every journal in some storage pools that no agent is at work on.
+    """Settle every journal in some storage pools that no agent is at work on, and remove what benchmarks left.
 
     Args:
         request: ``args``: ``pools`` (each ``id``, ``path_b64``, ``kind``), ``jobs_active`` (ids to leave alone),
@@ -61,6 +65,8 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
                     recovered.append(_row(folder, settle.Settled(job, settle.BUSY)))
                 else:
                     recovered += _recover(folder, job, kinds, job in recorded, io)
+            for job in sorted(folder.benchmarks):
+                recovered += _recover_benchmark(folder, job, job in active, io)
     told = {row["job"] for row in recovered} | {row["undo_of"] for row in recovered} | active
     recovered += [row for one in expected if one.job not in told for row in _without_a_trace(one, io)]
     return {"recovered": recovered}
@@ -125,8 +131,8 @@ def _walk(here: _Folder, dev: int, depth: int, seen: set[tuple[int, int]], io: A
         if (status.st_dev, status.st_ino) in seen or status.st_dev != dev:
             return
         seen.add((status.st_dev, status.st_ino))
-        jobs, below = _listing(here.fd)
-        yield replace(here, jobs=jobs)
+        jobs, benchmarks, below = _listing(here.fd)
+        yield replace(here, jobs=jobs, benchmarks=benchmarks)
         for name in below if depth else []:
             path = here.path.rstrip(b"/") + b"/" + name
             try:
@@ -139,18 +145,22 @@ def _walk(here: _Folder, dev: int, depth: int, seen: set[tuple[int, int]], io: A
         os.close(here.fd)
 
 
-def _listing(fd: int) -> tuple[dict[str, set[str]], list[bytes]]:
-    """The jobs that have files in a folder, and the names of the folders in it."""
+def _listing(fd: int) -> tuple[dict[str, set[str]], frozenset[str], list[bytes]]:
+    """The jobs that have files in a folder, those whose benchmarks have a folder there, and the names of the others."""
     jobs: dict[str, set[str]] = {}
-    below = []
+    benchmarks, below = set(), []
     with os.scandir(fd) as entries:
         for entry in entries:
             ours = parse_name(os.fsencode(entry.name))
             if ours is not None and entry.is_file(follow_symlinks=False):
                 jobs.setdefault(ours[0], set()).add(ours[1])
             elif ours is None and entry.is_dir(follow_symlinks=False) and entry.name != "lost+found":
-                below.append(os.fsencode(entry.name))
-    return jobs, sorted(below)
+                job = scratch.job_of(entry.name)
+                if job is not None:
+                    benchmarks.add(job)
+                else:
+                    below.append(os.fsencode(entry.name))
+    return jobs, frozenset(benchmarks), sorted(below)
 
 
 def _recover(folder: _Folder, job: str, kinds: set[str], recorded: bool, io: AgentIO) -> list[dict[str, Any]]:
@@ -192,6 +202,25 @@ def _recover_orphans(folder: _Folder, job: str, kinds: set[str], io: AgentIO) ->
         detail = f"{_shown(folder, job, 'orig')} is an undo copy without a journal; look at it yourself"
         rows.append(_row(folder, settle.Settled(job, settle.FAILED, undo_bytes=copy.allocated_size, detail=detail)))
     return rows
+
+
+def _recover_benchmark(folder: _Folder, job: str, active: bool, io: AgentIO) -> list[dict[str, Any]]:
+    """A benchmark's folder holds nothing that anybody needs; its lock tells whether one is at work there."""
+    name = scratch.folder_name(job)
+    shown = display(folder.path + b"/" + os.fsencode(name))
+    try:
+        found = scratch.BUSY if active else scratch.settle(folder.fd, name)
+    except OSError as error:
+        io.log(f"{shown} cannot be removed now: {error.strerror}", "error")
+        return [_row(folder, settle.Settled(job, settle.FAILED, detail=f"{shown}: {error.strerror}"))]
+    if found == scratch.FOREIGN:
+        io.log(f"{shown} is left alone: it is none that the agent made", "warning")
+        return []
+    if found == scratch.BUSY:
+        return [_row(folder, settle.Settled(job, settle.BUSY))]
+    detail = f"{shown}, which a benchmark had left, was removed"
+    io.log(f"job {job}: {detail}")
+    return [_row(folder, settle.Settled(job, settle.REVERTED, detail=detail))]
 
 
 def _row(folder: _Folder, settled: settle.Settled) -> dict[str, Any]:

@@ -42,7 +42,8 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         ``name_b64``: the name that the original has.
 
     Raises:
-        RefusedError: ``undo_missing``, ``undo_written_to``, ``image_in_use``, ``immutable``, ``stale_plan``, ``busy``.
+        RefusedError: ``undo_missing``, ``undo_written_to``, ``chain_broken`` (a base of the original is gone),
+            ``image_in_use``, ``immutable``, ``stale_plan``, ``busy``.
         HostError, StoppedError: nothing was changed.
     """
     started = time.monotonic()
@@ -190,10 +191,31 @@ def _refuse(place: _Place, story: settle.Story, new: int, old: int, *, force: bo
         )
     if (copy.file_size, copy.mtime_ns) != (story.original.file_size, story.original.mtime_ns):
         raise RefusedError("undo_missing", "the undo copy was written to; it is not the original any more")
+    _refuse_without_bases(story, force=force)
     for fd in (new, old):
         if attributes.flags(fd) & (attributes.IMMUTABLE | attributes.APPEND_ONLY):
             raise RefusedError("immutable", "the image or its undo copy is protected (chattr +i or +a)")
         _refuse_used(fd, "the image or its undo copy")
+
+
+def _refuse_without_bases(story: settle.Story, *, force: bool) -> None:
+    """The original may stand on images that the new one does not need: by now they may be gone, or others."""
+    for path, before in story.left:
+        try:
+            now = Stamp.of(os.stat(path, follow_symlinks=False))
+        except (OSError, ValueError):
+            raise RefusedError(
+                "chain_broken",
+                f"the original stands on {display(path)}, which is gone: it could not be read any more, and the image "
+                "that is there now can. Bring that base back first",
+            ) from None
+        same = (now.inode, now.file_size, now.mtime_ns) == (before.inode, before.file_size, before.mtime_ns)
+        if not same and not force:
+            raise RefusedError(
+                "undo_written_to",
+                f"the original stands on {display(path)}, which was changed or replaced since the job: it may read "
+                "differently now. Forcing the undo accepts that",
+            )
 
 
 def _content(stamp: Stamp) -> tuple[int, int, int]:

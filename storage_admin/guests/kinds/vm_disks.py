@@ -55,14 +55,15 @@ class VmKind(JobKind):
         return Target(kind="guest", id=guest.pk, host=guest.host, label=guest.name)
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
-        held = [Lock(f"guest:{target.id}", exclusive=True)]
-        # As a job on the image locks its file.
-        held += [
-            Lock(f"inode:{target.host.pk}:{disk.dev}:{disk.inode}", exclusive=True)
-            for disk in find(target.id).disks.all()
-            if disk.target == options.get("disk") and not disk.only_in and disk.inode
-        ]
-        return held
+        keys = [f"guest:{target.id}"]
+        # As a job on the image locks its file and its row, which may be listed at another node.
+        for disk in find(target.id).disks.all():
+            if disk.target == options.get("disk") and not disk.only_in:
+                keys += [f"inode:{target.host.pk}:{disk.dev}:{disk.inode}"] if disk.inode else []
+                if (use := getattr(disk, "use", None)) is not None:
+                    image = use.image
+                    keys += [f"inode:{image.host_id}:{image.dev}:{image.inode}", f"image:{image.pk}"]
+        return [Lock(key, exclusive=True) for key in dict.fromkeys(keys)]
 
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         guest = find(target_id)
@@ -159,6 +160,7 @@ class MoveDisk(VmKind):
         )
         draft.refusals += [*_of_template(vm), *proxmox_vms.lacking(vm, "move", name)]
         draft.refusals += _against_storage(_storage(vm, name), drive, vm)
+        draft.refusals += proxmox_vms.still_needed(vm.guest, target) if options["delete_source"] else []
         naming = vm.snapshots_with(drive.volume)
         if naming and options["delete_source"]:
             draft.refusals.append(

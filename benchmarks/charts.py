@@ -1,0 +1,231 @@
+"""Configurations for Chart.js, made here and drawn by a script that only knows colours and units.
+
+A configuration is Chart.js's own, with these keys beside it, which the script takes:
+
+- ``unit`` of the figures (``B/s``, ``1/s``, ``s``, ``B``, ``%``), by which ticks and tooltips are written;
+- of a dataset ``colour``, a CSS variable; ``spread``, a list of ``[min, max]`` (or null) beside ``data``, drawn as a
+  whisker on its bar or point; ``published``, true for figures that were not measured here, drawn hatched; ``about``, a
+  sentence for the tooltip.
+
+Every chart has its table: what is drawn can also be read.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchmarks import results
+from benchmarks.advice import written
+from benchmarks.models import Benchmark
+from benchmarks.published import Published
+from benchmarks.results import Result
+
+Config = dict[str, Any]
+
+#: Series after these begin again: more than that cannot be told apart anyway.
+COLOURS = ("--sa-fill", "--sa-chart-2", "--sa-chart-3", "--sa-chart-4", "--sa-chart-5", "--sa-chart-6")
+PUBLISHED_COLOUR = "--sa-muted"
+_PERCENTILES = ("latency_p50_seconds", "latency_p95_seconds", "latency_p99_seconds")
+
+TITLES = {
+    "create_seconds": "Time to create", "write_seconds": "Time to write", "read_seconds": "Time to read",
+    "write_rate": "Write rate", "read_rate": "Read rate", "physical_bytes": "Physical size when created",
+    "seq_write_rate": "Sequential write", "seq_read_rate": "Sequential read", "rand_write_iops": "Random writes",
+    "rand_read_iops": "Random reads", "convert_seconds": "Time to convert", "boot_seconds": "Time until a guest is up",
+    "boot_all_seconds": "Time until all guests are up", "rewrite_rate": "Rewrite", "putc_rate": "Write by characters",
+    "getc_rate": "Read by characters", "seeks": "Seeks", "latency_p50_seconds": "Latency, median",
+    "latency_p95_seconds": "Latency, 95 of 100", "latency_p99_seconds": "Latency, 99 of 100",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Series:
+    """One run, or published figures, in a chart.
+
+    Args:
+        label: in the legend.
+        about: what has to be known of it.
+    """
+
+    label: str
+    rows: tuple[Result, ...]
+    published: bool = False
+    about: str = ""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One chart: an id for its elements, a heading, the configuration, and the same as a table."""
+
+    id: str
+    title: str
+    config: Config
+    heads: tuple[str, ...]
+    table: tuple[tuple[str, ...], ...]
+
+
+def series_of(run: Benchmark, label: str = "") -> Series:
+    """A run as a series; its samples are read."""
+    return Series(label or label_of(run), tuple(results.summed(run.samples.all())), about=_about(run))
+
+
+def label_of(run: Benchmark) -> str:
+    """A run as a legend names it: where, and when it began."""
+    where = f"{run.pool.host.name} / {run.pool.name}" if run.pool else f"{run.label or 'pasted'} (pasted)"
+    return f"{where}, {run.created:%Y-%m-%d %H:%M}"
+
+
+def _about(run: Benchmark) -> str:
+    return f"caches {run.caches}" if run.caches else ""
+
+
+def published_series(told: Published) -> Series:
+    """Published figures as a series, marked as such in the legend."""
+    return Series(f"{told.title} ({told.measured_on})", told.results, published=True, about=told.note)
+
+
+def title_of(metric: str) -> str:
+    """A metric as a heading."""
+    return TITLES.get(metric) or metric.replace("_", " ").capitalize()
+
+
+def every(series: Sequence[Series]) -> list[Chart]:
+    """All charts of some series: one of bars per metric, and one of the latencies' percentiles.
+
+    Processor shares and the longest single operations stand in the table only.
+    """
+    series = _distinct(series)
+    metrics = dict.fromkeys(row.metric for one in series if not one.published for row in one.rows)
+    found = [percentiles(series)] if any(name in metrics for name in _PERCENTILES) else []
+    bars_of = [name for name in metrics if name not in _PERCENTILES and not name.endswith(("_cpu", "_latency_seconds"))]
+    return [chart for chart in [*(bars(series, metric) for metric in bars_of), *found] if chart]
+
+
+def _distinct(series: Sequence[Series]) -> list[Series]:
+    """Two runs of the same pool in the same minute are told apart by a number."""
+    seen: dict[str, int] = {}
+    named = []
+    for one in series:
+        seen[one.label] = seen.get(one.label, 0) + 1
+        named.append(one if seen[one.label] == 1 else replace(one, label=f"{one.label} ({seen[one.label]})"))
+    return named
+
+
+def bars(series: Sequence[Series], metric: str) -> Chart | None:
+    """Settings side by side, each series a colour: medians as bars, spreads as whiskers.
+
+    Returns:
+        ``None`` where nobody has a figure.
+    """
+    having = [one for one in series if any(row.metric == metric and row.median is not None for row in one.rows)]
+    names = dict.fromkeys(row.name for one in having for row in one.rows if row.metric == metric)
+    if not names:
+        return None
+    unit = next(row.unit for one in having for row in one.rows if row.metric == metric)
+    found = [{row.name: row for row in one.rows if row.metric == metric} for one in having]
+    datasets = [
+        _dataset(one, number, [rows.get(name) for name in names])
+        for number, (one, rows) in enumerate(zip(having, found, strict=True))
+    ]
+    config = _config("bar", unit, list(names), datasets)
+    table = [(name, *(_cell(rows.get(name)) for rows in found)) for name in names]
+    return Chart(f"chart-{metric}", title_of(metric), config, ("Setting", *(one.label for one in having)), tuple(table))
+
+
+def percentiles(series: Sequence[Series]) -> Chart | None:
+    """Latencies: for each setting the median and the slowest 5 and 1 of 100, on a logarithmic axis."""
+    having = [one for one in series if any(row.metric in _PERCENTILES and row.median for row in one.rows)]
+    names = dict.fromkeys(row.name for one in having for row in one.rows if row.metric in _PERCENTILES)
+    if not names:
+        return None
+    datasets: list[Config] = []
+    columns: list[tuple[str, list[Result | None]]] = []
+    for metric in _PERCENTILES:
+        for one in having:
+            found = {row.name: row for row in one.rows if row.metric == metric}
+            short = metric.removeprefix("latency_").removesuffix("_seconds")
+            label = short if len(having) == 1 else f"{one.label}: {short}"
+            rows = [found.get(name) for name in names]
+            datasets.append(_dataset(replace(one, label=label), len(datasets), rows))
+            columns.append((label, rows))
+    config = _config("bar", "s", list(names), datasets)
+    config["options"]["scales"]["y"] = {"type": "logarithmic"}
+    table = [(name, *(_cell(rows[number]) for _, rows in columns)) for number, name in enumerate(names)]
+    heads = ("Setting", *(label for label, _ in columns))
+    return Chart("chart-latency", "Latency", config, heads, tuple(table))
+
+
+def over_time(runs: Sequence[Benchmark], metric: str) -> Chart | None:
+    """One profile on one pool, run after run: a line for each setting, dropped figures as larger points.
+
+    Args:
+        runs: the oldest first, each with its samples.
+
+    Returns:
+        ``None`` where fewer than two runs have a figure.
+    """
+    lines: dict[str, list[tuple[Benchmark, Result]]] = {}
+    for run in runs:
+        for row in results.summed(run.samples.all()):
+            if row.metric == metric and row.median is not None:
+                lines.setdefault(row.name, []).append((run, row))
+    if max(map(len, lines.values()), default=0) < 2:
+        return None
+    unit = next(iter(lines.values()))[0][1].unit
+    datasets = [_line(name, points, number) for number, (name, points) in enumerate(lines.items())]
+    config: Config = {
+        "type": "line", "unit": unit, "data": {"datasets": datasets},
+        "options": {"scales": {"x": {"type": "linear"}, "y": {"beginAtZero": True}}},
+    }  # fmt: skip
+    table = [
+        (f"{run.created:%Y-%m-%d %H:%M}", name, _cell(row) + (" (dropped)" if _dropped(run, row) else ""))
+        for name, points in lines.items()
+        for run, row in points
+    ]
+    title = f"{title_of(metric)} over time"
+    return Chart(f"history-{metric}", title, config, ("Run", "Setting", title_of(metric)), tuple(table))
+
+
+def _line(name: str, points: list[tuple[Benchmark, Result]], number: int) -> Config:
+    return {
+        "label": name,
+        "data": [{"x": round(run.created.timestamp()), "y": row.median} for run, row in points],
+        "spread": [[row.min, row.max] for _, row in points],
+        "dropped": [_dropped(run, row) for run, row in points],
+        "pointRadius": [7 if _dropped(run, row) else 3 for run, row in points],
+        "pointStyle": ["triangle" if _dropped(run, row) else "circle" for run, row in points],
+        "colour": COLOURS[number % len(COLOURS)],
+    }
+
+
+def _dropped(run: Benchmark, row: Result) -> bool:
+    drops = {(drop["metric"], results.key_of(drop["setting"])) for drop in run.regressions}
+    return (row.metric, row.key) in drops
+
+
+def _dataset(one: Series, number: int, rows: Iterable[Result | None]) -> Config:
+    told = list(rows)
+    dataset: Config = {
+        "label": one.label,
+        "data": [row.median if row else None for row in told],
+        "spread": [[row.min, row.max] if row and row.repetitions > 1 else None for row in told],
+        "colour": PUBLISHED_COLOUR if one.published else COLOURS[number % len(COLOURS)],
+        "published": one.published,
+    }
+    return dataset | ({"about": one.about} if one.about else {})
+
+
+def _config(kind: str, unit: str, labels: list[str], datasets: list[Config]) -> Config:
+    return {
+        "type": kind, "unit": unit, "data": {"labels": labels, "datasets": datasets},
+        "options": {"scales": {"x": {"type": "category"}, "y": {"beginAtZero": True}}},
+    }  # fmt: skip
+
+
+def _cell(row: Result | None) -> str:
+    if row is None:
+        return ""
+    if row.median is None or row.min is None or row.max is None:
+        return row.note or "not measured"
+    told = written(row.median, row.unit)
+    return f"{told} ({written(row.min, row.unit)} to {written(row.max, row.unit)})" if row.repetitions > 1 else told

@@ -1,0 +1,183 @@
+"""The job kind ``benchmark``: measures a pool, on scratch files that the agent makes in it and removes."""
+
+from typing import Any
+
+from benchmarks import profiles, recording
+from benchmarks.models import Benchmark, BenchmarkKind
+from benchmarks.profiles import Profile
+from images import refusals, space
+from images.space import Admitted, Need
+from images.templatetags.storage import seconds, size
+from storage_admin.accounts.roles import Actor
+from storage_admin.agent.protocol import RefusedError, b64
+from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.jobs.errors import NotFoundError
+from storage_admin.jobs.kinds import JobKind, Target
+from storage_admin.jobs.models import Job
+from storage_admin.jobs.plans import Plan, Refusal
+
+MOST_REPETITIONS = 20
+
+
+def find(pool_id: int) -> StoragePool:
+    """The pool with its host.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    pool = StoragePool.objects.select_related("host").filter(pk=pool_id).first()
+    if pool is None:
+        raise NotFoundError(f"There is no pool {pool_id}.")
+    return pool
+
+
+class RunBenchmark(JobKind):
+    """Runs one profile on a pool. No image is read or written."""
+
+    name = "benchmark"
+    title = "Benchmark"
+    description = "Measures a pool on scratch files of its own, which it removes. No image is touched."
+    target = "pool"
+    verb = "benchmark"
+    measures = True
+    progress_in_bytes = False
+    when_lost = (
+        "Its scratch files, where some are left, are removed by a recovery of the host, or by the next benchmark."
+    )
+    properties = {
+        "kind": {"enum": BenchmarkKind.values, "description": "What is measured."},
+        "quick": {"type": "boolean", "default": True, "description": "The quick variant instead of the thorough one."},
+        "repetitions": {
+            "type": ["integer", "null"], "minimum": 1, "maximum": MOST_REPETITIONS, "default": None,
+            "description": "How often each step is done; null for the profile's own number.",
+        },
+        "alongside": {
+            "type": "boolean", "default": False,
+            "description": "Also while rewriting jobs run on the host. Both then disturb each other.",
+        },
+        "size_bytes": {
+            "type": ["integer", "null"], "minimum": 1 << 20, "maximum": 1 << 40, "multipleOf": 1 << 20, "default": None,
+            "description": "What each step writes or reads, in whole MiB; null for the profile's own size, or what "
+            "fits of it.",
+        },
+        "seconds": {
+            "type": ["integer", "null"], "minimum": 1, "maximum": 600, "default": None,
+            "description": "How long each of fio's steps lasts; null for the profile's own time.",
+        },
+        "idle_io": {
+            "type": "boolean", "default": False,
+            "description": "Only use the disk when nobody else does. On a busy host it then measures what is left.",
+        },
+    }  # fmt: skip
+
+    @property
+    def options_schema(self) -> dict[str, Any]:
+        return super().options_schema | {"required": ["kind"]}
+
+    def resolve(self, target_id: int) -> Target:
+        pool = find(target_id)
+        return Target(kind="pool", id=pool.pk, host=pool.host, label=pool.name)
+
+    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
+        pool = find(target_id)
+        profile = profile_for(pool, options)
+        cost = profile.cost
+        reason = (
+            f"{len(profile.steps)} steps, {profile.repetitions} times each: writes about {size(cost.bytes_written)} in "
+            f"about {seconds(cost.seconds_about)}, on scratch files of at most {size(cost.scratch_bytes)}."
+        )
+        against = _against(pool, profile)
+        return Plan(
+            method=f"{profile.kind} {'quick' if profile.quick else 'thorough'}",
+            reason=reason,
+            facts_at=pool.last_scanned,
+            scratch_bytes=cost.scratch_bytes,
+            scratch_pool=pool.pk,
+            lasting_bytes=0,
+            refusals=tuple(against or _no_room(pool, cost.scratch_bytes)),
+            warnings=profile.warnings,
+            options=options,
+        )
+
+    def admit(self, target: Target, plan: Plan) -> None:
+        if full := _no_room(find(target.id), plan.scratch_bytes or 0):
+            raise RefusedError(full[0].code, full[0].detail)
+
+    def submitted(self, job: Job) -> None:
+        pool = find(job.target_id)
+        profile = profile_for(pool, job.options)
+        Benchmark.objects.create(
+            job=job, host=pool.host, pool=pool, kind=profile.kind, quick=profile.quick, options=job.options,
+            steps=list(profile.steps), profile_key=profile.key, notes=list(profile.warnings), created_by=job.created_by,
+        )  # fmt: skip
+
+    def may_disturb(self, options: dict[str, Any]) -> bool:
+        return bool(options.get("alongside"))
+
+    def request(self, job: Job) -> dict[str, Any]:
+        pool = find(job.target_id)
+        run = Benchmark.objects.get(job=job)
+        recording.start(run)
+        reserve = refusals.reserve_of(pool.capacity_bytes or 0)
+        return {
+            "pool_path_b64": b64(bytes(pool.path_bytes)),
+            "kind": run.kind,
+            "reserve_bytes": reserve,
+            "reserved_elsewhere_bytes": space.needed_by_running(job),
+            "steps": run.steps,
+            "repetitions": profile_for(pool, job.options).repetitions,
+            "idle_io": job.options["idle_io"],
+        }
+
+    def on_event(self, job: Job, event: dict[str, Any]) -> None:
+        if not recording.take(Benchmark.objects.get(job=job), event):
+            super().on_event(job, event)
+
+    def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
+        return result | recording.finish(Benchmark.objects.select_related("pool").get(job=job), result)
+
+
+def profile_for(pool: StoragePool, options: dict[str, Any]) -> Profile:
+    """The profile that a job's options ask for."""
+    return profiles.build(
+        pool, options["kind"], quick=options["quick"], repetitions=options["repetitions"],
+        size_bytes=options["size_bytes"], seconds=options["seconds"],
+    )  # fmt: skip
+
+
+def _against(pool: StoragePool, profile: Profile) -> list[Refusal]:
+    """What stands against measuring a pool. Who uses its images does not: none of them is touched."""
+    host = pool.host
+    if against := refusals.without_agent(host):
+        return against
+    if host.transport == Host.Transport.PLAIN:
+        return [Refusal("tool_missing", f"There is no Python 3 on {host.name}: no agent can run there.")]
+    if host.status == Host.Status.UNREACHABLE:
+        return [Refusal("host_unreachable", f"{host.name} does not answer: {host.status_detail} Scan it again first.")]
+    if pool.kind not in refusals.FOLDERS or not pool.path_bytes:
+        return [
+            Refusal("unsupported_pool", f"{pool.name} is a {pool.kind} pool, no folder: no file can be made there.")
+        ]
+    return [Refusal("tool_missing", profile.missing)] if profile.missing else []
+
+
+def _no_room(pool: StoragePool, scratch: int) -> list[Refusal]:
+    """Whether the scratch files fit beside what admitted jobs need and what must stay free.
+
+    A benchmark has no slot: it may run beside every other job, and is counted in full.
+    """
+    capacity, available = pool.capacity_bytes, pool.available_bytes
+    if capacity is None or available is None:
+        return []  # the agent looks
+    reserve = refusals.reserve_of(capacity)
+    worst = Admitted().worst_with(pool, pool.host, Need(pool.host_id, scratch, scratch))
+    if available - reserve >= worst:
+        return []
+    others = f"jobs that are queued or at work up to {worst - scratch:,} more, " if worst > scratch else ""
+    return [
+        Refusal(
+            "not_enough_space",
+            f"Its scratch files take up to {scratch:,} bytes, {others}and {reserve:,} must stay free; {pool.name} has "
+            f"{available:,} free. Choose a smaller size, or free some space.",
+        )
+    ]

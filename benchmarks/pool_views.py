@@ -1,0 +1,93 @@
+"""A pool over time: the runs of one profile as lines, and the profiles that are run there on a schedule."""
+
+from typing import Any
+
+from django.db.models import Count, Max, QuerySet
+from django.http.response import HttpResponseBase
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_POST, require_safe
+
+from benchmarks import charts, selectors, services
+from benchmarks.charts import Chart
+from benchmarks.models import Benchmark, BenchmarkKind, Watch
+from benchmarks.steps import MADE
+from images.views.access import PageRequest, attempt, number, page
+from storage_admin.accounts.roles import Role
+from storage_admin.hosts.errors import InvalidError, NotFoundError
+from storage_admin.hosts.models import StoragePool
+from storage_admin.hosts.selectors import pools_for
+
+#: What says too little to be followed over time; it stands in each run's table.
+_NOT_FOLLOWED = ("_cpu", "_latency_seconds")
+
+
+def _pool(request: PageRequest, pool_id: int) -> StoragePool:
+    """Raises: NotFoundError."""
+    pool = pools_for(request.actor).filter(pk=pool_id).first()
+    if pool is None:
+        raise NotFoundError(f"There is no pool {pool_id}.")
+    return pool
+
+
+@require_safe
+@page()
+def benchmark_history(request: PageRequest, pool_id: int) -> HttpResponseBase:
+    """The runs of one profile on a pool (``profile``: its key), and what is watched there."""
+    pool = _pool(request, pool_id)
+    followed = list(_profiles(pool))
+    chosen = next((row for row in followed if row["profile_key"] == request.GET.get("profile")), None)
+    chosen = chosen or (followed[0] if followed else None)
+    last = Benchmark.objects.filter(pk=chosen["last"]).first() if chosen else None
+    runs = selectors.history(last) if last else []
+    context = {
+        "section": "benchmarks",
+        "pool": pool,
+        "profiles": [row | {"word": BenchmarkKind(row["kind"]).label, "chosen": row is chosen} for row in followed],
+        "runs": runs[::-1],
+        "last": runs[-1] if runs else None,
+        "charts": _charts(runs),
+        "newest_ids": ",".join(str(run.pk) for run in runs[-2:]),
+        "watches": selectors.watches_for(request.actor).filter(pool=pool),
+        "watchable": [(kind, BenchmarkKind(kind).label) for kind in MADE],
+        "longest": services.LONGEST_WAIT_HOURS,
+    }
+    return render(request, "benchmarks/history.html", context)
+
+
+def _profiles(pool: StoragePool) -> QuerySet[Benchmark, dict[str, Any]]:
+    """The profiles that ended well on a pool, the one that ran last first."""
+    ended = Benchmark.objects.filter(pool=pool, finished__isnull=False).exclude(profile_key="").order_by()
+    return ended.values("kind", "quick", "profile_key").annotate(count=Count("id"), last=Max("id")).order_by("-last")
+
+
+def _charts(runs: list[Benchmark]) -> list[Chart]:
+    metrics = dict.fromkeys(sample.metric for run in runs for sample in run.samples.all())
+    lines = [charts.over_time(runs, metric) for metric in metrics if not metric.endswith(_NOT_FOLLOWED)]
+    return [chart for chart in lines if chart]
+
+
+@require_POST
+@page(Role.OPERATOR)
+def benchmark_watch(request: PageRequest, pool_id: int) -> HttpResponseBase:
+    """Has a quick profile run on a pool again and again."""
+    pool = _pool(request, pool_id)
+
+    def watch() -> Watch:
+        hours = number(request.POST.get("every_hours"))
+        if hours is None:
+            raise InvalidError("Say how many hours lie between two runs.")
+        return services.watch(request.actor, pool, request.POST.get("kind", ""), hours)
+
+    attempt(request, watch, "It is watched: the first run starts within ten minutes.")
+    return redirect("benchmark_history", pool.pk)
+
+
+@require_POST
+@page(Role.OPERATOR)
+def benchmark_unwatch(request: PageRequest, watch_id: int) -> HttpResponseBase:
+    """Ends a watch."""
+    row = selectors.watches_for(request.actor).filter(pk=watch_id).first()
+    if row is None:
+        raise NotFoundError(f"There is no watch {watch_id}.")
+    attempt(request, lambda: services.unwatch(request.actor, row), "It is no longer watched. Its runs stay.")
+    return redirect("benchmark_history", row.pool_id)

@@ -1,0 +1,159 @@
+"""Profiles: a kind of benchmark with its sizes, and what it would cost on a pool, before it starts."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchmarks import results
+from benchmarks.models import Benchmark, BenchmarkKind
+from benchmarks.steps import ASSUMED_RATE, MADE, MIB, Sizing, Step, short
+from images import refusals
+from storage_admin.hosts.models import Host, StoragePool
+
+QUICK_REPETITIONS, THOROUGH_REPETITIONS = 3, 5
+QUICK_SECONDS, THOROUGH_SECONDS = 5, 30
+#: Steps get no smaller than that by themselves: below it, nothing could be measured.
+SMALLEST = 32 * MIB
+#: Runs whose write rate tells how fast a pool is.
+_WRITING = ("dd", "fio", "bonnie")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run costs.
+
+    Args:
+        bytes_written: about, over all repetitions.
+        scratch_bytes: the most that it takes of the pool at any time; all of it is given back.
+        seconds_about: about how long it takes.
+    """
+
+    bytes_written: int
+    scratch_bytes: int
+    seconds_about: int
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One kind in one variant, worked out for a pool.
+
+    Args:
+        missing: why it is not offered there; empty where it is. ``package`` then brings what is missing.
+        warnings: what the figures will not say, as sentences.
+    """
+
+    kind: str
+    quick: bool
+    title: str
+    question: str
+    steps: tuple[dict[str, Any], ...]
+    repetitions: int
+    cost: Cost
+    missing: str = ""
+    package: str = ""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """A digest of the steps: runs with the same one can be measured against each other."""
+        told = json.dumps([self.kind, self.steps], sort_keys=True)
+        return hashlib.sha256(told.encode()).hexdigest()[:32]
+
+
+def every(pool: StoragePool) -> list[Profile]:
+    """Each kind in its quick and its thorough variant, as they would be on a pool."""
+    return [build(pool, kind, quick=quick) for kind in BenchmarkKind.values for quick in (True, False)]
+
+
+def build(
+    pool: StoragePool,
+    kind: str,
+    *,
+    quick: bool = True,
+    repetitions: int | None = None,
+    size_bytes: int | None = None,
+    seconds: int | None = None,
+) -> Profile:
+    """A profile with its steps.
+
+    Args:
+        repetitions: of every step; three for the quick variant and five for the thorough one unless given.
+        size_bytes: what each step writes or reads; unless given the profile's, halved until it fits into the pool.
+        seconds: how long each of fio's steps lasts.
+    """
+    times = repetitions or (QUICK_REPETITIONS if quick else THOROUGH_REPETITIONS)
+    made = MADE.get(kind)
+    if made is None:
+        title = BenchmarkKind(kind).label.capitalize()
+        return Profile(kind, quick, title, "", (), times, Cost(0, 0, 0), "It is not offered on this host.")
+    memory = memory_of(pool.host)
+    sizing = Sizing(
+        quick=quick,
+        data_bytes=size_bytes or (made.quick_bytes if quick else made.thorough_bytes),
+        seconds=seconds or (QUICK_SECONDS if quick else THOROUGH_SECONDS),
+        memory_bytes=memory,
+        rate=rate_of(pool),
+    )
+    steps = list(made.make(sizing))
+    while size_bytes is None and sizing.data_bytes // 2 >= SMALLEST and not _fits(pool, steps):
+        # Where even the thorough sizes that memory asks for do not fit, memory is not asked.
+        sizing = replace(sizing, data_bytes=sizing.data_bytes // 2, memory_bytes=None)
+        steps = list(made.make(sizing))
+    cost = Cost(
+        bytes_written=sum(step.written for step in steps) * times,
+        scratch_bytes=max(step.scratch for step in steps),
+        seconds_about=max(1, round(sum(step.seconds for step in steps) * times)),
+    )
+    missing = _missing(pool.host, made.tool, made.package)
+    return Profile(
+        kind, quick, made.title, made.question, tuple(step.fields for step in steps), times, cost, missing,
+        made.package if missing else "", tuple(_warnings(kind, steps, memory)),
+    )  # fmt: skip
+
+
+def _fits(pool: StoragePool, steps: list[Step]) -> bool:
+    if pool.capacity_bytes is None or pool.available_bytes is None:
+        return True  # not known: the agent looks
+    needed = max(step.scratch for step in steps)
+    return needed <= pool.available_bytes - refusals.reserve_of(pool.capacity_bytes)
+
+
+def _missing(host: Host, tool: str, package: str) -> str:
+    """Why a kind is not offered. A host that was never scanned may have the tool: its agent will tell."""
+    tools: Mapping[str, Any] = host.capabilities.get("tools") or {}
+    if not tool or tools.get(tool, True):
+        return ""
+    return f"{tool} is not installed on {host.name}: install {package} there, then scan the host."
+
+
+def _warnings(kind: str, steps: list[Step], memory: int | None) -> list[str]:
+    if kind != "bonnie":
+        return []
+    size = steps[0].fields["size_bytes"]
+    if memory is None:
+        return ["How much memory the host has is not known: part of what is read may come from it, not from the disk."]
+    if size < 2 * memory:
+        told = f"{short(size)} is less than twice the host's memory: part of what is read comes from memory, not from "
+        return [told + "the disk. What is written is flushed, and is measured."]
+    return []
+
+
+def memory_of(host: Host) -> int | None:
+    """A host's memory in bytes: as a scan tells it, else as an earlier benchmark did."""
+    told = host.capabilities.get("memory_bytes")
+    if told is None:
+        earlier = Benchmark.objects.filter(host=host).exclude(environment={}).first()
+        told = earlier.environment.get("memory_bytes") if earlier else None
+    return told if isinstance(told, int) and told > 0 else None
+
+
+def rate_of(pool: StoragePool) -> int:
+    """What a pool writes sequentially, in bytes a second: as last measured there, else assumed."""
+    last = Benchmark.objects.filter(pool=pool, kind__in=_WRITING, finished__isnull=False).first()
+    if last is None:
+        return ASSUMED_RATE
+    metrics = ("seq_write_rate", "write_rate")
+    rates = [row.median for row in results.of(last) if row.metric in metrics and row.median]
+    return max(int(min(rates)), MIB) if rates else ASSUMED_RATE

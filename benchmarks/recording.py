@@ -1,0 +1,127 @@
+"""What an agent tells while it measures, as rows."""
+
+import math
+from typing import Any
+
+from django.utils import timezone
+
+from benchmarks import regression, results
+from benchmarks.models import Benchmark, Sample
+from benchmarks.parsers.reading import read
+from benchmarks.parsers.readings import UnreadableError
+from storage_admin.jobs.recorder import plain
+
+#: Of what a host says, so much is kept.
+MOST_NOTES = 100
+LONGEST_NOTE = 500
+UNITS = frozenset({"s", "B/s", "1/s", "B", "%"})
+
+
+def start(benchmark: Benchmark) -> None:
+    """A run begins: whatever an attempt before it left goes."""
+    benchmark.samples.all().delete()
+
+
+def take(benchmark: Benchmark, event: dict[str, Any]) -> bool:
+    """One event of the agent.
+
+    Returns:
+        ``False`` when it is none of a benchmark's.
+    """
+    match event["event"]:
+        case "environment":
+            Benchmark.objects.filter(pk=benchmark.pk).update(environment=_facts(event))
+        case "environment_after":
+            Benchmark.objects.filter(pk=benchmark.pk).update(environment_after=_facts(event))
+        case "note":
+            note(benchmark, str(event.get("text", "")))
+        case "sample":
+            _take_sample(benchmark, event)
+        case "output":
+            _take_output(benchmark, event)
+        case _:
+            return False
+    return True
+
+
+def note(benchmark: Benchmark, text: str) -> None:
+    """Adds a sentence to what is to be known of a run, once."""
+    kept = Benchmark.objects.values_list("notes", flat=True).get(pk=benchmark.pk)
+    told = plain(text)[:LONGEST_NOTE]
+    if told and told not in kept and len(kept) < MOST_NOTES:
+        Benchmark.objects.filter(pk=benchmark.pk).update(notes=[*kept, told])
+
+
+def _facts(event: dict[str, Any]) -> dict[str, Any]:
+    return _object(event.get("data"))
+
+
+def _object(told: Any) -> dict[str, Any]:
+    """An object as every database takes it; what a device calls itself may hold anything."""
+    return {plain(str(name)): _value(value) for name, value in told.items()} if isinstance(told, dict) else {}
+
+
+def _value(told: Any) -> Any:
+    match told:
+        case str():
+            return plain(told)
+        case dict():
+            return _object(told)
+        case list():
+            return [_value(one) for one in told]
+        case float() if not math.isfinite(told):
+            return None
+        case _:
+            return told
+
+
+def _take_sample(benchmark: Benchmark, event: dict[str, Any]) -> None:
+    value, unit = event.get("value"), str(event.get("unit", ""))
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    if unit not in UNITS or not (number or value is None):
+        note(benchmark, f"The agent told a figure that cannot be used: {event.get('metric')!s} {value!r} {unit}.")
+        return
+    _row(benchmark, event, event.get("setting"), str(event.get("metric", "")), unit, value, str(event.get("note", "")))
+
+
+def _take_output(benchmark: Benchmark, event: dict[str, Any]) -> None:
+    setting = event.get("setting")
+    setting = setting if isinstance(setting, dict) else {}
+    tool = str(event.get("tool", ""))
+    try:
+        readings = read(tool, str(event.get("text", "")), setting)
+    except UnreadableError as error:
+        note(benchmark, f"{tool} at {results.name_of(setting)}: {error.detail}")
+        return
+    for one in readings:
+        _row(benchmark, event, setting | dict(one.setting), one.metric, one.unit, one.value, one.note)
+
+
+def _row(
+    benchmark: Benchmark, event: dict[str, Any], setting: Any, metric: str, unit: str, value: float | None, why: str
+) -> None:
+    told = _object(setting)
+    asked = event.get("setting")
+    places = [number for number, step in enumerate(benchmark.steps) if step.get("setting") == asked]
+    repetition = event.get("repetition", 1)
+    Sample.objects.create(
+        benchmark=benchmark, step=places[0] if places else None, setting=told, metric=plain(metric)[:40], unit=unit,
+        value=value, note=plain(why)[:200], repetition=max(repetition, 1) if isinstance(repetition, int) else 1,
+    )  # fmt: skip
+
+
+def finish(benchmark: Benchmark, result: dict[str, Any]) -> dict[str, Any]:
+    """A run has ended well. Call it within the transaction that ends the job.
+
+    Args:
+        result: the agent's: ``steps``, ``scratch_bytes_at_most``, ``bytes_written``, ``caches``.
+
+    Returns:
+        What the job's result says beside it.
+    """
+    caches = str(result.get("caches", ""))
+    benchmark.caches = caches if caches in Benchmark.Caches.values else ""
+    benchmark.finished = timezone.now()
+    benchmark.regressions = regression.found_in(benchmark)
+    benchmark.save(update_fields=["caches", "finished", "regressions"])
+    return {"benchmark": benchmark.pk, "regressions": len(benchmark.regressions)}

@@ -1,0 +1,79 @@
+"""Whether a pool got slower: the last run of a profile against the earlier ones.
+
+A figure has dropped when it lies further from what is usual than the earlier runs lie from each other. Usual is the
+median of the earlier runs' medians. Their spread is the largest of: three times their median absolute deviation (scaled
+to a standard deviation), half of what a run usually spreads within itself, and a tenth of the usual figure, below which
+nobody would act on it. A run that was disturbed once does not move either of them much.
+"""
+
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from benchmarks import results
+from benchmarks.models import Benchmark
+from benchmarks.results import Result
+
+#: Runs that are looked back at, and how few of them tell nothing yet.
+LOOKED_BACK, FEWEST = 10, 3
+#: The least part of the usual figure that counts as a drop.
+LEAST = 0.10
+#: The standard deviation of a normal distribution by its median absolute deviation.
+_SCALE = 1.4826
+#: Processor shares and the longest single operation of a run say too little to be watched.
+_NOT_WATCHED = ("_latency_seconds",)
+
+
+@dataclass(frozen=True)
+class Drop:
+    """A figure that is worse than usual; ``usual_worst`` is the worst that would still have been usual."""
+
+    metric: str
+    unit: str
+    setting: dict[str, Any]
+    value: float
+    usual: float
+    usual_worst: float
+    ratio: float
+    runs: int
+
+
+def earlier(benchmark: Benchmark) -> list[Benchmark]:
+    """The runs of the same steps on the same pool that ended well before it, newest first."""
+    same = Benchmark.objects.filter(
+        pool=benchmark.pool_id, kind=benchmark.kind, profile_key=benchmark.profile_key, finished__isnull=False
+    )
+    return list(same.filter(pk__lt=benchmark.pk).prefetch_related("samples")[:LOOKED_BACK])
+
+
+def found_in(benchmark: Benchmark) -> list[dict[str, Any]]:
+    """What dropped in a run, as it is kept in its row, the worst first."""
+    if benchmark.pool_id is None or not benchmark.profile_key:
+        return []
+    before = earlier(benchmark)
+    if len(before) < FEWEST:
+        return []
+    known: dict[tuple[str, str], list[Result]] = {}
+    for run in before:
+        for row in results.summed(run.samples.all()):
+            known.setdefault((row.metric, row.key), []).append(row)
+    drops = [drop_of(row, known.get((row.metric, row.key), [])) for row in results.of(benchmark)]
+    found = sorted((drop for drop in drops if drop), key=lambda drop: drop.ratio, reverse=True)
+    return [vars(drop) for drop in found]
+
+
+def drop_of(now: Result, before: list[Result]) -> Drop | None:
+    """Whether a result is worse than the same one of earlier runs; ``None`` where it is not, or nobody can tell."""
+    way = results.better(now.metric)
+    medians = [row.median for row in before if row.median is not None]
+    if not way or now.metric.endswith(_NOT_WATCHED) or now.median is None or len(medians) < FEWEST:
+        return None
+    usual = median(medians)
+    deviation = median(abs(value - usual) for value in medians)
+    within = [row.max - row.min for row in before if row.max is not None and row.min is not None]
+    spread = max(3 * _SCALE * deviation, median(within) / 2 if within else 0.0, LEAST * usual)
+    worst = usual - way * spread
+    if way * now.median >= way * worst or usual <= 0 or now.median <= 0:
+        return None
+    ratio = usual / now.median if way > 0 else now.median / usual
+    return Drop(now.metric, now.unit, now.setting, now.median, usual, worst, round(ratio, 3), len(medians))

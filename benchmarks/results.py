@@ -1,0 +1,106 @@
+"""Figures of a run: median and spread over its repetitions."""
+
+import csv
+import io
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from benchmarks.models import Benchmark, Sample
+
+#: Of these, less is better; of the sizes and shares below, neither is; of everything else, more is.
+_LESS = ("_seconds",)
+_NEITHER = ("physical_bytes",)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One metric of one setting.
+
+    Args:
+        unit: of ``median``, ``min`` and ``max``, which are ``None`` where nothing could be measured.
+        repetitions: how many figures they are made of.
+        note: why there is no figure, or fewer than repetitions.
+    """
+
+    metric: str
+    unit: str
+    setting: dict[str, Any]
+    median: float | None
+    min: float | None
+    max: float | None
+    repetitions: int
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        """The setting as one writes it: ``64K``, ``randread 4K depth 32``."""
+        return name_of(self.setting)
+
+    @property
+    def key(self) -> str:
+        """The same for the same setting."""
+        return key_of(self.setting)
+
+
+def key_of(setting: dict[str, Any]) -> str:
+    """The same for the same setting, in whatever order it names its parts."""
+    return json.dumps(setting, sort_keys=True)
+
+
+def name_of(setting: dict[str, Any]) -> str:
+    """A setting as one writes it: texts as they are, numbers and switches with what they are of."""
+    words = []
+    for name, value in setting.items():
+        bare = isinstance(value, str) and value != "on"
+        words.append(value if bare else name.replace("_", " ") + (f" {value}" if value != "on" else ""))
+    return " ".join(words)
+
+
+def better(metric: str) -> int:
+    """1 where more of a metric is better, -1 where less is, 0 where neither."""
+    if metric in _NEITHER or metric.endswith("_cpu"):
+        return 0
+    return -1 if metric.endswith(_LESS) else 1
+
+
+def of(benchmark: Benchmark) -> list[Result]:
+    """The results of a run, in the order of its steps."""
+    return summed(benchmark.samples.all())
+
+
+def summed(samples: Iterable[Sample]) -> list[Result]:
+    """Samples by setting and metric, in the order in which they first appear."""
+    groups: dict[tuple[str, str], list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault((key_of(sample.setting), sample.metric), []).append(sample)
+    return [_result(group) for group in groups.values()]
+
+
+def _result(group: list[Sample]) -> Result:
+    values = [sample.value for sample in group if sample.value is not None]
+    notes = dict.fromkeys(sample.note for sample in group if sample.note)
+    first = group[0]
+    return Result(
+        first.metric, first.unit, first.setting,
+        median(values) if values else None, min(values, default=None), max(values, default=None),
+        len(values), "; ".join(notes),
+    )  # fmt: skip
+
+
+def table(rows: Iterable[Result]) -> str:
+    """Results as CSV with a heading, units in a column of their own, figures in full."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\r\n")
+    writer.writerow(["setting", "metric", "unit", "median", "min", "max", "repetitions", "note"])
+    for row in rows:
+        figures = ["" if value is None else value for value in (row.median, row.min, row.max)]
+        writer.writerow([_inert(row.name), row.metric, row.unit, *figures, row.repetitions, _inert(row.note)])
+    return out.getvalue()
+
+
+def _inert(text: str) -> str:
+    """A pasted name must not become a formula in a spreadsheet."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text

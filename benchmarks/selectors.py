@@ -1,0 +1,45 @@
+"""Reads: runs and their figures, as far as they exist for the actor."""
+
+from django.db.models import Prefetch, QuerySet
+
+from benchmarks import results
+from benchmarks.models import Benchmark, Sample, Watch
+from benchmarks.results import Result
+from storage_admin.accounts.roles import Actor
+from storage_admin.hosts.selectors import in_scope
+
+#: Runs that can be compared at once, and that a history goes back.
+MOST_COMPARED = 12
+LONGEST_HISTORY = 100
+
+
+def benchmarks_for(actor: Actor) -> QuerySet[Benchmark]:
+    """The runs on hosts that exist for ``actor``, newest first. Pasted ones have no host: a limited token has none."""
+    rows = Benchmark.objects.select_related("host", "pool", "pool__host", "job", "job__host")
+    return in_scope(rows.defer("host__capabilities", "pool__path_bytes", "job__plan", "job__commands"), actor)
+
+
+def with_samples(rows: QuerySet[Benchmark]) -> QuerySet[Benchmark]:
+    """The same with every figure, in one query more."""
+    return rows.prefetch_related(Prefetch("samples", Sample.objects.order_by("id")))
+
+
+def history(benchmark: Benchmark) -> list[Benchmark]:
+    """The runs of the same steps on the same pool that ended well, the oldest first, with their figures."""
+    if benchmark.pool_id is None or not benchmark.profile_key:
+        return []
+    same = Benchmark.objects.filter(
+        pool=benchmark.pool_id, kind=benchmark.kind, profile_key=benchmark.profile_key, finished__isnull=False
+    )
+    return list(with_samples(same)[:LONGEST_HISTORY])[::-1]
+
+
+def results_of(benchmark: Benchmark) -> list[Result]:
+    """Median and spread of each metric of each setting, in the order of the steps."""
+    return results.summed(benchmark.samples.all())
+
+
+def watches_for(actor: Actor) -> QuerySet[Watch]:
+    """What is run on a schedule, on pools that exist for ``actor``."""
+    rows = Watch.objects.select_related("pool", "pool__host").defer("pool__path_bytes", "pool__host__capabilities")
+    return in_scope(rows, actor, "pool__host")

@@ -1,0 +1,141 @@
+"""Writes: a benchmark is started, old results are pasted, a pool is watched. Roles are checked here, whoever calls."""
+
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from benchmarks.models import Benchmark, BenchmarkKind, Sample, Watch
+from benchmarks.parsers import bonnie
+from benchmarks.parsers.bonnie import BonnieRun
+from benchmarks.parsers.readings import UnreadableError
+from benchmarks.steps import MADE
+from storage_admin.accounts.roles import Actor, Role
+from storage_admin.accounts.services import audit
+from storage_admin.hosts.models import StoragePool
+from storage_admin.jobs import services
+from storage_admin.jobs.errors import InvalidError, NotFoundError
+
+#: Of a paste, in characters and in result lines.
+LONGEST_PASTE, MOST_LINES = 65_536, 100
+LONGEST_WAIT_HOURS = 24 * 90
+
+
+def submit(
+    actor: Actor, kind: str, pool_id: int, options: dict[str, Any] | None = None, *, idempotency_key: str = ""
+) -> Benchmark:
+    """Queues a run.
+
+    Args:
+        options: of the job kind ``benchmark``, without ``kind``.
+
+    Raises:
+        ForbiddenError: the actor is no operator.
+        InvalidError: unknown kind or option.
+        NotFoundError: there is no such pool.
+        RefusedError: as the plan says.
+    """
+    wanted = dict(options or {})
+    if "kind" in wanted:
+        raise InvalidError("The kind stands beside the options, not in them.", {"options": "kind stands beside them."})
+    job = services.submit(actor, "benchmark", pool_id, wanted | {"kind": kind}, idempotency_key=idempotency_key)
+    return Benchmark.objects.select_related("host", "pool", "pool__host", "job", "job__host").get(job=job)
+
+
+def paste(actor: Actor, text: str) -> Benchmark:
+    """Keeps result lines of bonnie++, of any machine and any age, as a run of its own; several lines are repetitions.
+
+    Args:
+        text: CSV lines, all with the same machine name and size.
+
+    Raises:
+        ForbiddenError: the actor is no operator, or limited to some hosts: these are of none.
+        InvalidError: a line cannot be read; it says which, and why.
+    """
+    actor.require_everywhere(Role.OPERATOR)
+    if len(text) > LONGEST_PASTE:
+        raise InvalidError(f"At most {LONGEST_PASTE:,} characters at once.", {"text": "Too long."})
+    try:
+        runs = bonnie.parse(text)
+    except UnreadableError as error:
+        raise InvalidError(error.detail, {"text": error.detail}) from None
+    _alike(runs)
+    first = runs[0]
+    told = {"bonnie++": first.version, "format": first.format_version}
+    with transaction.atomic():
+        pasted = Benchmark.objects.create(
+            source=Benchmark.Source.PASTED, kind=BenchmarkKind.BONNIE, quick=False, label=_printable(first.name),
+            environment={"tools": told}, notes=["Pasted: what it was measured on is not known here."],
+            created_by=actor.name, finished=timezone.now(),
+        )  # fmt: skip
+        Sample.objects.bulk_create(
+            Sample(
+                benchmark=pasted, setting=_setting(run), metric=reading.metric, unit=reading.unit, value=reading.value,
+                note=reading.note, repetition=number,
+            )
+            for number, run in enumerate(runs, 1)
+            for reading in run.readings
+        )  # fmt: skip
+        audit(actor, "benchmark pasted", pasted.label or "bonnie++", after={"benchmark": pasted.pk, "lines": len(runs)})
+    return pasted
+
+
+def _alike(runs: list[BonnieRun]) -> None:
+    if len(runs) > MOST_LINES:
+        raise InvalidError(f"At most {MOST_LINES} lines at once.", {"text": "Too many lines."})
+    if len({(run.name, run.size, run.files) for run in runs}) > 1:
+        detail = (
+            "The lines are of different machines or sizes: paste each group by itself, so that they can be compared."
+        )
+        raise InvalidError(detail, {"text": detail})
+    if not any(run.readings for run in runs):
+        raise InvalidError("There is no figure in it.", {"text": "There is no figure in it."})
+
+
+def _setting(run: BonnieRun) -> dict[str, str | int]:
+    setting: dict[str, str | int] = {"size": _printable(run.size)} if run.size else {}
+    return setting | ({"files": _printable(run.files)} if run.files else {})
+
+
+def _printable(text: str) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in text)[:200]
+
+
+def watch(actor: Actor, pool: StoragePool, kind: str, every_hours: int) -> Watch:
+    """Has the quick profile of a kind run on a pool again and again; a second call changes how often.
+
+    Raises:
+        ForbiddenError: the actor is no operator.
+        InvalidError: there are no steps for that kind, or the time is out of range.
+    """
+    actor.require(Role.OPERATOR, pool.host.slug)
+    if kind not in MADE:
+        known = ", ".join(MADE)
+        raise InvalidError(f"{kind} cannot be run on a schedule; choose one of {known}.", {"kind": f"One of {known}."})
+    if not 1 <= every_hours <= LONGEST_WAIT_HOURS:
+        raise InvalidError(
+            f"every_hours is from 1 to {LONGEST_WAIT_HOURS}.", {"every_hours": f"From 1 to {LONGEST_WAIT_HOURS}."}
+        )
+    with transaction.atomic():
+        try:
+            with transaction.atomic():
+                row, _made = Watch.objects.update_or_create(
+                    pool=pool, kind=kind, defaults={"every_hours": every_hours},
+                    create_defaults={"every_hours": every_hours, "created_by": actor.name},
+                )  # fmt: skip
+        except IntegrityError:
+            raise NotFoundError(f"There is no pool {pool.pk}.") from None
+        audit(actor, "benchmark watch set", pool.name, after={"kind": kind, "every_hours": every_hours})
+    return row
+
+
+def unwatch(actor: Actor, row: Watch) -> None:
+    """Ends a watch; what it measured stays.
+
+    Raises:
+        ForbiddenError: the actor is no operator.
+    """
+    actor.require(Role.OPERATOR, row.pool.host.slug)
+    with transaction.atomic():
+        audit(actor, "benchmark watch ended", row.pool.name, before={"kind": row.kind, "every_hours": row.every_hours})
+        row.delete()

@@ -1,0 +1,135 @@
+"""How runs come to be: a profile started on a pool, with its cost before it starts, and old result lines pasted."""
+
+from typing import Any
+from uuid import uuid4
+
+from django.contrib import messages
+from django.http import QueryDict
+from django.http.response import HttpResponseBase
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_http_methods
+
+from benchmarks import profiles, services
+from benchmarks.kind import MOST_REPETITIONS, profile_for
+from benchmarks.models import BenchmarkKind
+from benchmarks.profiles import Profile
+from benchmarks.steps import MADE, MIB
+from images.views.access import PageRequest, number, page, wants_fragment
+from images.views.listing import as_choices
+from storage_admin.accounts.roles import Role
+from storage_admin.agent.protocol import RefusedError
+from storage_admin.hosts.errors import InvalidError, NotFoundError
+from storage_admin.hosts.models import StoragePool
+from storage_admin.hosts.selectors import pools_for
+from storage_admin.jobs import kinds
+from storage_admin.jobs import services as jobs
+
+#: What the form carries from the plan to its confirmation.
+CARRIED = ("pool", "kind", "quick", "repetitions", "size_mib", "seconds", "alongside")
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@page()
+def benchmark_start(request: PageRequest) -> HttpResponseBase:
+    """Every profile as it would be on a pool, the chosen one with its cost; for htmx the plan alone. POST starts it."""
+    if request.method == "POST":
+        return _start(request)
+    context = _context(request, request.GET)
+    if wants_fragment(request):
+        return render(request, "benchmarks/start.html#plan", context)
+    return render(request, "benchmarks/start.html", context)
+
+
+def _start(request: PageRequest) -> HttpResponseBase:
+    pool = _pool(request, request.POST)
+    if pool is None:
+        raise NotFoundError("There is no such pool.")
+    request.actor.require(Role.OPERATOR, pool.host.slug)
+    try:
+        options = _options(request.POST)
+        key = "".join(filter(str.isalnum, request.POST.get("key", "")))[:64]
+        run = services.submit(request.actor, _kind(request.POST), pool.pk, options, idempotency_key=key)
+    except RefusedError as error:
+        messages.error(request, f"Refused ({error.code}): {error.detail} Nothing was written.")
+    except InvalidError as error:
+        messages.error(request, f"{error.detail} Nothing was written.")
+    else:
+        return redirect("benchmark", run.pk)
+    return render(request, "benchmarks/start.html", _context(request, request.POST), status=409)
+
+
+def _pool(request: PageRequest, form: QueryDict) -> StoragePool | None:
+    """The pool that the form names; without one the first, and ``None`` where it names one that is not there."""
+    rows = pools_for(request.actor).order_by("host__name", "name", "id")
+    asked = form.get("pool", "")
+    if not asked:
+        return rows.first()
+    return rows.filter(pk=int(asked)).first() if asked.isascii() and asked.isdigit() and len(asked) < 19 else None
+
+
+def _kind(form: QueryDict) -> str:
+    """The kind that the form names, the quickest to understand where it names none."""
+    kind = form.get("kind", "")
+    return kind if kind in BenchmarkKind.values else BenchmarkKind.CLUSTER_SIZE.value
+
+
+def _options(form: QueryDict) -> dict[str, Any]:
+    """The job's options, without its kind.
+
+    Raises:
+        InvalidError: a field holds no number.
+    """
+    mebibytes = number(form.get("size_mib"))
+    return {
+        "quick": form.get("quick") != "false",
+        "repetitions": number(form.get("repetitions")),
+        "size_bytes": None if mebibytes is None else mebibytes * MIB,
+        "seconds": number(form.get("seconds")) if _kind(form) == BenchmarkKind.FIO else None,
+        "alongside": form.get("alongside") == "true",
+    }
+
+
+def _context(request: PageRequest, form: QueryDict) -> dict[str, Any]:
+    pool, kind = _pool(request, form), _kind(form)
+    pools = pools_for(request.actor).order_by("host__name", "name", "id")
+    places = [(row.pk, f"{row.host.name} / {row.name}") for row in pools]
+    context: dict[str, Any] = {
+        "section": "benchmarks",
+        "pool": pool,
+        "pools": as_choices(places, str(pool.pk) if pool else ""),
+        "kinds": as_choices(((value, BenchmarkKind(value).label) for value in BenchmarkKind.values), kind),
+        "form": {name: form.get(name, "") for name in CARRIED} | {"kind": kind, "pool": pool.pk if pool else ""},
+        "most_repetitions": MOST_REPETITIONS,
+        "key": uuid4().hex,
+        "unknown_pool": pool is None and bool(places),
+    }
+    if pool is None:
+        return context
+    context["profiles"] = _pairs(profiles.every(pool))
+    try:
+        options = kinds.get("benchmark").clean(_options(form) | {"kind": kind})
+        plan = jobs.plan(request.actor, "benchmark", pool.pk, options)
+        return context | {"plan": plan, "profile": profile_for(pool, options)}
+    except InvalidError as error:
+        return context | {"error": error}
+
+
+def _pairs(every: list[Profile]) -> list[tuple[Profile, Profile]]:
+    """Of each kind that there are steps for: the quick and the thorough variant."""
+    quick = {profile.kind: profile for profile in every if profile.quick and profile.kind in MADE}
+    return [(quick[one.kind], one) for one in every if not one.quick and one.kind in quick]
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@page(Role.OPERATOR)
+def benchmark_paste(request: PageRequest) -> HttpResponseBase:
+    """Keeps result lines of bonnie++ as a run of their own; what cannot be read is said, and stays in the form."""
+    context: dict[str, Any] = {"section": "benchmarks", "most": services.MOST_LINES}
+    if request.method != "POST":
+        return render(request, "benchmarks/paste.html", context)
+    text = request.POST.get("text", "")
+    try:
+        run = services.paste(request.actor, text)
+    except InvalidError as error:
+        return render(request, "benchmarks/paste.html", context | {"text": text, "error": error.detail}, status=400)
+    return redirect("benchmark", run.pk)

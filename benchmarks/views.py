@@ -1,0 +1,194 @@
+"""Runs of benchmarks: the list, one run with its charts as they come, runs side by side."""
+
+from typing import Any
+
+from django.http import HttpResponse
+from django.http.response import HttpResponseBase
+from django.shortcuts import render
+from django.urls import reverse
+from django.views.decorators.http import require_safe
+
+from benchmarks import advice, charts, environment, published, results, selectors
+from benchmarks.charts import Chart, Series
+from benchmarks.filters import BenchmarkFilters
+from benchmarks.models import Benchmark, BenchmarkKind
+from benchmarks.published import Published
+from images.views.access import PageRequest, live, live_body, live_context, page, paginated, wants_fragment
+from images.views.jobs import status_of
+from images.views.listing import as_choices
+from storage_admin.hosts.errors import NotFoundError
+from storage_admin.hosts.selectors import pools_for
+
+PER_PAGE = 50
+#: In an address: with ``published=0`` charts show only what was measured here.
+PUBLISHED = "published"
+
+
+@require_safe
+@page()
+def benchmarks(request: PageRequest) -> HttpResponseBase:
+    """All runs, the newest first, by pool and kind. The rows refresh while one of them is at work."""
+    asked = {name: value for name, value in request.GET.items() if name in {"pool", "kind", "source"} and value}
+    found = BenchmarkFilters(asked, selectors.benchmarks_for(request.actor), request=request)
+    ignored = sorted(found.form.errors) if not found.is_valid() else []
+    rows = paginated(request, found.queryset if ignored else found.qs, PER_PAGE)
+    context = {"rows": rows, "filtered": bool(asked), "ignored": ignored, "most": selectors.MOST_COMPARED}
+    query = request.GET.copy()
+    query.pop("v", None)
+    url = f"{reverse('benchmarks')}?{query.urlencode()}"
+    every = "3s" if any(run.job and run.job.active for run in rows) else ""
+    if wants_fragment(request):
+        return live(request, "benchmarks/list.html#rows", context, url=url, every=every)
+    body, version = live_body(request, "benchmarks/list.html#rows", context)
+    pools = pools_for(request.actor).order_by("host__name", "name", "id")
+    context |= {
+        "section": "benchmarks",
+        "kinds": as_choices(BenchmarkKind.choices, asked.get("kind", "")),
+        "pools": as_choices(((pool.pk, f"{pool.host.name} / {pool.name}") for pool in pools), asked.get("pool", "")),
+    } | live_context(body, version, url=url, every=every)
+    return render(request, "benchmarks/list.html", context)
+
+
+def run_of(request: PageRequest, run_id: int) -> Benchmark:
+    """A run that exists for who asks.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    run = selectors.benchmarks_for(request.actor).filter(pk=run_id).first()
+    if run is None:
+        raise NotFoundError(f"There is no run {run_id}.")
+    return run
+
+
+@require_safe
+@page()
+def benchmark(request: PageRequest, run_id: int) -> HttpResponseBase:
+    """One run: its progress, what to choose from it, its charts and figures, what they were measured on."""
+    run = run_of(request, run_id)
+    context = _run(request, run)
+    body, version = live_body(request, "benchmarks/figures.html", context)
+    context["figures"] = live_context(body, version, url=_figures_url(request, run), every=_every(run, "3s"))
+    if run.job is not None:
+        told = status_of(run.job)
+        body, version = live_body(request, "jobs/status.html", told)
+        url = reverse("benchmark_status", args=[run.pk])
+        context["status"] = live_context(body, version, url=url, every=_every(run, "1s"))
+    return render(request, "benchmarks/run.html", context | {"section": "benchmarks"})
+
+
+@require_safe
+@page()
+def benchmark_status(request: PageRequest, run_id: int) -> HttpResponseBase:
+    """The progress of a run, as its job's page shows it."""
+    run = run_of(request, run_id)
+    if run.job is None:
+        raise NotFoundError(f"Run {run.pk} has no job.")
+    url = reverse("benchmark_status", args=[run.pk])
+    return live(request, "jobs/status.html", status_of(run.job), url=url, every=_every(run, "1s"))
+
+
+@require_safe
+@page()
+def benchmark_figures(request: PageRequest, run_id: int) -> HttpResponseBase:
+    """Charts and figures of a run as they come; what stands beside them comes along."""
+    run = run_of(request, run_id)
+    url, every = _figures_url(request, run), _every(run, "3s")
+    beside = "benchmarks/run.html#beside"
+    return live(request, "benchmarks/figures.html", _run(request, run), url=url, every=every, beside=beside)
+
+
+@require_safe
+@page()
+def benchmark_csv(request: PageRequest, run_id: int) -> HttpResponseBase:
+    """The figures of a run as CSV."""
+    run = run_of(request, run_id)
+    answer = HttpResponse(results.table(selectors.results_of(run)), content_type="text/csv; charset=utf-8")
+    answer["Content-Disposition"] = f'attachment; filename="benchmark-{run.pk}.csv"'
+    return answer
+
+
+def _every(run: Benchmark, often: str) -> str:
+    return often if run.job is not None and run.job.active else ""
+
+
+def _figures_url(request: PageRequest, run: Benchmark) -> str:
+    address = reverse("benchmark_figures", args=[run.pk])
+    return address if _with_published(request) else f"{address}?{PUBLISHED}=0"
+
+
+def _with_published(request: PageRequest) -> bool:
+    return request.GET.get(PUBLISHED) != "0"
+
+
+def _run(request: PageRequest, run: Benchmark) -> dict[str, Any]:
+    rows = selectors.results_of(run)
+    about = f"caches {run.caches}" if run.caches else ""
+    mine = Series("this run", tuple(rows), about=about)
+    references = published.of_kind(run.kind)
+    where = run.pool.name if run.pool else run.label or "this machine"
+    return {
+        "run": run,
+        "active": run.job is not None and run.job.active,
+        "results": rows,
+        "charts": drawn([mine], references if _with_published(request) else []),
+        "references": references,
+        "with_published": _with_published(request),
+        "boot_facts": published.BOOT_FACTS if run.kind == BenchmarkKind.BOOT else "",
+        "advice": advice.of(run.kind, rows, where) if run.finished else [],
+        "environment": environment.told(run),
+        "before": _before(run),
+    }
+
+
+def drawn(series: list[Series], references: list[Published]) -> list[Chart]:
+    """The charts of runs, with published series where there is a figure of a run to stand beside."""
+    return charts.every([*series, *map(charts.published_series, references)]) if series else []
+
+
+def _before(run: Benchmark) -> Benchmark | None:
+    """The last run of the same steps on the same pool before it."""
+    if run.pool_id is None or not run.profile_key:
+        return None
+    same = Benchmark.objects.filter(pool=run.pool_id, kind=run.kind, profile_key=run.profile_key, pk__lt=run.pk)
+    return same.filter(finished__isnull=False).first()
+
+
+@require_safe
+@page()
+def benchmark_compare(request: PageRequest) -> HttpResponseBase:
+    """Any runs side by side: ``ids=1,2`` or ``ids=1&ids=2``, in that order."""
+    asked, problem = _ids(",".join(request.GET.getlist("ids")))
+    found = {
+        run.pk: run for run in selectors.with_samples(selectors.benchmarks_for(request.actor).filter(pk__in=asked))
+    }
+    if missing := [number for number in asked if number not in found]:
+        raise NotFoundError(f"There is no run {missing[0]}.")
+    runs = [found[number] for number in asked]
+    kinds = list(dict.fromkeys(run.kind for run in runs))
+    references = [one for kind in kinds for one in published.of_kind(kind)]
+    series = [charts.series_of(run) for run in runs]
+    caches = {run.caches for run in runs if run.caches}
+    context = {
+        "section": "benchmarks",
+        "problem": problem,
+        "runs": [(run, dict(environment.told(run))) for run in runs],
+        "ids": ",".join(map(str, asked)),
+        "charts": drawn(series, references if _with_published(request) else []),
+        "references": references,
+        "with_published": _with_published(request),
+        "several_kinds": len(kinds) > 1,
+        "several_caches": len(caches) > 1,
+    }
+    return render(request, "benchmarks/compare.html", context, status=400 if problem else 200)
+
+
+def _ids(text: str) -> tuple[list[int], str]:
+    """The ids, and what is wrong with them."""
+    parts = [part for part in text.split(",") if part]
+    if not all(part.isascii() and part.isdigit() and len(part) < 19 for part in parts):
+        return [], "Runs are named by their numbers, with commas between them."
+    numbers = list(dict.fromkeys(map(int, parts)))
+    if len(numbers) > selectors.MOST_COMPARED:
+        return [], f"At most {selectors.MOST_COMPARED} runs can be told apart in one chart; choose fewer."
+    return numbers, ""

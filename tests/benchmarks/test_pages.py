@@ -1,0 +1,382 @@
+"""The pages of benchmarks: who may do what, what they show, and that names are text."""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+from pytest_django import DjangoAssertNumQueries
+
+from benchmarks.models import Benchmark, Watch
+from benchmarks.steps import GIB, MIB
+from storage_admin.hosts.models import StoragePool
+from storage_admin.jobs.models import Job
+from tests.factories import BenchmarkFactory, JobFactory, SampleFactory, StoragePoolFactory, UserFactory, WatchFactory
+from tests.web.html import inline_code, tags_of, text_of
+from tests.web.test_hostile_names import PAYLOADS
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
+
+Measured = Callable[..., Benchmark]
+LINE = (
+    "1.96,1.96,old-box,1,1387339401,4G,,,,374271,39,214541,19,,,392015,17,+++++,+++,,,,,,,,,,,,,,,,,,,167ms,89125us,,"
+    "52047us,4766us,,,,,,"
+)
+START = "/benchmarks/start/"
+
+
+def client_of(role: str) -> Client:
+    client = Client()
+    client.force_login(
+        UserFactory.create(username=f"the-{role}", role=role), "django.contrib.auth.backends.ModelBackend"
+    )
+    return client
+
+
+@pytest.fixture
+def viewer() -> Client:
+    return client_of("viewer")
+
+
+@pytest.fixture
+def operator() -> Client:
+    return client_of("operator")
+
+
+def page_of(client: Client, address: str, status: int = 200) -> str:
+    answer = client.get(address)
+    assert answer.status_code == status, f"{address}: {answer.status_code}"
+    return answer.content.decode()
+
+
+def said(client: Client, address: str) -> str:
+    return text_of(page_of(client, address))
+
+
+def chart_of(page: str, chart: str) -> dict[str, Any]:
+    """The configuration that the browser draws."""
+    found = re.search(rf'<script id="{chart}" type="application/json">(.*?)</script>', page, re.DOTALL)
+    assert found, f"{chart} is not on the page"
+    config: dict[str, Any] = json.loads(found[1])
+    return config
+
+
+def every_page(pool: StoragePool, run: Benchmark, pasted: Benchmark) -> list[str]:
+    return [
+        "/benchmarks/", f"/benchmarks/?pool={pool.pk}&kind=cluster_size", START, f"{START}?pool={pool.pk}&kind=fio",
+        f"/benchmarks/{run.pk}/", f"/benchmarks/{pasted.pk}/", f"/benchmarks/compare/?ids={run.pk},{pasted.pk}",
+        "/benchmarks/compare/", f"/benchmarks/pools/{pool.pk}/", f"/jobs/{run.job_id}/", f"/pools/{pool.pk}/",
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def filled(pool: StoragePool, measured: Measured) -> list[str]:
+    """Addresses of pages with rows on them: a history with a drop, pasted lines, a watch."""
+    measured(pool, {"64K": [100e6, 101e6], "2M": [150e6, 151e6]})
+    drop = {
+        "metric": "write_rate", "unit": "B/s", "setting": {"cluster_size": "64K"}, "value": 50e6, "usual": 100e6,
+        "usual_worst": 90e6, "ratio": 2.0, "runs": 4,
+    }  # fmt: skip
+    environment = {
+        "kernel": "6.1.0", "machine": "x86_64", "memory_bytes": 8 * GIB, "filesystem": "ext4", "load": [0.5, 0.1, 0.0],
+        "tools": {"qemu-img": "7.2.22", "fio": None}, "device": {"disk": "vda", "model": None, "rotational": True},
+    }  # fmt: skip
+    run = measured(
+        pool, {"64K": [50e6, 51e6], "2M": [150e6, 151e6]}, regressions=[drop], environment=environment,
+        environment_after={"load": [1.5]}, notes=["Caches could not be dropped."], caches="not dropped",
+    )  # fmt: skip
+    pasted = BenchmarkFactory.create(pool=None, source="pasted", kind="bonnie", label="old-box")
+    SampleFactory.create(benchmark=pasted, setting={"size": "4G"}, metric="seq_read_rate", value=None, note="too quick")
+    WatchFactory.create(pool=pool, problem="The pool was full.")
+    return every_page(pool, run, pasted)
+
+
+@pytest.mark.parametrize("role", ["viewer", "operator", "admin"])
+def test_every_page_opens_runs_no_inline_code_and_names_what_it_labels(filled: list[str], role: str) -> None:
+    client = client_of(role)
+    for address in [*filled, *(["/benchmarks/paste/"] if role != "viewer" else [])]:
+        page = page_of(client, address)
+        tags = tags_of(page)
+        ids = [found["id"] for _, found in tags if "id" in found]
+        assert inline_code(page) == [], address
+        assert len(ids) == len(set(ids)), address
+        assert {found["for"] for tag, found in tags if tag == "label"} <= set(ids), address
+        posting = [found for tag, found in tags if tag == "form" and found.get("method") == "post"]
+        assert len([1 for _, found in tags if found.get("name") == "csrfmiddlewaretoken"]) == len(posting), address
+
+
+def test_nobody_sees_them_without_signing_in(filled: list[str]) -> None:
+    for address in filled:
+        assert Client().get(address)["Location"].startswith("/login/"), address
+
+
+def test_without_rows_pages_say_how_to_fill_them(operator: Client) -> None:
+    assert "No benchmarks yet" in said(operator, "/benchmarks/")
+    assert "Register a folder" in said(operator, START)
+    assert "No runs chosen" in said(operator, "/benchmarks/compare/")
+
+
+def test_a_viewer_reads_the_cost_and_starts_nothing(viewer: Client, pool: StoragePool) -> None:
+    text = said(viewer, f"{START}?pool={pool.pk}&kind=cluster_size")
+    assert "Starting it needs the role operator; yours is viewer." in text
+    assert viewer.post(START, {"pool": pool.pk, "kind": "cluster_size"}).status_code == 403
+    assert viewer.get("/benchmarks/paste/").status_code == 403
+    assert viewer.post("/benchmarks/paste/", {"text": LINE}).status_code == 403
+    assert viewer.post(f"/benchmarks/pools/{pool.pk}/watch/", {"kind": "dd", "every_hours": 24}).status_code == 403
+    watch = WatchFactory.create(pool=pool)
+    assert viewer.post(f"/benchmarks/watches/{watch.pk}/end/").status_code == 403
+    assert (Job.objects.count(), Benchmark.objects.count(), Watch.objects.count()) == (0, 0, 1)
+
+
+def test_the_cost_follows_the_options_and_is_said_before_the_start(operator: Client, pool: StoragePool) -> None:
+    small = f"{START}?pool={pool.pk}&kind=preallocation&size_mib=32&repetitions=2"
+    text = said(operator, small)
+    # Four images are filled with 32 MiB, one of them is written full with 128 MiB first, all of it twice.
+    assert "Writes about 512 MiB" in text
+    assert "4, each 2 times" in text
+    assert "it waits for their end" in text
+    assert "Writes about 1 GiB" in said(operator, small.replace("repetitions=2", "repetitions=4"))
+    assert "both disturb each other" in said(operator, f"{small}&alongside=true")
+    fragment = operator.get(small, headers={"hx-request": "true"}).content.decode()
+    assert "<html" not in fragment
+    assert "Start Preallocation" in text_of(fragment)
+
+
+def test_what_the_form_says_is_started_once(operator: Client, pool: StoragePool) -> None:
+    form = {
+        "pool": pool.pk, "kind": "fio", "quick": "false", "repetitions": "2", "size_mib": "64", "seconds": "3",
+        "alongside": "true", "key": "abc",
+    }  # fmt: skip
+    first, second = operator.post(START, form), operator.post(START, form)
+    run = Benchmark.objects.get()
+    assert first["Location"] == second["Location"] == f"/benchmarks/{run.pk}/"
+    assert (run.kind, run.quick, run.pool, run.created_by) == ("fio", False, pool, "the-operator")
+    wanted = {"repetitions": 2, "size_bytes": 64 * MIB, "seconds": 3, "alongside": True}
+    assert wanted.items() <= run.options.items()
+
+
+def test_what_cannot_be_used_is_said_and_starts_nothing(operator: Client, pool: StoragePool) -> None:
+    for field, value in (("repetitions", "99"), ("repetitions", "many"), ("size_mib", "0"), ("size_mib", "9" * 30)):
+        form = {"pool": pool.pk, "kind": "dd", field: value}
+        assert operator.post(START, form).status_code == 409, value
+        page = operator.get(START, form)
+        assert page.status_code == 200
+        assert "No plan." in text_of(page.content.decode()), value
+    assert operator.post(START, {"pool": 999, "kind": "dd"}).status_code == 404
+    assert "There is no such pool" in said(operator, f"{START}?pool=999")
+    assert not Job.objects.exists()
+
+
+def test_a_missing_tool_is_named_with_its_package_and_refused(operator: Client, pool: StoragePool) -> None:
+    pool.host.capabilities["tools"] = {"qemu-img": True, "fio": False, "bonnie++": False}
+    pool.host.save()
+    text = said(operator, f"{START}?pool={pool.pk}&kind=fio")
+    assert "needs bonnie++" in text
+    assert "Refused: tool_missing" in text
+    assert "install fio there" in text
+    assert operator.post(START, {"pool": pool.pk, "kind": "fio"}).status_code == 409
+    assert not Job.objects.exists()
+
+
+def test_a_run_shows_its_figures_as_chart_table_csv_and_advice(
+    viewer: Client, pool: StoragePool, measured: Measured
+) -> None:
+    run = measured(pool, {"64K": [100e6, 110e6, 105e6], "2M": [200e6, 210e6, 205e6]})
+    page = page_of(viewer, f"/benchmarks/{run.pk}/")
+    config = chart_of(page, "chart-write_rate")
+    mine, reference = config["data"]["datasets"]
+    assert dict(zip(config["data"]["labels"], mine["data"], strict=True))["2M"] == 205e6
+    assert mine["spread"][config["data"]["labels"].index("64K")] == [100e6, 110e6]
+    assert (mine["published"], reference["published"]) == (False, True)
+    text = text_of(page)
+    assert "2M writes 2.0 times faster than 64K" in text
+    assert "196 MiB/s" in text
+    assert "one measurement each" in text
+
+    answer = viewer.get(f"/benchmarks/{run.pk}/results.csv")
+    rows = list(csv.DictReader(io.StringIO(answer.content.decode())))
+    assert answer["Content-Type"].startswith("text/csv")
+    assert [(row["setting"], float(row["median"])) for row in rows] == [("64K", 105e6), ("2M", 205e6)]
+
+
+def test_the_published_figures_can_be_left_out(viewer: Client, pool: StoragePool, measured: Measured) -> None:
+    run = measured(pool, {"64K": [1.0, 2.0]})
+    page = page_of(viewer, f"/benchmarks/{run.pk}/?published=0")
+    assert [one["label"] for one in chart_of(page, "chart-write_rate")["data"]["datasets"]] == ["this run"]
+    assert '<a href="?">Show them, hatched</a>' in page
+
+
+def test_a_run_tells_what_it_was_measured_on_and_what_dropped(viewer: Client, filled: list[str]) -> None:
+    run = Benchmark.objects.exclude(regressions=[]).get()
+    text = said(viewer, f"/benchmarks/{run.pk}/")
+    for words in (
+        "0.50 in the last minute", "1.50 in the last minute", "ext4", "vda, rotating", "qemu-img 7.2.22", "not dropped",
+        "Caches could not be dropped.", "Slower than usual here", "2.00 \N{MULTIPLICATION SIGN}",
+    ):  # fmt: skip
+        assert words in text, words
+    assert "1 figure dropped" in said(viewer, "/benchmarks/")
+
+
+def test_an_environment_of_nonsense_breaks_no_page(viewer: Client, pool: StoragePool) -> None:
+    odd = {"kernel": 3, "load": ["x"], "tools": [1], "device": "vda", "memory_bytes": True, "cpus": "<b>"}
+    run = BenchmarkFactory.create(pool=pool, environment=odd, environment_after={"load": {}})
+    assert "Not known." in said(viewer, f"/benchmarks/{run.pk}/")
+
+
+def test_figures_come_while_it_works_and_the_page_rests_afterwards(viewer: Client, pool: StoragePool) -> None:
+    job = JobFactory.create(target=pool, kind="benchmark", state="running", progress=12.0, stage="cluster_size")
+    run = BenchmarkFactory.create(pool=pool, kind="cluster_size", job=job, finished=None)
+    page = page_of(viewer, f"/benchmarks/{run.pk}/")
+    assert "None yet: they come as each step ends." in text_of(page)
+    asks = [str(found["hx-get"]) for _, found in tags_of(page) if "hx-get" in found and "jobs/count" not in
+            str(found["hx-get"])]  # fmt: skip
+    assert len(asks) == 2
+    for address in asks:
+        assert viewer.get(address, headers={"hx-request": "true"}).status_code == 204
+    SampleFactory.create(benchmark=run, setting={"cluster_size": "64K"}, value=5.0)
+    fragment = next(address for address in asks if "figures" in address)
+    answer = viewer.get(fragment, headers={"hx-request": "true"}).content.decode()
+    assert chart_of(answer, "chart-write_rate")["data"]["datasets"][0]["data"][:2] == [5.0, None]
+    assert 'id="aside" hx-swap-oob="true"' in answer
+
+    Job.objects.filter(pk=job.pk).update(state="failed", finished=timezone.now(), error_code="cancelled")
+    page = page_of(viewer, f"/benchmarks/{run.pk}/")
+    assert "hx-trigger" not in page.split('id="status"')[1]
+    assert "these figures are a part, and nothing is advised" in text_of(page)
+
+
+def test_runs_are_compared_in_the_order_asked_for(viewer: Client, pool: StoragePool, measured: Measured) -> None:
+    other = StoragePoolFactory.create(host=pool.host, name="slow")
+    first = measured(pool, {"64K": [100.0]}, caches="dropped")
+    second = measured(other, {"64K": [50.0], "4K": [10.0]}, caches="not dropped")
+    page = page_of(viewer, f"/benchmarks/compare/?ids={second.pk}&ids={first.pk}&published=0")
+    config = chart_of(page, "chart-write_rate")
+    slow, fast = config["data"]["datasets"]
+    assert config["data"]["labels"] == ["64K", "4K"]
+    assert (slow["data"], fast["data"]) == ([50.0, 10.0], [100.0, None])
+    assert "slow" in slow["label"]
+    assert "fast" in fast["label"]
+    assert "Caches were not handled the same way" in text_of(page)
+    assert chart_of(page_of(viewer, f"/benchmarks/compare/?ids={first.pk},{second.pk}"), "chart-write_rate")
+
+
+@pytest.mark.parametrize(("ids", "status"), [("x", 400), ("1;2", 400), ("9", 404), ("9" * 30, 400)])
+def test_a_comparison_of_nothing_says_so(viewer: Client, ids: str, status: int) -> None:
+    assert viewer.get("/benchmarks/compare/", {"ids": ids}).status_code == status
+
+
+def test_more_runs_than_can_be_told_apart_are_refused(viewer: Client) -> None:
+    assert "At most 12 runs" in text_of(page_of(viewer, f"/benchmarks/compare/?ids={','.join('123456789')},10,11,12,13",
+                                                400))  # fmt: skip
+
+
+def test_one_profile_is_followed_over_time(viewer: Client, pool: StoragePool, measured: Measured) -> None:
+    for days, rate in ((3, 100.0), (2, 110.0), (1, 40.0)):
+        measured(pool, {"64K": [rate]}, created=timezone.now() - timedelta(days=days))
+    measured(pool, {"64K": [7.0]}, profile_key="other sizes")
+    address = f"/benchmarks/pools/{pool.pk}/"
+    assert "One run of these steps so far" in said(viewer, address)
+    page = page_of(viewer, f"{address}?profile=the%20same%20steps")
+    (line,) = chart_of(page, "history-write_rate")["data"]["datasets"]
+    assert [point["y"] for point in line["data"]] == [100.0, 110.0, 40.0]
+    assert "cluster size, quick 3 runs" in text_of(page)
+
+
+def test_a_watch_is_set_changed_and_ended(operator: Client, pool: StoragePool) -> None:
+    address = f"/benchmarks/pools/{pool.pk}/"
+    for hours in (24, 12):
+        operator.post(f"{address}watch/", {"kind": "cluster_size", "every_hours": hours})
+    watch = Watch.objects.get()
+    assert (watch.kind, watch.every_hours, watch.created_by) == ("cluster_size", 12, "the-operator")
+    assert "every 12 hours" in said(operator, address)
+    for form in ({"kind": "cluster_size"}, {"kind": "cluster_size", "every_hours": 0}, {"kind": "x", "every_hours": 1}):
+        operator.post(f"{address}watch/", form)
+        assert "Nothing was changed." in said(operator, address)
+    operator.post(f"/benchmarks/watches/{watch.pk}/end/")
+    assert not Watch.objects.exists()
+    assert operator.post(f"/benchmarks/watches/{watch.pk}/end/").status_code == 404
+
+
+def test_pasted_lines_become_a_run_and_broken_ones_stay_in_the_form(operator: Client) -> None:
+    answer = operator.post("/benchmarks/paste/", {"text": "nonsense <b>"})
+    assert answer.status_code == 400
+    assert "Nothing was kept." in text_of(answer.content.decode())
+    assert "nonsense &lt;b&gt;</textarea>" in answer.content.decode()
+    assert not Benchmark.objects.exists()
+
+    run = Benchmark.objects.get(pk=int(operator.post("/benchmarks/paste/", {"text": LINE})["Location"].split("/")[2]))
+    text = said(operator, f"/benchmarks/{run.pk}/")
+    assert "Bonnie++ of old-box" in text
+    assert "too quick to measure" in text
+    assert "what it was measured on is not known" in text
+
+
+def test_the_list_is_filtered_by_pool_and_kind(viewer: Client, pool: StoragePool, measured: Measured) -> None:
+    wanted = measured(pool, {})
+    other = BenchmarkFactory.create(kind="dd")
+    for query in (f"pool={pool.pk}", "kind=cluster_size", f"pool={pool.pk}&kind=cluster_size"):
+        page = page_of(viewer, f"/benchmarks/?{query}")
+        assert f"/benchmarks/{wanted.pk}/" in page
+        assert f"/benchmarks/{other.pk}/" not in page
+    assert "No run is like that" in said(viewer, "/benchmarks/?kind=fio")
+    assert "Not understood, and so not applied: kind, pool." in said(viewer, "/benchmarks/?kind=x&pool=0x1")
+
+
+def test_a_list_of_many_runs_costs_few_queries(
+    viewer: Client, pool: StoragePool, django_assert_max_num_queries: DjangoAssertNumQueries
+) -> None:
+    for _ in range(30):
+        BenchmarkFactory.create(pool=pool)
+    with django_assert_max_num_queries(12):
+        page_of(viewer, "/benchmarks/")
+
+
+def test_what_is_not_there_has_a_page_that_says_so(viewer: Client) -> None:
+    for address in ("/benchmarks/9/", "/benchmarks/9/status/", "/benchmarks/9/figures/", "/benchmarks/9/results.csv",
+                    "/benchmarks/pools/9/", f"/benchmarks/{10**25}/"):  # fmt: skip
+        assert "Not found" in text_of(page_of(viewer, address, 404))
+
+
+def shape(page: str) -> list[tuple[str, frozenset[str]]]:
+    return [(tag, frozenset(found)) for tag, found in tags_of(page)]
+
+
+def named(name: str, pages: list[str]) -> None:
+    """Gives that name to all that strangers name."""
+    StoragePool.objects.update(name=name[:200])
+    drop = Benchmark.objects.exclude(regressions=[]).get()
+    drop.regressions[0]["setting"] = {"cluster_size": name}
+    Benchmark.objects.filter(pk=drop.pk).update(regressions=drop.regressions)
+    Benchmark.objects.update(
+        label=name, notes=[name], created_by=name[:150],
+        environment={"kernel": name, "filesystem": name, "load": [1], "tools": {name: name}, "device": {"disk": name}},
+    )  # fmt: skip
+    for run in Benchmark.objects.all():
+        run.samples.filter(setting__cluster_size="64K").update(setting={"cluster_size": name})
+        run.samples.filter(value=None).update(note=name[:200])
+    Watch.objects.update(problem=name, created_by=name[:150])
+
+
+def test_names_are_text_on_every_page(filled: list[str]) -> None:
+    admin = client_of("admin")
+    named("plain", filled)
+    pages = [address for address in filled if not address.startswith("/pools/")]
+    harmless = {address: shape(page_of(admin, address)) for address in pages}
+    for payload in PAYLOADS:
+        named(payload, filled)
+        for address in pages:
+            page = page_of(admin, address)
+            assert inline_code(page) == [], (address, payload)
+            assert shape(page) == harmless[address], (address, payload)
+
+
+def test_a_setting_in_a_csv_is_no_formula(viewer: Client, pool: StoragePool) -> None:
+    run = BenchmarkFactory.create(pool=pool)
+    SampleFactory.create(benchmark=run, setting={"size": "=cmd|' /C calc'!A0"})
+    assert "'=cmd" in viewer.get(f"/benchmarks/{run.pk}/results.csv").content.decode()

@@ -1,0 +1,61 @@
+"""The published figures are those of the articles, and are marked as such."""
+
+import pytest
+
+from benchmarks import profiles, published, results
+from benchmarks.models import BenchmarkKind
+from storage_admin.hosts.models import StoragePool
+
+KIB, GIB = 1024, 1 << 30
+
+
+def figures(kind: str, metric: str) -> dict[str, float | None]:
+    (series,) = published.of_kind(kind)
+    return {row.name: row.median for row in series.results if row.metric == metric}
+
+
+def test_cluster_sizes() -> None:
+    assert figures("cluster_size", "create_seconds") == {"512": 101.889, "1K": 49.697, "64K": 19.085, "2M": 1.085}
+    assert figures("cluster_size", "write_seconds") == {"512": 2.69157, "1K": 2.30576, "64K": 1.69912, "2M": 1.46358}
+    assert figures("cluster_size", "write_rate") == {"512": 49.9e6, "1K": 58.2e6, "64K": 79e6, "2M": 91.7e6}
+
+
+def test_the_published_rates_are_decimal_megabytes() -> None:
+    seconds = figures("cluster_size", "write_seconds")
+    for name, rate in figures("cluster_size", "write_rate").items():
+        assert rate == pytest.approx((128 << 20) / seconds[name], rel=0.002)  # type: ignore[operator]
+
+
+def test_preallocations() -> None:
+    assert figures("preallocation", "create_seconds") == {
+        "off": 0.312, "metadata": 0.507, "falloc": 0.015, "full": 39.402,
+    }  # fmt: skip
+    assert figures("preallocation", "physical_bytes") == {
+        "off": 196 * KIB, "metadata": 844 * KIB, "falloc": 4 * GIB, "full": 4 * GIB,
+    }  # fmt: skip
+    assert figures("preallocation", "write_rate")["off"] == 729e3
+
+
+def test_dd_and_bonnie() -> None:
+    assert figures("dd", "write_rate") == {"write fdatasync": pytest.approx(8_192_000_000 / 161.618)}
+    assert figures("bonnie", "seq_write_rate") == {"4G": 374_271 * KIB}
+    assert figures("bonnie", "seeks") == {"4G": None}
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("kind", ["cluster_size", "preallocation"])
+def test_settings_are_named_as_those_of_runs_here(pool: StoragePool, kind: str) -> None:
+    (series,) = published.of_kind(kind)
+    steps = profiles.build(pool, kind, quick=False).steps
+    assert {row.key for row in series.results} <= {results.key_of(step["setting"]) for step in steps}
+
+
+def test_each_series_says_what_it_was_measured_on() -> None:
+    assert len({series.key for series in published.every()}) == len(published.every()) == 4
+    for series in published.every():
+        assert series.kind in BenchmarkKind.values
+        assert series.title.startswith("Published")
+        assert series.measured_on
+        assert series.origin
+        assert series.results
+    assert published.BOOT_FACTS.startswith("Published")

@@ -1,0 +1,195 @@
+"""Every kind, small, with the real agent and the real tools: figures arrive, and nothing is left or changed."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import profiles, results, selectors, services
+from benchmarks.kind import RunBenchmark
+from benchmarks.models import Benchmark
+from benchmarks.steps import MADE, MIB
+from storage_admin.agent.bench import bonnie, creation, dd, fio, layouts
+from storage_admin.hosts.models import StoragePool
+from storage_admin.hosts.session import AgentSession
+from storage_admin.jobs.models import Job
+from storage_admin.jobs.recorder import Recorder
+from tests.working import OPERATOR, create, digests, run, said, scan
+
+pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
+
+PARSERS = {
+    "dd": dd.parse, "bonnie": bonnie.parse, "fio": fio.parse, "preallocation": creation.parse,
+    "cluster_size": creation.parse, "formats": layouts.parse,
+}  # fmt: skip
+#: What each kind must have measured in every step, at least; rates of dd and fio depend on the step.
+METRICS = {
+    "dd": {"write_rate", "read_rate"},
+    "bonnie": {"seq_write_latency_seconds", "seq_read_latency_seconds", "seeks_latency_seconds"},
+    "fio": {"seq_write_rate", "rand_read_iops", "latency_p99_seconds"},
+    "preallocation": {"create_seconds", "physical_bytes", "write_seconds", "write_rate"},
+    "cluster_size": {"create_seconds", "write_seconds", "write_rate"},
+    "formats": {"seq_write_rate", "seq_read_rate", "rand_write_iops", "rand_read_iops"},
+}
+
+
+def measure(pool: StoragePool, kind: str, **options: Any) -> Benchmark:
+    benchmark = services.submit(OPERATOR, kind, pool.pk, {"size_bytes": 4 * MIB, "seconds": 1} | options)
+    job = benchmark.job
+    assert job is not None
+    ended = run(job)
+    assert ended.state == "succeeded", (ended.error_code, ended.error_detail, said(ended))
+    benchmark.refresh_from_db()
+    return benchmark
+
+
+@pytest.mark.parametrize("kind", METRICS)
+def test_a_kind_is_measured_and_leaves_nothing(here: StoragePool, folder: Path, kind: str) -> None:
+    create(folder / "disk.qcow2")
+    before = digests(folder)
+    done = measure(here, kind, repetitions=2 if kind == "dd" else 1)
+    assert digests(folder) == before
+    assert sorted(path.name for path in folder.iterdir()) == ["disk.qcow2"]
+    rows = results.of(done)
+    assert METRICS[kind] <= {row.metric for row in rows}
+    settings = {row.key for row in rows}
+    for step in done.steps:
+        named = {results.key_of(step["setting"] | more) for more in ({}, {"direction": "read"})}
+        assert named & settings, step
+    if kind != "bonnie":  # whose files are too small here
+        assert all(row.median for row in rows if row.metric.endswith(("_rate", "_iops")) and not row.note), rows
+    assert done.finished is not None
+    assert done.caches in {"dropped", "direct", "not dropped"}
+    assert done.environment["kernel"]
+    assert done.environment_after["load"]
+
+
+def test_dds_rate_is_what_dd_says_by_hand(here: StoragePool, folder: Path) -> None:
+    done = measure(here, "dd", size_bytes=64 * MIB, repetitions=3)
+    found = {row.key: row for row in results.of(done) if row.metric == "write_rate"}
+    measured = found[results.key_of({"mode": "write", "sync": "fdatasync", "block": "1M"})]
+    source = folder.parent / "random"
+    source.write_bytes(random.randbytes(64 * MIB))
+    by_hand = []
+    for _ in range(3):
+        told = subprocess.run(
+            ["dd", f"if={source}", f"of={folder.parent / 'written'}", "bs=1M", "conv=fdatasync"],
+            capture_output=True, text=True, check=True, env={"LC_ALL": "C", "PATH": "/usr/bin:/bin"},
+        ).stderr  # fmt: skip
+        copied, seconds = re.findall(r"(\d+) bytes .* copied, ([0-9.e-]+) s", told)[0]
+        by_hand.append(int(copied) / float(seconds))
+    assert measured.min is not None
+    assert measured.max is not None
+    # Others work on this machine: the same order of magnitude is what can be asked for.
+    assert measured.min < 5 * max(by_hand)
+    assert measured.max > min(by_hand) / 5
+
+
+@pytest.mark.parametrize("kind", METRICS)
+@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize("size_bytes", [MIB, 5 * MIB, None])
+def test_the_agent_takes_every_profile_and_needs_no_more_than_was_stated(
+    pool: StoragePool, kind: str, quick: bool, size_bytes: int | None
+) -> None:
+    profile = profiles.build(pool, kind, quick=quick, size_bytes=size_bytes)
+    # As they travel.
+    steps = PARSERS[kind](json.loads(json.dumps(list(profile.steps))))
+    assert len(steps) == len(profile.steps) <= 400
+    assert max(step.needed_bytes for step in steps) <= profile.cost.scratch_bytes
+
+
+def test_every_kind_with_steps_is_tried_here() -> None:
+    assert set(MADE) == set(METRICS) == set(PARSERS)
+
+
+def test_cancelled_in_the_middle_it_leaves_nothing_and_no_advice(
+    here: StoragePool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(folder / "disk.qcow2")
+    before = digests(folder)
+    benchmark = services.submit(OPERATOR, "fio", here.pk, {"size_bytes": 4 * MIB, "seconds": 60})
+    assert benchmark.job is not None
+    take = RunBenchmark.on_event
+
+    def and_cancel(self: RunBenchmark, job: Job, event: dict[str, Any]) -> None:
+        take(self, job, event)
+        Job.objects.filter(pk=job.pk).update(cancel_requested=True)
+
+    monkeypatch.setattr(RunBenchmark, "on_event", and_cancel)
+    began = time.monotonic()
+    ended = run(benchmark.job)
+    assert (ended.state, ended.error_code) == ("cancelled", "")
+    assert time.monotonic() - began < 30
+    assert digests(folder) == before
+    assert [path.name for path in folder.iterdir()] == ["disk.qcow2"]
+    benchmark.refresh_from_db()
+    assert benchmark.finished is None
+    assert benchmark.environment
+
+
+def test_a_second_run_stands_in_the_history_and_is_no_regression_by_itself(here: StoragePool) -> None:
+    runs = [measure(here, "preallocation", repetitions=1) for _ in range(2)]
+    assert runs[0].profile_key == runs[1].profile_key
+    assert [one.pk for one in selectors.history(runs[1])] == [one.pk for one in runs]
+    assert runs[1].regressions == []
+    job = Job.objects.get(benchmark=runs[1])
+    assert job.result is not None
+    assert (job.result["benchmark"], job.result["regressions"]) == (runs[1].pk, 0)
+
+
+def test_what_a_killed_agent_left_is_found_by_a_scan_and_removed(
+    here: StoragePool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(folder / "disk.qcow2")
+    before = digests(folder)
+    benchmark = services.submit(OPERATOR, "fio", here.pk, {"size_bytes": 4 * MIB, "seconds": 60})
+    assert benchmark.job is not None
+    kill_at_its_first_step(monkeypatch)
+    ended = run(benchmark.job)
+    assert (ended.state, ended.error_code) == ("interrupted", "interrupted")
+    (left,) = [path for path in folder.iterdir() if path.name != "disk.qcow2"]
+    assert left.name == f".sa-{ended.uid}.bench"
+    scan(here.host)
+    assert run(Job.objects.get(kind="recover")).state == "succeeded"
+    assert not left.exists()
+    assert digests(folder) == before
+    benchmark.refresh_from_db()
+    assert benchmark.finished is None
+
+
+def test_what_a_killed_agent_left_is_removed_by_the_next_benchmark(
+    here: StoragePool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    benchmark = services.submit(OPERATOR, "fio", here.pk, {"size_bytes": 4 * MIB, "seconds": 60})
+    assert benchmark.job is not None
+    with monkeypatch.context() as patched:
+        kill_at_its_first_step(patched)
+        run(benchmark.job)
+    assert list(folder.iterdir())
+    measure(here, "preallocation", repetitions=1)
+    assert not list(folder.iterdir())
+
+
+def kill_at_its_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent is killed when it says that it is at work."""
+    enter, command, sessions = AgentSession.__enter__, Recorder.progress, []
+
+    def remember(session: AgentSession) -> AgentSession:
+        sessions.append(session)
+        return enter(session)
+
+    def kill(self: Recorder, event: dict[str, Any]) -> None:
+        command(self, event)
+        if event["stage"] == "fio" and sessions:
+            time.sleep(0.3)
+            os.kill(sessions.pop().pid, signal.SIGKILL)
+
+    monkeypatch.setattr(AgentSession, "__enter__", remember)
+    monkeypatch.setattr(Recorder, "progress", kill)

@@ -1,0 +1,91 @@
+"""A pool that got slower is noticed; one that is only as restless as ever is not."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from benchmarks import regression, results
+from benchmarks.models import Benchmark
+from benchmarks.regression import drop_of
+from benchmarks.results import Result
+from storage_admin.hosts.models import StoragePool
+from tests.factories import BenchmarkFactory, StoragePoolFactory
+
+MB = 1e6
+Measured = Callable[..., Benchmark]
+
+
+def of(value: float, spread: float = 0.0, metric: str = "write_rate", unit: str = "B/s") -> Result:
+    return Result(metric, unit, {"a": "b"}, value, value - spread, value + spread, 3)
+
+
+def test_less_than_usual_is_a_drop_and_more_is_none() -> None:
+    before = [of(value) for value in (100, 102, 98, 101)]
+    drop = drop_of(of(60), before)
+    assert drop is not None
+    assert (drop.value, drop.usual, drop.ratio, drop.runs) == (60, 100.5, 1.675, 4)
+    assert drop_of(of(95), before) is None
+    assert drop_of(of(200), before) is None
+
+
+def test_of_times_and_latencies_more_is_a_drop() -> None:
+    before = [of(value, metric="create_seconds", unit="s") for value in (1.0, 1.02, 0.98)]
+    assert drop_of(of(2.0, metric="create_seconds", unit="s"), before) is not None
+    assert drop_of(of(0.2, metric="create_seconds", unit="s"), before) is None
+
+
+def test_where_runs_differ_much_much_is_usual() -> None:
+    restless = [of(value) for value in (100, 160, 80, 140, 70)]
+    assert drop_of(of(60), restless) is None
+    assert drop_of(of(60), [of(value) for value in (100, 101, 99, 100, 102)]) is not None
+
+
+def test_where_a_run_spreads_within_itself_its_spread_is_usual() -> None:
+    assert drop_of(of(75), [of(value, spread=40) for value in (100, 101, 99)]) is None
+    assert drop_of(of(75), [of(value, spread=2) for value in (100, 101, 99)]) is not None
+
+
+def test_one_disturbed_run_before_does_not_hide_a_drop() -> None:
+    assert drop_of(of(60), [of(value) for value in (100, 10, 101, 99, 100)]) is not None
+
+
+def test_too_few_runs_and_sizes_and_shares_tell_nothing() -> None:
+    assert drop_of(of(1), [of(100), of(100)]) is None
+    for metric, unit in (("physical_bytes", "B"), ("seq_write_cpu", "%"), ("seeks_latency_seconds", "s")):
+        assert drop_of(of(1000, metric=metric, unit=unit), [of(1, metric=metric, unit=unit)] * 5) is None
+
+
+def test_chance_alone_marks_few_runs() -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    marked = sum(
+        drop_of(of(chance.gauss(100, 3), 3), [of(chance.gauss(100, 3), 3) for _ in range(10)]) is not None
+        for _ in range(2000)
+    )
+    assert marked < 40
+
+
+@pytest.mark.django_db
+def test_a_run_is_measured_against_earlier_ones_of_the_same_steps_on_the_same_pool(
+    pool: StoragePool, measured: Measured
+) -> None:
+    for _ in range(3):
+        measured(pool, {"64K": [100 * MB, 102 * MB, 98 * MB], "4K": [50 * MB] * 3})
+    measured(StoragePoolFactory.create(), {"64K": [1]})
+    measured(pool, {"64K": [1]}, profile_key="other steps")
+    measured(pool, {"64K": [1]}, finished=None)
+    now = measured(pool, {"64K": [70 * MB, 71 * MB, 69 * MB], "4K": [49 * MB] * 3})
+    (drop,) = regression.found_in(now)
+    assert (drop["metric"], drop["setting"], drop["runs"]) == ("write_rate", {"cluster_size": "64K"}, 3)
+    assert drop["ratio"] == pytest.approx(100 / 70, rel=0.01)
+    assert results.of(now)[0].median == drop["value"]
+
+
+@pytest.mark.django_db
+def test_a_first_run_and_a_pasted_one_are_no_regression(pool: StoragePool, measured: Measured) -> None:
+    more: dict[str, Any] = {"pool": None, "job": None, "host": None, "source": "pasted", "profile_key": ""}
+    assert regression.found_in(measured(pool, {"64K": [1]})) == []
+    assert regression.found_in(BenchmarkFactory.create(**more)) == []
