@@ -124,8 +124,9 @@ def bars(series: Sequence[Series], metric: str) -> Chart | None:
     unit = next(row.unit for one in having for row in one.rows if row.metric == metric)
     found = [{row.name: row for row in one.rows if row.metric == metric} for one in having]
     datasets = [
-        _dataset(one, number, [rows.get(name) for name in names])
-        for number, (one, rows) in enumerate(zip(having, found, strict=True))
+        # A run keeps its colour in every chart, also where another has no figure.
+        _dataset(one, series.index(one), [rows.get(name) for name in names])
+        for one, rows in zip(having, found, strict=True)
     ]
     config = _config("bar", unit, list(names), datasets)
     table = [(name, *(_cell(rows.get(name)) for rows in found)) for name in names]

@@ -10,12 +10,12 @@ def told(run: Benchmark) -> list[tuple[str, str]]:
     """Word and value of each fact that is known, in the order in which they matter."""
     facts = run.environment
     lines = [
-        ("Caches", run.get_caches_display()),
+        ("Caches", run.caches),
         ("Load before", _load(facts)),
         ("Load after", _load(run.environment_after)),
         ("Filesystem", _text(facts.get("filesystem"))),
-        ("Mounted", _text(facts.get("mount_options"))),
-        ("From", _text(facts.get("mount_source"))),
+        ("Mount options", _text(facts.get("mount_options"))),
+        ("Mounted from", _text(facts.get("mount_source"))),
         ("Device", _device(facts.get("device"))),
         ("Tools", _tools(facts.get("tools"))),
         ("Kernel", " ".join(filter(None, (_text(facts.get("kernel")), _text(facts.get("machine")))))),

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from django.db.models import Count, Max, QuerySet
+from django.db.models import Count, Max
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
 from benchmarks import charts, selectors, services
 from benchmarks.charts import Chart
-from benchmarks.models import Benchmark, BenchmarkKind, Watch
+from benchmarks.models import Benchmark, Watch
 from benchmarks.steps import MADE
 from images.views.access import PageRequest, attempt, number, page
 from storage_admin.accounts.roles import Role
@@ -34,7 +34,7 @@ def _pool(request: PageRequest, pool_id: int) -> StoragePool:
 def benchmark_history(request: PageRequest, pool_id: int) -> HttpResponseBase:
     """The runs of one profile on a pool (``profile``: its key), and what is watched there."""
     pool = _pool(request, pool_id)
-    followed = list(_profiles(pool))
+    followed = _profiles(pool)
     chosen = next((row for row in followed if row["profile_key"] == request.GET.get("profile")), None)
     chosen = chosen or (followed[0] if followed else None)
     last = Benchmark.objects.filter(pk=chosen["last"]).first() if chosen else None
@@ -42,22 +42,23 @@ def benchmark_history(request: PageRequest, pool_id: int) -> HttpResponseBase:
     context = {
         "section": "benchmarks",
         "pool": pool,
-        "profiles": [row | {"word": BenchmarkKind(row["kind"]).label, "chosen": row is chosen} for row in followed],
+        "profiles": [row | {"chosen": row is chosen} for row in followed],
         "runs": runs[::-1],
         "last": runs[-1] if runs else None,
         "charts": _charts(runs),
         "newest_ids": ",".join(str(run.pk) for run in runs[-2:]),
         "watches": selectors.watches_for(request.actor).filter(pool=pool),
-        "watchable": [(kind, BenchmarkKind(kind).label) for kind in MADE],
+        "watchable": list(MADE),
         "longest": services.LONGEST_WAIT_HOURS,
     }
     return render(request, "benchmarks/history.html", context)
 
 
-def _profiles(pool: StoragePool) -> QuerySet[Benchmark, dict[str, Any]]:
+def _profiles(pool: StoragePool) -> list[dict[str, Any]]:
     """The profiles that ended well on a pool, the one that ran last first."""
     ended = Benchmark.objects.filter(pool=pool, finished__isnull=False).exclude(profile_key="").order_by()
-    return ended.values("kind", "quick", "profile_key").annotate(count=Count("id"), last=Max("id")).order_by("-last")
+    rows = ended.values("kind", "quick", "profile_key").annotate(count=Count("id"), last=Max("id"))
+    return [dict(row) for row in rows.order_by("-last")]
 
 
 def _charts(runs: list[Benchmark]) -> list[Chart]:

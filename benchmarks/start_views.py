@@ -14,6 +14,7 @@ from benchmarks.kind import MOST_REPETITIONS, profile_for
 from benchmarks.models import BenchmarkKind
 from benchmarks.profiles import Profile
 from benchmarks.steps import MADE, MIB
+from benchmarks.templatetags.figures import kind_title
 from images.views.access import PageRequest, number, page, wants_fragment
 from images.views.listing import as_choices
 from storage_admin.accounts.roles import Role
@@ -97,7 +98,7 @@ def _context(request: PageRequest, form: QueryDict) -> dict[str, Any]:
         "section": "benchmarks",
         "pool": pool,
         "pools": as_choices(places, str(pool.pk) if pool else ""),
-        "kinds": as_choices(((value, BenchmarkKind(value).label) for value in BenchmarkKind.values), kind),
+        "kinds": as_choices(((value, kind_title(value)) for value in BenchmarkKind.values), kind),
         "form": {name: form.get(name, "") for name in CARRIED} | {"kind": kind, "pool": pool.pk if pool else ""},
         "most_repetitions": MOST_REPETITIONS,
         "key": uuid4().hex,

@@ -1,5 +1,6 @@
 """Runs of benchmarks: the list, one run with its charts as they come, runs side by side."""
 
+from dataclasses import replace
 from typing import Any
 
 from django.http import HttpResponse
@@ -13,6 +14,7 @@ from benchmarks.charts import Chart, Series
 from benchmarks.filters import BenchmarkFilters
 from benchmarks.models import Benchmark, BenchmarkKind
 from benchmarks.published import Published
+from benchmarks.templatetags.figures import kind_title
 from images.views.access import PageRequest, live, live_body, live_context, page, paginated, wants_fragment
 from images.views.jobs import status_of
 from images.views.listing import as_choices
@@ -22,13 +24,15 @@ from storage_admin.hosts.selectors import pools_for
 PER_PAGE = 50
 #: In an address: with ``published=0`` charts show only what was measured here.
 PUBLISHED = "published"
+#: A published figure so many times as high as the highest of one's own makes the axis logarithmic.
+DWARFED = 8
 
 
 @require_safe
 @page()
 def benchmarks(request: PageRequest) -> HttpResponseBase:
     """All runs, the newest first, by pool and kind. The rows refresh while one of them is at work."""
-    asked = {name: value for name, value in request.GET.items() if name in {"pool", "kind", "source"} and value}
+    asked = {name: request.GET[name] for name in ("pool", "kind", "source") if request.GET.get(name)}
     found = BenchmarkFilters(asked, selectors.benchmarks_for(request.actor), request=request)
     ignored = sorted(found.form.errors) if not found.is_valid() else []
     rows = paginated(request, found.queryset if ignored else found.qs, PER_PAGE)
@@ -43,7 +47,7 @@ def benchmarks(request: PageRequest) -> HttpResponseBase:
     pools = pools_for(request.actor).order_by("host__name", "name", "id")
     context |= {
         "section": "benchmarks",
-        "kinds": as_choices(BenchmarkKind.choices, asked.get("kind", "")),
+        "kinds": as_choices(((kind, kind_title(kind)) for kind in BenchmarkKind.values), asked.get("kind", "")),
         "pools": as_choices(((pool.pk, f"{pool.host.name} / {pool.name}") for pool in pools), asked.get("pool", "")),
     } | live_context(body, version, url=url, every=every)
     return render(request, "benchmarks/list.html", context)
@@ -143,7 +147,22 @@ def _run(request: PageRequest, run: Benchmark) -> dict[str, Any]:
 
 def drawn(series: list[Series], references: list[Published]) -> list[Chart]:
     """The charts of runs, with published series where there is a figure of a run to stand beside."""
-    return charts.every([*series, *map(charts.published_series, references)]) if series else []
+    if not series:
+        return []
+    made = charts.every([*series, *map(charts.published_series, references)])
+    return [_legible(chart) for chart in made if not all(one["published"] for one in chart.config["data"]["datasets"])]
+
+
+def _legible(chart: Chart) -> Chart:
+    """Where a published figure would leave nothing of one's own to be seen, the axis is logarithmic, and says so."""
+    axis = chart.config["options"]["scales"]["y"]
+    tops = {True: 0.0, False: 0.0}
+    for one in chart.config["data"]["datasets"]:
+        tops[one["published"]] = max([tops[one["published"]], *(value for value in one["data"] if value)])
+    if axis.get("type") == "logarithmic" or tops[True] <= DWARFED * tops[False]:
+        return chart
+    config = chart.config | {"options": {"scales": chart.config["options"]["scales"] | {"y": {"type": "logarithmic"}}}}
+    return replace(chart, title=f"{chart.title}, logarithmic", config=config)
 
 
 def _before(run: Benchmark) -> Benchmark | None:
@@ -177,6 +196,7 @@ def benchmark_compare(request: PageRequest) -> HttpResponseBase:
         "charts": drawn(series, references if _with_published(request) else []),
         "references": references,
         "with_published": _with_published(request),
+        "without": [run for run, one in zip(runs, series, strict=True) if not any(row.median for row in one.rows)],
         "several_kinds": len(kinds) > 1,
         "several_caches": len(caches) > 1,
     }

@@ -3,7 +3,8 @@
 from django import template
 
 from benchmarks import advice, charts, results
-from benchmarks.models import Benchmark
+from benchmarks.models import Benchmark, BenchmarkKind
+from benchmarks.steps import MADE
 from storage_admin.jobs.models import Job
 
 register = template.Library()
@@ -17,8 +18,21 @@ def written(value: float | None, unit: str) -> str:
 
 @register.filter
 def metric_title(metric: str) -> str:
-    """A metric as a heading."""
+    """A metric as a heading; what stands in tables only by what it belongs to."""
+    for suffix, word in (("_cpu", "processor"), ("_latency_seconds", "longest single operation")):
+        if metric.endswith(suffix):
+            base = metric.removesuffix(suffix)
+            named = f"{base}_rate" if f"{base}_rate" in charts.TITLES else base
+            return f"{charts.title_of(named)}, {word}"
     return charts.title_of(metric)
+
+
+@register.filter
+def kind_title(kind: str) -> str:
+    """A kind of benchmark as a heading, the same as on the button that starts it."""
+    if kind in MADE:
+        return MADE[kind].title
+    return BenchmarkKind(kind).label.capitalize() if kind in BenchmarkKind.values else kind
 
 
 @register.filter

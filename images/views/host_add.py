@@ -24,6 +24,8 @@ from storage_admin.hosts.proxmox_hosts import Offer, WantedNode
 from storage_admin.hosts.transport import FOLDER
 from storage_admin.jobs.services import submit
 
+#: The boxes of the form: what the page calls them, and what they send.
+_TICKED = {"is_forced": "forced", "new_key": "new_key", "by_ssh": "by_ssh"}
 _secret = sensitive_post_parameters("private_key", "token_secret", "client_key")
 
 
@@ -99,7 +101,7 @@ def _attempted(
             "shown_fingerprint", ""
         )
     more: dict[str, Any] = {
-        "is_forced": "forced" in request.POST, "by_ssh": "by_ssh" in request.POST, "errors": {}, "known": known,
+        **{shown: name in request.POST for shown, name in _TICKED.items()}, "errors": {}, "known": known,
     }  # fmt: skip
     status = 200
     try:
@@ -122,10 +124,17 @@ def _attempted(
         return redirect("hosts")
     more["draft"], more["held"] = typed.keep(), typed.held()
     # What was confirmed at an earlier step is sent along.
-    more["host_key"] = request.POST.get("host_key", "")
+    more["host_key"] = _confirmed_key(request)
     answer = render(request, "hosts/add.html", _context(way, typed.shown(), **more), status=status)
     answer["Cache-Control"] = "no-store"
     return answer
+
+
+def _confirmed_key(request: PageRequest) -> str:
+    """The host's key that was compared at an earlier step; nothing where the address was changed since."""
+    of = request.POST.get("host_key_of")
+    same = of is None or of.strip() == request.POST.get("address", "").strip()
+    return request.POST.get("host_key", "") if same else ""
 
 
 def _saved(request: PageRequest, hosts: list[Host]) -> None:
@@ -163,7 +172,7 @@ def _by_ssh(request: PageRequest, typed: Typed) -> list[Host]:
     wanted = registration.Wanted(
         name=values["name"], address=values["address"], port=values["port"].strip(),
         user=values["user"].strip() or "root", private_key=values["private_key"],
-        host_key=request.POST.get("host_key", ""), forced="forced" in request.POST,
+        host_key=_confirmed_key(request), forced="forced" in request.POST,
     )  # fmt: skip
     return [registration.add_ssh_host(request.actor, wanted)]
 
@@ -172,7 +181,7 @@ def _libvirt_by_ssh(request: PageRequest, typed: Typed) -> list[Host]:
     values = typed.values
     wanted = registration.WantedLibvirt(
         values["name"], values["address"], values["port"].strip(), by_ssh=True, user=values["user"].strip() or "root",
-        private_key=values["private_key"], host_key=request.POST.get("host_key", ""),
+        private_key=values["private_key"], host_key=_confirmed_key(request),
     )  # fmt: skip
     return [registration.add_libvirt_host(request.actor, wanted)]
 
@@ -241,7 +250,7 @@ def _wanted_node(request: PageRequest, typed: Typed) -> WantedNode:
         token_id=values["token_id"], token_secret=values["token_secret"],
         tls_fingerprint=values["tls_fingerprint"],
         ssh_port=values["ssh_port"].strip(), user=values["user"].strip() or "root", private_key=values["private_key"],
-        host_key=request.POST.get("host_key", ""), by_ssh="by_ssh" in request.POST,
+        host_key=_confirmed_key(request), by_ssh="by_ssh" in request.POST,
     )  # fmt: skip
 
 
@@ -255,7 +264,7 @@ def _change(request: PageRequest, host: Host, way: Way, typed: Typed) -> Host:
         host.address, str((host.ssh_port if way.name == "proxmox" else host.port) or ""),
     )  # fmt: skip
     # The key that was confirmed once still holds, unless the host is to be found elsewhere.
-    given["host_key"] = request.POST.get("host_key", "") or (host.host_key if is_there else "")
+    given["host_key"] = _confirmed_key(request) or (host.host_key if is_there and "new_key" not in request.POST else "")
     if way.name == "proxmox":
         if "by_ssh" not in request.POST:
             given |= {"host_key": "", "private_key": ""}

@@ -232,7 +232,14 @@ def stored(locked: bytes | memoryview, name: str, values: dict[str, Any]) -> str
 
 
 def changed_to(actor: Actor, host: Host, changed: Host) -> Host:
-    """Writes the connection of a row that was tried into the one that is saved."""
+    """Writes the connection of a row that was tried into the one that is saved.
+
+    Raises:
+        InvalidError: a job rewrites something there: its guests would be asked about at another place than it works at.
+    """
+    moves = any(getattr(host, name) != getattr(changed, name) for name in ("address", "port", "ssh_port", "node"))
+    if moves and host.jobs.filter(state="running", rewrites=True).exists():
+        raise InvalidError(f"A job is at work on {host.name}: wait for its end, or cancel it, then change the address.")
     before = _shown(host)
     for column in CONNECTION:
         setattr(host, column, getattr(changed, column))

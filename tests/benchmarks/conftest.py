@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.test import Client
 
 from benchmarks.models import Benchmark, Sample
 from benchmarks.steps import GIB
 from storage_admin.hosts.models import StoragePool
 from tests.api.conftest import client_of, operator, viewer  # noqa: F401 (clients for each role, here too)
-from tests.factories import BenchmarkFactory, HostFactory, StoragePoolFactory
+from tests.factories import BenchmarkFactory, HostFactory, SampleFactory, StoragePoolFactory, UserFactory, WatchFactory
 from tests.working import scan, this_machine
 
 ALL_TOOLS = {"qemu-img": True, "fio": True, "bonnie++": True}
@@ -55,3 +56,45 @@ def measured() -> Callable[..., Benchmark]:
         return run
 
     return make
+
+
+def signed_in(role: str) -> Client:
+    """A browser that is signed in with that role."""
+    client = Client()
+    client.force_login(
+        UserFactory.create(username=f"the-{role}", role=role), "django.contrib.auth.backends.ModelBackend"
+    )
+    return client
+
+
+def page_of(client: Client, address: str, status: int = 200) -> str:
+    answer = client.get(address)
+    assert answer.status_code == status, f"{address}: {answer.status_code}"
+    return answer.content.decode()
+
+
+@pytest.fixture
+def filled(pool: StoragePool, measured: Callable[..., Benchmark]) -> list[str]:
+    """Addresses of pages with rows on them: a history with a drop, pasted lines, a watch."""
+    measured(pool, {"64K": [100e6, 101e6], "2M": [150e6, 151e6]})
+    drop = {
+        "metric": "write_rate", "unit": "B/s", "setting": {"cluster_size": "64K"}, "value": 50e6, "usual": 100e6,
+        "usual_worst": 90e6, "ratio": 2.0, "runs": 4,
+    }  # fmt: skip
+    environment = {
+        "kernel": "6.1.0", "machine": "x86_64", "memory_bytes": 8 * GIB, "filesystem": "ext4", "load": [0.5, 0.1, 0.0],
+        "tools": {"qemu-img": "7.2.22", "fio": None}, "device": {"disk": "vda", "model": None, "rotational": True},
+    }  # fmt: skip
+    run = measured(
+        pool, {"64K": [50e6, 51e6], "2M": [150e6, 151e6]}, regressions=[drop], environment=environment,
+        environment_after={"load": [1.5]}, notes=["Caches could not be dropped."], caches="not dropped",
+    )  # fmt: skip
+    pasted = BenchmarkFactory.create(pool=None, source="pasted", kind="bonnie", label="old-box")
+    SampleFactory.create(benchmark=pasted, setting={"size": "4G"}, metric="seq_read_rate", value=None, note="too quick")
+    WatchFactory.create(pool=pool, problem="The pool was full.")
+    return [
+        "/benchmarks/", f"/benchmarks/?pool={pool.pk}&kind=cluster_size", "/benchmarks/start/",
+        f"/benchmarks/start/?pool={pool.pk}&kind=fio",
+        f"/benchmarks/{run.pk}/", f"/benchmarks/{pasted.pk}/", f"/benchmarks/compare/?ids={run.pk},{pasted.pk}",
+        "/benchmarks/compare/", f"/benchmarks/pools/{pool.pk}/", f"/jobs/{run.job_id}/", f"/pools/{pool.pk}/",
+    ]  # fmt: skip

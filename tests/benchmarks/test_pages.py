@@ -14,12 +14,12 @@ from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
 from benchmarks.models import Benchmark, Watch
-from benchmarks.steps import GIB, MIB
+from benchmarks.steps import MIB
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs.models import Job
-from tests.factories import BenchmarkFactory, JobFactory, SampleFactory, StoragePoolFactory, UserFactory, WatchFactory
+from tests.benchmarks.conftest import page_of, signed_in
+from tests.factories import BenchmarkFactory, JobFactory, SampleFactory, StoragePoolFactory, WatchFactory
 from tests.web.html import inline_code, tags_of, text_of
-from tests.web.test_hostile_names import PAYLOADS
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
@@ -31,28 +31,14 @@ LINE = (
 START = "/benchmarks/start/"
 
 
-def client_of(role: str) -> Client:
-    client = Client()
-    client.force_login(
-        UserFactory.create(username=f"the-{role}", role=role), "django.contrib.auth.backends.ModelBackend"
-    )
-    return client
-
-
 @pytest.fixture
 def viewer() -> Client:
-    return client_of("viewer")
+    return signed_in("viewer")
 
 
 @pytest.fixture
 def operator() -> Client:
-    return client_of("operator")
-
-
-def page_of(client: Client, address: str, status: int = 200) -> str:
-    answer = client.get(address)
-    assert answer.status_code == status, f"{address}: {answer.status_code}"
-    return answer.content.decode()
+    return signed_in("operator")
 
 
 def said(client: Client, address: str) -> str:
@@ -67,39 +53,9 @@ def chart_of(page: str, chart: str) -> dict[str, Any]:
     return config
 
 
-def every_page(pool: StoragePool, run: Benchmark, pasted: Benchmark) -> list[str]:
-    return [
-        "/benchmarks/", f"/benchmarks/?pool={pool.pk}&kind=cluster_size", START, f"{START}?pool={pool.pk}&kind=fio",
-        f"/benchmarks/{run.pk}/", f"/benchmarks/{pasted.pk}/", f"/benchmarks/compare/?ids={run.pk},{pasted.pk}",
-        "/benchmarks/compare/", f"/benchmarks/pools/{pool.pk}/", f"/jobs/{run.job_id}/", f"/pools/{pool.pk}/",
-    ]  # fmt: skip
-
-
-@pytest.fixture
-def filled(pool: StoragePool, measured: Measured) -> list[str]:
-    """Addresses of pages with rows on them: a history with a drop, pasted lines, a watch."""
-    measured(pool, {"64K": [100e6, 101e6], "2M": [150e6, 151e6]})
-    drop = {
-        "metric": "write_rate", "unit": "B/s", "setting": {"cluster_size": "64K"}, "value": 50e6, "usual": 100e6,
-        "usual_worst": 90e6, "ratio": 2.0, "runs": 4,
-    }  # fmt: skip
-    environment = {
-        "kernel": "6.1.0", "machine": "x86_64", "memory_bytes": 8 * GIB, "filesystem": "ext4", "load": [0.5, 0.1, 0.0],
-        "tools": {"qemu-img": "7.2.22", "fio": None}, "device": {"disk": "vda", "model": None, "rotational": True},
-    }  # fmt: skip
-    run = measured(
-        pool, {"64K": [50e6, 51e6], "2M": [150e6, 151e6]}, regressions=[drop], environment=environment,
-        environment_after={"load": [1.5]}, notes=["Caches could not be dropped."], caches="not dropped",
-    )  # fmt: skip
-    pasted = BenchmarkFactory.create(pool=None, source="pasted", kind="bonnie", label="old-box")
-    SampleFactory.create(benchmark=pasted, setting={"size": "4G"}, metric="seq_read_rate", value=None, note="too quick")
-    WatchFactory.create(pool=pool, problem="The pool was full.")
-    return every_page(pool, run, pasted)
-
-
 @pytest.mark.parametrize("role", ["viewer", "operator", "admin"])
 def test_every_page_opens_runs_no_inline_code_and_names_what_it_labels(filled: list[str], role: str) -> None:
-    client = client_of(role)
+    client = signed_in(role)
     for address in [*filled, *(["/benchmarks/paste/"] if role != "viewer" else [])]:
         page = page_of(client, address)
         tags = tags_of(page)
@@ -163,7 +119,7 @@ def test_what_the_form_says_is_started_once(operator: Client, pool: StoragePool)
 
 def test_what_cannot_be_used_is_said_and_starts_nothing(operator: Client, pool: StoragePool) -> None:
     for field, value in (("repetitions", "99"), ("repetitions", "many"), ("size_mib", "0"), ("size_mib", "9" * 30)):
-        form = {"pool": pool.pk, "kind": "dd", field: value}
+        form = {"pool": str(pool.pk), "kind": "dd", field: value}
         assert operator.post(START, form).status_code == 409, value
         page = operator.get(START, form)
         assert page.status_code == 200
@@ -212,6 +168,17 @@ def test_the_published_figures_can_be_left_out(viewer: Client, pool: StoragePool
     assert '<a href="?">Show them, hatched</a>' in page
 
 
+def test_figures_that_a_published_one_would_dwarf_are_drawn_on_a_logarithmic_axis(
+    viewer: Client, pool: StoragePool, measured: Measured
+) -> None:
+    slow, fast = measured(pool, {"64K": [5e6]}), measured(pool, {"64K": [500e6]})
+    page = page_of(viewer, f"/benchmarks/{slow.pk}/")
+    assert chart_of(page, "chart-write_rate")["options"]["scales"]["y"] == {"type": "logarithmic"}
+    assert "Write rate, logarithmic" in text_of(page)
+    for address in (f"/benchmarks/{slow.pk}/?published=0", f"/benchmarks/{fast.pk}/"):
+        assert "logarithmic" not in page_of(viewer, address)
+
+
 def test_a_run_tells_what_it_was_measured_on_and_what_dropped(viewer: Client, filled: list[str]) -> None:
     run = Benchmark.objects.exclude(regressions=[]).get()
     text = said(viewer, f"/benchmarks/{run.pk}/")
@@ -227,6 +194,18 @@ def test_an_environment_of_nonsense_breaks_no_page(viewer: Client, pool: Storage
     odd = {"kernel": 3, "load": ["x"], "tools": [1], "device": "vda", "memory_bytes": True, "cpus": "<b>"}
     run = BenchmarkFactory.create(pool=pool, environment=odd, environment_after={"load": {}})
     assert "Not known." in said(viewer, f"/benchmarks/{run.pk}/")
+
+
+def test_what_was_too_quick_to_measure_has_no_chart_of_published_figures_alone(
+    viewer: Client, pool: StoragePool
+) -> None:
+    run = BenchmarkFactory.create(pool=pool, kind="bonnie")
+    for metric, value in (("seq_read_rate", None), ("seq_write_rate", 5e8), ("seq_read_cpu", 4.0)):
+        SampleFactory.create(benchmark=run, setting={"size": "4G"}, metric=metric, value=value, note="too quick")
+    page = page_of(viewer, f"/benchmarks/{run.pk}/")
+    assert chart_of(page, "chart-seq_write_rate")
+    assert "chart-seq_read_rate" not in page
+    assert "Sequential read, processor" in text_of(page)
 
 
 def test_figures_come_while_it_works_and_the_page_rests_afterwards(viewer: Client, pool: StoragePool) -> None:
@@ -263,17 +242,24 @@ def test_runs_are_compared_in_the_order_asked_for(viewer: Client, pool: StorageP
     assert "slow" in slow["label"]
     assert "fast" in fast["label"]
     assert "Caches were not handled the same way" in text_of(page)
-    assert chart_of(page_of(viewer, f"/benchmarks/compare/?ids={first.pk},{second.pk}"), "chart-write_rate")
+    SampleFactory.create(benchmark=first, setting={"cluster_size": "64K"}, metric="create_seconds", unit="s", value=1.0)
+    page = page_of(viewer, f"/benchmarks/compare/?ids={second.pk},{first.pk}&published=0")
+    (alone,) = chart_of(page, "chart-create_seconds")["data"]["datasets"]
+    assert alone["colour"] == fast["colour"] != slow["colour"]
 
 
-@pytest.mark.parametrize(("ids", "status"), [("x", 400), ("1;2", 400), ("9", 404), ("9" * 30, 400)])
-def test_a_comparison_of_nothing_says_so(viewer: Client, ids: str, status: int) -> None:
-    assert viewer.get("/benchmarks/compare/", {"ids": ids}).status_code == status
-
-
-def test_more_runs_than_can_be_told_apart_are_refused(viewer: Client) -> None:
-    assert "At most 12 runs" in text_of(page_of(viewer, f"/benchmarks/compare/?ids={','.join('123456789')},10,11,12,13",
-                                                400))  # fmt: skip
+@pytest.mark.parametrize(
+    ("ids", "status", "words"),
+    [
+        ("x", 400, "Runs are named by their numbers"),
+        ("1;2", 400, "Runs are named by their numbers"),
+        ("9" * 30, 400, "Runs are named by their numbers"),
+        ("1,2,3,4,5,6,7,8,9,10,11,12,13", 400, "At most 12 runs"),
+        ("9", 404, "Not found"),
+    ],
+)
+def test_what_cannot_be_compared_is_said(viewer: Client, ids: str, status: int, words: str) -> None:
+    assert words in text_of(page_of(viewer, f"/benchmarks/compare/?ids={ids}", status))
 
 
 def test_one_profile_is_followed_over_time(viewer: Client, pool: StoragePool, measured: Measured) -> None:
@@ -285,7 +271,7 @@ def test_one_profile_is_followed_over_time(viewer: Client, pool: StoragePool, me
     page = page_of(viewer, f"{address}?profile=the%20same%20steps")
     (line,) = chart_of(page, "history-write_rate")["data"]["datasets"]
     assert [point["y"] for point in line["data"]] == [100.0, 110.0, 40.0]
-    assert "cluster size, quick 3 runs" in text_of(page)
+    assert "Cluster size, quick 3 runs" in text_of(page)
 
 
 def test_a_watch_is_set_changed_and_ended(operator: Client, pool: StoragePool) -> None:
@@ -312,7 +298,7 @@ def test_pasted_lines_become_a_run_and_broken_ones_stay_in_the_form(operator: Cl
 
     run = Benchmark.objects.get(pk=int(operator.post("/benchmarks/paste/", {"text": LINE})["Location"].split("/")[2]))
     text = said(operator, f"/benchmarks/{run.pk}/")
-    assert "Bonnie++ of old-box" in text
+    assert "bonnie++ of old-box" in text
     assert "too quick to measure" in text
     assert "what it was measured on is not known" in text
 
@@ -341,42 +327,3 @@ def test_what_is_not_there_has_a_page_that_says_so(viewer: Client) -> None:
     for address in ("/benchmarks/9/", "/benchmarks/9/status/", "/benchmarks/9/figures/", "/benchmarks/9/results.csv",
                     "/benchmarks/pools/9/", f"/benchmarks/{10**25}/"):  # fmt: skip
         assert "Not found" in text_of(page_of(viewer, address, 404))
-
-
-def shape(page: str) -> list[tuple[str, frozenset[str]]]:
-    return [(tag, frozenset(found)) for tag, found in tags_of(page)]
-
-
-def named(name: str, pages: list[str]) -> None:
-    """Gives that name to all that strangers name."""
-    StoragePool.objects.update(name=name[:200])
-    drop = Benchmark.objects.exclude(regressions=[]).get()
-    drop.regressions[0]["setting"] = {"cluster_size": name}
-    Benchmark.objects.filter(pk=drop.pk).update(regressions=drop.regressions)
-    Benchmark.objects.update(
-        label=name, notes=[name], created_by=name[:150],
-        environment={"kernel": name, "filesystem": name, "load": [1], "tools": {name: name}, "device": {"disk": name}},
-    )  # fmt: skip
-    for run in Benchmark.objects.all():
-        run.samples.filter(setting__cluster_size="64K").update(setting={"cluster_size": name})
-        run.samples.filter(value=None).update(note=name[:200])
-    Watch.objects.update(problem=name, created_by=name[:150])
-
-
-def test_names_are_text_on_every_page(filled: list[str]) -> None:
-    admin = client_of("admin")
-    named("plain", filled)
-    pages = [address for address in filled if not address.startswith("/pools/")]
-    harmless = {address: shape(page_of(admin, address)) for address in pages}
-    for payload in PAYLOADS:
-        named(payload, filled)
-        for address in pages:
-            page = page_of(admin, address)
-            assert inline_code(page) == [], (address, payload)
-            assert shape(page) == harmless[address], (address, payload)
-
-
-def test_a_setting_in_a_csv_is_no_formula(viewer: Client, pool: StoragePool) -> None:
-    run = BenchmarkFactory.create(pool=pool)
-    SampleFactory.create(benchmark=run, setting={"size": "=cmd|' /C calc'!A0"})
-    assert "'=cmd" in viewer.get(f"/benchmarks/{run.pk}/results.csv").content.decode()

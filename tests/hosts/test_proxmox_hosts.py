@@ -13,6 +13,8 @@ from storage_admin.hosts import proxmox_hosts, secrets
 from storage_admin.hosts.errors import InvalidError, UnconfirmedError
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import services
+from storage_admin.jobs.models import Job
+from tests.factories import JobFactory
 from tests.harness.proxmox.server import ProxmoxServer, proxmox
 from tests.harness.proxmox.world import SECRET, TOKEN_ID, lab
 from tests.working import ADMIN, OPERATOR, run, said
@@ -128,6 +130,19 @@ def test_a_stored_token_is_not_sent_to_an_address_that_it_was_not_given_for(
         proxmox_hosts.change_node(ADMIN, host, there | {"token_secret": SECRET})
     host.refresh_from_db()
     assert host.port == other.port
+
+
+def test_a_host_is_not_taken_elsewhere_while_a_job_rewrites_something_there(server: ProxmoxServer) -> None:
+    host = add(server)
+    Host.objects.filter(pk=host.pk).update(address="192.0.2.1")
+    host.refresh_from_db()
+    job = JobFactory.create(kind="reclaim", host=host, state="running", rewrites=True)
+    with pytest.raises(InvalidError, match="A job is at work on pve"):
+        proxmox_hosts.change_node(ADMIN, host, {"address": server.address})
+    host.refresh_from_db()
+    assert host.address == "192.0.2.1"
+    Job.objects.filter(pk=job.pk).update(state="succeeded")
+    proxmox_hosts.change_node(ADMIN, host, {"address": server.address})
 
 
 def test_a_secret_that_cannot_be_read_any_more_is_asked_for_and_replaced(server: ProxmoxServer) -> None:

@@ -201,6 +201,37 @@ def test_a_node_gets_ssh_as_well_when_it_is_added_or_later(
 
 
 @pytest.mark.services
+def test_a_host_that_was_installed_anew_gets_its_new_key_pinned_once_it_was_compared(
+    admin: Client, ssh_server: Sshd
+) -> None:
+    before = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHi0Rc1lVQc8Yy5mCqGvTBxN8Z2mKc1M1Yd4vW2pVqfX"
+    host = HostFactory.create(
+        kind="ssh", transport="ssh", address="127.0.0.1", port=ssh_server.port, user="root", host_key=before,
+        private_key_locked=secrets.lock(ssh_server.private_key),
+    )  # fmt: skip
+    change = f"/hosts/{host.pk}/connection/"
+    refused = admin.post(change, hidden(admin.get(change)))
+    assert (refused.status_code, "another host key" in text_of(refused.content.decode())) == (409, True)
+    asked = admin.post(change, hidden(refused) | {"new_key": "on"})
+    assert "SHA256:" in asked.content.decode()
+    host.refresh_from_db()
+    assert host.host_key == before
+    assert admin.post(change, hidden(asked) | {"new_key": "on"}).status_code == 302
+    host.refresh_from_db()
+    assert host.host_key not in ("", before)
+
+
+@pytest.mark.services
+def test_a_key_that_was_compared_counts_for_the_address_that_showed_it(admin: Client, ssh_server: Sshd) -> None:
+    form = {"kind": "ssh", "name": "far", "port": str(ssh_server.port), "private_key": ssh_server.private_key}
+    first = admin.post(ADD, form | {"address": "127.0.0.1"})
+    assert hidden(first)["host_key"]
+    elsewhere = admin.post(ADD, hidden(first) | {"address": "localhost"})
+    assert "localhost shows this key" in text_of(elsewhere.content.decode())
+    assert not Host.objects.exists()
+
+
+@pytest.mark.services
 def test_libvirt_through_ssh_is_tried_before_it_is_saved(admin: Client, ssh_server: Sshd, libvirtd: str) -> None:
     form = {
         "kind": "libvirt-ssh", "name": "far", "address": "127.0.0.1", "port": str(ssh_server.port),

@@ -63,14 +63,21 @@
     };
   }
 
-  // A size has ticks at binary steps, a logarithmic axis at the powers of ten, everything else where Chart.js likes.
+  // A logarithmic axis names its powers of ten; where it has few of them, what lies between as well.
+  function powers(unit) {
+    return (value, _index, ticks) => {
+      const wide = ticks.at(-1).value / ticks[0].value > 300;
+      const digit = Math.round(value / 10 ** Math.floor(Math.log10(value) + 1e-9));
+      return digit === 1 || (!wide && (digit === 2 || digit === 5)) ? figure(value, unit) : "";
+    };
+  }
+
+  // A size has ticks at binary steps, everything else where Chart.js likes.
   function upwards(config) {
     const axis = config.options.scales.y;
     const top = tops(config);
     const bytes = !config.unit || config.unit.startsWith("B");
-    if (axis.type === "logarithmic") {
-      return { callback: (value) => (Number.isInteger(Math.log10(value)) ? figure(value, config.unit) : "") };
-    }
+    if (axis.type === "logarithmic") return { callback: powers(config.unit) };
     axis.suggestedMax = top;
     const ticks = { callback: (value) => figure(value, config.unit) };
     return bytes ? { stepSize: 2 ** Math.ceil(Math.log2(Math.max(top, 1) / 5)), ...ticks } : ticks;
