@@ -1,6 +1,8 @@
 """For all tests: which of them run a second time on PostgreSQL."""
 
 import os
+import sys
+from typing import Any
 
 import hypothesis
 import pytest
@@ -26,3 +28,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     others = [item for item in items if not _uses_database(item)]
     config.hook.pytest_deselected(items=others)
     items[:] = [item for item in items if _uses_database(item)]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown() -> None:
+    """A heart that a test's job has started ends before the test's database does: it would beat into the next one's."""
+    # Not imported here: that needs Django, which is set up later than this file is read.
+    module = sys.modules.get("storage_admin.jobs.heart")
+    heart: Any = module.heart if module is not None else None
+    if heart is not None and heart._thread is not None:
+        heart._stopped.set()
+        heart._thread.join(30)
+        heart._thread = None

@@ -86,7 +86,7 @@ STAGES = (
     _lint("migrations", sys.executable, "manage.py", "makemigrations", "--check", "--dry-run"),
     _tests("unit", _only("not qemu", "services", *SLOW), workers=2),
     _tests("qemu", _only("qemu", "services", *SLOW), workers=2),
-    _tests("services", _only("services", *SLOW)),
+    _tests("services", _only("services", *SLOW), workers=2),
     _tests("postgresql", _only("not guest", *SLOW[1:]), workers=2, database="postgresql"),
     _tests("guest", _only("guest", *SLOW[1:])),
     _tests("browser", _only("browser", "faults")),
