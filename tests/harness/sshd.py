@@ -59,7 +59,7 @@ def sshd(folder: Path, *options: str, environment: dict[str, str] | None = None)
     """Starts a server. Needs root, who is the user that may come in.
 
     Args:
-        options: further lines of its configuration.
+        options: lines of its configuration, which count more than its own.
         environment: what sessions see beside their own.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -69,9 +69,10 @@ def sshd(folder: Path, *options: str, environment: dict[str, str] | None = None)
     (folder / "authorized_keys").write_text(public + "\n")
     port = free_port()
     lines = [
+        *options,  # of two lines that say different things, the first one counts
         f"ListenAddress {ADDRESS}:{port}", f"HostKey {folder}/host_key", f"AuthorizedKeysFile {folder}/authorized_keys",
         f"PidFile {folder}/sshd.pid", "UsePAM no", "StrictModes no", "PermitRootLogin yes", "PasswordAuthentication no",
-        "MaxStartups 200", "PrintMotd no", *options,
+        "MaxStartups 200", "PrintMotd no",
     ]  # fmt: skip
     lines += [f"SetEnv {name}={value}" for name, value in (environment or {}).items()]
     (folder / "sshd_config").write_text("\n".join(lines) + "\n")

@@ -1,0 +1,83 @@
+"""A user who is not root, on a real sshd, with the real sudo: with the rule that the dashboard names, and without."""
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from storage_admin.agent.protocol import HostError, RefusedError
+from storage_admin.hosts import forced, transport
+from storage_admin.hosts.models import Host
+from storage_admin.jobs import services
+from tests.agent.harness import leftovers, make_image
+from tests.harness.sshd import Sshd, sshd
+from tests.hosts.remote import add, with_folder
+from tests.working import OPERATOR, image_at, run, said, scan
+
+pytestmark = [
+    pytest.mark.services, pytest.mark.qemu, pytest.mark.django_db,
+    pytest.mark.usefixtures("quiet", "no_reserve", "no_hypervisor"),
+]  # fmt: skip
+
+#: A user with a shell that the tests' PostgreSQL has brought.
+USER = "postgres"
+RULES = Path("/etc/sudoers.d/storage-admin-tests")
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sshd]:
+    """Its keys, and the agent, can be read by the user who is to come in."""
+    folder = Path(tempfile.mkdtemp(prefix="sa-sudo-", dir="/tmp"))
+    folder.chmod(0o755)
+    monkeypatch.setattr(transport, "FOLDER", str(folder / "lib"))
+    monkeypatch.setattr(transport, "_installed", set())
+    try:
+        # Accounts of services have no password; without PAM, sshd takes such a one for locked.
+        with sshd(folder / "sshd", "UsePAM yes") as running:
+            yield running
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+def may_become_root() -> Iterator[None]:
+    RULES.write_text(f"{USER} ALL=(root) NOPASSWD: ALL\n")
+    RULES.chmod(0o440)
+    yield
+    RULES.unlink()
+
+
+def test_without_a_rule_the_host_is_not_added_and_the_rule_is_named(server: Sshd) -> None:
+    with pytest.raises((HostError, RefusedError)) as refused:
+        add(server, user=USER)
+    assert f"echo '{USER} ALL=(root) NOPASSWD: ALL' > /etc/sudoers.d/" in str(refused.value)
+    assert not Host.objects.exists()
+
+
+@pytest.mark.usefixtures("may_become_root")
+def test_with_the_rule_images_are_listed_and_reclaimed_as_root(server: Sshd, tmp_path: Path) -> None:
+    pool = tmp_path / "pool"
+    pool.mkdir(mode=0o700)
+    make_image(pool / "disk.qcow2")
+    host = add(server, user=USER)
+    with_folder(host, pool)
+    scan(host)
+    job = run(services.submit(OPERATOR, "reclaim", image_at(pool / "disk.qcow2").pk, {"method": "compress"}))
+    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    assert run(services.undo(OPERATOR, job)).state == "succeeded"
+    assert leftovers(pool) == set()
+
+
+def test_sudo_understands_the_rule_of_the_printed_installer(tmp_path: Path) -> None:
+    script = forced.installer(USER, "")
+    printing = script[script.rindex('agent="$python') :].partition(" > /etc")[0]
+    rule = subprocess.run(
+        ["sh"], input="python=/usr/bin/python3\n" + printing, capture_output=True, text=True, check=True
+    )
+    (tmp_path / "rules").write_text(rule.stdout)
+    (tmp_path / "rules").chmod(0o440)
+    checked = subprocess.run(["visudo", "-c", "-f", tmp_path / "rules"], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
