@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 def registered(rest: Rest, folder: Path) -> dict[str, Any]:
     """Makes a folder a pool of this machine, scans it, and waits until its images are sampled."""
-    host = rest.get("hosts/")["results"][0]["id"]
+    host = rest.local()["id"]
     pool = rest.post("pools/", {"host": host, "kind": "dir", "path": str(folder)}, expect=201)
     rest.scan()
     rest.quiet()

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.browser
 @pytest.fixture
 def slow_host(rest: Rest) -> Iterator[None]:
     """Jobs of this machine go one after the other, and no faster than 1 MiB a second."""
-    host = rest.get("hosts/")["results"][0]
+    host = rest.local()
     rest.patch(f"hosts/{host['id']}/", {"bandwidth_bytes_sec": disks.MIB, "max_jobs": 1})
     yield
     before = {name: host[name] for name in ("bandwidth_bytes_sec", "max_jobs")}
