@@ -247,8 +247,11 @@ _SYSTEM = (
     *("/dev/urandom", "/dev/disk/by-uuid", "/etc/machine-id", "/etc/locale.alias"),
     # Which hypervisors are here is a question of every scan.
     *("/etc/libvirt", "/run/libvirt", "/etc/pve"),
+    # A library of fio's, which is asked for its version.
+    "/etc/libnl",
 )
-TOOLS = frozenset({"setpriv", "prlimit", "ionice", "nice", "qemu-img"})
+#: fio and bonnie++ are asked for their versions by a scan.
+TOOLS = frozenset({"setpriv", "prlimit", "ionice", "nice", "qemu-img", "fio", "bonnie++"})
 
 
 @dataclass(frozen=True)
