@@ -41,8 +41,8 @@ NOTES = (
         "speed decides. `many small runs`: 512 MiB of data and zeros in turn, each 64 KiB long."
     ),
 )
-ROUNDS = 6
-FEWER = 3
+ROUNDS = 5
+FEWER = 2
 
 
 @dataclass(frozen=True)
