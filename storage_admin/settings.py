@@ -51,6 +51,7 @@ CSRF_TRUSTED_ORIGINS = env.list("CSRF_TRUSTED_ORIGINS", default=[])
 
 INSTALLED_APPS = [
     "storage_admin.accounts",
+    "storage_admin.events",
     "storage_admin.hosts",
     "storage_admin.jobs",
     "storage_admin.guests",

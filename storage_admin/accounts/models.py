@@ -13,10 +13,33 @@ class User(AbstractUser):
     """Somebody who signs in with a password."""
 
     role = models.CharField(max_length=10, choices=ROLE_CHOICES, default=Role.VIEWER.label)
+    #: Slugs of the hosts that they are limited to; empty means all of them.
+    hosts = models.JSONField(default=list, blank=True)
 
     @property
     def actor(self) -> Actor:
-        return Actor(name=self.username, role=Role.named(self.role), user_id=self.pk)
+        hosts = frozenset(self.hosts) if self.hosts else None
+        return Actor(name=self.username, role=Role.named(self.role), hosts=hosts, user_id=self.pk)
+
+
+class SavedView(models.Model):
+    """A list's filters, search and order under a name: one's own, or shared with all."""
+
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="views")
+    #: The name of the page's URL, as ``images``.
+    page = models.CharField(max_length=40)
+    name = models.CharField(max_length=100)
+    #: The query string without page and cursor.
+    query = models.TextField(blank=True)
+    shared = models.BooleanField(default=False)
+    created = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ["page", "name"]
+        constraints = [models.UniqueConstraint(fields=["user", "page", "name"], name="one_view_per_name")]
+
+    def __str__(self) -> str:
+        return f"{self.page}: {self.name}"
 
 
 class Token(models.Model):
@@ -69,6 +92,10 @@ class AuditEntry(models.Model):
     target = models.TextField(blank=True)
     before = models.JSONField(null=True)
     after = models.JSONField(null=True)
+    #: Whether it was refused.
+    refused = models.BooleanField(default=False)
+    #: From where, where a request told.
+    address = models.GenericIPAddressField(null=True)
 
     objects = AuditQuerySet.as_manager()
 

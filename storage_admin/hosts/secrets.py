@@ -1,53 +1,19 @@
-"""Secrets of hosts at rest: encrypted with a key that is not in the database.
+"""Secrets of hosts at rest (:mod:`storage_admin.sealing`); what is wrong with one is told as a host's error."""
 
-The key is in ``STORAGE_ADMIN_SECRETS_KEY``, or in the data folder's ``secrets.key``, made at the first need. Workers on
-other machines need the same one.
-"""
-
-import os
-from functools import lru_cache
-from pathlib import Path
-
-from cryptography.fernet import Fernet, InvalidToken
-from django.conf import settings
-
+from storage_admin import sealing
 from storage_admin.agent.protocol import HostError
-
-_VARIABLE = "STORAGE_ADMIN_SECRETS_KEY"
-
-
-@lru_cache(maxsize=1)
-def _box() -> Fernet:
-    given = os.environ.get(_VARIABLE, "").strip().encode()
-    key = given or _key_file(Path(settings.DATA_DIR) / "secrets.key")
-    try:
-        return Fernet(key)
-    except ValueError:
-        raise HostError(f"The key of the secrets is damaged: put the right one into {_VARIABLE}.") from None
-
-
-def _key_file(path: Path) -> bytes:
-    """The key in that file; of processes that start at once, one makes it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    if not path.exists():
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(Fernet.generate_key())
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(new, path)
-        except FileExistsError:
-            pass
-        finally:
-            new.unlink()
-    return path.read_bytes().strip()
 
 
 def lock(text: str) -> bytes:
-    """A secret as it may be stored; empty for an empty one."""
-    return _box().encrypt(text.encode()) if text else b""
+    """A secret as it may be stored; empty for an empty one.
+
+    Raises:
+        HostError: the key is damaged.
+    """
+    try:
+        return sealing.lock(text)
+    except sealing.SealError as error:
+        raise HostError(str(error)) from None
 
 
 def unlock(stored: bytes | memoryview) -> str:
@@ -56,11 +22,7 @@ def unlock(stored: bytes | memoryview) -> str:
     Raises:
         HostError: it was encrypted with another key.
     """
-    if not stored:
-        return ""
     try:
-        return _box().decrypt(bytes(stored)).decode()
-    except InvalidToken:
-        raise HostError(
-            f"A stored secret cannot be read with this key. Give the host its secret again, or set {_VARIABLE}."
-        ) from None
+        return sealing.unlock(stored)
+    except sealing.SealError as error:
+        raise HostError(str(error)) from None

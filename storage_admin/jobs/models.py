@@ -181,3 +181,18 @@ class Worker(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+class Automation(models.Model):
+    """The one switch for all that starts by itself and changes something: policies, watches, removals of undo copies.
+
+    Scans go on, so that the numbers stay true. There is at most one row; none means that nothing is paused.
+    """
+
+    paused = models.BooleanField(default=False)
+    by = models.CharField(max_length=150, blank=True)
+    reason = models.CharField(max_length=300, blank=True)
+    since = models.DateTimeField(default=timezone.now)
+
+    def __str__(self) -> str:
+        return "paused" if self.paused else "on"

@@ -1,0 +1,41 @@
+"""The switch for all that starts by itself and changes something."""
+
+from django.db import transaction
+from django.utils import timezone
+
+from storage_admin.accounts.roles import Actor, Role
+from storage_admin.accounts.services import audit
+from storage_admin.jobs.models import Automation
+
+#: The id of the only row.
+_ONLY = 1
+
+
+def state() -> Automation:
+    """The switch as it stands; a row that is not saved where nobody has touched it yet."""
+    return Automation.objects.filter(pk=_ONLY).first() or Automation(pk=_ONLY)
+
+
+def is_paused() -> bool:
+    """Whether nothing that is scheduled may start now, but for scans and their samples."""
+    return Automation.objects.filter(pk=_ONLY, paused=True).exists()
+
+
+def switch(actor: Actor, *, paused: bool, reason: str = "") -> Automation:
+    """Pauses everything that is scheduled, or lets it go on. What is at work already ends as it would.
+
+    Raises:
+        ForbiddenError: the actor is no admin, or limited to some hosts.
+    """
+    actor.require_everywhere(Role.ADMIN)
+    with transaction.atomic():
+        before = state()
+        now, _made = Automation.objects.update_or_create(
+            pk=_ONLY,
+            defaults={"paused": paused, "by": actor.name, "reason": reason[:300], "since": timezone.now()},
+        )
+        audit(
+            actor, "automation paused" if paused else "automation resumed",
+            before={"paused": before.paused}, after={"paused": paused, "reason": now.reason},
+        )  # fmt: skip
+    return now
