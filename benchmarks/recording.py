@@ -3,17 +3,22 @@
 import math
 from typing import Any
 
+from django.db.models import Q
 from django.utils import timezone
 
 from benchmarks import regression, results
 from benchmarks.models import Benchmark, Sample
 from benchmarks.parsers.reading import read
 from benchmarks.parsers.readings import UnreadableError
+from storage_admin.jobs.models import Job
 from storage_admin.jobs.recorder import plain
 
 #: Of what a host says, so much is kept.
 MOST_NOTES = 100
 LONGEST_NOTE = 500
+#: Jobs that are named as those that were at work meanwhile, and kinds that read next to nothing.
+MOST_NAMED = 5
+LIGHT = ("scan", "recover")
 UNITS = frozenset({"s", "B/s", "1/s", "B", "%"})
 
 
@@ -119,9 +124,26 @@ def finish(benchmark: Benchmark, result: dict[str, Any]) -> dict[str, Any]:
     Returns:
         What the job's result says beside it.
     """
+    note(benchmark, _company(benchmark))
     caches = str(result.get("caches", ""))
     benchmark.caches = caches if caches in Benchmark.Caches.values else ""
     benchmark.finished = timezone.now()
     benchmark.regressions = regression.found_in(benchmark)
     benchmark.save(update_fields=["caches", "finished", "regressions"])
     return {"benchmark": benchmark.pk, "regressions": len(benchmark.regressions)}
+
+
+def _company(benchmark: Benchmark) -> str:
+    """A sentence about other jobs that were at work on the host meanwhile; empty where there were none."""
+    job = benchmark.job
+    if job is None or job.started is None:
+        return ""
+    meanwhile = Q(state=Job.State.RUNNING) | Q(finished__gt=job.started)
+    others = Job.objects.filter(meanwhile, host=job.host_id, started__isnull=False).exclude(pk=job.pk)
+    named = [
+        f"{kind} {number}" for number, kind in others.exclude(kind__in=LIGHT).order_by("pk").values_list("pk", "kind")
+    ]
+    if not named:
+        return ""
+    more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+    return f"Other jobs were at work on the host meanwhile, and disturbed it: {', '.join(named[:MOST_NAMED])}{more}."

@@ -104,6 +104,7 @@ class Sample(HostKind):
     verb = "sample"
     single = True
     share = 0.25
+    progress_in_bytes = False
     stages = {"sampling": (0, 100)}
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from images.kinds.undo import state_after_removal
 from images.models import Image
 from storage_admin.accounts.roles import Actor
 from storage_admin.agent.protocol import b64, unb64
-from storage_admin.jobs import claims
+from storage_admin.jobs import claims, kinds
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Plan
 
@@ -22,14 +22,16 @@ class Recover(HostKind):
 
     name = "recover"
     title = "Recover"
-    description = "Finishes or puts back what interrupted jobs left on the host, by their journals."
+    description = (
+        "Finishes or puts back what interrupted jobs left on the host, by their journals; removes what benchmarks left."
+    )
     verb = "recover"
     single = True
 
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         host = self.resolve(target_id).host
         return Plan(
-            reason=f"Looks for journals of interrupted jobs in {host.pools.count()} pools.",
+            reason=f"Looks for journals of interrupted jobs, and for scratch files, in {host.pools.count()} pools.",
             refusals=tuple(refusals.without_agent(host)),
         )
 
@@ -80,7 +82,7 @@ class Recover(HostKind):
             _finished_after_all(lost, found)
             return True
         elif found["outcome"] == "reverted" and lost.needs_recovery:
-            claims.log(lost, "recovered: the original stands, and what was left beside it is cleared")
+            claims.log(lost, f"recovered: {_cleared(lost)}")
         elif found["outcome"] == "lost" and lost.undo_available:
             _settle_lost(job, lost, found)
         return False
@@ -114,6 +116,12 @@ def _say(found: dict[str, Any], text: str, level: str) -> None:
     lost = Job.objects.filter(uid=found["job"]).first()
     if lost is not None and not lost.log_lines.filter(text=text).exists():
         claims.log(lost, text, level)
+
+
+def _cleared(lost: Job) -> str:
+    if kinds.get(lost.kind).measures:
+        return "the scratch files that it had left are removed"
+    return "the original stands, and what was left beside it is cleared"
 
 
 def _unrecorded(lost: Job) -> bool:

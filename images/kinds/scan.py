@@ -44,6 +44,7 @@ class Scan(HostKind):
     verb = "scan"
     single = True
     share = 0.8
+    progress_in_bytes = False
 
     def __init__(self) -> None:
         self._runs: dict[int, ScanRun] = {}

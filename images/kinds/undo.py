@@ -90,6 +90,7 @@ class Undo(OfJob):
     title = "Undo"
     description = "Puts the original back from its undo copy. Refused once the new image was written to, unless forced."
     verb = "undo"
+    urgent = True
     stages = {"checking": (0, 40), "swapping": (40, 100)}
     properties = {
         "force": {

@@ -154,7 +154,7 @@ class PoolScan:
             self._seen_files += 1
             if self._seen_files % _CHECK_EVERY == 0:
                 self._io.check()
-                self._io.progress("scanning", self.images, None)
+                self._io.progress("scanning", self.images, None, f"{self.images:,} images so far")
             if name.startswith(".sa-"):
                 self._own_file(folder.fd, name)
                 continue

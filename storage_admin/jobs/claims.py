@@ -97,6 +97,8 @@ def _would_disturb(job: Job, kind: JobKind, running: QuerySet[Job]) -> str:
         return f"the {at_work[0][0]} at work on {job.host.name}"
     if kind.measures and not kind.may_disturb(job.options) and running.filter(rewrites=True).exists():
         return f"the rewriting job at work on {job.host.name}"
+    if kind.urgent:
+        return ""
     if job.rewrites and any(not kinds.get(name).may_disturb(options) for name, options in at_work):
         return f"the {at_work[0][0]} at work on {job.host.name}"
     return ""

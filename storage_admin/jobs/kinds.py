@@ -75,6 +75,8 @@ class JobKind(ABC):
     #: It measures the host: at most one of them at work there, and none together with a rewriting job, whichever of the
     #: two comes first (:meth:`may_disturb`).
     measures: ClassVar[bool] = False
+    #: An emergency of somebody's: it waits for nobody who measures. The figures taken meanwhile say so.
+    urgent: ClassVar[bool] = False
     #: The most of a worker's threads that jobs of this kind may have: what starts by itself on every host at once must
     #: not keep a job waiting that somebody has asked for.
     share: ClassVar[float] = 1.0
@@ -230,6 +232,11 @@ def _sentence(error: jsonschema.ValidationError) -> str:
     if error.validator == "type":
         return f"must be of type {wanted if isinstance(wanted, str) else ' or '.join(wanted)}."
     return error.message
+
+
+def leaves_traces(job: Job) -> bool:
+    """Whether a job that was cut off may have left files on its host, which a recovery then looks for."""
+    return job.rewrites or get(job.kind).measures
 
 
 @lru_cache(maxsize=1)

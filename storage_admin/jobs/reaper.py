@@ -61,8 +61,8 @@ def _interrupt(job: Job, why: str) -> int:
         # The generation moves on: whoever still works for the old one is not let go.
         marked = claims.ours(job).update(
             state=Job.State.INTERRUPTED, generation=job.generation + 1, finished=timezone.now(),
-            error_code=protocol.INTERRUPTED, needs_recovery=job.rewrites, eta_seconds=None, bytes_per_sec=None,
-            error_detail=f"Interrupted: {why}. {kinds.get(job.kind).when_lost}",
+            error_code=protocol.INTERRUPTED, needs_recovery=kinds.leaves_traces(job), eta_seconds=None,
+            bytes_per_sec=None, error_detail=f"Interrupted: {why}. {kinds.get(job.kind).when_lost}",
         )  # fmt: skip
         if marked:
             ResourceLock.objects.filter(job=job).delete()
@@ -71,7 +71,7 @@ def _interrupt(job: Job, why: str) -> int:
 
 
 def recover_hosts() -> None:
-    """Submits a recovery for each host that has an interrupted rewrite, unless one is queued already."""
+    """Submits a recovery for each host that has an interrupted rewrite or benchmark, unless one is queued already."""
     due = Job.objects.filter(needs_recovery=True).exclude(state__in=Job.ACTIVE).values_list("host", flat=True)
     for host_id in set(due):
         recoveries = Job.objects.filter(kind="recover", host=host_id)

@@ -201,7 +201,7 @@ def _end_badly(job: Job, recorder: Recorder, code: str, detail: str) -> None:
         with transaction.atomic():
             claims.finish(
                 job, state, error_code="" if state == Job.State.CANCELLED else code, error_detail=detail,
-                needs_recovery=job.rewrites and (state == Job.State.INTERRUPTED or code == protocol.BUG),
+                needs_recovery=(state == Job.State.INTERRUPTED or code == protocol.BUG) and kinds.leaves_traces(job),
             )  # fmt: skip
 
     _persist(write)

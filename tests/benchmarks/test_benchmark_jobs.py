@@ -1,10 +1,12 @@
 """A benchmark as a job: what it refuses, waits for and reserves, and what becomes of the agent's events."""
 
 import json
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
 from benchmarks import results, services
 from benchmarks.kind import RunBenchmark
@@ -19,7 +21,7 @@ from storage_admin.jobs import services as jobs
 from storage_admin.jobs.errors import InvalidError, NotFoundError
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.recorder import Recorder
-from tests.factories import ImageFactory, StoragePoolFactory
+from tests.factories import ImageFactory, JobFactory, StoragePoolFactory
 from tests.working import OPERATOR, VIEWER
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
@@ -163,6 +165,44 @@ def test_a_rewriting_job_waits_for_a_benchmark_unless_that_was_asked_for(pool: S
     assert waiting_for(rewrite) == "the benchmark at work on Host mine"
     Job.objects.filter(pk=run.pk).update(options=run.options | {"alongside": True})
     assert claimed(rewrite)
+
+
+def test_an_undo_waits_for_no_benchmark_and_the_benchmark_says_that_it_was_there(pool: StoragePool) -> None:
+    undone = JobFactory.create(
+        kind="convert", target=ImageFactory.create(pool=pool), state="succeeded", finished=timezone.now(),
+        undo_state="available", undo_expires=timezone.now() + timedelta(hours=1), rewrites=True,
+    )  # fmt: skip
+    measuring = submitted(pool)
+    assert claimed(measuring)
+    undo = jobs.submit(OPERATOR, "undo", undone.pk, {})
+    assert claimed(undo)
+    Job.objects.filter(pk=undo.pk).update(state="succeeded", finished=timezone.now())
+    kind = RunBenchmark()
+    measuring.refresh_from_db()
+    kind.record(measuring, {"caches": "direct"})
+    (note,) = Benchmark.objects.get(job=measuring).notes
+    assert note == f"Other jobs were at work on the host meanwhile, and disturbed it: undo {undo.pk}."
+
+
+def test_a_benchmark_waits_for_an_undo(pool: StoragePool) -> None:
+    JobFactory.create(
+        kind="undo", target=ImageFactory.create(pool=pool), state="running", started=timezone.now(), rewrites=True,
+    )  # fmt: skip
+    assert waiting_for(submitted(pool)) == "the rewriting job at work on Host mine"
+
+
+def test_a_run_that_had_the_host_to_itself_says_nothing_of_others(pool: StoragePool) -> None:
+    JobFactory.create(
+        kind="convert", target=ImageFactory.create(pool=pool), state="succeeded", started=timezone.now(),
+        finished=timezone.now(),
+    )  # fmt: skip
+    measuring = submitted(pool)
+    assert claimed(measuring)
+    JobFactory.create(kind="scan", target=pool.host, state="running", started=timezone.now())
+    JobFactory.create(kind="convert", target=ImageFactory.create(), state="running", started=timezone.now())
+    measuring.refresh_from_db()
+    RunBenchmark().record(measuring, {})
+    assert Benchmark.objects.get(job=measuring).notes == []
 
 
 def fed(pool: StoragePool, kind: str, *events: dict[str, Any], **options: Any) -> Benchmark:

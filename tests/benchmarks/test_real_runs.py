@@ -19,6 +19,7 @@ from benchmarks.steps import MADE, MIB
 from storage_admin.agent.bench import bonnie, creation, dd, fio, layouts
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.session import AgentSession
+from storage_admin.jobs import reaper
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.recorder import Recorder
 from tests.working import OPERATOR, create, digests, run, said, scan
@@ -142,6 +143,47 @@ def test_a_second_run_stands_in_the_history_and_is_no_regression_by_itself(here:
     job = Job.objects.get(benchmark=runs[1])
     assert job.result is not None
     assert (job.result["benchmark"], job.result["regressions"]) == (runs[1].pk, 0)
+
+
+def test_a_killed_benchmark_has_its_host_recovered_without_waiting_for_a_scan(
+    here: StoragePool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    benchmark = services.submit(OPERATOR, "fio", here.pk, {"size_bytes": 4 * MIB, "seconds": 60})
+    assert benchmark.job is not None
+    kill_at_its_first_step(monkeypatch)
+    ended = run(benchmark.job)
+    assert (ended.state, ended.needs_recovery) == ("interrupted", True)
+    assert list(folder.iterdir())
+    reaper.recover_hosts()
+    recovery = run(Job.objects.get(kind="recover"))
+    assert recovery.state == "succeeded"
+    assert not list(folder.iterdir())
+    ended.refresh_from_db()
+    assert not ended.needs_recovery
+    assert said(ended)[-1] == "recovered: the scratch files that it had left are removed"
+    assert any("which a benchmark had left, was removed" in line for line in said(recovery))
+    reaper.recover_hosts()
+    assert Job.objects.filter(kind="recover").count() == 1
+
+
+def test_a_scan_while_one_is_at_work_asks_for_no_recovery(
+    here: StoragePool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    benchmark = services.submit(OPERATOR, "dd", here.pk, {"size_bytes": 4 * MIB, "repetitions": 1})
+    assert benchmark.job is not None
+    take = Recorder.progress
+    looked: list[list[str]] = []
+
+    def and_scan(self: Recorder, event: dict[str, Any]) -> None:
+        take(self, event)
+        if event["stage"] == "dd" and not looked:
+            looked.append([path.name for path in folder.iterdir()])
+            scan(here.host)
+
+    monkeypatch.setattr(Recorder, "progress", and_scan)
+    assert run(benchmark.job).state == "succeeded"
+    assert looked == [[f".sa-{benchmark.job.uid}.bench"]]
+    assert not Job.objects.filter(kind="recover").exists()
 
 
 def test_what_a_killed_agent_left_is_found_by_a_scan_and_removed(

@@ -11,6 +11,7 @@ from images.kinds.analyze import Sample
 from images.kinds.reclaim import Reclaim
 from images.models import Image
 from storage_admin.jobs.models import Job
+from storage_admin.jobs.recorder import Recorder
 from tests.agent.harness import make_image, write
 from tests.factories import HostFactory, ImageFactory, JobFactory
 from tests.working import OPERATOR, image_at, run, said, scan, this_machine, work
@@ -38,6 +39,33 @@ def test_what_changed_is_sampled_after_a_scan_and_not_again(tmp_path: Path) -> N
     scan(host)
     assert [image.name for image in estimates.due(host.pk)] == ["a.qcow2"]
     assert image_at(tmp_path / "a.qcow2").reclaimable_bytes is None
+
+
+def test_images_that_are_sampled_or_scanned_are_counted_and_never_called_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a.qcow2", "b.qcow2"):
+        make_image(tmp_path / name)
+    told: list[tuple[Any, ...]] = []
+    take = Recorder.progress
+
+    def keep(self: Recorder, event: dict[str, Any]) -> None:
+        take(self, event)
+        self.flush()
+        job = Job.objects.filter(state="running").get()
+        told.append(
+            (job.kind, job.stage, job.progress, job.message, job.done_bytes, job.total_bytes, job.bytes_per_sec)
+        )
+
+    monkeypatch.setattr(Recorder, "progress", keep)
+    scan(this_machine(tmp_path))
+    run(Job.objects.get(kind="sample"))
+    assert {row[4:] for row in told} == {(None, None, None)}
+    assert ("scan", "looking who uses them", 100.0, "", None, None, None) in told
+    sampled = [row[2:4] for row in told if row[:2] == ("sample", "sampling")]
+    assert sampled[0] == (0.0, "image 1 of 2")
+    # The agent tells some of them only: both are small.
+    assert all(said.startswith(f"image {1 + (share == 50)} of 2") for share, said in sampled), sampled
 
 
 def test_an_image_that_changed_while_it_was_sampled_is_sampled_again(

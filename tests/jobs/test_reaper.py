@@ -11,7 +11,14 @@ from django.utils import timezone
 
 from storage_admin.jobs import claims, reaper, routing
 from storage_admin.jobs.models import Job, ResourceLock, Worker
-from tests.factories import HostFactory, ImageFactory, JobFactory, ResourceLockFactory, WorkerFactory
+from tests.factories import (
+    HostFactory,
+    ImageFactory,
+    JobFactory,
+    ResourceLockFactory,
+    StoragePoolFactory,
+    WorkerFactory,
+)
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
@@ -60,6 +67,16 @@ def test_an_interrupted_job_that_rewrites_nothing_needs_no_recovery() -> None:
     job.refresh_from_db()
     assert (job.state, job.needs_recovery) == ("interrupted", False)
     assert not Job.objects.filter(kind="recover").exists()
+
+
+def test_a_benchmark_that_was_cut_off_has_its_host_recovered() -> None:
+    job = JobFactory.create(
+        kind="benchmark", target=StoragePoolFactory.create(), state="running", heartbeat=None, options={"kind": "dd"}
+    )
+    reaper.reap()
+    job.refresh_from_db()
+    assert (job.state, job.rewrites, job.needs_recovery) == ("interrupted", False, True)
+    assert Job.objects.get(kind="recover").host_id == job.host_id
 
 
 def test_a_recovery_that_failed_waits_before_the_next() -> None:

@@ -38,11 +38,12 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     for done, fields in enumerate(images):
         if not isinstance(fields, dict) or not isinstance(fields.get("id"), int):
             raise RefusedError(INVALID, "each image is an object with an id")
-        io.progress("sampling", done, len(images))
+        one = _OneOfMany(io, done, len(images))
+        one.tell()
         args = {key: value for key, value in fields.items() if key != "id"}
         try:
             estimate = analyze.run(
-                Request("analyze", request.job, request.generation, {**args, "seconds": seconds}), io
+                Request("analyze", request.job, request.generation, {**args, "seconds": seconds}), one
             )
         except (RefusedError, HostError) as error:
             # One image that is gone, or damaged, says nothing about the others.
@@ -50,6 +51,24 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
             estimate = {"mode": "sample", **unknown(0, error.detail), "allocated_size": None}
         io.emit("estimate", id=fields["id"], data=estimate)
     return {"analyzed": len(images) - failed, "failed": failed}
+
+
+class _OneOfMany:
+    """The controller, while one of many images is looked at: how far that one is, in bytes, is none of its business."""
+
+    def __init__(self, io: AgentIO, done: int, total: int) -> None:
+        self._io, self._done, self._total = io, done, total
+        self.emit, self.emit_raw, self.log, self.command = io.emit, io.emit_raw, io.log, io.command
+        self.check, self.wait_for_go = io.check, io.wait_for_go
+
+    def tell(self, what: str = "") -> None:
+        """Say which one it is."""
+        said = f"image {self._done + 1:,} of {self._total:,}" + (f", {what}" if what else "")
+        self._io.progress("sampling", self._done, self._total, said)
+
+    def progress(self, stage: str, done: int, total: int | None, message: str = "") -> None:  # noqa: ARG002
+        """Say what is done with it."""
+        self.tell(stage)
 
 
 def be_idle(io: AgentIO) -> None:
