@@ -272,6 +272,18 @@ CELERY_BEAT_SCHEDULE = {
     "benchmark watches": {"task": "benchmarks.tasks.start_watches", "schedule": 10 * 60.0},
 }
 
+# --- Telling others -------------------------------------------------------------------------------------------------
+#: Who is told of alerts by mail; nobody where it is empty.
+ALERT_EMAILS = [address.strip() for address in env.list("ALERT_EMAILS", default=[]) if address.strip()]
+_mail = env.email_url("EMAIL_URL", default="smtp://localhost:25")
+EMAIL_BACKEND = _mail["EMAIL_BACKEND"]
+EMAIL_USE_TLS, EMAIL_USE_SSL = _mail.get("EMAIL_USE_TLS", False), _mail.get("EMAIL_USE_SSL", False)
+EMAIL_HOST = _mail["EMAIL_HOST"]
+EMAIL_PORT = _mail["EMAIL_PORT"] or (465 if EMAIL_USE_SSL else 587 if EMAIL_USE_TLS else 25)
+EMAIL_HOST_USER, EMAIL_HOST_PASSWORD = _mail["EMAIL_HOST_USER"] or "", _mail["EMAIL_HOST_PASSWORD"] or ""
+EMAIL_TIMEOUT = 15
+DEFAULT_FROM_EMAIL = env.str("EMAIL_FROM", default="Storage Admin <storage-admin@localhost>")
+
 # --- Files, language, log -------------------------------------------------------------------------------------------
 STATIC_URL = "static/"
 STATIC_ROOT = DATA_DIR / "static"

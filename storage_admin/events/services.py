@@ -1,0 +1,212 @@
+"""Writes: what happened, for those who are to be told; alerts that are opened once and closed when they end.
+
+Whoever calls does so in the transaction in which the thing happened: what is rolled back is told to nobody.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from django.conf import settings
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from storage_admin.accounts.roles import Actor, Role
+from storage_admin.accounts.services import audit
+from storage_admin.events.models import Alert, Delivery, Event, Webhook
+
+JOB_FINISHED = "job.finished"
+ALERT_OPENED = "alert.opened"
+ALERT_CLOSED = "alert.closed"
+#: What a webhook can be told of, with what it means; ``test`` is sent by the button alone, to one webhook.
+NAMES = {
+    JOB_FINISHED: "a job has ended, however it did",
+    ALERT_OPENED: "something is wrong that was not before",
+    ALERT_CLOSED: "it is over",
+}
+#: Of these, mail is sent to ``settings.ALERT_EMAILS``.
+MAILED = (ALERT_OPENED, ALERT_CLOSED)
+
+POOL_OVER_THRESHOLD = "pool_over_threshold"
+POOL_DAYS_UNTIL_FULL = "pool_days_until_full"
+POOL_OVERCOMMIT = "pool_overcommit"
+BROKEN_CHAIN = "broken_chain"
+FORMAT_MISMATCH = "format_mismatch"
+HOST_UNREACHABLE = "host_unreachable"
+POLICY_FAILED = "policy_failed"
+UNDO_HELD = "undo_held"
+BENCHMARK_REGRESSION = "benchmark_regression"
+DELIVERY_GIVEN_UP = "delivery_given_up"
+#: Every kind of alert and its words.
+KINDS = {
+    POOL_OVER_THRESHOLD: "pool over its threshold",
+    POOL_DAYS_UNTIL_FULL: "pool full soon",
+    POOL_OVERCOMMIT: "pool promises too much",
+    BROKEN_CHAIN: "broken chain",
+    FORMAT_MISMATCH: "format mismatch",
+    HOST_UNREACHABLE: "host unreachable",
+    POLICY_FAILED: "policy failed",
+    UNDO_HELD: "undo copies hold much",
+    BENCHMARK_REGRESSION: "slower than before",
+    DELIVERY_GIVEN_UP: "cannot be told",
+}
+#: What of an open alert follows what is found.
+_FOLLOWS = ("severity", "title", "detail", "host", "target_kind", "target_id", "target_label")
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Something that is wrong.
+
+    Args:
+        key: what is wrong with what, as ``pool_over_threshold:12``; its first part is one of ``KINDS``.
+        severity: ``danger`` or ``warning``.
+        title: one line that needs no other.
+        detail: what it rests on, and what to do.
+        host: slug of the host that it concerns; empty where it concerns no single one.
+        target_kind, target_id, target_label: what the alert leads to, as in a job.
+    """
+
+    key: str
+    severity: str
+    title: str
+    detail: str = ""
+    host: str = ""
+    target_kind: str = ""
+    target_id: int | None = None
+    target_label: str = ""
+
+    @property
+    def kind(self) -> str:
+        return self.key.partition(":")[0]
+
+
+def emit(name: str, *, host: str = "", data: dict[str, Any]) -> None:
+    """Puts an event into the outbox of everybody who is to be told of it; nothing where that is nobody.
+
+    Args:
+        name: one of ``NAMES``.
+        host: slug of the host on which it happened, if it was one.
+        data: whatever JSON can carry; no secret.
+    """
+    hooks = [hook for hook in Webhook.objects.filter(enabled=True) if not hook.events or name in hook.events]
+    addresses = list(settings.ALERT_EMAILS) if name in MAILED else []
+    if not hooks and not addresses:
+        return
+    with transaction.atomic():
+        event = Event.objects.create(name=name, host=host, data=data)
+        Delivery.objects.bulk_create(
+            [
+                *(Delivery(event=event, webhook=hook) for hook in hooks),
+                *(Delivery(event=event, recipients=[address]) for address in addresses),
+            ]
+        )
+
+
+def reconcile(kind: str, found: Iterable[Trouble]) -> None:
+    """Makes the open alerts of a kind those that are found: opens what is new, updates, closes what is not there.
+
+    All in one transaction, which is not begun where nothing changes.
+
+    Args:
+        kind: one of ``KINDS``.
+        found: all trouble of that kind that there is now.
+
+    Raises:
+        ValueError: a trouble is of another kind.
+    """
+    wanted = {trouble.key: trouble for trouble in found}
+    if strays := [trouble.key for trouble in wanted.values() if trouble.kind != kind]:
+        raise ValueError(f"{strays[0]} is not of the kind {kind}")
+    if all(_as_it_is(alert, wanted) for alert in _open(kind)) and len(wanted) == _open(kind).count():
+        return
+    with transaction.atomic():
+        known = {alert.key: alert for alert in _open(kind)}
+        for key, trouble in wanted.items():
+            _open_or_update(trouble, known.get(key))
+        for key in known.keys() - wanted.keys():
+            _close(known[key])
+
+
+def raise_alert(trouble: Trouble) -> None:
+    """Opens an alert; one that is open already is updated."""
+    with transaction.atomic():
+        _open_or_update(trouble, Alert.objects.filter(key=trouble.key, closed=None).first())
+
+
+def close_alert(key: str) -> None:
+    """Closes the open alert of a key, if there is one."""
+    with transaction.atomic():
+        for alert in Alert.objects.filter(key=key, closed=None):
+            _close(alert)
+
+
+def acknowledge(actor: Actor, alert: Alert) -> Alert:
+    """Says that somebody knows of an alert and sees to it; who did so first stands there.
+
+    Raises:
+        ForbiddenError: the actor is no operator, or limited to other hosts.
+    """
+    if alert.host:
+        actor.require(Role.OPERATOR, alert.host)
+    else:
+        actor.require_everywhere(Role.OPERATOR)
+    with transaction.atomic():
+        new = {"acknowledged": timezone.now(), "acknowledged_by": actor.name}
+        if Alert.objects.filter(pk=alert.pk, acknowledged=None).update(**new) == 1:
+            audit(
+                actor, "alert acknowledged", alert.title,
+                before={"acknowledged_by": ""}, after={"alert": alert.pk, "acknowledged_by": actor.name},
+            )  # fmt: skip
+    alert.refresh_from_db()
+    return alert
+
+
+def _open(kind: str) -> Any:
+    return Alert.objects.filter(kind=kind, closed=None)
+
+
+def _as_it_is(alert: Alert, wanted: dict[str, Trouble]) -> bool:
+    trouble = wanted.get(alert.key)
+    return trouble is not None and not _differences(alert, trouble)
+
+
+def _differences(alert: Alert, trouble: Trouble) -> dict[str, Any]:
+    found = {name: getattr(trouble, name) for name in _FOLLOWS} | {"title": trouble.title[:200]}
+    return {name: value for name, value in found.items() if getattr(alert, name) != value}
+
+
+def _open_or_update(trouble: Trouble, alert: Alert | None) -> None:
+    if alert is not None:
+        if changes := _differences(alert, trouble):
+            Alert.objects.filter(pk=alert.pk, closed=None).update(updated=timezone.now(), **changes)
+        return
+    columns = {name: getattr(trouble, name) for name in _FOLLOWS} | {"title": trouble.title[:200]}
+    try:
+        with transaction.atomic():
+            alert = Alert.objects.create(key=trouble.key, kind=trouble.kind, **columns)
+    except IntegrityError:
+        return  # somebody else has opened it in this moment
+    emit(ALERT_OPENED, host=alert.host, data=in_short(alert))
+
+
+def _close(alert: Alert) -> None:
+    alert.closed = timezone.now()
+    if Alert.objects.filter(pk=alert.pk, closed=None).update(closed=alert.closed) == 1:
+        emit(ALERT_CLOSED, host=alert.host, data=in_short(alert))
+
+
+def in_short(alert: Alert) -> dict[str, Any]:
+    """An alert as receivers are told of it."""
+    return {
+        "id": alert.pk,
+        "kind": alert.kind,
+        "severity": alert.severity,
+        "title": alert.title,
+        "detail": alert.detail,
+        "host": alert.host,
+        "target": {"kind": alert.target_kind, "id": alert.target_id, "label": alert.target_label},
+        "opened": alert.opened.isoformat(),
+        "closed": alert.closed.isoformat() if alert.closed else None,
+        "acknowledged_by": alert.acknowledged_by,
+    }
