@@ -1,19 +1,16 @@
 """What to choose, in a sentence with its numbers: only where the runs' spreads allow it.
 
-Two settings differ where not one repetition of the one reached into what the other's repetitions span. With a single
-repetition there is no spread, and nothing is said to be better than anything else.
+Two settings differ where not one repetition of the one reached into what the other's repetitions span
+(:func:`benchmarks.telling.differ`). With few repetitions nothing is said to be better than anything else.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from benchmarks import results
+from benchmarks import depths, results
 from benchmarks.results import Result
-from images.templatetags.storage import size
+from benchmarks.telling import FEWEST, NO_DIFFERENCE, Advice, differ, figure, listed, times, value_of
 
-NO_DIFFERENCE = "no difference that can be measured"
-#: Fewer repetitions have no spread worth the name.
-FEWEST = 2
 #: Bytes by which a new image has to be larger: tables of some clusters are nothing that anybody would pay for.
 WORTH_SAYING = 1 << 20
 
@@ -37,15 +34,6 @@ class Matrix:
     of: Callable[[Result], bool]
     doing: str
     costs: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Advice:
-    """One sentence; ``measurable`` is false where it says that there is no difference."""
-
-    topic: str
-    sentence: str
-    measurable: bool
 
 
 def _all(_row: Result) -> bool:
@@ -75,14 +63,12 @@ MATRICES: dict[str, tuple[Matrix, ...]] = {
         Matrix("Compression at read time", "seq_read_rate", "qcow2", _compressed, "reads"),
     ),
     "dd": (
-        Matrix("Writing", "write_rate", "write direct 1M", _all, "writes"),
-        Matrix("Reading", "read_rate", "read direct 1M", _all, "reads"),
-    ),
-    "fio": (
-        Matrix("Random reads", "rand_read_iops", "randread 4K depth 1", _all, "reads at random"),
-        Matrix("Random writes", "rand_write_iops", "randwrite 4K depth 1", _all, "writes at random"),
+        Matrix("Writing", "write_rate", "direct I/O 1M", _all, "writes"),
+        Matrix("Reading", "read_rate", "direct I/O 1M", _all, "reads"),
     ),
 }
+#: Ways of dd: a guest's cache=none is the one, cache=writeback the other.
+_WAYS = {"direct": "direct I/O", "fdatasync": "cached I/O"}
 
 
 def of(kind: str, rows: Sequence[Result], where: str) -> list[Advice]:
@@ -91,7 +77,7 @@ def of(kind: str, rows: Sequence[Result], where: str) -> list[Advice]:
     Args:
         where: the pool, as in "on *fast*".
     """
-    given = []
+    given = depths.of(rows, where) if kind == "fio" else []
     for matrix in MATRICES.get(kind, ()):
         for block in _blocks(rows):
             mine = [row for row in rows if row.metric == matrix.metric and matrix.of(row) and _block(row) == block]
@@ -109,22 +95,9 @@ def _blocks(rows: Sequence[Result]) -> list[str]:
     return list(dict.fromkeys(_block(row) for row in rows))
 
 
-def differ(one: Result, other: Result) -> bool:
-    """Whether two results can be told apart: their spreads do not overlap."""
-    if one.repetitions < FEWEST or other.repetitions < FEWEST:
-        return False
-    if one.min is None or one.max is None or other.min is None or other.max is None:
-        return False
-    return one.min > other.max or other.min > one.max
-
-
-def _value(row: Result) -> float:
-    return row.median or 0.0
-
-
 def _advise(matrix: Matrix, rows: list[Result], beside: list[Result], where: str, block: str) -> Advice:
     way = results.better(matrix.metric)
-    ranked = sorted(rows, key=lambda row: way * _value(row), reverse=True)
+    ranked = sorted(rows, key=lambda row: way * value_of(row), reverse=True)
     best, slowest = ranked[0], ranked[-1]
     topic = matrix.topic + (f", {block}" if block else "")
     usual = next((row for row in rows if _named(row) == matrix.usual), None)
@@ -135,10 +108,10 @@ def _advise(matrix: Matrix, rows: list[Result], beside: list[Result], where: str
         best = usual  # as good as the best one, and what one would have anyway
     if not differ(best, first):
         return Advice(topic, _same(where, rows), measurable=False)
-    told = f"On {where}, {_named(best)} {matrix.doing} {_times(best, first)} faster than {_named(first)} "
+    told = f"On {where}, {_named(best)} {matrix.doing} {times(best, first)} faster than {_named(first)} "
     told += f"({figure(best)} against {figure(first)})"
     if equals := [_named(row) for row in ranked if row is not best and not differ(best, row)]:
-        told += f"; between it and {_listed(equals)} there is {NO_DIFFERENCE}"
+        told += f"; between it and {listed(equals)} there is {NO_DIFFERENCE}"
     if first is usual and differ(slowest, usual):
         told += f"; {_named(slowest)} is slowest ({figure(slowest)})"
     return Advice(topic, f"{told}{_paid(matrix, best, first, beside)}.", measurable=True)
@@ -146,9 +119,9 @@ def _advise(matrix: Matrix, rows: list[Result], beside: list[Result], where: str
 
 def _same(where: str, rows: list[Result]) -> str:
     if min(row.repetitions for row in rows) < FEWEST:
-        return f"On {where}, one repetition shows {NO_DIFFERENCE}: run it with more of them."
-    values = sorted(rows, key=_value)
-    names = _listed([_named(row) for row in rows])
+        return f"On {where}, fewer than {FEWEST} repetitions show {NO_DIFFERENCE}: run it with more of them."
+    values = sorted(rows, key=value_of)
+    names = listed([_named(row) for row in rows])
     medians = f"medians of {figure(values[0])} to {figure(values[-1])}"
     return f"On {where} there is {NO_DIFFERENCE} between {names}: {medians}, and their spreads overlap."
 
@@ -162,54 +135,17 @@ def _paid(matrix: Matrix, best: Result, first: Result, beside: list[Result]) -> 
         if mine is None or other is None:
             continue
         known += 1
-        if metric == "physical_bytes" and _value(mine) - _value(other) >= WORTH_SAYING:
+        if metric == "physical_bytes" and value_of(mine) - value_of(other) >= WORTH_SAYING:
             told.append(f"takes {figure(mine)} when it is new instead of {figure(other)}")
-        elif metric == "create_seconds" and _value(mine) > _value(other) and differ(mine, other):
+        elif metric == "create_seconds" and value_of(mine) > value_of(other) and differ(mine, other):
             told.append(f"is created in {figure(mine)} instead of {figure(other)}")
     if told:
         return f"; it {' and '.join(told)}"
     return "; creating it costs no more time or space" if known and known == len(matrix.costs) else ""
 
 
-def _times(best: Result, other: Result) -> str:
-    low, high = sorted((_value(best), _value(other)))
-    if not low:
-        return "beyond measure"
-    ratio = high / low
-    return f"{ratio:.2f} times" if ratio < 1.2 else f"{ratio:.1f} times" if ratio < 10 else f"{ratio:.0f} times"
-
-
 def _named(row: Result) -> str:
     setting = {name: value for name, value in row.setting.items() if not (name == "block" and "layout" in row.setting)}
-    return results.name_of(setting)
-
-
-def _listed(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def figure(row: Result) -> str:
-    """A result's median as one writes it, with its unit."""
-    return "unknown" if row.median is None else written(row.median, row.unit)
-
-
-def written(value: float, unit: str) -> str:
-    """A figure with its unit: ``412 MiB/s``, ``8,120 a second``, ``1.46 s``, ``85 µs``, ``4 GiB``."""
-    match unit:
-        case "B/s":
-            return f"{size(round(value))}/s"
-        case "B":
-            return size(round(value))
-        case "1/s":
-            return f"{value:,.0f} a second" if value >= 10 else f"{value:.3g} a second"
-        case "s":
-            return _time(value)
-        case _:
-            return f"{value:,.3g} {unit}"
-
-
-def _time(value: float) -> str:
-    for least, factor, name in ((1.0, 1, "s"), (1e-3, 1e3, "ms")):
-        if value >= least:
-            return f"{value * factor:,.0f} {name}" if value * factor >= 100 else f"{value * factor:.3g} {name}"
-    return f"{value * 1e6:.3g} µs"
+    if "sync" in setting:
+        setting = {"sync": _WAYS.get(setting["sync"], setting["sync"]), "block": setting.get("block", "")}
+    return results.name_of(setting).strip()

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks import results
-from benchmarks.advice import written
 from benchmarks.models import Benchmark
 from benchmarks.published import Published
 from benchmarks.results import Result
+from benchmarks.telling import written
 
 Config = dict[str, Any]
 
@@ -118,7 +118,7 @@ def bars(series: Sequence[Series], metric: str) -> Chart | None:
         ``None`` where nobody has a figure.
     """
     having = [one for one in series if any(row.metric == metric and row.median is not None for row in one.rows)]
-    names = dict.fromkeys(row.name for one in having for row in one.rows if row.metric == metric)
+    names = _names(row for one in having for row in one.rows if row.metric == metric)
     if not names:
         return None
     unit = next(row.unit for one in having for row in one.rows if row.metric == metric)
@@ -128,15 +128,21 @@ def bars(series: Sequence[Series], metric: str) -> Chart | None:
         _dataset(one, series.index(one), [rows.get(name) for name in names])
         for one, rows in zip(having, found, strict=True)
     ]
-    config = _config("bar", unit, list(names), datasets)
+    config = _config("bar", unit, names, datasets)
     table = [(name, *(_cell(rows.get(name)) for rows in found)) for name in names]
     return Chart(f"chart-{metric}", title_of(metric), config, ("Setting", *(one.label for one in having)), tuple(table))
+
+
+def _names(rows: Iterable[Result]) -> list[str]:
+    """The settings of some rows, each once, in the order of what they are called by."""
+    ordered = results.in_order([row.setting for row in rows])
+    return list(dict.fromkeys(results.name_of(setting) for setting in ordered))
 
 
 def percentiles(series: Sequence[Series]) -> Chart | None:
     """Latencies: for each setting the median and the slowest 5 and 1 of 100, on a logarithmic axis."""
     having = [one for one in series if any(row.metric in _PERCENTILES and row.median for row in one.rows)]
-    names = dict.fromkeys(row.name for one in having for row in one.rows if row.metric in _PERCENTILES)
+    names = _names(row for one in having for row in one.rows if row.metric in _PERCENTILES)
     if not names:
         return None
     datasets: list[Config] = []
@@ -149,7 +155,7 @@ def percentiles(series: Sequence[Series]) -> Chart | None:
             rows = [found.get(name) for name in names]
             datasets.append(_dataset(replace(one, label=label), len(datasets), rows))
             columns.append((label, rows))
-    config = _config("bar", "s", list(names), datasets)
+    config = _config("bar", "s", names, datasets)
     config["options"]["scales"]["y"] = {"type": "logarithmic"}
     table = [(name, *(_cell(rows[number]) for _, rows in columns)) for number, name in enumerate(names)]
     heads = ("Setting", *(label for label, _ in columns))

@@ -10,10 +10,10 @@ from storage_admin.jobs.models import Job
 class BenchmarkKind(models.TextChoices):
     """What is measured."""
 
-    DD = "dd"
+    DD = "dd", "dd"
     BONNIE = "bonnie", "bonnie++"
-    FIO = "fio"
-    PREALLOCATION = "preallocation"
+    FIO = "fio", "fio"
+    PREALLOCATION = "preallocation", "preallocation"
     CLUSTER_SIZE = "cluster_size", "cluster size"
     FORMATS = "formats", "formats and chains"
     BOOT = "boot", "boot storm"
@@ -23,15 +23,15 @@ class Benchmark(models.Model):
     """One run, or result lines that somebody pasted; then there is no job, no host and no pool."""
 
     class Source(models.TextChoices):
-        RUN = "run"
-        PASTED = "pasted"
+        RUN = "run", "run"
+        PASTED = "pasted", "pasted"
 
     class Caches(models.TextChoices):
         """What stood between the figures and the disk, as the agent says it."""
 
-        DROPPED = "dropped"
-        DIRECT = "direct"
-        NOT_DROPPED = "not dropped"
+        DROPPED = "dropped", "caches dropped"
+        DIRECT = "direct", "direct, past the caches"
+        NOT_DROPPED = "not dropped", "caches not dropped"
 
     job = models.OneToOneField(Job, on_delete=models.SET_NULL, null=True, related_name="benchmark")
     host = models.ForeignKey(Host, on_delete=models.CASCADE, null=True, related_name="benchmarks")

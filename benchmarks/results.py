@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
@@ -13,6 +14,13 @@ from benchmarks.models import Benchmark, Sample
 #: Of these, less is better; of the sizes and shares below, neither is; of everything else, more is.
 _LESS = ("_seconds",)
 _NEITHER = ("physical_bytes",)
+#: Values and names of settings whose own word is one of a tool's.
+_WORDS = {
+    "randread": "random read", "randwrite": "random write", "randrw": "random mixed", "extended_l2": "extended L2",
+}  # fmt: skip
+_SIZE = re.compile(r"([0-9]{1,12})([KMGT]?)")
+#: Larger than any size.
+_BEYOND = 1 << 100
 
 
 @dataclass(frozen=True)
@@ -36,7 +44,7 @@ class Result:
 
     @property
     def name(self) -> str:
-        """The setting as one writes it: ``64K``, ``randread 4K depth 32``."""
+        """The setting as one writes it: ``64K``, ``random read 4K depth 32``."""
         return name_of(self.setting)
 
     @property
@@ -54,9 +62,37 @@ def name_of(setting: dict[str, Any]) -> str:
     """A setting as one writes it: texts as they are, numbers and switches with what they are of."""
     words = []
     for name, value in setting.items():
+        of = _WORDS.get(name) or name.replace("_", " ")
         bare = isinstance(value, str) and value != "on"
-        words.append(value if bare else name.replace("_", " ") + (f" {value}" if value != "on" else ""))
+        words.append(_WORDS.get(value, value) if bare else of + (f" {value}" if value != "on" else ""))
     return " ".join(words)
+
+
+def in_order(settings: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Settings as a chart shows them: sizes and numbers by their value, words as they first appear.
+
+    What has layouts compares these: there each block size has all of them, one after the other.
+    """
+    told = list({key_of(setting): setting for setting in settings}.values())
+    names = list(dict.fromkeys(name for setting in told for name in setting))
+    if "layout" in names and "block" in names:
+        names.sort(key=lambda name: name != "block")
+    words = {name: list(dict.fromkeys(setting.get(name) for setting in told)) for name in names}
+
+    def place(setting: dict[str, Any]) -> list[float]:
+        return [_place(setting.get(name), words[name]) for name in names]
+
+    return sorted(told, key=place)
+
+
+def _place(value: Any, words: list[Any]) -> float:
+    """Where a value stands among others: what is not there first, then sizes, then words."""
+    if value is None:
+        return -1
+    if isinstance(value, int):
+        return value
+    size = _SIZE.fullmatch(str(value))
+    return int(size[1]) << 10 * " KMGT".index(size[2] or " ") if size else _BEYOND + words.index(value)
 
 
 def better(metric: str) -> int:

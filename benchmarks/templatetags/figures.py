@@ -2,7 +2,7 @@
 
 from django import template
 
-from benchmarks import advice, charts, results
+from benchmarks import charts, results, telling
 from benchmarks.models import Benchmark, BenchmarkKind
 from benchmarks.steps import MADE
 from storage_admin.jobs.models import Job
@@ -13,7 +13,7 @@ register = template.Library()
 @register.filter
 def written(value: float | None, unit: str) -> str:
     """A figure with its unit: ``412 MiB/s``, ``8,120 a second``; ``not measured`` for ``None``."""
-    return "not measured" if value is None else advice.written(value, unit)
+    return "not measured" if value is None else telling.written(value, unit)
 
 
 @register.filter
@@ -37,7 +37,7 @@ def kind_title(kind: str) -> str:
 
 @register.filter
 def setting_name(setting: dict[str, str | int]) -> str:
-    """A setting as one writes it: ``64K``, ``randread 4K depth 32``."""
+    """A setting as one writes it: ``64K``, ``random read 4K depth 32``."""
     return results.name_of(setting)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from benchmarks import charts, published
+from benchmarks import charts, published, results
 from benchmarks.charts import Chart, Series
 from benchmarks.models import Benchmark
 from benchmarks.results import Result
@@ -32,15 +32,15 @@ def test_a_matrix_is_bars_of_medians_with_their_spread(pool: StoragePool, measur
     assert (chart.id, chart.title, chart.config["type"], chart.config["unit"]) == (
         "chart-write_rate", "Write rate", "bar", "B/s",
     )  # fmt: skip
-    assert chart.config["data"]["labels"] == ["64K", "4K", "512"]
+    assert chart.config["data"]["labels"] == ["512", "4K", "64K"]
     (bars,) = datasets(chart)
-    assert bars["data"] == [20 * MIB, 5 * MIB, None]
-    assert bars["spread"] == [[10 * MIB, 30 * MIB], None, None]
+    assert bars["data"] == [None, 5 * MIB, 20 * MIB]
+    assert bars["spread"] == [None, None, [10 * MIB, 30 * MIB]]
     assert (bars["label"], bars["published"]) == ("this run", False)
     assert chart.heads == ("Setting", "this run")
-    assert chart.table[0][1].startswith("20")
-    assert chart.table[0][1].endswith("(10 MiB/s to 30 MiB/s)") or "10.0 MiB/s to 30.0 MiB/s" in chart.table[0][1]
-    assert chart.table[2] == ("512", "not measured")
+    assert chart.table[2][1].startswith("20")
+    assert chart.table[2][1].endswith("(10 MiB/s to 30 MiB/s)") or "10.0 MiB/s to 30.0 MiB/s" in chart.table[2][1]
+    assert chart.table[0] == ("512", "not measured")
 
 
 def test_published_figures_stand_beside_and_are_marked(pool: StoragePool, measured: Measured) -> None:
@@ -48,14 +48,40 @@ def test_published_figures_stand_beside_and_are_marked(pool: StoragePool, measur
     told = charts.published_series(published.of_kind("cluster_size")[0])
     (chart,) = charts.every([charts.series_of(run), told])  # create times are only published: no chart of theirs
     ours, theirs = datasets(chart)
-    assert chart.config["data"]["labels"] == ["64K", "4K", "512", "1K", "2M"]
-    assert ours["data"] == [30 * MIB, 5 * MIB, None, None, None]
-    assert theirs["data"] == [79e6, None, 49.9e6, 58.2e6, 91.7e6]
+    assert chart.config["data"]["labels"] == ["512", "1K", "4K", "64K", "2M"]
+    assert ours["data"] == [None, None, 5 * MIB, 30 * MIB, None]
+    assert theirs["data"] == [49.9e6, 58.2e6, None, 79e6, 91.7e6]
     assert (ours["published"], theirs["published"]) == (False, True)
     assert theirs["colour"] == charts.PUBLISHED_COLOUR != ours["colour"]
     assert theirs["label"] == "Published: cluster size (one Samsung SSD)"
     assert "134 MB" in theirs["about"]
     assert theirs["spread"] == [None] * 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        (
+            [{"cluster_size": "2M"}, {"cluster_size": "128K", "extended_l2": "on"}, {"cluster_size": "128K"},
+             {"cluster_size": "512"}, {"cluster_size": "1K"}],
+            ["512", "1K", "128K", "128K extended L2", "2M"],
+        ),
+        ([{"preallocation": word} for word in ("off", "metadata", "full", "off")], ["off", "metadata", "full"]),
+        (
+            [{"rw": "randread", "depth": depth} for depth in (1, 32, 4, 16)] + [{"rw": "read", "depth": 8}],
+            ["random read depth 1", "random read depth 4", "random read depth 16", "random read depth 32",
+             "read depth 8"],
+        ),
+        (
+            [{"layout": layout, "block": block} for block in ("64K", "4K") for layout in ("raw", "qcow2")]
+            + [{"layout": "chain", "depth": depth, "block": "4K"} for depth in (10, 3)],
+            ["raw 4K", "qcow2 4K", "chain depth 3 4K", "chain depth 10 4K", "raw 64K", "qcow2 64K"],
+        ),
+        ([{"size": "4G"}, {"size": "300M"}, {"size": "odd"}, {}], ["", "300M", "4G", "odd"]),
+    ],
+)  # fmt: skip
+def test_sizes_and_depths_stand_in_the_order_of_their_values(settings: list[dict[str, Any]], names: list[str]) -> None:
+    assert [results.name_of(setting) for setting in results.in_order(settings)] == names
 
 
 def test_runs_side_by_side_are_told_apart(pool: StoragePool, measured: Measured) -> None:
@@ -81,11 +107,11 @@ def test_latencies_are_percentiles_on_a_logarithmic_axis() -> None:
     (chart,) = charts.every([Series("run", rows)])
     assert chart.id == "chart-latency"
     assert chart.config["options"]["scales"]["y"]["type"] == "logarithmic"
-    assert chart.config["data"]["labels"] == ["randread depth 1", "read"]
+    assert chart.config["data"]["labels"] == ["random read depth 1", "read"]
     assert [(one["label"], one["data"]) for one in datasets(chart)] == [
         ("p50", [0.0001, 0.01]), ("p95", [0.0005, 0.02]), ("p99", [0.002, 0.03]),
     ]  # fmt: skip
-    assert chart.table[0] == ("randread depth 1", "100 µs", "500 µs", "2 ms")
+    assert chart.table[0] == ("random read depth 1", "100 µs", "500 µs", "2 ms")
 
 
 def test_latencies_of_two_runs_name_both() -> None:

@@ -2,12 +2,13 @@
 
 import csv
 import io
+import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from benchmarks import advice, results
+from benchmarks import advice, results, telling
 from benchmarks.models import Benchmark, Sample
 from benchmarks.results import Result
 from storage_admin.hosts.models import StoragePool
@@ -17,7 +18,9 @@ Measured = Callable[..., Benchmark]
 
 
 def row(setting: dict[str, Any], *values: float, metric: str = "write_rate", unit: str = "B/s") -> Result:
-    samples = [Sample(setting=setting, metric=metric, unit=unit, value=value) for value in values]
+    """Two values are the least and the largest of three."""
+    told = (*values, sum(values) / 2) if len(values) == 2 else values
+    samples = [Sample(setting=setting, metric=metric, unit=unit, value=value) for value in told]
     return results.summed(samples)[0]
 
 
@@ -53,8 +56,10 @@ def test_a_setting_is_the_same_in_whatever_order_it_names_its_parts() -> None:
     ("setting", "name"),
     [
         ({"cluster_size": "64K"}, "64K"),
-        ({"cluster_size": "128K", "extended_l2": "on"}, "128K extended l2"),
+        ({"cluster_size": "128K", "extended_l2": "on"}, "128K extended L2"),
         ({"layout": "chain", "depth": 5}, "chain depth 5"),
+        ({"rw": "randread", "block": "4K", "depth": 32}, "random read 4K depth 32"),
+        ({"mode": "write", "sync": "fdatasync", "block": "1M"}, "write fdatasync 1M"),
     ],
 )
 def test_a_setting_reads_as_one_would_write_it(setting: dict[str, Any], name: str) -> None:
@@ -92,10 +97,87 @@ def test_spreads_that_overlap_are_no_difference() -> None:
     assert "between 4K and 64K: medians of 114 MiB/s to 124 MiB/s, and their spreads overlap." in told[0].sentence
 
 
-def test_one_repetition_shows_nothing() -> None:
-    (told,) = advice.of("cluster_size", [sized("4K", 1), sized("64K", 500)], "fast")
+@pytest.mark.parametrize("repetitions", [1, 2])
+def test_one_or_two_repetitions_show_nothing(repetitions: int) -> None:
+    rows = [Result("write_rate", "B/s", {"cluster_size": size}, value, value, value, repetitions)
+            for size, value in (("4K", 1.0), ("64K", 500.0))]  # fmt: skip
+    (told,) = advice.of("cluster_size", rows, "fast")
     assert not told.measurable
+    assert "fewer than 3 repetitions" in told.sentence
     assert "run it with more of them" in told.sentence
+
+
+def test_of_three_repetitions_the_gap_is_wider_than_the_spread() -> None:
+    near = advice.of("cluster_size", [sized("4K", 100, 105, 110), sized("64K", 112, 115, 120)], "fast")
+    far = advice.of("cluster_size", [sized("4K", 100, 105, 110), sized("64K", 121, 125, 130)], "fast")
+    assert [one.measurable for one in near + far] == [False, True]
+    five = advice.of("cluster_size", [sized("4K", *range(100, 105)), sized("64K", *range(106, 111))], "fast")
+    assert [one.measurable for one in five] == [True]
+
+
+@pytest.mark.parametrize(("repetitions", "most"), [(3, 0.03), (5, 0.03)])
+def test_noise_alone_is_seldom_called_a_difference(repetitions: int, most: float) -> None:
+    chance = random.Random(5)
+    trials = 1000
+    wrong = 0
+    for _ in range(trials):
+        rows = [sized(size, *(chance.gauss(100, 3) for _ in range(repetitions))) for size in ("512", "4K", "64K", "2M")]
+        wrong += any(one.measurable for one in advice.of("cluster_size", rows, "fast"))
+    assert wrong / trials <= most, wrong
+
+
+DEPTHS = {1: 8120, 4: 15000, 16: 25300, 64: 25400}
+
+
+def at(depth: int, value: float, spread: float = 0.01, **more: Any) -> Result:
+    kind: dict[str, Any] = {"metric": "rand_read_iops", "unit": "1/s"} | more
+    return row({"rw": "randread", "block": "4K", "depth": depth}, value * (1 - spread), value * (1 + spread), **kind)
+
+
+def test_up_to_which_depth_it_pays_is_said_and_what_it_costs() -> None:
+    slow: dict[str, Any] = {"metric": "latency_p99_seconds", "unit": "s"}
+    rows = [at(depth, value) for depth, value in DEPTHS.items()]
+    rows += [at(depth, 0.0002 * depth, **slow) for depth in DEPTHS]
+    (told,) = advice.of("fio", rows, "fast")
+    assert told.topic == "Queue depth, random reads"
+    assert told.sentence == (
+        "On fast, random reads of 4K rise 3.1 times from depth 1 to 16 (8,120 a second to 25,300 a second), and 99 of "
+        "100 are answered within 3.2 ms instead of 200 µs; 64 gains nothing measurable."
+    )
+
+
+def test_depths_that_gain_nothing_or_lose_are_said() -> None:
+    (even,) = advice.of("fio", [at(depth, 8000 + depth, 0.05) for depth in DEPTHS], "fast")
+    assert not even.measurable
+    assert (
+        "no difference that can be measured between depths 1, 4, 16 and 64: 1 is enough for random reads of 4K"
+        in even.sentence
+    )
+    (falling,) = advice.of("fio", [at(1, 1000), at(4, 4000), at(64, 2000)], "fast")
+    assert falling.sentence.endswith("from depth 1 to 4 (1,000 a second to 4,000 a second); 64 is slower "
+                                     "(2,000 a second).")  # fmt: skip
+    (backwards,) = advice.of("fio", [at(1, 4000), at(64, 1000)], "fast")
+    assert backwards.sentence == (
+        "On fast, random reads of 4K are fastest at depth 1 (4,000 a second); 64 is slower (1,000 a second)."
+    )
+    (two,) = advice.of("fio", [at(1, 100), at(32, 400, 0.9)], "fast")
+    assert not two.measurable
+
+
+def test_both_directions_of_a_mixture_and_each_kind_have_a_sentence_of_their_own() -> None:
+    rows = [at(1, 100), at(4, 300), *(at(depth, 100 * depth, metric="rand_write_iops") for depth in (1, 4))]
+    assert [one.topic for one in advice.of("fio", rows, "fast")] == [
+        "Queue depth, random reads", "Queue depth, random writes",
+    ]  # fmt: skip
+    assert advice.of("fio", rows[:1], "fast") == []
+
+
+def test_ways_of_dd_are_named_in_words() -> None:
+    def wrote(sync: str, *values: float) -> Result:
+        return row({"mode": "write", "sync": sync, "block": "1M"}, *(value * MB for value in values))
+
+    told = sentence("dd", [wrote("direct", 100, 101), wrote("fdatasync", 200, 202)])
+    assert told.startswith("On fast, cached I/O 1M writes 2.0 times faster than direct I/O 1M (")
 
 
 def test_what_the_faster_one_costs_is_said_or_that_it_costs_nothing() -> None:
@@ -152,4 +234,4 @@ def test_nothing_is_said_without_figures() -> None:
     ],
 )  # fmt: skip
 def test_figures_are_written_with_their_units(value: float, unit: str, text: str) -> None:
-    assert advice.written(value, unit).replace("1.50", "1.5") == text
+    assert telling.written(value, unit).replace("1.50", "1.5") == text

@@ -33,8 +33,8 @@ class BonnieStep(Step):
     def run(self, bench: Bench) -> None:
         """Run it in the scratch folder."""
         bench.through_memory(
-            f"bonnie++ reads through the cache: its {self.size_bytes >> 20} MiB stand against "
-            f"{self.memory_bytes >> 20} MiB of memory"
+            f"bonnie++ reads through the cache: its file has {self.size_bytes >> 20} MiB, and it was told of "
+            f"{self.memory_bytes >> 20} MiB of memory (-r)"
         )
         bench.scratch.clear()
         argv = [
