@@ -15,6 +15,7 @@ from storage_admin.agent.protocol import b64, unb64
 from storage_admin.jobs import claims, kinds
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Plan
+from storage_admin.jobs.telling import tell_end
 
 
 class Recover(HostKind):
@@ -148,6 +149,7 @@ def _finished_after_all(lost: Job, found: dict[str, Any]) -> None:
         },
     )  # fmt: skip
     claims.log(lost, "recovered: the new image stood in its place already, verified; the job has succeeded")
+    tell_end(lost.pk)
     image = Image.objects.select_related("pool").filter(pk=lost.target_id).first()
     if image is not None and found["inode"] is not None and _in_its_place(lost):
         _replaced(image, found)
@@ -191,6 +193,7 @@ def _settle_lost(recovery: Job, lost: Job, found: dict[str, Any]) -> None:
         result={"copy_bytes": lost.undo_bytes, "of_job": lost.pk, "recovered": True},
     )  # fmt: skip
     claims.log(removal, "recovered: the undo copy was gone already; its removal has succeeded")
+    tell_end(removal.pk)
 
 
 def _is_another_file(lost: Job, found: dict[str, Any]) -> bool:
@@ -213,6 +216,7 @@ def _settle_undo(lost: Job, found: dict[str, Any]) -> None:
             result={"undone_job": undone.pk, "held_bytes": 0, "freed_bytes": 0, "freed_at": None, "recovered": True},
         )  # fmt: skip
         claims.log(lost, "recovered: the original stood in its place already; the undo has succeeded")
+        tell_end(lost.pk)
     else:
         claims.log(lost, "recovered: the undo had not happened; the undo copy waits again")
 

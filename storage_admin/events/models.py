@@ -48,6 +48,9 @@ class Webhook(models.Model):
     url = models.CharField(max_length=500)
     #: The key of the signature, encrypted; shown once, when it was made.
     secret_locked = models.BinaryField()
+    #: The key before the last rotation, and until when signatures are made with it too.
+    old_secret_locked = models.BinaryField(default=b"")
+    old_secret_until = models.DateTimeField(null=True)
     #: Names of events; empty means all of them.
     events = models.JSONField(default=list, blank=True)
     enabled = models.BooleanField(default=True)
@@ -93,6 +96,8 @@ class Delivery(models.Model):
     next_try = models.DateTimeField(default=timezone.now)
     #: Moved on by whoever tries, so that of two senders one sends.
     generation = models.PositiveIntegerField(default=0)
+    #: When it was tried last.
+    tried = models.DateTimeField(null=True)
     status_code = models.PositiveSmallIntegerField(null=True)
     problem = models.TextField(blank=True)
     sent = models.DateTimeField(null=True)

@@ -89,8 +89,7 @@ def emit(name: str, *, host: str = "", data: dict[str, Any]) -> None:
         host: slug of the host on which it happened, if it was one.
         data: whatever JSON can carry; no secret.
     """
-    hooks = [hook for hook in Webhook.objects.filter(enabled=True) if not hook.events or name in hook.events]
-    addresses = list(settings.ALERT_EMAILS) if name in MAILED else []
+    hooks, addresses = _receivers(name)
     if not hooks and not addresses:
         return
     with transaction.atomic():
@@ -101,6 +100,16 @@ def emit(name: str, *, host: str = "", data: dict[str, Any]) -> None:
                 *(Delivery(event=event, recipients=[address]) for address in addresses),
             ]
         )
+
+
+def is_awaited(name: str) -> bool:
+    """Whether anybody is to be told of such events: who would have to look for what to tell need not otherwise."""
+    return any(_receivers(name))
+
+
+def _receivers(name: str) -> tuple[list[Webhook], list[str]]:
+    hooks = [hook for hook in Webhook.objects.filter(enabled=True) if not hook.events or name in hook.events]
+    return hooks, list(settings.ALERT_EMAILS) if name in MAILED else []
 
 
 def reconcile(kind: str, found: Iterable[Trouble]) -> None:
@@ -136,8 +145,9 @@ def raise_alert(trouble: Trouble) -> None:
 
 def close_alert(key: str) -> None:
     """Closes the open alert of a key, if there is one."""
-    with transaction.atomic():
-        for alert in Alert.objects.filter(key=key, closed=None):
+    alert = Alert.objects.filter(key=key, closed=None).first()
+    if alert is not None:
+        with transaction.atomic():
             _close(alert)
 
 

@@ -119,6 +119,12 @@ class StoragePool(models.Model):
     others_count = models.PositiveIntegerField(default=0)
     others_bytes = models.BigIntegerField(default=0)
     warn_percent = models.PositiveSmallIntegerField(default=85)
+    #: Further thresholds of alerts; null for none. Virtual sizes per capacity, which many exceed on purpose.
+    warn_overcommit = models.FloatField(null=True, blank=True)
+    #: Days until full.
+    warn_days = models.PositiveSmallIntegerField(null=True, blank=True, default=14)
+    #: How much of the capacity undo copies hold, in percent.
+    warn_undo_percent = models.PositiveSmallIntegerField(null=True, blank=True, default=25)
     last_scanned = models.DateTimeField(null=True, blank=True)
 
     class Meta:

@@ -13,6 +13,7 @@ from storage_admin.hosts.models import Host
 from storage_admin.jobs import kinds, routing
 from storage_admin.jobs.kinds import JobKind, Wait
 from storage_admin.jobs.models import Job, JobLog, ResourceLock
+from storage_admin.jobs.telling import tell_end
 
 HEARTBEAT_INTERVAL = 10.0
 #: A job without a heartbeat for so long has lost its worker. It is longer than the silence after which the agent ends
@@ -156,6 +157,7 @@ def give_up(job: Job, code: str, detail: str) -> bool:
         ResourceLock.objects.filter(job=job).delete()
         log(job, f"{code}: {detail}", JobLog.Level.ERROR)
         log(job, f"ended: failed ({code})")
+        tell_end(job.pk)
     return True
 
 
@@ -204,6 +206,7 @@ def finish(job: Job, state: str, **columns: Any) -> bool:
         return False
     ResourceLock.objects.filter(job=job).delete()
     log(job, f"ended: {state}" + (f" ({columns['error_code']})" if columns.get("error_code") else ""))
+    tell_end(job.pk)
     return True
 
 

@@ -12,6 +12,7 @@ from storage_admin.agent import protocol
 from storage_admin.jobs import claims, kinds, routing, services
 from storage_admin.jobs.doorbell import ring_now
 from storage_admin.jobs.models import Job, ResourceLock, Worker
+from storage_admin.jobs.telling import tell_end
 
 #: A queued job that was rung for so long ago is rung again.
 RING_AGAIN = timedelta(seconds=30)
@@ -67,6 +68,7 @@ def _interrupt(job: Job, why: str) -> int:
         if marked:
             ResourceLock.objects.filter(job=job).delete()
             claims.log(job, f"interrupted: {why}", "error")
+            tell_end(job.pk)
     return int(marked)
 
 

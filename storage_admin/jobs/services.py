@@ -17,6 +17,7 @@ from storage_admin.jobs.errors import InvalidError, NotFoundError
 from storage_admin.jobs.kinds import JobKind, Lock, Target
 from storage_admin.jobs.models import IdempotentAnswer, Job, ResourceLock
 from storage_admin.jobs.plans import Plan
+from storage_admin.jobs.telling import tell_end
 
 #: Of an Idempotency-Key, in characters.
 LONGEST_KEY = 255
@@ -141,6 +142,7 @@ def cancel(actor: Actor, job: Job) -> Job:
         waiting = Job.objects.filter(pk=job.pk, state=Job.State.QUEUED)
         if waiting.update(state=Job.State.CANCELLED, finished=now, cancel_requested=True, waiting_for="") == 1:
             ResourceLock.objects.filter(job=job).delete()
+            tell_end(job.pk)
         elif Job.objects.filter(pk=job.pk, state=Job.State.RUNNING).update(cancel_requested=True) != 1:
             raise InvalidError(f"Job {job.pk} has ended already: there is nothing to cancel.")
         claims.log(job, f"cancel requested by {actor.name}")
