@@ -18,6 +18,8 @@ from storage_admin.agent.protocol import HostError
 
 _SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _TOOLS = ("qemu-img", "qemu-nbd", "setpriv", "ionice", "virt-sparsify", "virsh", "pvesh", "vzctl", "fio", "bonnie++")
+#: What runs guests, where it is not named after the machine.
+_EMULATORS = ("kvm", "qemu-kvm", "/usr/libexec/qemu-kvm")
 _VERSION = re.compile(rb"version (\d+)\.(\d+)(\.\d+)*")
 _TOOL_VERSION = re.compile(rb"(?:fio-|ersion:? |coreutils\) )([0-9]+\.[0-9][0-9a-z.]*)")
 _VERSION_LIMIT = 10.0
@@ -54,6 +56,7 @@ def host_event(etc_pve: str = "/etc/pve", root: str = "/") -> dict[str, Any]:
     """
     asked = _ask_versions(("fio", "bonnie++"))  # they load many libraries meanwhile
     tools = {name: find(name) is not None for name in _TOOLS}
+    tools["qemu-system"] = any(find(name) for name in (f"qemu-system-{os.uname().machine}", *_EMULATORS))
     version = qemu_img_version()
     proxmox = os.path.isdir(etc_pve)
     return {
@@ -62,6 +65,7 @@ def host_event(etc_pve: str = "/etc/pve", root: str = "/") -> dict[str, Any]:
         "python": ".".join(map(str, sys.version_info[:3])),
         "kernel": os.uname().release,
         "memory_bytes": memory_bytes(),
+        "memory_available_bytes": memory_bytes("MemAvailable"),
         "qemu_img": version,
         # qemu writes zstd clusters since 5.1, and distributions build it in.
         "zstd": None if version is None else tuple(map(int, version.split(".")[:2])) >= (5, 1),
@@ -91,11 +95,11 @@ def machine_id(root: str = "/") -> str | None:
     return None
 
 
-def memory_bytes() -> int | None:
-    """The host's memory, as its kernel counts it (proc_meminfo(5), "MemTotal")."""
+def memory_bytes(which: str = "MemTotal") -> int | None:
+    """The host's memory, as its kernel counts it (proc_meminfo(5)); ``MemAvailable`` for what is not in use."""
     with open("/proc/meminfo", encoding="ascii") as file:
         for line in file:
-            if line.startswith("MemTotal:"):
+            if line.startswith(f"{which}:"):
                 return int(line.split()[1]) * 1024
     return None
 

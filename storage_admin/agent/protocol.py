@@ -44,8 +44,8 @@ REFUSALS = frozenset(
         "agent_outdated", "busy", "chain_broken", "chain_cycle", "chain_too_deep", "dirty_or_corrupt", "encrypted",
         "external_data_file", "format_mismatch", "format_undeclared", "guest_locked", "guest_records_chain",
         "guest_running", "guests_unknown", "hard_linked", "has_internal_snapshots", "has_overlays",
-        "host_unreachable", "image_in_use", "immutable", "not_enough_space", "outside_pool", "shared_base",
-        "shared_pool", "stale_plan", "target_exists", "tool_missing", "undo_missing", "undo_written_to",
+        "host_unreachable", "image_in_use", "immutable", "not_enough_memory", "not_enough_space", "outside_pool",
+        "shared_base", "shared_pool", "stale_plan", "target_exists", "tool_missing", "undo_missing", "undo_written_to",
         "unsupported_pool", "unsupported_subformat",
     }
 )  # fmt: skip

@@ -1,5 +1,6 @@
 """Guests that boot at once from copies in a scratch folder: real ones, with TCG, that libvirt starts and ends."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -7,24 +8,32 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import libvirt
 import pytest
 
-from storage_admin.agent.bench import boot
-from storage_admin.agent.bench.boot import LAYOUTS, Machine, Storm
-from storage_admin.agent.protocol import HostError, RefusedError, StoppedError
-from storage_admin.agent.qemu_node import Node
-from tests.agent.recording import RecordingIO
+from storage_admin.agent import space
+from storage_admin.agent.bench import boot, scratch, signals
+from storage_admin.agent.bench.boot import LAYOUTS
+from storage_admin.agent.bench.step import Bench
+from storage_admin.agent.bench.storm import Machine, Storm
+from storage_admin.agent.lifeline import AgentIO
+from storage_admin.agent.protocol import HostError, RefusedError, StoppedError, b64
+from storage_admin.agent.verbs import benchmark
+from tests.agent.benching import marks
+from tests.agent.recording import RecordingIO, request
 from tests.harness import guests
 
 pytestmark = pytest.mark.guest
 
+MIB = 1 << 20
+
 
 @pytest.fixture
-def scratch(shared_folder: Path) -> Path:
-    folder = shared_folder / ".sa-storm.bench"
-    folder.mkdir(mode=0o711)
+def pool(shared_folder: Path) -> Path:
+    folder = shared_folder / "pool"
+    folder.mkdir(mode=0o755)
     return folder
 
 
@@ -35,93 +44,172 @@ def connection(libvirtd: str) -> Iterator[libvirt.virConnect]:
     opened.close()
 
 
-def machine(folder: Path, **more: object) -> Machine:
-    """The tests' own guest, which says that it is up."""
+def step(folder: Path, **more: Any) -> dict[str, Any]:
+    """One of the tests' own guests, which says that it is up, with an empty disk."""
     known = {
-        "pattern": b"=up", "seconds": 60.0, "kernel": str(guests._kernel()), "initrd": str(guests.initramfs(folder)),
-        "append": guests._command_line(), "disk_bytes": 8 << 20, "memory_bytes": 128 << 20,
+        "layout": "raw", "guests": 1, "memory_bytes": 128 * MIB, "seconds": 60, "up": "console", "pattern": "=up",
+        "kernel": str(guests._kernel()), "initrd": str(guests.initramfs(folder)), "append": guests._command_line(),
+        "virtual_bytes": 8 * MIB, "growth_bytes": 8 * MIB,
     }  # fmt: skip
-    return Machine(**(known | more))  # type: ignore[arg-type]
+    step = known | more
+    return step | {"setting": {"layout": step["layout"], "guests": step["guests"]}}
+
+
+def link(path: Path, form: str) -> dict[str, Any]:
+    """An image as the controller tells of it."""
+    status = path.stat()
+    return {
+        "path_b64": b64(bytes(path)), "pool_path_b64": b64(bytes(path.parent)), "format": form, "dev": status.st_dev,
+        "inode": status.st_ino, "file_size": status.st_size, "mtime_ns": status.st_mtime_ns,
+        "ctime_ns": status.st_ctime_ns,
+    }  # fmt: skip
+
+
+def measure(io: AgentIO, pool: Path, *steps: dict[str, Any]) -> dict[str, Any]:
+    args = {"pool_path_b64": b64(bytes(pool)), "kind": "boot", "reserve_bytes": 0, "steps": list(steps)}
+    return benchmark.run(request("benchmark", **args), io)
+
+
+@contextlib.contextmanager
+def bench_in(pool: Path, io: AgentIO) -> Iterator[Bench]:
+    fd = os.open(pool, os.O_RDONLY)
+    try:
+        with scratch.made(fd, bytes(pool), "storm", io) as folder:
+            yield Bench(io, folder, space.Reserve(0.0, 0), 0, "ext4", "storm")
+    finally:
+        os.close(fd)
 
 
 def ours(connection: libvirt.virConnect) -> list[str]:
     return [domain.name() for domain in connection.listAllDomains() if domain.name().startswith("sa-bench-")]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_guests_come_up_and_nothing_of_them_stays(
-    layout: str, scratch: Path, shared_folder: Path, connection: libvirt.virConnect
+def test_guests_come_up_in_each_layout_and_nothing_of_them_stays(
+    pool: Path, shared_folder: Path, connection: libvirt.virConnect
 ) -> None:
-    storm = Storm(RecordingIO(), "storm", os.fsencode(scratch), machine(shared_folder))
-    took = storm.run(storm.lay_out(layout, 2))
-    assert len(took) == 2
-    assert all(0.2 < seconds < 60 for seconds in took)
+    kernel = guests._kernel().stat()
+    io = RecordingIO()
+    result = measure(io, pool, *(step(shared_folder, layout=layout, guests=2) for layout in LAYOUTS))
+    assert ours(connection) == []
+    assert list(pool.iterdir()) == []
+    told = [(sample["setting"]["layout"], sample["metric"], sample["value"]) for sample in io.all("sample")]
+    for layout in LAYOUTS:
+        each = [value for name, metric, value in told if (name, metric) == (layout, "boot_seconds")]
+        (last,) = [value for name, metric, value in told if (name, metric) == (layout, "boot_all_seconds")]
+        assert len(each) == 2
+        assert all(0.2 < seconds <= last < 60 for seconds in each)
+    assert (result["caches"], result["steps"]) == ("dropped", 3)
+    assert (guests._kernel().stat().st_uid, guests._kernel().stat().st_ctime_ns) == (kernel.st_uid, kernel.st_ctime_ns)
+
+
+def test_a_guest_is_up_when_its_agent_answers(pool: Path, shared_folder: Path, connection: libvirt.virConnect) -> None:
+    io = RecordingIO()
+    initrd = str(guests.initramfs(shared_folder, agent=True))
+    measure(io, pool, step(shared_folder, guests=2, up="agent", pattern="", initrd=initrd))
+    each = [sample["value"] for sample in io.all("sample") if sample["metric"] == "boot_seconds"]
+    assert len(each) == 2
+    assert all(0.2 < seconds < 60 for seconds in each)
     assert ours(connection) == []
 
 
-def test_the_disks_are_copies_of_an_image_that_stays_as_it_is(scratch: Path, shared_folder: Path) -> None:
+def test_a_guest_without_an_agent_is_told_of(pool: Path, shared_folder: Path, connection: libvirt.virConnect) -> None:
+    with pytest.raises(HostError, match=r"1 of 1 guests were not answered for by their guest agent .* within 5 s"):
+        measure(RecordingIO(), pool, step(shared_folder, up="agent", seconds=5))
+    assert ours(connection) == []
+    assert list(pool.iterdir()) == []
+
+
+@pytest.mark.usefixtures("libvirtd")
+def test_the_disks_are_copies_of_a_chain_that_stays_as_it_is(pool: Path, shared_folder: Path) -> None:
+    images = shared_folder / "images"
+    images.mkdir()
+    base, image = images / "base.raw", images / "image.qcow2"
+    subprocess.run(["qemu-img", "create", "-q", "-f", "raw", base, "4M"], check=True)
+    guests.write_pattern(base, "raw", (0, 1, 0x41), (2, 1, 0x42))
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", "-b", base.name, "-F", "raw", image], check=True)
+    guests.write_pattern(image, "qcow2", (1, 1, 0x43))
+    before = marks(images)
+    wanted = step(
+        shared_folder, image=link(image, "qcow2"), chain=[link(base, "raw")], image_bytes=4 * MIB,
+        virtual_bytes=4 * MIB, guests=2,
+    )  # fmt: skip
+    (parsed,) = boot.parse([wanted])
+    assert isinstance(parsed, boot.BootStep)
+    with bench_in(pool, RecordingIO()) as bench:
+        boot.make_source(bench, parsed.boots)
+        for layout in LAYOUTS:
+            disks, _bases = boot.lay_out(bench, layout, 2, 4 * MIB)
+            for disk in disks:
+                compare: list[str | Path] = ["qemu-img", "compare", "-q", image, pool / ".sa-storm.bench" / disk]
+                assert subprocess.run(compare).returncode == 0, (layout, disk)
+            bench.scratch.clear("source.raw")
+    assert marks(images) == before
+
+
+def test_an_image_that_a_guest_uses_is_not_read(
+    pool: Path, shared_folder: Path, domains: guests.Domains, connection: libvirt.virConnect
+) -> None:
     image = shared_folder / "image.qcow2"
     subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", image, "4M"], check=True)
-    guests.write_pattern(image, "qcow2", (0, 1, 0x41), (2, 1, 0x42))
-    before = image.read_bytes(), image.stat()
-    fd = os.open(image, os.O_RDONLY)
-    try:
-        node = Node(fd, "qcow2", os.fsencode(image))
-        storm = Storm(RecordingIO(), "storm", os.fsencode(scratch), machine(shared_folder, image=node))
-        for layout in LAYOUTS:
-            for disk in storm.lay_out(layout, 2):
-                compare: list[str | Path] = ["qemu-img", "compare", "-q", image, scratch / disk]
-                assert subprocess.run(compare).returncode == 0, (layout, disk)
-            for made in scratch.iterdir():
-                made.unlink()
-    finally:
-        os.close(fd)
-    assert image.read_bytes() == before[0]
-    assert (image.stat().st_mtime_ns, image.stat().st_ctime_ns) == (before[1].st_mtime_ns, before[1].st_ctime_ns)
+    domains.run([guests.Disk(image)])
+    booted = step(shared_folder, image=link(image, "qcow2"), image_bytes=4 * MIB, virtual_bytes=4 * MIB)
+    with pytest.raises(RefusedError) as caught:
+        measure(RecordingIO(), pool, booted)
+    assert caught.value.code == "image_in_use"
+    assert list(pool.iterdir()) == []
+    assert ours(connection) == []
+
+
+def test_an_image_that_unpacks_to_more_than_was_set_aside_is_refused(
+    pool: Path, shared_folder: Path, libvirtd: str
+) -> None:
+    raw, image = shared_folder / "raw", shared_folder / "image.qcow2"
+    raw.write_bytes(b"compressible" * MIB)
+    subprocess.run(["qemu-img", "convert", "-c", "-f", "raw", "-O", "qcow2", raw, image], check=True)
+    booted = step(shared_folder, image=link(image, "qcow2"), image_bytes=MIB, virtual_bytes=12 * MIB)
+    with pytest.raises(RefusedError, match="analyze it") as caught:
+        measure(RecordingIO(), pool, booted)
+    assert caught.value.code == "not_enough_space", libvirtd
+    assert list(pool.iterdir()) == []
 
 
 def test_a_guest_that_never_says_it_is_up_is_ended_and_told_of(
-    scratch: Path, shared_folder: Path, connection: libvirt.virConnect
+    pool: Path, shared_folder: Path, connection: libvirt.virConnect
 ) -> None:
-    storm = Storm(RecordingIO(), "storm", os.fsencode(scratch), machine(shared_folder, pattern=b"never", seconds=4.0))
-    with pytest.raises(HostError, match=r"1 of 1 guests did not show 'never' .* within 4 s; .*=up"):
-        storm.run(storm.lay_out("raw", 1))
+    with pytest.raises(HostError, match=r"1 of 1 guests did not show 'never' .*=up.* within 4 s"):
+        measure(RecordingIO(), pool, step(shared_folder, pattern="never", seconds=4))
     assert ours(connection) == []
+    assert list(pool.iterdir()) == []
 
 
-def test_a_cancel_ends_the_guests(scratch: Path, shared_folder: Path, connection: libvirt.virConnect) -> None:
-    io = RecordingIO()
-    storm = Storm(io, "storm", os.fsencode(scratch), machine(shared_folder, pattern=b"never"))
-    disks = storm.lay_out("raw", 2)
+def test_a_cancel_ends_the_guests(pool: Path, shared_folder: Path, connection: libvirt.virConnect) -> None:
     begin = time.monotonic()
 
     def check() -> None:
         if len(ours(connection)) == 2 and time.monotonic() - begin > 1:
             raise StoppedError("cancelled", "Cancelled.")
 
-    io.check = check  # type: ignore[method-assign]
     with pytest.raises(StoppedError):
-        storm.run(disks)
+        measure(RecordingIO(check), pool, step(shared_folder, guests=2, pattern="never"))
     assert ours(connection) == []
+    assert list(pool.iterdir()) == []
 
 
 #: An agent that boots a guest which never says it is up, until it is killed.
 _AGENT = """
-import sys, os
+import sys
 from pathlib import Path
-from tests.guests.test_boot_storm import machine
+from tests.guests.test_boot_storm import measure, step
 from tests.agent.recording import RecordingIO
-from storage_admin.agent.bench.boot import Storm
-storm = Storm(RecordingIO(), "storm", os.fsencode(sys.argv[1]), machine(Path(sys.argv[2]), pattern=b"never"))
-storm.run(storm.lay_out("raw", 1))
+measure(RecordingIO(), Path(sys.argv[1]), step(Path(sys.argv[2]), pattern="never"))
 """
 
 
-def test_where_the_agent_is_killed_libvirt_ends_them(
-    scratch: Path, shared_folder: Path, connection: libvirt.virConnect
+def test_where_the_agent_is_killed_libvirt_ends_them_and_the_folder_is_removed_later(
+    pool: Path, shared_folder: Path, connection: libvirt.virConnect
 ) -> None:
     guests.initramfs(shared_folder)
-    agent = subprocess.Popen([sys.executable, "-c", _AGENT, scratch, shared_folder])
+    agent = subprocess.Popen([sys.executable, "-c", _AGENT, pool, shared_folder])
     until = time.monotonic() + 30
     while not ours(connection):
         assert agent.poll() is None
@@ -133,41 +221,52 @@ def test_where_the_agent_is_killed_libvirt_ends_them(
     while ours(connection):
         assert time.monotonic() < until, "it outlives the agent"
         time.sleep(0.1)
+    fd = os.open(pool, os.O_RDONLY)
+    try:
+        (left,) = pool.iterdir()
+        assert scratch.is_abandoned(fd, left.name)
+        assert scratch.settle(fd, left.name) == scratch.REMOVED
+    finally:
+        os.close(fd)
+    assert list(pool.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("wrong", "why"),
-    [
-        ({"kernel": "", "image": None}, "name one of them"),
-        ({"kernel": "/nothing/there"}, "there is no file /nothing/there"),
-        ({"pattern": b" "}, "not empty"),
-        ({"image": Node(0, "vmdk", b"a")}, "qcow2 or a raw"),
-    ],
-)
-def test_what_cannot_boot_is_refused_before_anything_is_made(
-    wrong: dict[str, object], why: str, scratch: Path, shared_folder: Path
+def test_what_libvirt_would_be_led_to_by_name_is_refused_where_others_could_exchange_it(
+    pool: Path, libvirtd: str
 ) -> None:
-    with pytest.raises(RefusedError, match=why):
-        Storm(RecordingIO(), "storm", os.fsencode(scratch), machine(shared_folder, **wrong))
-    assert list(scratch.iterdir()) == []
+    machine = Machine(128 * MIB, 10.0, b"=up")
+    ways = (0o755, 0, True), (0o1777, 0, True), (0o777, 0, False), (0o775, 0, False), (0o755, 65534, False)
+    for mode, owner, good in ways:
+        pool.chmod(mode)
+        os.chown(pool, owner, -1)
+        with bench_in(pool, RecordingIO()) as bench:
+            if good:
+                assert Storm(bench, machine).folder == f"{pool}/.sa-storm.bench", libvirtd
+                continue
+            with pytest.raises(RefusedError) as caught:
+                Storm(bench, machine)
+            assert caught.value.code == "unsupported_pool"
 
 
-def test_a_path_that_virsh_would_read_otherwise_is_refused(shared_folder: Path) -> None:
-    with pytest.raises(RefusedError, match="quotes"):
-        Storm(RecordingIO(), "storm", os.fsencode(shared_folder) + b'/a"; undefine x', machine(shared_folder))
+@pytest.mark.usefixtures("libvirtd")
+@pytest.mark.parametrize("name", ['a"; undefine x', "a'b", "a\\b", "a\nb"])
+def test_a_path_that_virsh_would_read_otherwise_is_refused(pool: Path, name: str) -> None:
+    (pool / name).mkdir()
+    with bench_in(pool / name, RecordingIO()) as bench, pytest.raises(RefusedError, match="quotes"):
+        Storm(bench, Machine(128 * MIB, 10.0, b"=up"))
 
 
 def test_consoles_are_looked_at_until_the_words_come_in_pieces(tmp_path: Path) -> None:
     path = tmp_path / "console"
     path.write_bytes(b"Booting\n=u")
-    consoles = boot._Consoles([str(path)], Machine(b"=up", 10.0, kernel="x"))
+    consoles = signals.Consoles([str(path)], 10.0, b"=up")
     consoles.let_go(1)
     threading.Event().wait(0.2)
     consoles.look()
     with path.open("ab") as file:
         file.write(b"p\n")
     threading.Event().wait(0.2)
-    with pytest.raises(boot._AllUpError):
+    with pytest.raises(signals.AllUpError):
         consoles.look()
     consoles.close()
     assert 0.1 <= consoles.seconds()[0] < 5

@@ -42,6 +42,22 @@ done
 poweroff -f
 """
 
+#: What answers a host that asks for the guest's agent, beside the shell.
+AGENT_MODULE = "char/virtio_console"
+AGENT = """
+while sleep 0.1; do
+    for port in /dev/vport*p1; do
+        exec 3<>$port
+        while read -r line <&3; do
+            case "$line" in
+                *guest-sync*) id=${line##*:}; echo "{\\"return\\":${id%%\\}*}}" >&3 ;;
+                *guest-ping*) echo '{"return":{}}' >&3 ;;
+            esac
+        done
+    done
+done &
+"""
+
 
 @dataclass(frozen=True)
 class Disk:
@@ -147,19 +163,26 @@ class LibvirtGuest(Guest):
         self.domain.create()
 
 
-def initramfs(folder: Path) -> Path:
-    """The guests' initial file system, built once per folder from this machine's busybox and kernel modules."""
-    path = folder / "initramfs.gz"
+def initramfs(folder: Path, *, agent: bool = False) -> Path:
+    """The guests' initial file system, built once per folder from this machine's busybox and kernel modules.
+
+    Args:
+        agent: it answers as a guest agent does, to ``guest-sync`` and ``guest-ping``.
+    """
+    path = folder / f"initramfs{'-agent' if agent else ''}.gz"
+    modules = (*MODULES, AGENT_MODULE) if agent else MODULES
     if path.exists():
         return path
     entries: list[tuple[str, int, bytes]] = [(name, 0o040755, b"") for name in ("bin", "dev", "proc", "modules")]
     entries.append(("bin/busybox", 0o100755, _busybox().read_bytes()))
     drivers = Path("/lib/modules") / _kernel().name.removeprefix("vmlinuz-") / "kernel/drivers"
     entries += [
-        (f"modules/{Path(module).name}.ko", 0o100644, (drivers / f"{module}.ko").read_bytes()) for module in MODULES
+        (f"modules/{Path(module).name}.ko", 0o100644, (drivers / f"{module}.ko").read_bytes()) for module in modules
     ]
-    names = " ".join(Path(module).name for module in MODULES)
-    entries.append(("init", 0o100755, INIT.format(modules=names).encode()))
+    names = " ".join(Path(module).name for module in modules)
+    init = INIT.format(modules=names)
+    before, line, after = init.partition("stty ")
+    entries.append(("init", 0o100755, (before + (AGENT if agent else "") + line + after).encode()))
     new = folder / f".initramfs.{secrets.token_hex(4)}"
     new.write_bytes(gzip.compress(b"".join(_cpio(*entry) for entry in entries) + _cpio("TRAILER!!!", 0, b""), 1))
     new.chmod(0o644)

@@ -1,288 +1,283 @@
-"""How long guests take to come up when several start at once, with their disks laid out in different ways.
+"""The kind ``boot``: how long guests take to come up when several start at once, with their disks laid out differently.
 
-The domains are transient, and libvirt is asked to end them with the connection that made them (``--autodestroy``): if
-the agent is killed, ``virsh`` dies with it, and nothing of them is left. Their disks are copies in the scratch folder.
+What they boot is copied once a run, out of an image that nobody uses; every step makes its disks from that copy
+(``source.raw``), and the guests write to these alone.
 """
 
 from __future__ import annotations
 
 import os
-import threading
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from xml.sax.saxutils import escape, quoteattr
+from dataclasses import dataclass, replace
+from typing import Any
 
-from storage_admin.agent import tools
-from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.protocol import INVALID, HostError, RefusedError
-from storage_admin.agent.qemu_node import Node
+from storage_admin.agent import hostfacts, links
+from storage_admin.agent.bench import boot_files, memory
+from storage_admin.agent.bench.step import Bench, Fields, Setting, Step
+from storage_admin.agent.bench.storm import INITRD, KERNEL, Machine, Storm
+from storage_admin.agent.links import Chain, Planned
+from storage_admin.agent.protocol import INVALID, RefusedError
 
+TOOLS = ("qemu-img", "virsh", "stdbuf")
 #: Each guest's disk: a raw file of its own; or an overlay on one raw base, or on one qcow2 base.
 LAYOUTS = ("raw", "raw+qcow2", "qcow2+qcow2")
 MOST_GUESTS = 64
-URI = "qemu:///system"
-#: Seconds between two looks at the consoles.
-_LOOK = 0.02
-#: Seconds that libvirt may take to end the domains of a connection that was closed.
-_GONE = 30.0
-#: Seconds between the first guest that is let go and the last one.
-_LET_GO = 10.0
-_CHUNK = 1 << 16
+CONSOLE, AGENT = "console", "agent"
+FORMATS = frozenset({"qcow2", "raw"})
+_SOURCE = "source.raw"
+_LEAST_MEMORY, _MOST_MEMORY = 32 << 20, 64 << 30
+_LONGEST_WAIT = 3600
+_LONGEST_WORD, _LONGEST_PATH, _LONGEST_LINE = 100, 1000, 2000
+#: Tables of a qcow2: 10 bytes for each cluster of 64 KiB, generously, and a few clusters.
+_CLUSTER, _TABLE_BYTES, _TABLES = 64 << 10, 16, 1 << 20
+#: Of what does not matter whether it is kept while it is copied.
+_CARRIED = frozenset({"has_internal_snapshots", "hard_linked", "immutable"})
+_FIELDS = frozenset(
+    (
+        *("layout", "guests", "memory_bytes", "seconds", "up", "pattern", "kernel", "initrd", "append", "image"),
+        *("chain", "image_bytes", "virtual_bytes", "growth_bytes"),
+    )
+)
 
 
 @dataclass(frozen=True)
-class Machine:
-    """What boots.
+class Boots:
+    """What boots, the same in all steps of a run.
 
     Args:
-        image: that is copied for the guests, opened for reading; ``None`` for an empty disk.
-        disk_bytes: virtual size of an empty disk.
-        kernel, initrd: absolute paths, where the guest does not boot from its disk.
-        append: the kernel's command line.
-        memory_bytes: of each guest.
-        pattern: that the guest writes on its serial console once it is up.
-        seconds: that it may take.
+        machine: what each guest is.
+        image: that is copied, ``None`` for an empty disk; ``chain`` are the images below it.
+        image_bytes: that the copy takes at most; ``virtual_bytes`` is the size of the disk.
+        growth_bytes: that a guest may write.
+        kernel, initrd: absolute paths on this host; empty where the disk boots.
     """
 
-    pattern: bytes
-    seconds: float
-    memory_bytes: int = 256 << 20
-    image: Node | None = None
-    disk_bytes: int = 64 << 20
-    kernel: str = ""
-    initrd: str = ""
-    append: str = ""
+    machine: Machine
+    image: Planned | None
+    chain: tuple[Planned, ...]
+    image_bytes: int
+    virtual_bytes: int
+    growth_bytes: int
+    kernel: str
+    initrd: str
 
-    def check(self) -> None:
-        """Refuse what libvirt would only refuse later, or what nobody would ever see coming up.
+    @property
+    def tables_bytes(self) -> int:
+        """What the tables of one qcow2 take."""
+        return self.virtual_bytes // _CLUSTER * _TABLE_BYTES + _TABLES
 
-        Raises:
-            RefusedError: ``invalid``.
-        """
+    @property
+    def overlay_bytes(self) -> int:
+        """What an overlay takes at most."""
+        return min(self.virtual_bytes, self.growth_bytes) + self.tables_bytes
+
+    @property
+    def source_bytes(self) -> int:
+        """What is made once."""
+        return self.image_bytes + (boot_files.MOST_BYTES if self.kernel else 0) + _TABLES
+
+    def refuse_unbootable(self) -> None:
+        """Refuse what nobody would ever see coming up; raises RefusedError(``invalid``)."""
         if self.image is None and not self.kernel:
             raise RefusedError(INVALID, "a guest boots from an image or from a kernel: name one of them")
-        if self.image is not None and self.image.format not in {"qcow2", "raw"}:
+        if self.initrd and not self.kernel:
+            raise RefusedError(INVALID, "an initial file system goes with a kernel")
+        if self.image is not None and self.image.format not in FORMATS:
             raise RefusedError(INVALID, "guests boot from a copy of a qcow2 or a raw image")
-        if not self.pattern.strip() or b"\n" in self.pattern:
-            raise RefusedError(INVALID, "the text that a guest shows once it is up is one line, and not empty")
         for path in filter(None, (self.kernel, self.initrd)):
-            if not os.path.isabs(path) or not os.path.isfile(path):
-                raise RefusedError(INVALID, f"there is no file {path} on this host")
+            if not os.path.isabs(path):
+                raise RefusedError(INVALID, f"{path} is no absolute path")
 
 
-class Storm:
-    """Guests of one layout, started at once.
+@dataclass(frozen=True)
+class BootStep(Step):
+    """So many guests at once, in one layout.
 
     Args:
-        job: its id; the domains are named by it.
-        folder: the scratch folder, absolute; libvirt's own user has to come through it.
+        fewest: whether no other step of the run has fewer guests; without it, a run would say nothing.
     """
 
-    def __init__(self, io: AgentIO, job: str, folder: bytes, machine: Machine) -> None:
-        machine.check()
-        self.io, self.job, self.machine = io, job, machine
-        try:
-            self.folder = folder.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise RefusedError(INVALID, "libvirt needs a pool whose path is valid UTF-8") from error
-        if any(character in self.folder for character in "\"';\\\n"):
-            raise RefusedError(INVALID, "virsh needs a pool whose path has no quotes, semicolons or backslashes")
-        asked = ["virsh", "-q", "-c", URI, "domcapabilities", "--virttype", "kvm"]
-        self.type = "qemu" if tools.run(asked, _Silent(io)).exit_code else "kvm"
+    setting: Setting
+    layout: str
+    guests: int
+    boots: Boots
+    fewest: bool = False
 
-    def path(self, name: str) -> str:
-        """Of a file in the scratch folder."""
-        return os.path.join(self.folder, name)
+    @property
+    def needed_bytes(self) -> int:
+        """What is made once, the base, and what each guest writes, or its whole disk."""
+        boots = self.boots
+        if self.layout == "raw":
+            disk = min(boots.virtual_bytes, boots.image_bytes + boots.growth_bytes)
+            return boots.source_bytes + self.guests * disk
+        base = 0
+        if self.layout == "qcow2+qcow2":
+            base = min(boots.virtual_bytes, boots.image_bytes * 9 // 8) + boots.tables_bytes
+        return boots.source_bytes + base + self.guests * boots.overlay_bytes
 
-    def lay_out(self, layout: str, guests: int) -> list[str]:
-        """Make the disks.
-
-        Args:
-            layout: one of :data:`LAYOUTS`.
-
-        Returns:
-            Their names, in the scratch folder.
-        """
-        if layout == "raw":
-            names = [f"guest-{number}.raw" for number in range(guests)]
-            for name in names:
-                self._make("raw", name)
-            return names
-        form = layout.split("+", maxsplit=1)[0]
-        base = f"base.{form}"
-        self._make(form, base)
-        names = [f"guest-{number}.qcow2" for number in range(guests)]
-        for name in names:
-            self._qemu_img(["create", "-q", "-f", "qcow2", "-b", base, "-F", form, self.path(name)])
-        return names
-
-    def _make(self, form: str, name: str) -> None:
-        image = self.machine.image
-        if image is None:
-            self._qemu_img(["create", "-q", "-f", form, self.path(name), str(self.machine.disk_bytes)])
-        else:
-            self._qemu_img(["convert", "-U", "-O", form, image.argument(), self.path(name)], image)
-
-    def _qemu_img(self, argv: list[str], image: Node | None = None) -> None:
-        done = tools.run(
-            ["qemu-img", *argv], self.io, limits=None, pass_fds=image.fds() if image is not None else (),
-        )  # fmt: skip
-        if done.exit_code:
-            raise HostError(f"qemu-img {argv[0]} did not succeed, {done.words()}")
-
-    def run(self, disks: Sequence[str]) -> list[float]:
-        """Start them all at once.
-
-        Returns:
-            Seconds after which each was up, since the moment in which the first one was let go.
-
-        Raises:
-            HostError: one did not come up in time, or libvirt did not start it.
-        """
-        names = [f"sa-bench-{self.job}-{number}" for number in range(len(disks))]
-        consoles = [f"console-{number}" for number in range(len(disks))]
-        for name, disk, console in zip(names, disks, consoles):
-            # libvirt's own user writes there.
-            for made, content in ((f"{name}.xml", self._xml(name, disk, console)), (console, "")):
-                with open(self.path(made), "w", encoding="utf-8") as file:
-                    file.write(content)
-        script = [f'create "{self.path(name)}.xml" --paused --autodestroy' for name in names]
-        script += [f"resume {name}" for name in names]
-        # Until it ends, the connection and with it the guests stay; it ends at once where there is no first guest.
-        script.append(f"event {names[0]} --event lifecycle --loop --timeout {int(self.machine.seconds) + 15}")
-        watch = _Consoles([self.path(console) for console in consoles], self.machine)
-        said = bytearray()
-
-        def on_output(chunk: bytes) -> None:
-            said.extend(chunk)
-            watch.let_go(said.count(b" resumed"))
-
-        try:
-            done = tools.run(
-                # A line at a time: when the first guest was let go is known by what virsh says.
-                ["stdbuf", "-oL", "virsh", "-c", URI, "; ".join(script)], self.io, limits=None, on_output=on_output,
-                watch=watch.look, shown=["virsh", "-c", URI, "create …; resume …", f"({len(names)} guests)"],
-            )  # fmt: skip
-        except _AllUpError:
-            return watch.seconds()
-        finally:
-            watch.close()
-            self._wait_until_gone(names)
-        raise HostError(f"libvirt did not start the guests: {done.words()}")
-
-    def _wait_until_gone(self, names: Sequence[str]) -> None:
-        """libvirt ends them by itself; what it has not ended after a while is ended by name."""
-        until = time.monotonic() + _GONE
-        while left := self._running(names):
-            if time.monotonic() > until:
-                for name in left:
-                    tools.run(["virsh", "-q", "-c", URI, "destroy", name], _Silent(self.io))
-                return
-            time.sleep(0.1)
-
-    def _running(self, names: Sequence[str]) -> list[str]:
-        done = tools.run(["virsh", "-q", "-c", URI, "list", "--all", "--name"], _Silent(self.io))
-        known = set(done.stdout.decode("utf-8", "replace").split())
-        return [name for name in names if name in known]
-
-    def _xml(self, name: str, disk: str, console: str) -> str:
-        machine = self.machine
-        form = disk.rsplit(".", 1)[1]
-        boots = "<boot dev='hd'/>"
-        if machine.kernel:
-            boots = f"<kernel>{escape(machine.kernel)}</kernel>"
-            boots += f"<initrd>{escape(machine.initrd)}</initrd>" if machine.initrd else ""
-            boots += f"<cmdline>{escape(machine.append)}</cmdline>" if machine.append else ""
-        return (
-            f"<domain type='{self.type}'><name>{name}</name><memory unit='b'>{machine.memory_bytes}</memory>"
-            f"<vcpu>1</vcpu><os><type arch='{os.uname().machine}'>hvm</type>{boots}</os>"
-            "<features><acpi/></features><on_reboot>destroy</on_reboot><on_crash>destroy</on_crash><devices>"
-            f"<disk type='file' device='disk'><driver name='qemu' type='{form}'/>"
-            f"<source file={quoteattr(self.path(disk))}/><target dev='vda' bus='virtio'/></disk>"
-            f"<serial type='file'><source path={quoteattr(self.path(console))}/><target port='0'/></serial>"
-            f"<console type='file'><source path={quoteattr(self.path(console))}/><target type='serial' port='0'/>"
-            "</console><controller type='usb' model='none'/><memballoon model='none'/></devices></domain>"
+    def unsupported(self, bench: Bench) -> str | None:  # noqa: ARG002
+        """More guests than fit into the host's memory are left out; refused, where fewer were not asked for."""
+        available = hostfacts.memory_bytes("MemAvailable")
+        each = self.boots.machine.memory_bytes
+        if available is None or self.guests <= (fit := memory.most_guests(available, each)):
+            return None
+        why = (
+            f"{self.guests} guests need {memory.needed_bytes(self.guests, each)} bytes of memory; {available} are "
+            f"available and {memory.KEPT_BYTES} stay for the host, so {fit} fit"
         )
+        if self.fewest:
+            raise RefusedError("not_enough_memory", f"{why}; give each less, or start fewer")
+        return f"{why}: left out"
+
+    def run(self, bench: Bench) -> None:
+        """Make the disks, bring them out of the host's memory, let the guests go and wait for each."""
+        storm = Storm(bench, self.boots.machine)
+        bench.scratch.clear(_SOURCE, KERNEL, INITRD)
+        make_source(bench, self.boots)
+        disks, bases = lay_out(bench, self.layout, self.guests, self.boots.virtual_bytes)
+        bench.measure_scratch()
+        direct = bench.past_memory(*bases, *disks, direct=False)
+        most = max(self.needed_bytes, bench.scratch.allocated_bytes() + self.guests * self.boots.growth_bytes)
+        took = storm.run(disks, direct=direct, most_bytes=most)
+        for seconds in took:
+            bench.sample(self.setting, "boot_seconds", round(seconds, 3))
+        bench.sample(self.setting, "boot_all_seconds", round(max(took), 3))
+        bench.measure_scratch()
+        bench.scratch.clear(_SOURCE, KERNEL, INITRD)
 
 
-class _AllUpError(Exception):
-    """Every guest is up: what keeps the connection may end."""
+def make_source(bench: Bench, boots: Boots) -> None:
+    """The disk that all others are made from, and the copies of the kernel's files, unless an earlier step made them.
+
+    Raises:
+        RefusedError: as :class:`links.Chain`; ``image_in_use``, also where a guest starts meanwhile; ``invalid``;
+            ``not_enough_space``: the image holds more than was set aside.
+    """
+    there = bench.scratch.names()
+    for path, name, marks, what in (
+        (boots.kernel, KERNEL, boot_files.KERNELS, "kernel"),
+        (boots.initrd, INITRD, boot_files.ARCHIVES, "archive of an initial file system"),
+    ):
+        if path and name not in there:
+            boot_files.bring(bench, path, name, marks, what)
+    if bench.scratch.allocated_bytes(KERNEL, INITRD) > boot_files.MOST_BYTES:
+        raise RefusedError(INVALID, f"kernel and initial file system take more than {boot_files.MOST_BYTES} bytes")
+    if _SOURCE in there:
+        return
+    if boots.image is None:
+        bench.tool(["qemu-img", "create", "-q", "-f", "raw", bench.scratch.path(_SOURCE), str(boots.virtual_bytes)])
+        return
+    chain = Chain(boots.image, boots.chain)
+    try:
+        _copy_image(bench, chain, boots)
+    finally:
+        chain.close()
 
 
-class _Silent:
-    """The controller, for what has to be done after it said that it wants no more, and needs not be logged."""
+def _copy_image(bench: Bench, chain: Chain, boots: Boots) -> None:
+    """Read an image that nobody uses; a guest that starts on it meanwhile wins."""
+    links.refuse_unsafe(chain, children_known=True, carried=_CARRIED)
+    if chain.image.facts.virtual_size != boots.virtual_bytes:
+        raise RefusedError("stale_plan", f"{chain.image.shown} was resized since it was scanned; scan the host again")
+    chain.refuse_in_use()
 
-    def __init__(self, io: AgentIO) -> None:
-        self.emit, self.emit_raw, self.progress = io.emit, io.emit_raw, io.progress
-        self.log, self.wait_for_go = io.log, io.wait_for_go
-
-    def check(self) -> None:
-        """Go on."""
-
-    def command(self, argv: Sequence[str], exit_code: int | None) -> None:
-        """Say nothing."""
-
-
-class _Consoles:
-    """Looks at all consoles every few milliseconds, in a thread: the main thread is at virsh."""
-
-    def __init__(self, paths: Sequence[str], machine: Machine) -> None:
-        self.since: float | None = None
-        self._resumed = 0
-        self._pattern, self._limit = machine.pattern, machine.seconds
-        self._waiting = dict.fromkeys(paths, (0, b""))
-        self._up: dict[str, float] = {}
-        self._order = list(paths)
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-
-    def let_go(self, guests: int) -> None:
-        """So many run by now."""
-        if guests and self.since is None:
-            self.since = time.monotonic()
-        self._resumed = guests
-
-    def look(self) -> None:
-        """Raise once all are up, or when that takes too long."""
-        if len(self._up) == len(self._order):
-            raise _AllUpError
-        if self.since is None:
-            return
-        late = len(self._order) - self._resumed
-        if late and time.monotonic() - self.since > _LET_GO:
-            raise HostError(f"libvirt did not start {late} of {len(self._order)} guests")
-        if time.monotonic() - self.since > self._limit:
-            late = len(self._order) - len(self._up)
-            shown = next(iter(self._waiting.values()))[1][-200:].decode("utf-8", "replace").strip()
-            raise HostError(
-                f"{late} of {len(self._order)} guests did not show {self._pattern.decode('utf-8', 'replace')!r} on "
-                f"their serial console within {self._limit:.0f} s; the last that one of them showed: {shown!r}"
+    def watch() -> None:
+        chain.refuse_changes()
+        if bench.scratch.allocated_bytes(_SOURCE) > boots.image_bytes + _TABLES:
+            raise RefusedError(
+                "not_enough_space",
+                f"{chain.image.shown} holds more than the {boots.image_bytes} bytes that were set aside for a copy, as "
+                "it is compressed; analyze it, so that this is known, and try again",
             )
 
-    def seconds(self) -> list[float]:
-        """How long each took."""
-        begin = self.since if self.since is not None else 0.0
-        return [self._up[path] - begin for path in self._order]
+    node = chain.node()
+    past = ["-T", "none", "-t", "none"] if bench.direct else []
+    bench.tool(
+        ["qemu-img", "convert", "-U", *past, "-O", "raw", node.argument(), bench.scratch.path(_SOURCE)],
+        pass_fds=node.fds(), watch=watch,
+    )  # fmt: skip
+    watch()
+    chain.refuse_stale()
 
-    def close(self) -> None:
-        """Look no more."""
-        self._over.set()
-        self._thread.join()
 
-    def _watch(self) -> None:
-        while not self._over.wait(_LOOK):
-            for path, (offset, rest) in list(self._waiting.items()):
-                try:
-                    with open(path, "rb") as file:
-                        file.seek(offset)
-                        read = file.read(_CHUNK)
-                except OSError:
-                    continue
-                seen = rest + read
-                if self._pattern in seen:
-                    self._up[path] = time.monotonic()
-                    del self._waiting[path]
-                elif read:
-                    self._waiting[path] = (offset + len(read), seen[-max(len(self._pattern), 200) :])
+def lay_out(bench: Bench, layout: str, guests: int, virtual_bytes: int) -> tuple[list[str], list[str]]:
+    """Make the guests' disks from the source.
+
+    Args:
+        layout: one of :data:`LAYOUTS`.
+
+    Returns:
+        Names of the disks, and of what they stand on.
+    """
+    path = bench.scratch.path
+
+    def convert(form: str, name: str) -> None:
+        past = ["-T", "none", "-t", "none"] if bench.direct else []
+        bench.tool(["qemu-img", "convert", "-f", "raw", "-O", form, *past, path(_SOURCE), path(name)])
+
+    if layout == "raw":
+        names = [f"guest-{number}.raw" for number in range(guests)]
+        for name in names:
+            convert("raw", name)
+        return names, []
+    form, base = ("raw", _SOURCE) if layout == "raw+qcow2" else ("qcow2", "base.qcow2")
+    if base != _SOURCE:
+        convert(form, base)
+    names = [f"guest-{number}.qcow2" for number in range(guests)]
+    for name in names:
+        # A base beside the image is named without its folder, so that no path of this process stands in it.
+        bench.tool(["qemu-img", "create", "-q", "-f", "qcow2", "-b", base, "-F", form, path(name), str(virtual_bytes)])
+    return names, [base]
+
+
+def parse(steps: list[Any]) -> list[Step]:
+    """Steps of ``layout`` and ``guests``, and of what boots: ``image`` with its ``chain`` (as every verb takes an
+    image), ``image_bytes``, ``virtual_bytes``, ``growth_bytes``, ``kernel``, ``initrd``, ``append``, ``memory_bytes``,
+    ``up`` (``console`` or ``agent``), ``pattern``, ``seconds``.
+    """
+    parsed = [_parse(raw) for raw in steps]
+    if len({step.boots for step in parsed}) > 1:
+        raise RefusedError(INVALID, "all steps of a boot storm boot the same")
+    fewest = min(step.guests for step in parsed)
+    return [replace(step, fewest=step.guests == fewest) for step in parsed]
+
+
+def _parse(raw: Any) -> BootStep:
+    fields = Fields(raw, set(_FIELDS))
+    kernel, initrd = (_line(fields, name, _LONGEST_PATH) for name in ("kernel", "initrd"))
+    boots = Boots(
+        machine=Machine(
+            memory_bytes=fields.number("memory_bytes", _LEAST_MEMORY, _MOST_MEMORY),
+            seconds=float(fields.number("seconds", 1, _LONGEST_WAIT)),
+            pattern=_pattern(fields),
+            kernel=bool(kernel),
+            initrd=bool(initrd),
+            append=_line(fields, "append", _LONGEST_LINE),
+        ),
+        image=Planned.parse(given) if (given := fields.maybe("image", dict)) is not None else None,
+        chain=tuple(map(Planned.parse, fields.get("chain", list, []))),
+        image_bytes=fields.number("image_bytes", 0, 1 << 46, 0),
+        virtual_bytes=fields.bytes("virtual_bytes"),
+        growth_bytes=fields.bytes("growth_bytes"),
+        kernel=kernel,
+        initrd=initrd,
+    )
+    boots.refuse_unbootable()
+    return BootStep(fields.setting(), fields.word("layout", LAYOUTS), fields.number("guests", 1, MOST_GUESTS), boots)
+
+
+def _pattern(fields: Fields) -> bytes:
+    """What is waited for on the console; empty where the guest agent is asked."""
+    pattern = _line(fields, "pattern", _LONGEST_WORD)
+    if fields.word("up", (CONSOLE, AGENT)) == AGENT:
+        return b""
+    if not pattern.strip():
+        raise RefusedError(INVALID, "the text that a guest shows once it is up is one line, and not empty")
+    return pattern.encode("utf-8")
+
+
+def _line(fields: Fields, name: str, most: int) -> str:
+    """A line of text, which may be missing."""
+    text = fields.get(name, str, "")
+    if len(text) > most or not text.isprintable():
+        raise RefusedError(INVALID, f"{name} is one line of at most {most} characters")
+    return text

@@ -78,7 +78,22 @@ class Scratch:
         return os.open(name, flags | created | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.fd)
 
     def let_through(self) -> None:
-        """Let other users, such as that of a hypervisor's guests, come to files in it whose names they know."""
+        """Let other users, such as that of a hypervisor's guests, come to files in it whose names they know.
+
+        A daemon that works for them comes here by the folder's name: nobody may be able to put another one there.
+
+        Raises:
+            RefusedError: ``unsupported_pool``, where somebody else could.
+        """
+        above = os.fstat(self._pool)
+        shared = above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX
+        named = os.stat(self._name, dir_fd=self._pool, follow_symlinks=False)
+        if above.st_uid != os.geteuid() or shared or not os.path.samestat(named, os.fstat(self.fd)):
+            raise RefusedError(
+                "unsupported_pool",
+                f"somebody beside the agent's user may exchange {self._shown} for another folder, and libvirt goes by "
+                "its name; choose a pool whose folder belongs to root and that nobody else may write to",
+            )
         os.fchmod(self.fd, 0o711)
 
     def names(self) -> list[str]:

@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any, Callable, Union
 
 from storage_admin.agent import protocol, space, tools
 from storage_admin.agent.arguments import Arguments
@@ -105,13 +105,21 @@ class Bench:
         step.run(self)
         self.measure_scratch()
 
-    def tool(self, argv: Sequence[str], *, output: bytearray | None = None, pass_fds: Sequence[int] = ()) -> bytes:
+    def tool(
+        self,
+        argv: Sequence[str],
+        *,
+        output: bytearray | None = None,
+        pass_fds: Sequence[int] = (),
+        watch: Callable[[], None] | None = None,
+    ) -> bytes:
         """Run a tool to its end.
 
         Args:
             argv: its name and arguments; files are named by :meth:`Scratch.path`.
             output: gets its standard output, which is otherwise cut to its end.
             pass_fds: descriptors that it needs beside the scratch folder's.
+            watch: called every 0.2 s while it works, beside :meth:`watch`; what it raises stops it.
 
         Returns:
             What it said on standard error, cut to its end, where ``output`` is given; else both, standard error last.
@@ -127,6 +135,11 @@ class Bench:
                     raise HostError(f"{argv[0]} said more than {OUTPUT_BYTES} bytes and was stopped")
                 output.extend(chunk)
 
+        def look() -> None:
+            self.watch()
+            if watch is not None:
+                watch()
+
         done = tools.run(
             argv,
             self.io,
@@ -134,7 +147,7 @@ class Bench:
             idle_io=self.idle_io,
             pass_fds=[self.scratch.fd, *pass_fds],
             on_output=keep,
-            watch=self._watch,
+            watch=look,
             shown=[self.scratch.shown(argument) for argument in argv],
         )
         if done.exit_code:
@@ -143,8 +156,8 @@ class Bench:
             raise HostError(f"{argv[0]} failed, {self.scratch.shown(done.words())}")
         return done.stderr if output is not None else done.stdout + done.stderr
 
-    def _watch(self) -> None:
-        """Guests that need the last of the space win."""
+    def watch(self) -> None:
+        """To be called while something is at work: guests that need the last of the space win."""
         if time.monotonic() - self._looked > _WATCH_INTERVAL:
             self._looked = time.monotonic()
             self.measure_scratch()

@@ -31,7 +31,14 @@ KINDS = {
     "boot": "boot",
 }
 #: What a missing tool is installed with, on Debian and Proxmox VE.
-PACKAGES = {"dd": "coreutils", "qemu-img": "qemu-utils", "fio": "fio", "bonnie++": "bonnie++"}
+PACKAGES = {
+    "dd": "coreutils",
+    "stdbuf": "coreutils",
+    "qemu-img": "qemu-utils",
+    "fio": "fio",
+    "bonnie++": "bonnie++",
+    "virsh": "libvirt-clients",
+}
 MOST_STEPS, MOST_REPETITIONS = 400, 20
 _KNOWN = frozenset(
     {"pool_path_b64", "kind", "reserve_bytes", "reserved_elsewhere_bytes", "steps", "repetitions", "idle_io"}

@@ -1,0 +1,76 @@
+"""A kernel and an initial file system, copied into the scratch folder before libvirt is shown them.
+
+libvirt gives the files of a guest to the user that runs it, and takes them back afterwards: what is not a copy would
+change its owner meanwhile. What does not begin as a kernel or an archive does is not copied, so that this is no way to
+read other files of the host.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+
+from storage_admin.agent import space
+from storage_admin.agent.bench.step import Bench
+from storage_admin.agent.pools import display
+from storage_admin.agent.protocol import INVALID, RefusedError
+
+#: The most that a kernel and its initial file system may take together, in bytes.
+MOST_BYTES = 256 << 20
+
+#: Where a kernel has its mark: Linux for x86 (boot protocol, "HdrS"), for arm64 (booting.rst, "magic"), and those that
+#: EFI unpacks (zboot, "zimg").
+KERNELS = ((0x202, b"HdrS"), (0x38, b"ARM\x64"), (0x4, b"zimg"))
+#: How an initial file system begins: cpio ("newc", "crc"), gzip, xz, zstd, lz4, bzip2, lzma, lzo.
+ARCHIVES = tuple(
+    (0, magic)
+    for magic in (
+        b"070701", b"070702", b"\x1f\x8b\x08", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd", b"\x02\x21\x4c\x18", b"BZh",
+        b"\x5d\x00\x00", b"\x89LZO",
+    )
+)  # fmt: skip
+_CHUNK = 1 << 20
+
+
+def bring(bench: Bench, path: str, name: str, marks: Sequence[tuple[int, bytes]], what: str) -> None:
+    """Copy a file of this host into the scratch folder.
+
+    Args:
+        path: absolute; may lead through symbolic links, as ``/vmlinuz`` does.
+        name: of the copy.
+        marks: offset and content, of which one has to be there.
+        what: the file is to be, as in "is no *kernel*".
+
+    Raises:
+        RefusedError: ``invalid``: it is not there, or none of these; ``not_enough_space``.
+    """
+    shown = display(os.fsencode(path))
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise RefusedError(INVALID, f"{shown} is no regular file")
+        source = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise RefusedError(INVALID, f"{shown} cannot be opened on this host: {error.strerror}") from error
+    try:
+        status = os.fstat(source)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:
+            raise RefusedError(INVALID, f"{shown} is no regular file of at most {MOST_BYTES} bytes")
+        if not any(os.pread(source, len(mark), offset) == mark for offset, mark in marks):
+            raise RefusedError(INVALID, f"{shown} is no {what}")
+        _copy(bench, source, name, status.st_size)
+    finally:
+        os.close(source)
+
+
+def _copy(bench: Bench, source: int, name: str, size: int) -> None:
+    copy = bench.scratch.open(name, os.O_WRONLY | os.O_CREAT)
+    try:
+        done = 0
+        while done < size and (chunk := os.pread(source, min(_CHUNK, size - done), done)):
+            bench.io.check()
+            space.watch(bench.scratch.fd, bench.reserve)
+            done += os.pwrite(copy, chunk, done)
+        os.fsync(copy)
+    finally:
+        os.close(copy)

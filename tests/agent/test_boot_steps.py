@@ -1,0 +1,141 @@
+"""Steps of a boot storm as they travel, what is refused of them, and what of a host's files is never copied."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage_admin.agent import hostfacts, space
+from storage_admin.agent.bench import boot, boot_files, memory, scratch
+from storage_admin.agent.bench.step import Bench
+from storage_admin.agent.protocol import RefusedError, b64
+from tests.agent.recording import RecordingIO
+
+MIB = 1 << 20
+IMAGE = {
+    "path_b64": b64(b"/pool/a.qcow2"), "pool_path_b64": b64(b"/pool"), "format": "qcow2", "dev": 1, "inode": 2,
+    "file_size": 3, "mtime_ns": 4, "ctime_ns": 5,
+}  # fmt: skip
+STEP: dict[str, Any] = {
+    "layout": "raw", "guests": 4, "memory_bytes": 256 * MIB, "seconds": 60, "up": "console", "pattern": "login:",
+    "kernel": "/boot/vmlinuz", "initrd": "/boot/initrd", "append": "console=ttyS0", "virtual_bytes": 64 * MIB,
+    "growth_bytes": 32 * MIB, "setting": {"layout": "raw", "guests": 4},
+}  # fmt: skip
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    fd = os.open(tmp_path, os.O_RDONLY)
+    try:
+        with scratch.made(fd, bytes(tmp_path), "job1", RecordingIO()) as folder:
+            yield Bench(RecordingIO(), folder, space.Reserve(0.0, 0), 0, "ext4", "job1")
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"kernel": "", "initrd": ""}, "name one of them"),
+        ({"kernel": "", "image": IMAGE}, "goes with a kernel"),
+        ({"kernel": "boot/vmlinuz"}, "no absolute path"),
+        ({"initrd": "../initrd"}, "no absolute path"),
+        ({"image": IMAGE | {"format": "vmdk"}}, "qcow2 or a raw"),
+        ({"image": {"path_b64": "!"}}, "not described completely"),
+        ({"pattern": " "}, "not empty"),
+        ({"pattern": "a\nb"}, "one line"),
+        ({"append": "a\0b"}, "one line"),
+        ({"append": "a" * 3000}, "one line"),
+        ({"layout": "vmdk"}, "layout is one of"),
+        ({"guests": 0}, "guests is 1 to 64"),
+        ({"guests": 65}, "guests is 1 to 64"),
+        ({"memory_bytes": 1}, "memory_bytes is"),
+        ({"up": "ping"}, "up is one of"),
+        ({"seconds": 0}, "seconds is"),
+        ({"argv": ["rm"]}, "unknown option: argv"),
+        ({"xml": "<domain/>"}, "unknown option: xml"),
+    ],
+)
+def test_what_cannot_boot_or_is_not_known_is_refused(wrong: dict[str, Any], why: str) -> None:
+    with pytest.raises(RefusedError, match=why) as caught:
+        boot.parse([STEP | wrong])
+    assert caught.value.code == "invalid"
+
+
+def test_all_steps_boot_the_same() -> None:
+    with pytest.raises(RefusedError, match="boot the same"):
+        boot.parse([STEP, STEP | {"memory_bytes": 128 * MIB}])
+
+
+def test_each_layout_needs_its_disks_and_what_the_guests_write() -> None:
+    needed = {}
+    for layout in boot.LAYOUTS:
+        (step,) = boot.parse(
+            [STEP | {"layout": layout, "image": IMAGE, "kernel": "", "initrd": "", "image_bytes": 20 * MIB}]
+        )
+        needed[layout] = step.needed_bytes // MIB
+    assert 20 + 4 * (20 + 32) <= needed["raw"] < 20 + 4 * (20 + 32) + 8
+    assert 20 + 4 * 32 <= needed["raw+qcow2"] < 20 + 4 * 33 + 8
+    assert needed["raw+qcow2"] + 20 < needed["qcow2+qcow2"] < needed["raw+qcow2"] + 30
+
+
+def test_more_guests_than_the_memory_has_room_for_are_left_out_and_none_at_all_is_refused(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = boot.parse([STEP | {"guests": number} for number in (8, 1, 4)])
+    monkeypatch.setattr(hostfacts, "memory_bytes", lambda _which: memory.KEPT_BYTES + 4 * 320 * MIB)
+    told = [step.unsupported(bench) for step in steps]
+    assert told[1:] == [None, None]
+    assert told[0] is not None
+    assert "8 guests need" in told[0]
+    assert "4 fit: left out" in told[0]
+    monkeypatch.setattr(hostfacts, "memory_bytes", lambda _which: memory.KEPT_BYTES)
+    with pytest.raises(RefusedError) as caught:
+        steps[1].unsupported(bench)
+    assert caught.value.code == "not_enough_memory"
+    monkeypatch.setattr(hostfacts, "memory_bytes", lambda _which: None)
+    assert steps[0].unsupported(bench) is None
+
+
+def secret(folder: Path) -> Path:
+    path = folder / "shadow"
+    path.write_text("root:$y$j9T$secret:19700:0:99999:7:::\n" * 100)
+    return path
+
+
+def test_a_file_that_is_no_kernel_and_no_archive_is_not_copied(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(secret(tmp_path))
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "empty").touch()
+    for name in ("shadow", "link", "pipe", "empty", "nothing", ".", "shadow/x"):
+        for marks, what in ((boot_files.KERNELS, "kernel"), (boot_files.ARCHIVES, "archive")):
+            with pytest.raises(RefusedError) as caught:
+                boot_files.bring(bench, str(tmp_path / name), "copy", marks, what)
+            assert caught.value.code == "invalid", name
+    for device in ("/dev/zero", "/proc/kcore", "/proc/1/mem"):
+        with pytest.raises(RefusedError):
+            boot_files.bring(bench, device, "copy", boot_files.KERNELS, "kernel")
+    assert bench.scratch.names() == []
+
+
+def test_a_file_that_is_larger_than_any_kernel_is_not_copied(bench: Bench, tmp_path: Path) -> None:
+    with (tmp_path / "large").open("wb") as file:
+        file.write(b"070701")
+        file.truncate(boot_files.MOST_BYTES + 1)
+    with pytest.raises(RefusedError, match="at most"):
+        boot_files.bring(bench, str(tmp_path / "large"), "copy", boot_files.ARCHIVES, "archive")
+    assert bench.scratch.names() == []
+
+
+def test_a_kernel_is_copied_whole_for_its_owner_alone(bench: Bench, tmp_path: Path) -> None:
+    content = b"\0" * 0x202 + b"HdrS" + os.urandom(3 * MIB)
+    (tmp_path / "vmlinuz-1").write_bytes(content)
+    (tmp_path / "vmlinuz").symlink_to("vmlinuz-1")
+    boot_files.bring(bench, str(tmp_path / "vmlinuz"), "kernel", boot_files.KERNELS, "kernel")
+    copy = Path(bench.scratch.named_path.decode()) / "kernel"
+    assert copy.read_bytes() == content
+    assert copy.stat().st_mode & 0o777 == 0o600
