@@ -1,0 +1,252 @@
+"""The nights themselves: what is set up once, a night with its fault, a day, and what has to be true afterwards."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from django.db import connection
+from django.test import Client
+
+from images import refusals, tasks
+from images.models import Image, Policy, PolicyPick, PolicyRun
+from storage_admin.accounts.models import User
+from storage_admin.accounts.roles import SYSTEM
+from storage_admin.hosts import secrets
+from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.hosts.services import add_pool, ensure_local_host
+from storage_admin.jobs import reaper, services
+from storage_admin.jobs.models import Job
+from tests.nights import faults
+from tests.nights.disks import allocated_bytes
+from tests.nights.site import Place, Site
+
+BERLIN = ZoneInfo("Europe/Berlin")
+#: Seconds that a night may take here before it counts as stuck.
+PATIENCE = 600
+#: What goes wrong in which night; the first is a quiet one.
+FAULTS: tuple[tuple[faults.Fault, ...], ...] = (
+    (),
+    (faults.kill_worker,),
+    (faults.flush_redis, faults.guests_start),
+    (faults.host_away,),
+    (faults.disk_full,),
+    (faults.guests_start, faults.kill_agents),
+    (faults.restart_redis, faults.kill_worker),
+    (faults.host_away, faults.disk_full),
+    (faults.kill_agents, faults.flush_redis, faults.kill_worker, faults.guests_start),
+    (),
+)
+POLICIES: tuple[dict[str, Any], ...] = (
+    {"name": "nightly compaction", "kind": "reclaim", "options": {"method": "auto", "undo_hours": 20},
+     "min_reclaimable_bytes": 64 << 10, "max_jobs_per_host": 2},
+    {"name": "short chains", "kind": "flatten", "options": {"undo_hours": 4}, "min_chain_depth": 3,
+     "max_jobs_per_host": 1, "cron": "30 23 * * *"},
+)  # fmt: skip
+
+
+def run(site: Site, count: int) -> int:
+    """All nights, and the end: every undo copy is gone, and the sums are compared."""
+    began = {place.slug: allocated_bytes(place.pool) for place in site.places}
+    client = _client()
+    hosts = _register(site)
+    evening = (site.clock.now().astimezone(BERLIN) + timedelta(days=1)).replace(hour=20, minute=0, second=0)
+    for number in range(count):
+        site.clock.move_to(evening + timedelta(days=number))
+        site.start_worker()
+        if number:
+            for place in site.places:
+                place.disks.day(0.15)
+            site.places[0].disks.added()
+        _scan(site, hosts)
+        if not number:
+            _policies(client)
+        # Windows open at 22:00 and at 23:30.
+        site.clock.move_to(evening.replace(hour=23, minute=30, second=5) + timedelta(days=number))
+        _night(site, FAULTS[number % len(FAULTS)], site.clock.now())
+        _truths(site, number, evening)
+    return _balance(site, hosts, began)
+
+
+def _client() -> Client:
+    admin = User.objects.create_user("ada", password="x", role="admin")
+    client = Client(raise_request_exception=True)
+    client.force_login(admin)
+    return client
+
+
+def _register(site: Site) -> list[Host]:
+    hosts = []
+    for place in site.places:
+        if place.server is None:
+            host = ensure_local_host()
+            host.pools.all().delete()
+        else:
+            host = Host.objects.create(
+                slug=place.slug, name=place.slug, kind=Host.Kind.SSH, transport=Host.Transport.SSH, max_jobs=2,
+                address="127.0.0.1", port=place.server.port, user="root", host_key=place.server.host_key,
+                private_key_locked=secrets.lock(place.server.private_key),
+            )  # fmt: skip
+        add_pool(host, bytes(place.pool), StoragePool.Source.ADMIN)
+        hosts.append(host)
+    return hosts
+
+
+def _policies(client: Client) -> None:
+    for fields in POLICIES:
+        body = {
+            "cron": "0 22 * * *", "timezone": "Europe/Berlin", "window_minutes": 360, "min_reclaimable_percent": 0,
+        } | fields  # fmt: skip
+        answer = client.post("/api/v1/policies/", body, content_type="application/json")
+        assert answer.status_code == 201, answer.content
+
+
+def _scan(site: Site, hosts: list[Host]) -> None:
+    for host in hosts:
+        services.submit(SYSTEM, "scan", host.pk, {})
+    _until(site, lambda: not Job.objects.filter(state__in=Job.ACTIVE).exists(), "the scans of the evening")
+    assert not Host.objects.exclude(status="ok").exists(), list(Host.objects.values_list("slug", "status_detail"))
+
+
+def _night(site: Site, plan: tuple[faults.Fault, ...], opened: datetime) -> None:
+    """Two schedulers ring all night; the faults come one after the other while jobs are at work."""
+
+    def something_runs() -> bool:
+        return Job.objects.filter(state=Job.State.RUNNING, rewrites=True).exists()
+
+    with site.watched():
+        ringing = _schedulers()
+        try:
+            for fault in plan:
+                _until(site, something_runs, "a job begins", or_else=_settled)
+                time.sleep(site.rng.uniform(0.0, 1.5))
+                fault(site)
+            _until(site, _settled, f"the end of the night of {opened}")
+        finally:
+            ringing()
+
+
+def _settled() -> bool:
+    active = Job.objects.filter(state__in=Job.ACTIVE).exists() or Job.objects.filter(needs_recovery=True).exists()
+    return not active and PolicyRun.objects.exists() and not PolicyRun.objects.filter(state="running").exists()
+
+
+def _schedulers() -> Callable[[], None]:
+    """Two that ring at the same time; the answer ends them, and raises what they raised."""
+    stop, raised = threading.Event(), []
+
+    def ring() -> None:
+        try:
+            while not stop.is_set():
+                _tick()
+                stop.wait(0.5)
+        except BaseException as error:  # noqa: BLE001 (told by who waits for it)
+            raised.append(error)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=ring, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+
+    def end() -> None:
+        stop.set()
+        for thread in threads:
+            thread.join()
+        if raised:
+            raise raised[0]
+
+    return end
+
+
+def _tick() -> None:
+    tasks.advance_policies()
+    tasks.expire_undo()
+    reaper.reap()
+    reaper.recover_hosts()
+    reaper.sweep()
+
+
+def _until(site: Site, happened: Callable[[], bool], what: str, or_else: Callable[[], bool] | None = None) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not happened():
+        if or_else is not None and or_else():
+            return
+        if time.monotonic() > deadline:
+            active = Job.objects.filter(state__in=Job.ACTIVE)
+            told = list(active.values_list("id", "kind", "state", "stage", "waiting_for", "host__slug"))
+            runs = list(PolicyRun.objects.filter(state="running").values_list("id", "policy__name"))
+            raise AssertionError(f"{what}: not within {PATIENCE} s; {told} {runs}\n{site.worker.said()[-3000:]}")
+        time.sleep(0.25)
+
+
+def _truths(site: Site, number: int, evening: datetime) -> None:
+    """What holds after each night."""
+    tonight = PolicyRun.objects.filter(due__gte=evening + timedelta(days=number))
+    runs = Counter(tonight.values_list("policy_id", flat=True))
+    assert set(runs.values()) == {1}, runs
+    assert len(runs) == len(POLICIES), runs
+    picks = PolicyPick.objects.filter(run__in=tonight)
+    mute = picks.filter(state__in=("skipped", "failed"), reason="")
+    assert not mute.exists(), list(mute.values_list("label", "state", "code"))
+    doubled = Counter(picks.exclude(job=None).values_list("run_id", "image_id"))
+    assert not doubled or max(doubled.values()) == 1, doubled
+    assert not picks.filter(state__in=("chosen", "submitted")).exists()
+    for place in site.places:
+        place.disks.verify()
+        _only_what_is_known(place)
+    full = site.places[-1]
+    assert full.least_free >= refusals.RESERVE_BYTES, full.least_free
+    states = Counter(picks.values_list("state", flat=True))
+    reasons = Counter(picks.exclude(code="").values_list("code", flat=True))
+    print(f"night {number + 1}: {dict(states)}; {dict(reasons)}", flush=True)
+
+
+def _only_what_is_known(place: Place) -> None:
+    """Nothing of ours lies there but undo copies that are still wanted."""
+    wanted = set(Job.objects.filter(undo_state="available").values_list("uid", flat=True))
+    for path in place.pool.glob(".sa-*"):
+        uid, _, what = path.name.removeprefix(".sa-").rpartition(".")
+        assert uid in wanted, (path.name, list(Job.objects.filter(uid=uid).values_list("id", "state", "error_detail")))
+        assert what in {"orig", "journal"}, path.name
+
+
+def _balance(site: Site, hosts: list[Host], began: dict[str, int]) -> int:
+    """Three days later no undo copy is left, and what the ledger says was won is what the disks say."""
+    site.clock.move_to(site.clock.now() + timedelta(days=3))
+    site.start_worker()
+    Policy.objects.update(enabled=False)
+    _scan(site, hosts)
+    stop = _schedulers()
+    try:
+        _until(site, lambda: _settled() and not Job.objects.filter(undo_state="available").exists(), "undo copies go")
+    finally:
+        stop()
+    wrong = 0
+    for place, host in zip(site.places, hosts, strict=True):
+        place.disks.verify()
+        assert not list(place.pool.glob(".sa-*"))
+        changed = began[place.slug] + place.disks.by_others - allocated_bytes(place.pool)
+        told = _freed(host)
+        print(f"{place.slug}: the ledger says {told:,} bytes were freed, the disk says {changed:,}", flush=True)
+        wrong += told != changed
+    print(f"images {Image.objects.count()}, jobs {Job.objects.count()}, runs {PolicyRun.objects.count()}")
+    return int(bool(wrong))
+
+
+def _freed(host: Host) -> int:
+    """As the ledger's summary tells it over REST."""
+    client = _viewer()
+    answer = client.get("/api/v1/ledger/summary/", {"host": host.pk})
+    assert answer.status_code == 200, answer.content
+    return int(answer.json()["freed_bytes"])
+
+
+def _viewer() -> Client:
+    user, _made = User.objects.get_or_create(username="vera", defaults={"role": "viewer"})
+    client = Client()
+    client.force_login(user)
+    return client

@@ -1,0 +1,159 @@
+"""Forty requests a second for five minutes on 10,000 images, by the real web server with its usual processes."""
+
+import http.client
+import os
+import random
+import statistics
+import threading
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from django.conf import settings
+from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
+from django.contrib.sessions.backends.db import SessionStore
+
+from images.models import Image
+from storage_admin.accounts.models import User
+from storage_admin.accounts.roles import SYSTEM, Role
+from storage_admin.accounts.services import create_token
+from storage_admin.hosts.models import Host
+from storage_admin.supervisor import commands
+from tests.harness.processes import Daemon, free_port
+from tests.harness.services import ROOT
+from tests.performance import pages
+from tests.performance.report import Row, seconds
+
+COUNT, RATE, SECONDS = 10_000, 40, 300
+P95_LIMIT = 0.3
+THREADS = 24
+NOTES = (
+    (
+        f"Load: gunicorn as `up` starts it ({commands.WEB_WORKERS} processes with {commands.WEB_THREADS} threads "
+        f"each), SQLite with {COUNT:,} images, {RATE} requests a second at fixed times for {SECONDS} s from "
+        f"{THREADS} connections that are kept open; how long a request took counts from the moment at which it was "
+        "due, so that one that waits for others is not left out. Half of them are REST with a token (lists, filters, "
+        "one image, its chain, jobs, pools, a plan), half are pages of somebody who is signed in (overview, images, "
+        "one image, jobs). The client shares the 2 cores."
+    ),
+)
+
+#: What is asked for, how often of a hundred times. ``{id}`` is an image's id.
+REST = {
+    "/api/v1/images/?limit=50": 12,
+    "/api/v1/images/?ordering=-reclaimable_bytes&limit=50": 8,
+    "/api/v1/images/?format=qcow2&min_chain_depth=2": 6,
+    "/api/v1/images/{id}/": 10,
+    "/api/v1/images/{id}/chain/": 4,
+    "/api/v1/jobs/": 5,
+    "/api/v1/pools/": 3,
+    "/api/v1/overview/": 2,
+}
+PAGES = {
+    "/images/": 14,
+    "/images/?ordering=-allocated_size": 6,
+    "/images/?search=web": 4,
+    "/": 8,
+    "/images/{id}/": 12,
+    "/jobs/": 6,
+}
+
+
+@dataclass
+class Asked:
+    """What the requests took, in seconds, by what was asked for; and what went wrong."""
+
+    taken: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    wrong: Counter[str] = field(default_factory=Counter)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def note(self, what: str, took: float, problem: str) -> None:
+        with self._lock:
+            self.taken[what].append(took)
+            if problem:
+                self.wrong[f"{what}: {problem}"] += 1
+
+
+def measure(folder: Path, count: int = COUNT, length: int = SECONDS) -> list[Row]:
+    """Keeps the server busy, and tells how long answers took."""
+    pages._rows_up_to(count)
+    ids = list(Image.objects.order_by("id").values_list("pk", flat=True)[:count:97])
+    _token, secret = create_token(SYSTEM, "load", Role.OPERATOR)
+    port = free_port()
+    argv = commands.web(f"127.0.0.1:{port}")
+    with Daemon(argv, folder / "web.log", cwd=ROOT, env=os.environ | commands.ENVIRONMENT) as server:
+        server.wait_for(lambda: _answers(port), 60, "the web server answers")
+        asked = _load(port, {"Authorization": f"Bearer {secret}"}, {"Cookie": _session()}, ids, length)
+    Image.every.filter(host__slug__startswith="bench-").delete()
+    Host.objects.filter(slug__startswith="bench-").delete()
+    every = [took for taken in asked.taken.values() for took in taken]
+    p95 = statistics.quantiles(every, n=20)[-1]
+    wrong = sum(asked.wrong.values())
+    middle = {what: statistics.median(taken) for what, taken in asked.taken.items()}
+    worst = max(middle, key=lambda what: middle[what])
+    return [
+        Row(
+            f"{RATE} requests a second for {length} s on {count:,} images, 95 of 100", seconds(p95),
+            f"median {seconds(statistics.median(every))}; slowest is {worst}, {seconds(middle[worst])}",
+            f"{len(every):,} requests, {wrong} wrong {dict(asked.wrong.most_common(3)) if wrong else ''}".strip(),
+            "under 0.3 s, none wrong", p95 < P95_LIMIT and not wrong,
+        )
+    ]  # fmt: skip
+
+
+def _session() -> str:
+    user, _ = User.objects.get_or_create(username="bench", defaults={"role": "admin"})
+    store = SessionStore()
+    store[SESSION_KEY] = str(user.pk)
+    store[BACKEND_SESSION_KEY] = settings.AUTHENTICATION_BACKENDS[-1]
+    store[HASH_SESSION_KEY] = user.get_session_auth_hash()
+    store.create()
+    return f"{settings.SESSION_COOKIE_NAME}={store.session_key}"
+
+
+def _answers(port: int) -> bool:
+    try:
+        return _ask(http.client.HTTPConnection("127.0.0.1", port, timeout=5), "/login/", {}) == 200
+    except OSError:
+        return False
+
+
+def _ask(connection: http.client.HTTPConnection, path: str, headers: dict[str, str]) -> int:
+    connection.request("GET", path, headers=headers)
+    answer = connection.getresponse()
+    answer.read()
+    return answer.status
+
+
+def _load(port: int, token: dict[str, str], session: dict[str, str], ids: list[int], length: int) -> Asked:
+    rng = random.Random(7)
+    weighted = [(path, token) for path, share in REST.items() for _ in range(share)]
+    weighted += [(path, session) for path, share in PAGES.items() for _ in range(share)]
+    plan = [rng.choice(weighted) for _ in range(RATE * length)]
+    asked, begin, turn, lock = Asked(), time.monotonic() + 1, iter(enumerate(plan)), threading.Lock()
+
+    def work() -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        while True:
+            with lock:
+                number, (what, headers) = next(turn, (-1, ("", {})))
+            if number < 0:
+                return
+            due = begin + number / RATE
+            time.sleep(max(due - time.monotonic(), 0))
+            problem = ""
+            try:
+                status = _ask(connection, what.format(id=ids[number % len(ids)]), headers)
+                problem = "" if status == 200 else f"status {status}"
+            except (OSError, http.client.HTTPException) as error:
+                problem = repr(error)
+                connection.close()
+            asked.note(what, time.monotonic() - due, problem)
+
+    threads = [threading.Thread(target=work) for _ in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return asked
