@@ -7,10 +7,10 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
-from benchmarks import charts, selectors, services
+from benchmarks import charts, regression, selectors, services
 from benchmarks.charts import Chart
 from benchmarks.models import Benchmark, Watch
-from benchmarks.steps import MADE
+from benchmarks.steps import WATCHABLE
 from images.views.access import PageRequest, attempt, number, page
 from storage_admin.accounts.roles import Role
 from storage_admin.hosts.errors import InvalidError, NotFoundError
@@ -39,16 +39,17 @@ def benchmark_history(request: PageRequest, pool_id: int) -> HttpResponseBase:
     chosen = chosen or (followed[0] if followed else None)
     last = Benchmark.objects.filter(pk=chosen["last"]).first() if chosen else None
     runs = selectors.history(last) if last else []
+    few = regression.FEWEST if len(runs) < selectors.LONGEST_HISTORY else 0
     context = {
         "section": "benchmarks",
         "pool": pool,
         "profiles": [row | {"chosen": row is chosen} for row in followed],
-        "runs": runs[::-1],
+        "runs": [(run, number >= few) for number, run in enumerate(runs)][::-1],
         "last": runs[-1] if runs else None,
         "charts": _charts(runs),
         "newest_ids": ",".join(str(run.pk) for run in runs[-2:]),
         "watches": selectors.watches_for(request.actor).filter(pool=pool),
-        "watchable": list(MADE),
+        "watchable": list(WATCHABLE),
         "longest": services.LONGEST_WAIT_HOURS,
     }
     return render(request, "benchmarks/history.html", context)

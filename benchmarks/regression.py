@@ -2,8 +2,10 @@
 
 A figure has dropped when it lies further from what is usual than the earlier runs lie from each other. Usual is the
 median of the earlier runs' medians. Their spread is the largest of: three times their median absolute deviation (scaled
-to a standard deviation), half of what a run usually spreads within itself, and a tenth of the usual figure, below which
-nobody would act on it. A run that was disturbed once does not move either of them much.
+to a standard deviation), twice the farthest that an earlier run was from what is usual, half of what a run usually
+spreads within itself, and a tenth of the usual figure, below which nobody would act on it. Of five earlier runs or more
+the farthest one does not count: a run that was disturbed once does not move any of them much. Of three or four it does,
+as they may lie close together by chance.
 """
 
 from dataclasses import dataclass
@@ -18,6 +20,8 @@ from benchmarks.results import Result
 LOOKED_BACK, FEWEST = 10, 3
 #: The least part of the usual figure that counts as a drop.
 LEAST = 0.10
+#: So many earlier runs tell which of them was disturbed.
+ENOUGH = 5
 #: The standard deviation of a normal distribution by its median absolute deviation.
 _SCALE = 1.4826
 #: Processor shares and the longest single operation of a run say too little to be watched.
@@ -69,9 +73,11 @@ def drop_of(now: Result, before: list[Result]) -> Drop | None:
     if not way or now.metric.endswith(_NOT_WATCHED) or now.median is None or len(medians) < FEWEST:
         return None
     usual = median(medians)
-    deviation = median(abs(value - usual) for value in medians)
+    deviations = sorted(abs(value - usual) for value in medians)
+    farthest = deviations[-1] if len(deviations) < ENOUGH else deviations[-2]
     within = [row.max - row.min for row in before if row.max is not None and row.min is not None]
-    spread = max(3 * _SCALE * deviation, median(within) / 2 if within else 0.0, LEAST * usual)
+    beside = median(within) / 2 if within else 0.0
+    spread = max(3 * _SCALE * median(deviations), 2 * farthest, beside, LEAST * usual)
     worst = usual - way * spread
     if way * now.median >= way * worst or usual <= 0 or now.median <= 0:
         return None

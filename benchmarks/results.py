@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -19,6 +19,7 @@ _WORDS = {
     "randread": "random read", "randwrite": "random write", "randrw": "random mixed", "extended_l2": "extended L2",
 }  # fmt: skip
 _SIZE = re.compile(r"([0-9]{1,12})([KMGT]?)")
+_HEADS = ("setting", "metric", "unit", "median", "min", "max", "repetitions", "note")
 #: Larger than any size.
 _BEYOND = 1 << 100
 
@@ -130,11 +131,28 @@ def table(rows: Iterable[Result]) -> str:
     """Results as CSV with a heading, units in a column of their own, figures in full."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\r\n")
-    writer.writerow(["setting", "metric", "unit", "median", "min", "max", "repetitions", "note"])
-    for row in rows:
-        figures = ["" if value is None else value for value in (row.median, row.min, row.max)]
-        writer.writerow([_inert(row.name), row.metric, row.unit, *figures, row.repetitions, _inert(row.note)])
+    writer.writerow(_HEADS)
+    writer.writerows(map(_cells, rows))
     return out.getvalue()
+
+
+def compared(told: Iterable[tuple[Sequence[str], Iterable[Result]]], heads: Sequence[str]) -> str:
+    """Results of several runs as one CSV, a line for each figure: whose it is stands before it.
+
+    Args:
+        told: words on a run, as many as ``heads``, and its results.
+    """
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\r\n")
+    writer.writerow([*heads, *_HEADS])
+    for words, rows in told:
+        writer.writerows([*map(_inert, words), *_cells(row)] for row in rows)
+    return out.getvalue()
+
+
+def _cells(row: Result) -> list[Any]:
+    figures = ["" if value is None else value for value in (row.median, row.min, row.max)]
+    return [_inert(row.name), row.metric, row.unit, *figures, row.repetitions, _inert(row.note)]
 
 
 def _inert(text: str) -> str:

@@ -8,6 +8,7 @@ urlpatterns = [
     path("benchmarks/", views.benchmarks, name="benchmarks"),
     path("benchmarks/start/", start_views.benchmark_start, name="benchmark_start"),
     path("benchmarks/paste/", start_views.benchmark_paste, name="benchmark_paste"),
+    path("benchmarks/compare.csv", views.benchmark_compare_csv, name="benchmark_compare_csv"),
     path("benchmarks/compare/", views.benchmark_compare, name="benchmark_compare"),
     path("benchmarks/<int:run_id>/", views.benchmark, name="benchmark"),
     path("benchmarks/<int:run_id>/status/", views.benchmark_status, name="benchmark_status"),

@@ -1,5 +1,6 @@
 """Runs of benchmarks: the list, one run with its charts as they come, runs side by side."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from benchmarks.charts import Chart, Series
 from benchmarks.filters import BenchmarkFilters
 from benchmarks.models import Benchmark, BenchmarkKind
 from benchmarks.published import Published
+from benchmarks.results import Result
 from benchmarks.templatetags.figures import kind_title
 from images.views.access import PageRequest, live, live_body, live_context, page, paginated, wants_fragment
 from images.views.jobs import status_of
@@ -178,12 +180,7 @@ def _before(run: Benchmark) -> Benchmark | None:
 def benchmark_compare(request: PageRequest) -> HttpResponseBase:
     """Any runs side by side: ``ids=1,2`` or ``ids=1&ids=2``, in that order."""
     asked, problem = _ids(",".join(request.GET.getlist("ids")))
-    found = {
-        run.pk: run for run in selectors.with_samples(selectors.benchmarks_for(request.actor).filter(pk__in=asked))
-    }
-    if missing := [number for number in asked if number not in found]:
-        raise NotFoundError(f"There is no run {missing[0]}.")
-    runs = [found[number] for number in asked]
+    runs = _asked_for(request, asked)
     kinds = list(dict.fromkeys(run.kind for run in runs))
     references = [one for kind in kinds for one in published.of_kind(kind)]
     series = [charts.series_of(run) for run in runs]
@@ -201,6 +198,44 @@ def benchmark_compare(request: PageRequest) -> HttpResponseBase:
         "several_caches": len(caches) > 1,
     }
     return render(request, "benchmarks/compare.html", context, status=400 if problem else 200)
+
+
+@require_safe
+@page()
+def benchmark_compare_csv(request: PageRequest) -> HttpResponseBase:
+    """The figures of several runs as one CSV, with what was published of their kinds unless that is left out."""
+    asked, problem = _ids(",".join(request.GET.getlist("ids")))
+    if problem:
+        return HttpResponse(problem, content_type="text/plain; charset=utf-8", status=400)
+    told: list[tuple[list[str], Sequence[Result]]] = [
+        (_words(run), selectors.results_of(run)) for run in _asked_for(request, asked)
+    ]
+    if _with_published(request):
+        kinds = dict.fromkeys(words[3] for words, _ in told)
+        references = [one for kind in kinds for one in published.of_kind(kind)]
+        told += [(["published", one.measured_on, one.title, one.kind, "2014", ""], one.results) for one in references]
+    text = results.compared(told, ("run", "host", "pool", "kind", "begun", "caches"))
+    answer = HttpResponse(text, content_type="text/csv; charset=utf-8")
+    answer["Content-Disposition"] = 'attachment; filename="benchmarks-compared.csv"'
+    return answer
+
+
+def _words(run: Benchmark) -> list[str]:
+    where = (run.pool.host.name, run.pool.name) if run.pool else ("", run.label)
+    return [str(run.pk), *where, run.kind, run.created.isoformat(timespec="seconds"), run.caches]
+
+
+def _asked_for(request: PageRequest, asked: list[int]) -> list[Benchmark]:
+    """Runs with their figures, in that order.
+
+    Raises:
+        NotFoundError: one of them does not exist for who asks.
+    """
+    rows = selectors.with_samples(selectors.benchmarks_for(request.actor).filter(pk__in=asked))
+    found = {run.pk: run for run in rows}
+    if missing := [number for number in asked if number not in found]:
+        raise NotFoundError(f"There is no run {missing[0]}.")
+    return [found[number] for number in asked]
 
 
 def _ids(text: str) -> tuple[list[int], str]:

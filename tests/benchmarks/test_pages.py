@@ -1,6 +1,7 @@
 """The pages of benchmarks: who may do what, what they show, and that names are text."""
 
 import csv
+import html
 import io
 import json
 import re
@@ -248,6 +249,24 @@ def test_runs_are_compared_in_the_order_asked_for(viewer: Client, pool: StorageP
     assert alone["colour"] == fast["colour"] != slow["colour"]
 
 
+def test_a_comparison_is_a_csv_with_whose_each_figure_is(viewer: Client, pool: StoragePool, measured: Measured) -> None:
+    other = StoragePoolFactory.create(name="=slow")
+    first, second = measured(pool, {"64K": [1.5, 2.5]}, caches="direct"), measured(other, {"2M": [0.5]})
+    page = page_of(viewer, f"/benchmarks/compare/?ids={second.pk},{first.pk}&published=0")
+    (address,) = re.findall(r'href="(/benchmarks/compare\.csv[^"]*)"', page)
+    answer = viewer.get(html.unescape(address))
+    assert "attachment" in answer["Content-Disposition"]
+    rows = list(csv.DictReader(io.StringIO(answer.content.decode())))
+    assert [(row["run"], row["pool"], row["setting"], row["median"], row["min"], row["max"]) for row in rows] == [
+        (str(second.pk), "'=slow", "2M", "0.5", "0.5", "0.5"), (str(first.pk), "fast", "64K", "2.0", "1.5", "2.5"),
+    ]  # fmt: skip
+    assert (rows[1]["host"], rows[1]["caches"], rows[1]["unit"]) == ("Host mine", "direct", "B/s")
+    with_published = viewer.get(f"/benchmarks/compare.csv?ids={first.pk}").content.decode()
+    assert "published,one Samsung SSD" in with_published
+    assert viewer.get("/benchmarks/compare.csv?ids=x").status_code == 400
+    assert viewer.get("/benchmarks/compare.csv?ids=9").status_code == 404
+
+
 @pytest.mark.parametrize(
     ("ids", "status", "words"),
     [
@@ -272,6 +291,10 @@ def test_one_profile_is_followed_over_time(viewer: Client, pool: StoragePool, me
     (line,) = chart_of(page, "history-write_rate")["data"]["datasets"]
     assert [point["y"] for point in line["data"]] == [100.0, 110.0, 40.0]
     assert "Cluster size, quick 3 runs" in text_of(page)
+    assert text_of(page).count("too few to compare with") == 3
+    measured(pool, {"64K": [105.0]})
+    page = text_of(page_of(viewer, f"{address}?profile=the%20same%20steps"))
+    assert (page.count("too few to compare with"), page.count("nothing dropped")) == (3, 1)
 
 
 def test_a_watch_is_set_changed_and_ended(operator: Client, pool: StoragePool) -> None:

@@ -1,5 +1,6 @@
 """A pool that got slower is noticed; one that is only as restless as ever is not."""
 
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -57,15 +58,40 @@ def test_too_few_runs_and_sizes_and_shares_tell_nothing() -> None:
         assert drop_of(of(1000, metric=metric, unit=unit), [of(1, metric=metric, unit=unit)] * 5) is None
 
 
-def test_chance_alone_marks_few_runs() -> None:
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    chance = random.Random(seed)
-    marked = sum(
-        drop_of(of(chance.gauss(100, 3), 3), [of(chance.gauss(100, 3), 3) for _ in range(10)]) is not None
-        for _ in range(2000)
-    )
-    assert marked < 40
+SERIES, LENGTH = 200, 20
+#: Standard deviations between runs and within one, the most figures that may be marked, and the least part of all
+#: drops by 30 % that have to be found: on a pool that is quiet, one with some guests at work, and one that is never
+#: the same.
+NOISE = [(0.02, 0.02, 0.001, 0.999), (0.05, 0.05, 0.015, 0.88), (0.15, 0.10, 0.015, 0.1)]
+
+
+def restless(chance: random.Random, level: float, between: float, within: float) -> Result:
+    """A run of three repetitions."""
+    base = level * math.exp(chance.gauss(0, between))
+    values = sorted(base * math.exp(chance.gauss(0, within)) for _ in range(3))
+    return Result("write_rate", "B/s", {"a": "b"}, values[1], values[0], values[2], 3)
+
+
+@pytest.mark.parametrize(("between", "within", "most", "least"), NOISE)
+def test_of_many_series_of_noise_few_runs_are_marked_and_a_real_drop_is_found(
+    between: float, within: float, most: float, least: float
+) -> None:
+    chance = random.Random(10)
+    marked = found = judged = 0
+    early = [0, 0]
+    for _ in range(SERIES):
+        runs = [restless(chance, 100, between, within) for _ in range(LENGTH)]
+        for number in range(regression.FEWEST, LENGTH):
+            before = runs[max(0, number - regression.LOOKED_BACK) : number]
+            wrong = drop_of(runs[number], before) is not None
+            judged, marked = judged + 1, marked + wrong
+            if number < regression.ENOUGH:
+                early = [early[0] + 1, early[1] + wrong]
+            found += drop_of(restless(chance, 70, between, within), before) is not None
+    print(f"{marked / judged:.4f} marked, with few runs before {early[1] / early[0]:.4f}; {found / judged:.3f} found")
+    assert marked / judged <= most
+    assert early[1] / early[0] <= 0.03
+    assert found / judged >= least
 
 
 @pytest.mark.django_db
