@@ -216,6 +216,7 @@ def in_short(alert: Alert) -> dict[str, Any]:
         "detail": alert.detail,
         "host": alert.host,
         "target": {"kind": alert.target_kind, "id": alert.target_id, "label": alert.target_label},
+        "url": f"/alerts/{alert.pk}/",
         "opened": alert.opened.isoformat(),
         "closed": alert.closed.isoformat() if alert.closed else None,
         "acknowledged_by": alert.acknowledged_by,

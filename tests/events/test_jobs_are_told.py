@@ -10,6 +10,7 @@ from django.utils import timezone
 from storage_admin.accounts.roles import SYSTEM
 from storage_admin.events.models import Delivery, Event, Webhook
 from storage_admin.jobs import claims, reaper, services
+from storage_admin.jobs.kinds import Wait
 from storage_admin.jobs.models import Job
 from tests.factories import JobFactory
 
@@ -67,7 +68,7 @@ def test_a_job_whose_worker_fell_silent_is_told_of(hook: Webhook) -> None:
 
 def test_a_job_that_waited_in_vain_is_told_of(hook: Webhook) -> None:
     job = JobFactory.create(state="queued")
-    assert claims.park(job, claims.Wait("a guest", timezone.now()))
+    assert claims.park(job, Wait("a guest", timezone.now()))
     job.refresh_from_db()
     assert claims.give_up(job, "image_in_use", "The guest did not shut down.")
     assert [(told["state"], told["error_code"]) for told in _told()] == [("failed", "image_in_use")]

@@ -1,0 +1,68 @@
+"""Addresses of webhooks: which are taken, and how they are shown.
+
+An admin chooses them, and the dashboard goes there: to http and https only, by a POST with our body and headers.
+What a URL may carry as a credential (its query) is not shown again. A user and password in it are refused, because they
+would end in logs; the signature says who sends.
+"""
+
+import ipaddress
+from urllib.parse import SplitResult, parse_qsl, urlsplit
+
+from storage_admin.events.errors import EventsError
+
+LONGEST = 500
+#: Stands for what is not shown.
+HIDDEN = "…"
+
+
+def checked(url: str) -> str:
+    """A webhook's address as it is kept.
+
+    Raises:
+        EventsError: it cannot be one.
+    """
+    url = url.strip()
+    parts = _split(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise _bad("Give the whole address, which starts with https:// or http://.")
+    if parts.username is not None or parts.password is not None:
+        raise _bad("Leave the user and password out: they would be sent and logged in clear. The signature proves us.")
+    if len(url) > LONGEST or not url.isascii() or not url.isprintable() or " " in url:
+        raise _bad(f"At most {LONGEST} characters, ASCII and without spaces: write others as %XX, names as xn--….")
+    if parts.fragment:
+        raise _bad("Leave out what begins with #: it is never sent.")
+    if forbidden(parts.hostname):
+        raise _bad("This address is for a machine's own link (such as a cloud's metadata), not for receivers.")
+    return url
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        raise _bad("This is no address: perhaps its port is no number from 1 to 65535.") from None
+    return parts
+
+
+def _bad(sentence: str) -> EventsError:
+    return EventsError(sentence, "url")
+
+
+def forbidden(host: str) -> bool:
+    """Whether an IP address is one that nothing is sent to: link-local, multicast, unspecified. Names are none."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    address = getattr(address, "ipv4_mapped", None) or address
+    return address.is_link_local or address.is_multicast or address.is_unspecified
+
+
+def shown(url: str) -> str:
+    """An address without the values of its query."""
+    head, mark, query = url.partition("?")
+    if not mark:
+        return url
+    names = [name for name, _ in parse_qsl(query, keep_blank_values=True)]
+    return f"{head}?{'&'.join(f'{name}={HIDDEN}' for name in names)}"

@@ -1,0 +1,62 @@
+"""One event as a mail to one address, by Django's mail (``EMAIL_URL``)."""
+
+import smtplib
+from datetime import datetime
+
+from django.conf import settings
+from django.core.mail import EmailMessage
+
+from storage_admin.events.models import Delivery, Event
+from storage_admin.events.posting import KEPT, Outcome
+
+_OPENED, _CLOSED = "alert.opened", "alert.closed"
+
+
+def send(delivery: Delivery) -> Outcome:
+    """Sends it. The message has the delivery's number in its ``Message-ID``: one that comes twice is the same."""
+    subject, text = composed(delivery.event)
+    domain = settings.DEFAULT_FROM_EMAIL.rpartition("@")[2].strip(" >") or "localhost"
+    message = EmailMessage(
+        subject, text, settings.DEFAULT_FROM_EMAIL, delivery.recipients,
+        headers={
+            "Message-ID": f"<storage-admin-{delivery.event_id}-{delivery.pk}@{domain}>",
+            "Auto-Submitted": "auto-generated",
+        },
+    )  # fmt: skip
+    try:
+        message.send()
+    except smtplib.SMTPResponseException as error:
+        said = error.smtp_error.decode(errors="replace") if isinstance(error.smtp_error, bytes) else error.smtp_error
+        return Outcome(error.smtp_code, f"The mail server answered {error.smtp_code}: {' '.join(said.split())[:KEPT]}")
+    except smtplib.SMTPRecipientsRefused as error:
+        code, words = next(iter(error.recipients.values()))
+        return Outcome(code, f"The mail server refuses the address: {words.decode(errors='replace')[:KEPT]}")
+    except (OSError, smtplib.SMTPException) as error:
+        return Outcome(problem=f"The mail server cannot be used: {(str(error) or type(error).__name__)[:KEPT]}")
+    return Outcome()
+
+
+def composed(event: Event) -> tuple[str, str]:
+    """Subject and text of the mail about an event."""
+    data = event.data
+    title = " ".join(str(data.get("title") or event.name).split())
+    word = {_OPENED: str(data.get("severity", "")).capitalize(), _CLOSED: "Over"}.get(event.name, "")
+    lines = [title, ""]
+    if detail := str(data.get("detail") or "").strip():
+        lines += [detail, ""]
+    for name, value in (
+        ("Host", event.host),
+        ("Since", _when(data.get("opened"))),
+        ("Until", _when(data.get("closed"))),
+    ):
+        if value:
+            lines.append(f"{name}: {value}")
+    if data.get("acknowledged_by"):
+        lines.append(f"Acknowledged by: {data['acknowledged_by']}")
+    if settings.PUBLIC_URL and data.get("url"):
+        lines.append(f"{settings.PUBLIC_URL}{data['url']}")
+    return f"[Storage Admin] {word}: {title}" if word else f"[Storage Admin] {title}", "\n".join(lines) + "\n"
+
+
+def _when(moment: object) -> str:
+    return f"{datetime.fromisoformat(str(moment)):%Y-%m-%d %H:%M} UTC" if moment else ""

@@ -1,0 +1,205 @@
+"""Writes: webhooks, their secrets, tests, deliveries that are sent once more. For admins who are limited to no host."""
+
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+from django.conf import settings
+from django.db import transaction
+from django.utils import timezone
+
+from storage_admin import sealing
+from storage_admin.accounts.roles import Actor, Role
+from storage_admin.accounts.services import audit
+from storage_admin.events import addresses, sending, signing, tasks
+from storage_admin.events.errors import EventsError
+from storage_admin.events.models import Delivery, Event, Webhook
+from storage_admin.events.services import NAMES, close_alert
+
+#: After a rotation, signatures are made with the secret before it too for so long.
+BOTH = timedelta(hours=24)
+TEST = "test"
+LONGEST_NAME = 100
+
+
+def create(
+    actor: Actor, name: str, url: str, *, events: Iterable[str] = (), enabled: bool = True
+) -> tuple[Webhook, str]:
+    """Makes a webhook.
+
+    Args:
+        events: names of events; none means all of them.
+
+    Returns:
+        The webhook and its secret, which cannot be shown again.
+
+    Raises:
+        ForbiddenError: the actor is no admin, or limited to some hosts.
+        EventsError: a value cannot be taken.
+    """
+    actor.require_everywhere(Role.ADMIN)
+    secret = signing.new_secret()
+    with transaction.atomic():
+        values = {"name": _named(name, None), "url": addresses.checked(url), "events": _known(events)}
+        hook = Webhook.objects.create(
+            **values, enabled=enabled, secret_locked=sealing.lock(secret), created_by=actor.name
+        )
+        audit(actor, "webhook created", hook.name, after=_told(hook))
+    return hook, secret
+
+
+def update(
+    actor: Actor,
+    hook: Webhook,
+    *,
+    name: str | None = None,
+    url: str | None = None,
+    events: Iterable[str] | None = None,
+    enabled: bool | None = None,
+) -> Webhook:
+    """Changes a webhook; ``None`` leaves a value as it is, and so does the address as it is shown.
+
+    What is due to one that is switched off is given up.
+
+    Raises:
+        ForbiddenError: the actor is no admin, or limited to some hosts.
+        EventsError: a value cannot be taken.
+    """
+    actor.require_everywhere(Role.ADMIN)
+    with transaction.atomic():
+        before = _told(hook)
+        if name is not None:
+            hook.name = _named(name, hook)
+        if url is not None and url.strip() != addresses.shown(hook.url):
+            hook.url = addresses.checked(url)
+        if events is not None:
+            hook.events = _known(events)
+        if enabled is not None:
+            hook.enabled = enabled
+        hook.save(update_fields=["name", "url", "events", "enabled"])
+        if not hook.enabled:
+            _give_up(hook)
+        if (after := _told(hook)) != before:
+            audit(actor, "webhook changed", hook.name, before=before, after=after)
+    return hook
+
+
+def rotate(actor: Actor, hook: Webhook) -> str:
+    """Gives a webhook another secret. For ``BOTH`` from now on, what is sent is signed with the one before it too.
+
+    Returns:
+        The secret, which cannot be shown again.
+
+    Raises:
+        ForbiddenError: the actor is no admin, or limited to some hosts.
+    """
+    actor.require_everywhere(Role.ADMIN)
+    secret = signing.new_secret()
+    with transaction.atomic():
+        hook.old_secret_locked, hook.old_secret_until = bytes(hook.secret_locked), timezone.now() + BOTH
+        hook.secret_locked = sealing.lock(secret)
+        hook.save(update_fields=["secret_locked", "old_secret_locked", "old_secret_until"])
+        audit(actor, "webhook secret rotated", hook.name, after={"old_until": hook.old_secret_until.isoformat()})
+    return secret
+
+
+def remove(actor: Actor, hook: Webhook) -> None:
+    """Takes a webhook away, with the history of its deliveries.
+
+    Raises:
+        ForbiddenError: the actor is no admin, or limited to some hosts.
+    """
+    actor.require_everywhere(Role.ADMIN)
+    with transaction.atomic():
+        audit(actor, "webhook deleted", hook.name, before=_told(hook))
+        close_alert(sending.given_up_key(Delivery(webhook_id=hook.pk)))
+        hook.delete()
+
+
+def send_test(actor: Actor, hook: Webhook) -> Delivery:
+    """Sends one webhook an event ``test``; how it went stands in the delivery soon.
+
+    Raises:
+        ForbiddenError: the actor is no admin, or limited to some hosts.
+        EventsError: the webhook is switched off.
+    """
+    actor.require_everywhere(Role.ADMIN)
+    if not hook.enabled:
+        raise EventsError(f"{hook.name} is switched off: switch it on first.", "enabled")
+    with transaction.atomic():
+        delivery = Delivery.objects.create(event=_test(actor), webhook=hook)
+        audit(actor, "webhook tested", hook.name)
+        tasks.ring()
+    return delivery
+
+
+def send_test_mail(actor: Actor) -> list[Delivery]:
+    """Sends every address of ``ALERT_EMAILS`` a test.
+
+    Raises:
+        ForbiddenError: the actor is no admin, or limited to some hosts.
+        EventsError: there is no address.
+    """
+    actor.require_everywhere(Role.ADMIN)
+    if not settings.ALERT_EMAILS:
+        raise EventsError("Nobody is told by mail: set ALERT_EMAILS and EMAIL_URL (docs/alerts.md), and start anew.")
+    with transaction.atomic():
+        event = _test(actor)
+        sent = [Delivery.objects.create(event=event, recipients=[address]) for address in settings.ALERT_EMAILS]
+        audit(actor, "mail tested", ", ".join(settings.ALERT_EMAILS))
+        tasks.ring()
+    return sent
+
+
+def resend(actor: Actor, delivery: Delivery) -> Delivery:
+    """Sends a delivery once more, at once, whether it had arrived or was given up.
+
+    Raises:
+        ForbiddenError: the actor is no admin, or limited to some hosts.
+        EventsError: it is on its way, or its webhook is switched off.
+    """
+    actor.require_everywhere(Role.ADMIN)
+    if delivery.webhook is not None and not delivery.webhook.enabled:
+        raise EventsError(f"{delivery.webhook.name} is switched off: switch it on first.")
+    if delivery.state == Delivery.State.DUE and not delivery.attempts:
+        raise EventsError("It is on its way already.")
+    with transaction.atomic():
+        sending.put_again(Delivery.objects.filter(pk=delivery.pk), timezone.now())
+        audit(actor, "delivery sent again", delivery.webhook or delivery.recipients[0], after={"delivery": delivery.pk})
+        tasks.ring()
+    delivery.refresh_from_db()
+    return delivery
+
+
+def _test(actor: Actor) -> Event:
+    return Event.objects.create(
+        name=TEST,
+        data={"title": "A test from Storage Admin", "detail": f"{actor.name} wants to know whether it arrives."},
+    )
+
+
+def _give_up(hook: Webhook) -> None:
+    due = Delivery.objects.filter(webhook=hook, state=Delivery.State.DUE)
+    due.update(state=Delivery.State.GIVEN_UP, problem="The webhook was switched off before it arrived.")
+    close_alert(sending.given_up_key(Delivery(webhook_id=hook.pk)))
+
+
+def _named(name: str, hook: Webhook | None) -> str:
+    name = name.strip()
+    if not name or len(name) > LONGEST_NAME or not name.isprintable():
+        raise EventsError(f"Give it a name of at most {LONGEST_NAME} characters.", "name")
+    if Webhook.objects.filter(name=name).exclude(pk=hook.pk if hook else 0).exists():
+        raise EventsError(f"There is a webhook named {name} already: choose another name.", "name")
+    return name
+
+
+def _known(events: Iterable[str]) -> list[str]:
+    wanted = set(events)
+    if unknown := sorted(wanted - NAMES.keys()):
+        raise EventsError(f"There is no event {unknown[0]!r}; there are {', '.join(NAMES)}.", "events")
+    return sorted(wanted)
+
+
+def _told(hook: Webhook) -> dict[str, Any]:
+    """A webhook as the audit trail knows it."""
+    return {"name": hook.name, "url": addresses.shown(hook.url), "events": hook.events, "enabled": hook.enabled}

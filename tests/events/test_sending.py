@@ -1,0 +1,246 @@
+"""Deliveries to a real HTTP receiver: signed, retried with growing delays, given up and told, never redirected."""
+
+import re
+import threading
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.utils import timezone
+
+from storage_admin.events import posting, sending, services
+from storage_admin.events.models import Alert, Delivery, Event
+from tests.events.conftest import SECRET, MakeHook
+from tests.harness.receiver import receiver
+
+pytestmark = pytest.mark.django_db(transaction=True)
+DOCS = Path(__file__).parents[2] / "docs" / "alerts.md"
+
+
+def emitted(count: int = 1) -> None:
+    for number in range(count):
+        services.emit(
+            "job.finished", host="alpha", data={"id": number, "label": "Gr\N{LATIN SMALL LETTER O WITH DIAERESIS}ße"}
+        )
+
+
+def as_documented() -> Any:
+    """The function that the documentation gives to receivers."""
+    [code] = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    return names["verified"]
+
+
+def test_what_arrives_is_signed_as_the_documentation_verifies_it(make_hook: MakeHook) -> None:
+    with receiver() as there:
+        make_hook(there.url)
+        emitted()
+        assert sending.deliver() == 1
+    [got] = there.got
+    delivery = Delivery.objects.get()
+    assert (delivery.state, delivery.status_code, delivery.attempts, delivery.problem) == ("sent", 200, 1, "")
+    assert got.headers["X-Storage-Admin-Event"] == "job.finished"
+    assert got.headers["X-Storage-Admin-Delivery"] == str(delivery.pk)
+    assert (got.json["event"], got.json["host"], got.json["data"]["id"]) == ("job.finished", "alpha", 0)
+    verified = as_documented()
+    header = got.headers["X-Storage-Admin-Signature"]
+    assert verified(SECRET, header, got.body)
+    assert not verified(SECRET, header, got.body + b" ")
+    assert not verified("another secret", header, got.body)
+    assert not verified(SECRET, header.replace("t=1", "t=2"), got.body)
+    old = sending.signing.signature([SECRET], int(timezone.now().timestamp()) - 3600, got.body)
+    assert not verified(SECRET, old, got.body), "what was recorded is played again"
+
+
+def test_an_error_is_tried_again_with_growing_delays_until_it_is_taken(make_hook: MakeHook) -> None:
+    with receiver(500, 503, 200, body=b"<b>not\nnow</b>") as there:
+        make_hook(there.url)
+        emitted()
+        now = timezone.now()
+        sending.deliver(now)
+        delivery = Delivery.objects.get()
+        assert (delivery.state, delivery.status_code) == ("due", 500)
+        assert delivery.problem == "It answered 500: <b>not now</b>"
+        assert delivery.next_try == now + timedelta(seconds=10)
+        sending.deliver(now + timedelta(seconds=9))
+        assert len(there.got) == 1, "too early"
+        sending.deliver(now + timedelta(seconds=10))
+        delivery.refresh_from_db()
+        assert delivery.next_try == now + timedelta(seconds=10) + timedelta(minutes=1)
+        sending.deliver(now + timedelta(minutes=2))
+    delivery.refresh_from_db()
+    assert (delivery.state, delivery.attempts, delivery.problem) == ("sent", 3, "")
+    assert len({got.body for got in there.got}) == 1, "the same event is the same body"
+    assert len({got.headers["X-Storage-Admin-Delivery"] for got in there.got}) == 1
+
+
+def _try_until_the_end(now: datetime) -> datetime:
+    for delay in sending.DELAYS:
+        sending.deliver(now)
+        now += delay
+    sending.deliver(now)
+    return now
+
+
+def test_after_the_last_try_it_is_given_up_and_an_alert_says_so_until_something_arrives(make_hook: MakeHook) -> None:
+    with receiver(500, body=b"") as there:
+        hook = make_hook(there.url, events=["job.finished"])
+        emitted()
+        now = _try_until_the_end(timezone.now())
+        assert len(there.got) == len(sending.DELAYS) + 1
+        assert Delivery.objects.get().state == "given_up"
+        alert = Alert.objects.get(closed=None)
+        assert (alert.kind, alert.target_id) == ("delivery_given_up", hook.pk)
+        assert alert.title == "The webhook ops cannot be told of events"
+        sending.deliver(now + timedelta(days=1))
+        assert len(there.got) == len(sending.DELAYS) + 1, "given up means given up"
+        there.answers = [204]
+        emitted()
+        sending.deliver(timezone.now() + timedelta(days=1))
+    assert not Alert.objects.filter(closed=None).exists()
+
+
+def test_a_redirect_is_not_followed(make_hook: MakeHook) -> None:
+    with receiver(302) as there:
+        make_hook(there.url)
+        emitted()
+        sending.deliver()
+    assert [got.path for got in there.got] == ["/hook"]
+    assert Delivery.objects.get().problem.startswith("It answered 302 and leads elsewhere")
+
+
+def test_of_a_long_answer_little_is_kept(make_hook: MakeHook) -> None:
+    with receiver(500, body=b"\x1b[31m" + b"x" * 100_000) as there:
+        make_hook(there.url)
+        emitted()
+        sending.deliver()
+    problem = Delivery.objects.get().problem
+    assert len(problem) == len("It answered 500: ") + posting.KEPT
+    assert "\x1b" not in problem
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("hang", "It did not answer within 0 seconds."),
+        ("drip", "It did not answer whole within 1 seconds."),
+        ("close", "The connection failed: "),
+    ],
+)
+def test_a_receiver_that_hangs_is_left(
+    make_hook: MakeHook, monkeypatch: pytest.MonkeyPatch, answer: str, said: str
+) -> None:
+    monkeypatch.setattr(posting, "READ", 0.4)
+    monkeypatch.setattr(posting, "WHOLE", 1.0)
+    began = timezone.now()
+    with receiver(answer) as there:
+        make_hook(there.url)
+        emitted(3)
+        assert sending.deliver() == 0
+        assert len(there.got) == 1, "who does not answer is asked for one thing a round"
+    assert (timezone.now() - began).total_seconds() < 3
+    tried = Delivery.objects.get(attempts=1)
+    assert tried.problem.startswith(said)
+    assert tried.status_code is None
+
+
+def test_nobody_listens(make_hook: MakeHook) -> None:
+    with receiver() as there:
+        pass
+    make_hook(there.url)
+    emitted()
+    sending.deliver()
+    assert Delivery.objects.get().problem == "Nobody listens there: the connection was refused."
+
+
+def test_a_name_that_leads_to_a_machines_own_link_is_not_sent_to(
+    make_hook: MakeHook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Loopback stands in for the link here: what counts is the address that was connected to, not the name.
+    monkeypatch.setattr(posting, "forbidden", lambda host: host == "127.0.0.1")
+    with receiver() as there:
+        make_hook(there.url.replace("127.0.0.1", "localhost"))
+        emitted()
+        sending.deliver()
+    assert there.got == []
+    assert (
+        Delivery.objects.get().problem == "Its name leads to an address of a machine's own link, where nothing is sent."
+    )
+
+
+def test_the_address_does_not_stand_in_what_went_wrong(make_hook: MakeHook) -> None:
+    make_hook("http://127.0.0.1:9/hook?token=very-secret")
+    make_hook("https://does-not-exist.invalid/?token=very-secret", name="other")
+    emitted()
+    sending.deliver()
+    problems = list(Delivery.objects.values_list("problem", flat=True))
+    assert len(problems) == 2
+    assert all(problem and "very-secret" not in problem for problem in problems)
+
+
+def test_a_slow_receiver_does_not_hold_up_the_others(make_hook: MakeHook, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(posting, "READ", 1.5)
+    with receiver("hang") as slow, receiver() as quick:
+        make_hook(slow.url, name="a slow one")
+        make_hook(quick.url, name="quick")
+        emitted(5)
+        work = threading.Thread(target=lambda: (sending.deliver(), connection.close()))
+        work.start()
+        for _ in range(100):
+            if len(quick.got) == 5:
+                break
+            threading.Event().wait(0.01)
+        assert (len(quick.got), work.is_alive()) == (5, True)
+        work.join(10)
+    assert Delivery.objects.filter(webhook__name="quick", state="sent").count() == 5
+
+
+def test_of_two_senders_at_once_each_delivery_is_sent_by_one(make_hook: MakeHook) -> None:
+    with receiver(slow=0.01) as there:
+        make_hook(there.url)
+        emitted(20)
+        start = threading.Barrier(4)
+
+        def send() -> None:
+            try:
+                start.wait()
+                sending.deliver()
+            finally:
+                connection.close()
+
+        senders = [threading.Thread(target=send) for _ in range(4)]
+        for sender in senders:
+            sender.start()
+        for sender in senders:
+            sender.join()
+    assert sorted(got.json["data"]["id"] for got in there.got) == list(range(20))
+    assert set(Delivery.objects.values_list("attempts", "state")) == {(1, "sent")}
+
+
+def test_who_comes_late_does_not_overwrite_what_another_sender_has_written(make_hook: MakeHook) -> None:
+    make_hook("http://127.0.0.1:9/")
+    emitted()
+    now = timezone.now()
+    ours, theirs = Delivery.objects.get(), Delivery.objects.get()
+    assert sending.claim(ours, now)
+    assert not sending.claim(theirs, now), "it is at work"
+    theirs.refresh_from_db()
+    assert sending.claim(theirs, now + sending.LEASE), "whoever held it has died"
+    sending.record(theirs, posting.Outcome(200), now)
+    sending.record(ours, posting.Outcome(None, "too late"), now)
+    assert Delivery.objects.get().state == "sent"
+
+
+def test_what_is_old_is_forgotten_but_not_what_is_on_its_way(make_hook: MakeHook) -> None:
+    with receiver() as there:
+        make_hook(there.url)
+        emitted(2)
+        sending.deliver()
+        emitted()
+        Event.objects.update(at=timezone.now() - timedelta(days=31))
+        emitted()
+    assert sending.forget(timezone.now(), timedelta(days=30)) == 2
+    assert Event.objects.count() == 2
