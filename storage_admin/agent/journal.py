@@ -19,12 +19,16 @@ from storage_admin.agent.protocol import RefusedError
 
 #: The steps, in order. ``UNDO`` and ``UNDO_REVERTED`` may follow ``DONE``.
 STARTED, READY, DONE, UNDO, UNDO_REVERTED = "started", "ready", "done", "undo", "undo_reverted"
+#: Before an undo copy is removed: what the filesystem gets back by that.
+DISCARD = "discard"
 #: After ``STARTED``: the images that the original stands on, and the new one will not.
 LEFT = "left"
+#: Of an image that is set aside, instead of the others: it is; it is to be restored, or deleted; that did not happen.
+ASIDE, RESTORE, DELETE, STAYED = "aside", "restore", "delete", "stayed"
 #: A journal is a few hundred bytes a line; a longer file is none of ours.
 MAX_BYTES = 1 << 20
 
-_NAME = re.compile(rb"\.sa-([0-9a-zA-Z]{1,40})\.(journal|new|orig)")
+_NAME = re.compile(rb"\.sa-([0-9a-zA-Z]{1,40})\.(journal|new|orig|aside)")
 
 
 class JournalError(Exception):
@@ -68,7 +72,7 @@ class Stamp:
 
 
 def file_name(job: str, kind: str) -> bytes:
-    """The name of a job's file: ``kind`` is ``journal``, ``new`` or ``orig``."""
+    """The name of a job's file: ``kind`` is ``journal``, ``new``, ``orig`` or ``aside``."""
     return f".sa-{job}.{kind}".encode("ascii")
 
 

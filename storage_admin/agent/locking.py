@@ -76,7 +76,20 @@ def keep_writers_away(fd: int) -> None:
         RefusedError: ``image_in_use``, where somebody locked these bytes for himself alone.
         OSError: the filesystem has no such locks.
     """
-    for byte in (FORBID_WRITE, FORBID_RESIZE):
+    _hold(fd, (FORBID_WRITE, FORBID_RESIZE))
+
+
+def keep_everybody_away(fd: int) -> None:
+    """The same for a guest, or a tool of qemu, that would only read: to them the image looks as if it were written to.
+
+    Raises:
+        RefusedError, OSError: as :func:`keep_writers_away`.
+    """
+    _hold(fd, (FORBID_WRITE, FORBID_RESIZE, WRITE, RESIZE))
+
+
+def _hold(fd: int, lock_bytes: Iterable[int]) -> None:
+    for byte in lock_bytes:
         try:
             fcntl.fcntl(fd, _OFD_SETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, byte, 1, 0))
         except OSError as error:

@@ -32,6 +32,9 @@ VERBS = {
     "recover": ("recover", "run"),
     "pve": ("pve", "run"),
     "benchmark": ("benchmark", "run"),
+    "set_aside": ("aside", "set_aside"),
+    "restore_aside": ("aside", "restore"),
+    "delete_aside": ("aside", "delete"),
 }
 
 _JOB = re.compile(r"[0-9a-zA-Z]{1,40}")

@@ -70,6 +70,7 @@ class PoolScan:
         self._seen_files = 0
         self._failures: list[str] = []
         self._others = self._others_bytes = self._undo_bytes = self._undo_copies = self._leftovers = 0
+        self._asides = self._aside_bytes = 0
         self.images = before
         self.changed = 0
         self.inodes: set[int] = set()
@@ -118,6 +119,8 @@ class PoolScan:
             "others": {"count": self._others, "bytes": self._others_bytes},
             "undo_bytes": self._undo_bytes,
             "undo_copies": self._undo_copies,
+            "asides": self._asides,
+            "aside_bytes": self._aside_bytes,
             "leftovers": self._leftovers,
             # What was not read has not vanished.
             "vanished_b64": b64(b"".join(sorted(self._known))) if state == "ok" else "",
@@ -255,7 +258,7 @@ class PoolScan:
         self._others_bytes += status.st_blocks * 512
 
     def _own_file(self, fd: int, name: str) -> None:
-        """Files that jobs keep beside an image: undo copies and journals."""
+        """Files that jobs keep beside an image: undo copies, images that are set aside, and journals."""
         try:
             status = os.stat(name, dir_fd=fd, follow_symlinks=False)
         except FileNotFoundError:
@@ -266,6 +269,9 @@ class PoolScan:
             self._undo_copies += 1
             if status.st_nlink == 1:  # else the image itself still has these bytes
                 self._undo_bytes += status.st_blocks * 512
+        elif name.endswith(".aside"):
+            self._asides += 1
+            self._aside_bytes += status.st_blocks * 512
 
     def _vmdk_parts(self, folder: Folder) -> set[str]:
         """The names in a folder that are extents of a VMDK whose descriptor is there as well."""

@@ -34,6 +34,8 @@ REQUEST, PING, CANCEL, GO = "request", "ping", "cancel", "go"
 HELLO, PROGRESS, LOG, COMMAND, READY, RESULT, ERROR = "hello", "progress", "log", "command", "ready", "result", "error"
 #: Events of a scan: facts about the host, one pool's space, one image, the files that something holds open.
 HOST, POOL, IMAGE, SEEN = "host", "pool", "image", "seen"
+#: Of work that changes an image where it stands: what it occupied before, and what it does now, however that ended.
+OCCUPIED = "occupied"
 #: Events of a benchmark: what its figures depend on, one figure, a tool's words, and what to know of them.
 ENVIRONMENT, ENVIRONMENT_AFTER = "environment", "environment_after"
 SAMPLE, OUTPUT, NOTE = "sample", "output", "note"
@@ -41,12 +43,12 @@ SAMPLE, OUTPUT, NOTE = "sample", "output", "note"
 #: Refusals that an admin can act on (docs/refusals.md says what to do about each).
 REFUSALS = frozenset(
     {
-        "agent_outdated", "busy", "chain_broken", "chain_cycle", "chain_too_deep", "dirty_or_corrupt", "encrypted",
-        "external_data_file", "format_mismatch", "format_undeclared", "guest_locked", "guest_records_chain",
-        "guest_running", "guests_unknown", "hard_linked", "has_internal_snapshots", "has_overlays",
-        "host_unreachable", "image_in_use", "immutable", "not_enough_memory", "not_enough_space", "outside_pool",
-        "shared_base", "shared_pool", "stale_plan", "target_exists", "tool_missing", "undo_missing", "undo_written_to",
-        "unsupported_pool", "unsupported_subformat",
+        "agent_outdated", "aside_missing", "busy", "chain_broken", "chain_cycle", "chain_too_deep", "dirty_or_corrupt",
+        "encrypted", "external_data_file", "format_mismatch", "format_undeclared", "grace_period", "guest_locked",
+        "guest_records_chain", "guest_running", "guests_unknown", "hard_linked", "has_internal_snapshots",
+        "has_overlays", "host_unreachable", "image_in_use", "immutable", "not_enough_memory", "not_enough_space",
+        "not_orphan", "outside_pool", "set_aside", "shared_base", "shared_pool", "stale_plan", "target_exists",
+        "tool_missing", "undo_missing", "undo_written_to", "unsupported_pool", "unsupported_subformat",
     }
 )  # fmt: skip
 

@@ -10,41 +10,37 @@ import os
 from dataclasses import dataclass, replace
 from typing import Any
 
-from storage_admin.agent import journal
+from storage_admin.agent import journal, settle_aside
 from storage_admin.agent.journal import Journal, JournalError, Stamp
 from storage_admin.agent.protocol import unb64
+from storage_admin.agent.settled import (
+    BUSY,
+    FAILED,
+    FINISHED,
+    KEPT,
+    LOST,
+    REVERTED,
+    Settled,
+    is_image_name,
+    stat_in,
+    unlink,
+)
 
-#: How a replacement was settled.
-FINISHED, REVERTED, KEPT, BUSY, FAILED = "finished", "reverted", "kept", "busy", "failed"
-#: Swapped, and the undo copy that should wait beside the image does not.
-LOST = "lost"
-
-
-@dataclass(frozen=True)
-class Settled:
-    """What became of a job's files.
-
-    Args:
-        job: whose files they are; an undo has its own id.
-        outcome: ``finished``, ``reverted``, ``kept`` (swapped, the undo copy waits), ``lost`` (swapped, and somebody
-            else took the undo copy away), ``busy``, or ``failed``: an admin has to look, and nothing was removed that
-            may be a last copy.
-        name: of the image, in the journal's folder; ``None`` where the journal does not say it.
-        before: the original, as it was before the swap.
-        undo_bytes: that the undo copy occupies; 0 where there is none.
-        undo_of: the job that an undo undid.
-        put_back: whether what became of a lost undo copy is that somebody gave it the image's name again.
-        detail: what an admin should know, else empty.
-    """
-
-    job: str
-    outcome: str
-    name: bytes | None = None
-    before: Stamp | None = None
-    undo_bytes: int = 0
-    undo_of: str | None = None
-    put_back: bool = False
-    detail: str = ""
+__all__ = [
+    "BUSY",
+    "FAILED",
+    "FINISHED",
+    "KEPT",
+    "LOST",
+    "REVERTED",
+    "Settled",
+    "Story",
+    "is_aside",
+    "retire_old_name",
+    "settle",
+    "stat_in",
+    "unlink",
+]
 
 
 def settle(one: Journal) -> Settled:
@@ -62,9 +58,28 @@ def settle(one: Journal) -> Settled:
     """
     try:
         records = one.records()
-        return _settle(one, Story.of(records))
+        if settle_aside.is_aside(records):
+            return settle_aside.settle(one, records)
+        return _with_sizes(_settle(one, story := Story.of(records)), story)
     except JournalError as error:
         return _settle_unreadable(one, str(error))
+
+
+def _with_sizes(settled: Settled, story: Story) -> Settled:
+    """With what the journal says of the space that the job and its undo found and left."""
+    made = story.ready or story.done
+    undone = story.undone if story.undo_job is not None else None
+    return replace(
+        settled,
+        made_bytes=made.allocated_size if made is not None else None,
+        undone_bytes=undone.allocated_size if undone is not None else None,
+        discarded_bytes=story.discarded_bytes,
+    )
+
+
+def is_aside(one: Journal) -> bool:
+    """Whether a journal is that of an image that is set aside; raises JournalError where it says nothing."""
+    return settle_aside.is_aside(one.records())
 
 
 @dataclass(frozen=True)
@@ -82,6 +97,7 @@ class Story:
         undone: the new file as it was when that undo began.
         old_name: that the image had before, where the job gave it another one; else ``None``.
         left: path and stamp of each image that the original stands on, and the new one does not.
+        discarded_bytes: what the filesystem gets back by the removal of the undo copy, where that has begun.
     """
 
     name: bytes
@@ -94,6 +110,7 @@ class Story:
     undone: Stamp | None = None
     old_name: bytes | None = None
     left: tuple[tuple[bytes, Stamp], ...] = ()
+    discarded_bytes: int | None = None
 
     @property
     def name_before(self) -> bytes:
@@ -110,7 +127,7 @@ class Story:
             keep_undo = bool(first["undo_hours"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise JournalError("it does not say of which image it is") from error
-        if not _is_image_name(name) or not _is_image_name(old_name or name) or name == old_name:
+        if not is_image_name(name) or not is_image_name(old_name or name) or name == old_name:
             raise JournalError("it names something that is no image")
         story = cls(name, Stamp.parse(first.get("original")), keep_undo, old_name=old_name)
         for record in records[1:]:
@@ -126,6 +143,9 @@ class Story:
                 story = replace(story, undo_job=str(record.get("job")), undone=undone)
             elif record["step"] == journal.UNDO_REVERTED:
                 story = replace(story, undo_job=None)
+            elif record["step"] == journal.DISCARD:
+                freed = record.get("freed_bytes")
+                story = replace(story, discarded_bytes=freed if type(freed) is int else None)
         return story
 
 
@@ -134,10 +154,6 @@ def _left(record: dict[str, Any]) -> tuple[tuple[bytes, Stamp], ...]:
         return tuple((unb64(one["path_b64"]), Stamp.parse(one["stamp"])) for one in record["bases"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise JournalError("it does not say what the original stands on") from error
-
-
-def _is_image_name(name: bytes) -> bool:
-    return not (not name or b"/" in name or b"\0" in name or name in {b".", b".."} or journal.parse_name(name))
 
 
 def _settle(one: Journal, story: Story) -> Settled:
@@ -196,7 +212,7 @@ def _settle_done(one: Journal, story: Story) -> Settled:
     if story.keep_undo:
         if copy is None or copy.inode != story.original.inode:
             return _lost(one, story, copy)
-        return replace(settled, undo_bytes=copy.allocated_size)
+        return replace(settled, undo_bytes=copy.allocated_size, undo_waits=True)
     if copy is not None and copy.inode == story.original.inode:
         unlink(one.folder, undo_name)
     # A new file that got a name of its own still has the one that it was made under.
@@ -267,26 +283,10 @@ def _take_the_new_one_away(one: Journal, story: Story) -> str:
 
 def _settle_unreadable(one: Journal, why: str) -> Settled:
     """A journal that was cut off before its first record was whole: nothing else was made by then, or only a copy."""
-    copy = stat_in(one.folder, journal.file_name(one.job, "orig"))
-    if copy is not None:
-        return Settled(one.job, FAILED, undo_bytes=copy.allocated_size, detail=f"the journal says nothing: {why}")
+    for kind in ("orig", "aside"):
+        copy = stat_in(one.folder, journal.file_name(one.job, kind))
+        if copy is not None:
+            return Settled(one.job, FAILED, undo_bytes=copy.allocated_size, detail=f"the journal says nothing: {why}")
     unlink(one.folder, journal.file_name(one.job, "new"))
     one.remove()
     return Settled(one.job, REVERTED)
-
-
-def stat_in(folder: int, name: bytes) -> Stamp | None:
-    """The stamp of a name in a folder, links not followed; ``None`` where there is none."""
-    try:
-        return Stamp.of(os.stat(name, dir_fd=folder, follow_symlinks=False))
-    except FileNotFoundError:
-        return None
-
-
-def unlink(folder: int, name: bytes) -> None:
-    """Take a name away, if it is there, and have that on the disk."""
-    try:
-        os.unlink(name, dir_fd=folder)
-    except FileNotFoundError:
-        return
-    os.fsync(folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from storage_admin.agent import settle
@@ -39,16 +39,20 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     Args:
         request: ``args``: ``pools`` (each ``id``, ``path_b64``, ``kind``), ``jobs_active`` (ids to leave alone),
             ``jobs_recorded`` (ids of jobs whose swap the controller has on record, so that the journal of a lost undo
-            copy may go), ``undo_copies`` (those that should wait: each ``job``, ``path_b64`` of the image,
-            ``pool_path_b64``).
+            copy may go), ``undo_copies`` (those that should wait, and images that are set aside: each ``job``,
+            ``path_b64`` of the image, ``pool_path_b64``), ``in_place`` (images that were worked on where they stand
+            when that was cut off, described in the same way).
         io: the controller.
 
     Returns:
         ``recovered``: one entry per job with ``job``, ``pool``, ``path_b64``, ``outcome`` (``finished``, ``reverted``,
-        ``kept``, ``lost``, ``busy``, ``failed``), ``undo_bytes``, ``before_bytes``, ``after_bytes``, ``dev``,
+        ``kept``, ``lost``, ``busy``, ``failed``), ``undo_bytes``, ``undo_waits``, ``original`` (its stamp),
+        ``before_bytes``, ``after_bytes`` (of the image as it is now), ``made_bytes`` (as the job left it),
+        ``undone_bytes`` (as its undo found it), ``discarded_bytes`` (what the removal of its undo copy freed), ``dev``,
         ``inode``, ``undo_of``, ``put_back``, ``detail``. What is not known is null.
+        ``occupied``: for each of ``in_place`` that is there, ``job``, ``bytes`` and ``inode``.
     """
-    args = Arguments(request.args, frozenset({"pools", "jobs_active", "jobs_recorded", "undo_copies"}))
+    args = Arguments(request.args, frozenset({"pools", "jobs_active", "jobs_recorded", "undo_copies", "in_place"}))
     active = frozenset(args.get("jobs_active", list, []))
     recorded = frozenset(args.get("jobs_recorded", list, []))
     expected = [_expected(fields) for fields in args.get("undo_copies", list, [])]
@@ -69,12 +73,13 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
                 recovered += _recover_benchmark(folder, job, job in active, io)
     told = {row["job"] for row in recovered} | {row["undo_of"] for row in recovered} | active
     recovered += [row for one in expected if one.job not in told for row in _without_a_trace(one, io)]
-    return {"recovered": recovered}
+    occupied = [_occupied(_expected(fields), io) for fields in args.get("in_place", list, [])]
+    return {"recovered": recovered, "occupied": [row for row in occupied if row is not None]}
 
 
 @dataclass(frozen=True)
 class _Expected:
-    """An undo copy that should wait: the job, the image's path, its pool's path."""
+    """An undo copy, or an image set aside, that should wait: the job, the image's path, its pool's path."""
 
     job: str
     path: bytes
@@ -91,8 +96,22 @@ def _expected(fields: Any) -> _Expected:
     return _Expected(job, args.path("path_b64"), args.path("pool_path_b64"))
 
 
+def _occupied(one: _Expected, io: AgentIO) -> dict[str, Any] | None:
+    """What an image occupies by now; ``None`` where it cannot be seen."""
+    try:
+        fd, name = open_parent(one.pool_path, one.path)
+    except (OSError, RefusedError) as error:
+        io.log(f"the folder of {display(one.path)} cannot be opened: {error}", "warning")
+        return None
+    try:
+        now = settle.stat_in(fd, name)
+        return {"job": one.job, "bytes": now.allocated_size, "inode": now.inode} if now is not None else None
+    finally:
+        os.close(fd)
+
+
 def _without_a_trace(one: _Expected, io: AgentIO) -> list[dict[str, Any]]:
-    """An undo copy that is gone together with its journal; nothing where the folder cannot be looked into.
+    """What should wait, and is gone with its journal; nothing where the folder cannot be looked into.
 
     ``inode`` of the row is null where the image is gone as well. Then the folder may be the mount point of a filesystem
     that is not mounted, and the controller has to know better.
@@ -103,9 +122,9 @@ def _without_a_trace(one: _Expected, io: AgentIO) -> list[dict[str, Any]]:
         io.log(f"the folder of {display(one.path)} cannot be opened: {error}", "warning")
         return []
     try:
-        if any(settle.stat_in(fd, file_name(one.job, kind)) is not None for kind in ("journal", "orig")):
+        if any(settle.stat_in(fd, file_name(one.job, kind)) is not None for kind in ("journal", "orig", "aside")):
             return []  # deeper than recovery looks, or it came this moment
-        detail = "the undo copy and its journal were removed by somebody else"
+        detail = "its file, which waited beside the image's place, and its journal were removed by somebody else"
         settled = settle.Settled(one.job, settle.LOST, name, detail=detail)
         folder = _Folder(None, one.path.rpartition(b"/")[0] or b"/", fd, {})
         return [_row(folder, settled)]
@@ -201,6 +220,12 @@ def _recover_orphans(folder: _Folder, job: str, kinds: set[str], io: AgentIO) ->
     if copy is not None:
         detail = f"{_shown(folder, job, 'orig')} is an undo copy without a journal; look at it yourself"
         rows.append(_row(folder, settle.Settled(job, settle.FAILED, undo_bytes=copy.allocated_size, detail=detail)))
+    aside = settle.stat_in(folder.fd, file_name(job, "aside"))
+    if aside is not None:
+        detail = (
+            f"{_shown(folder, job, 'aside')} is an image that was set aside, without a journal; look at it yourself"
+        )
+        rows.append(_row(folder, settle.Settled(job, settle.FAILED, undo_bytes=aside.allocated_size, detail=detail)))
     return rows
 
 
@@ -231,10 +256,15 @@ def _row(folder: _Folder, settled: settle.Settled) -> dict[str, Any]:
         "path_b64": b64(folder.path.rstrip(b"/") + b"/" + settled.name) if settled.name is not None else None,
         "outcome": settled.outcome,
         "undo_bytes": settled.undo_bytes,
+        "undo_waits": settled.undo_waits,
         "dev": now.dev if now else None,
         "inode": now.inode if now else None,
+        "original": asdict(settled.before) if settled.before else None,
         "before_bytes": settled.before.allocated_size if settled.before else None,
         "after_bytes": now.allocated_size if now else None,
+        "made_bytes": settled.made_bytes,
+        "undone_bytes": settled.undone_bytes,
+        "discarded_bytes": settled.discarded_bytes,
         "undo_of": settled.undo_of,
         "put_back": settled.put_back,
         "detail": settled.detail,

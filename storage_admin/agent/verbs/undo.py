@@ -6,10 +6,10 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from storage_admin.agent import attributes, locking, settle, swap
+from storage_admin.agent import attributes, journal, locking, settle, swap
 from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.journal import Journal, JournalError, Stamp, file_name, parse_name
 from storage_admin.agent.lifeline import AgentIO
@@ -61,15 +61,16 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
             _refuse(place, story, new, old, force=force)
 
         recheck()
-        before, after = os.fstat(new).st_blocks * 512, os.fstat(old).st_blocks * 512
         io.progress("swapping", 0, None, "waiting for the last word")
         swap.swap_back(place.journal, request, swap.Ends(place.name, new, old, story.old_name), io, recheck)
-        status = os.fstat(old)
+        gone, status = os.fstat(new), os.fstat(old)
+        before = gone.st_blocks * 512
         return {
             "before_bytes": before,
-            "after_bytes": after,
+            "after_bytes": status.st_blocks * 512,
             "held_bytes": 0,
-            "freed_bytes": before,
+            # Where somebody gave the new image a second name, or wrote to it in the last moment, it lives on.
+            "freed_bytes": 0 if gone.st_nlink else before,
             "dev": status.st_dev,
             "inode": status.st_ino,
             "undo_of": place.journal.job,
@@ -86,8 +87,8 @@ def discard(request: Request, io: AgentIO) -> dict[str, Any]:
         io: the controller.
 
     Returns:
-        ``freed_bytes``: what the filesystem got back, 0 where the copy has another name as well; ``found``: whether the
-        copy was there; ``put_back``: whether it was not, because somebody gave it the image's name again.
+        ``freed_bytes``: what the filesystem got back, 0 where the copy has another name as well; ``original``: the
+        stamp of what should be there; ``found``: whether the copy was there; ``put_back``: whether it was not, because somebody gave it the image's name again.
 
     Raises:
         RefusedError: ``image_in_use``, where somebody uses the copy; ``stale_plan``, where it is the only one left.
@@ -109,12 +110,14 @@ def discard(request: Request, io: AgentIO) -> dict[str, Any]:
                     raise RefusedError("undo_missing", "the undo copy is another file by now; look at it yourself")
                 _refuse_used(old, "the undo copy")
                 freed = status.st_blocks * 512 if status.st_nlink == 1 else 0
+                # Afterwards nobody could tell any more.
+                place.journal.append(journal.DISCARD, freed_bytes=freed)
                 settle.unlink(place.folder, undo_name)
             finally:
                 os.close(old)
         place.journal.remove()
         put_back = not found and named is not None and named.inode == story.original.inode
-        return {"freed_bytes": freed, "found": found, "put_back": put_back}
+        return {"freed_bytes": freed, "found": found, "put_back": put_back, "original": asdict(story.original)}
 
 
 @contextlib.contextmanager
@@ -147,6 +150,11 @@ def _open_journal(folder: int, job: str) -> Journal:
 
 def _story(place: _Place) -> settle.Story:
     """What the journal tells, after an interrupted run of whatever job was settled; refuses what was not swapped."""
+    try:
+        if settle.is_aside(place.journal):
+            raise RefusedError("undo_missing", "the job has set its image aside; restore that instead")
+    except JournalError as error:
+        raise RefusedError("undo_missing", f"the journal of this job cannot be read: {error}") from error
     settled = settle.settle(place.journal)
     if settled.outcome == settle.REVERTED and settled.undo_of is None:
         raise RefusedError("undo_missing", "the job had not replaced the image; there is nothing to undo")

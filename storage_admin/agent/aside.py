@@ -1,0 +1,144 @@
+"""An image gets another name and its own one back: how it is set aside, restored and deleted.
+
+Nothing is written into the file and nothing of it changes but its names: owner, mode and attributes are those of the
+inode. The only code that takes an image's own name away without putting another file there.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Callable
+
+from storage_admin.agent import journal, locking
+from storage_admin.agent.journal import Journal, Stamp
+from storage_admin.agent.lifeline import AgentIO
+from storage_admin.agent.protocol import RefusedError, Request
+from storage_admin.agent.settled import stat_in, unlink
+
+#: Seconds for which the locks outlast the old name, and within which somebody who only passes by has to be gone.
+GRACE = 0.3
+PASSING_READER = 2.0
+
+
+def put_aside(one: Journal, name: bytes, fd: int, request: Request, io: AgentIO, recheck: Callable[[], None]) -> None:
+    """Give an image its other name, and take its own one away.
+
+    A guest that is started meanwhile is refused by the locks; whoever opened the image by its name just before keeps
+    it: the name comes back.
+
+    Args:
+        one: the journal; settling it tells how this ended, whatever is raised here.
+        name: the image's, in the journal's folder.
+        fd: descriptor of the image.
+        request: whose work it is.
+        io: the controller, which has to say ``go``.
+        recheck: raises where the image or its users changed; called under the image locks.
+
+    Raises:
+        StoppedError: the controller did not say ``go``.
+        RefusedError: what ``recheck`` raised, ``stale_plan``, ``image_in_use`` or ``immutable``.
+    """
+    io.wait_for_go(request.generation)
+    # Locks first, questions afterwards: a writer that was there before does not hinder the locks.
+    locking.keep_everybody_away(fd)
+    recheck()
+    other = journal.file_name(one.job, "aside")
+    try:
+        os.link(name, other, src_dir_fd=one.folder, dst_dir_fd=one.folder, follow_symlinks=False)
+        os.fsync(one.folder)
+        _refuse_exchanged(one.folder, name, other, fd)
+        unlink(one.folder, name)
+    except PermissionError as error:
+        raise RefusedError(
+            "immutable", "the image or its folder is protected (chattr +i or +a); a template is left as it is"
+        ) from error
+    _let_late_openers_win(one.folder, name, other, fd)
+    one.append(journal.ASIDE, aside=Stamp.of(os.fstat(fd)))
+
+
+def _refuse_exchanged(folder: int, name: bytes, other: bytes, fd: int) -> None:
+    """Both names must lead to the file that was looked at: somebody may have renamed another one there in between."""
+    ours = Stamp.of(os.fstat(fd))
+    own, linked = stat_in(folder, name), stat_in(folder, other)
+    if own is not None and linked is not None and own.same_file(ours) and linked.same_file(ours):
+        return
+    if linked is not None and not linked.same_file(ours) and own is not None and own.same_file(linked):
+        unlink(folder, other)  # a stranger's file that keeps its own name
+    raise RefusedError("stale_plan", "the image was exchanged by somebody else; scan the host and try again")
+
+
+def _let_late_openers_win(folder: int, name: bytes, other: bytes, fd: int) -> None:
+    """Who opened the image by its name right before that went is a user of it, whatever the locks say."""
+    time.sleep(GRACE)
+    deadline = time.monotonic() + PASSING_READER
+    while (who := locking.user(fd)) is not None:
+        if time.monotonic() > deadline:
+            try:
+                os.link(other, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+            except FileExistsError:
+                return  # whose name is taken stays aside: nothing is taken away from another file
+            os.fsync(folder)
+            raise RefusedError("image_in_use", f"the image was opened in this moment by {who}; it has its name again")
+        time.sleep(GRACE)
+
+
+def put_back(one: Journal, name: bytes, request: Request, io: AgentIO, recheck: Callable[[], None]) -> None:
+    """Give an image that is set aside its own name again; the other one goes.
+
+    Args:
+        one: its journal; settling it clears the rest.
+        name: the image's own.
+        request: the restore.
+        io: the controller, which has to say ``go``.
+        recheck: raises where the file is another one by now.
+
+    Raises:
+        StoppedError, RefusedError: nothing was changed; ``target_exists``, where another file has the name.
+    """
+    one.append(journal.RESTORE, job=request.job, generation=request.generation)
+    io.wait_for_go(request.generation)
+    recheck()
+    other = journal.file_name(one.job, "aside")
+    try:
+        # A link takes no name away from another file.
+        os.link(other, name, src_dir_fd=one.folder, dst_dir_fd=one.folder, follow_symlinks=False)
+    except FileExistsError as error:
+        if not _is_same(one.folder, name, other):
+            raise name_is_taken() from error
+    except PermissionError as error:
+        raise RefusedError("immutable", "the file or its folder is protected (chattr +i or +a)") from error
+    os.fsync(one.folder)
+
+
+def _is_same(folder: int, name: bytes, other: bytes) -> bool:
+    first, second = stat_in(folder, name), stat_in(folder, other)
+    return first is not None and first.same_file(second)
+
+
+def name_is_taken() -> RefusedError:
+    """The refusal where another file has the image's name by now."""
+    return RefusedError("target_exists", "another file has the image's name by now; move it away, then restore")
+
+
+def remove(one: Journal, fd: int, request: Request, io: AgentIO, recheck: Callable[[], None]) -> None:
+    """Delete an image that is set aside, for good.
+
+    Args:
+        one: its journal; settling it clears the rest.
+        fd: descriptor of the image.
+        request: the deletion.
+        io: the controller, which has to say ``go``.
+        recheck: raises where the file is another one, was written to or is used; called under the image locks.
+
+    Raises:
+        StoppedError, RefusedError: nothing was changed.
+    """
+    one.append(journal.DELETE, job=request.job, generation=request.generation)
+    io.wait_for_go(request.generation)
+    locking.keep_everybody_away(fd)
+    recheck()
+    try:
+        unlink(one.folder, journal.file_name(one.job, "aside"))
+    except PermissionError as error:
+        raise RefusedError("immutable", "the file or its folder is protected (chattr +i or +a)") from error

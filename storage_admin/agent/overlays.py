@@ -1,0 +1,130 @@
+"""Which files of the storage pools need one file: overlays, VMDK descriptors, qcow2 headers with a data file elsewhere.
+
+The controller knows that from its last scan. What was unchanged since then is not opened again: it is known by its
+fingerprint, as in a scan. Undo copies and images that are set aside are read as well.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from storage_admin.agent.arguments import Arguments
+from storage_admin.agent.formats import UnreadableError, guess, read_as
+from storage_admin.agent.formats.reader import Reader
+from storage_admin.agent.lifeline import AgentIO
+from storage_admin.agent.locking import FileId
+from storage_admin.agent.mounts import Mounts
+from storage_admin.agent.pools import display
+from storage_admin.agent.protocol import INVALID, RefusedError, unb64
+from storage_admin.agent.records import FINGERPRINT_SIZE, OPEN_FLAGS, Recorder, absolute, backing_unsafe, fingerprint
+from storage_admin.agent.walk import Folder, Walk
+
+#: Files between two looks at the lifeline.
+_CHECK_EVERY = 200
+
+
+@dataclass(frozen=True)
+class LookedAt:
+    """A storage pool that is looked through; ``known`` are fingerprints of files that need nothing of what is asked."""
+
+    path: bytes
+    kind: str
+    known: frozenset[bytes] = field(repr=False)
+
+    @classmethod
+    def parse(cls, fields: Any) -> LookedAt:
+        """A pool as it travels; raises RefusedError(``invalid``)."""
+        if not isinstance(fields, dict):
+            raise RefusedError(INVALID, "a pool has a path, a kind and fingerprints")
+        args = Arguments(fields, frozenset({"path_b64", "kind", "known_b64"}))
+        try:
+            known = unb64(args.get("known_b64", str, ""))
+        except ValueError as error:
+            raise RefusedError(INVALID, "known_b64 is no base64") from error
+        size = FINGERPRINT_SIZE
+        prints = frozenset(known[start : start + size] for start in range(0, len(known), size))
+        return cls(args.path("path_b64"), args.choice("kind", frozenset({"dir", "libvirt", "proxmox"}), "dir"), prints)
+
+
+def refuse_needed(pools: list[LookedAt], image: FileId, shown: str, io: AgentIO) -> None:
+    """Refuse where a file of these pools needs the image.
+
+    Args:
+        image: device and inode.
+        shown: its path for a sentence.
+
+    Raises:
+        RefusedError: ``has_overlays``; ``guests_unknown``, where a pool cannot be looked through.
+        StoppedError: the controller stopped the work.
+    """
+    mounts = Mounts.of_this_machine()
+    for pool in pools:
+        mounts.trust(mounts.of_path(os.path.normpath(pool.path)))
+    known = frozenset().union(*(pool.known for pool in pools))  # one pool may lie in another
+    recorder, seen = Recorder(mounts), 0
+    for pool in pools:
+        for folder in _folders(pool):
+            for name in folder.files:
+                seen += 1
+                if seen % _CHECK_EVERY == 0:
+                    io.check()
+                path = folder.path.rstrip(b"/") + b"/" + os.fsencode(name)
+                if _needs(folder, name, path, known, image, recorder):
+                    raise RefusedError(
+                        "has_overlays", f"{display(path)} stands on {shown}, or keeps its data there; scan the host"
+                    )
+
+
+def _folders(pool: LookedAt) -> Iterator[Folder]:
+    try:
+        root = os.open(pool.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return  # not mounted now: the controller knows its images from when it was
+    except OSError as error:
+        raise _unreadable(display(pool.path), error.strerror) from error
+    walk = Walk()
+    try:
+        yield from walk.folders(root, pool.path, pool.kind)
+    finally:
+        os.close(root)
+    if walk.unread:
+        raise _unreadable(walk.unread[0], None)
+
+
+def _unreadable(what: str, why: str | None) -> RefusedError:
+    because = f": {why}" if why else ""
+    sentence = f"what stands on the image is not known: {what} cannot be read{because}; mend that and scan the host"
+    return RefusedError("guests_unknown", sentence)
+
+
+def _needs(folder: Folder, name: str, path: bytes, known: frozenset[bytes], image: FileId, recorder: Recorder) -> bool:
+    try:
+        status = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
+        if not stat.S_ISREG(status.st_mode) or FileId(status.st_dev, status.st_ino) == image:
+            return False
+        if fingerprint(path, status) in known:
+            return False
+        fd = os.open(name, OPEN_FLAGS, dir_fd=folder.fd)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise _unreadable(display(path), error.strerror) from error
+    try:
+        size = os.fstat(fd).st_size
+        reader = Reader(fd, size)
+        facts = read_as(reader, guess(reader, path))
+    except UnreadableError:
+        return False  # the controller shows it as unreadable
+    finally:
+        os.close(fd)
+    named = [facts.backing_file, facts.data_file, *facts.extents]
+    inside = os.path.dirname(path) or b"/"
+    for one in named:
+        found = None if one is None or backing_unsafe(one) else recorder.look(absolute(inside, one))
+        if found is not None and FileId(found.st_dev, found.st_ino) == image:
+            return True
+    return False

@@ -1,0 +1,71 @@
+"""What became of a job's files, and the two calls by which that is found out and done."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from storage_admin.agent import journal
+from storage_admin.agent.journal import Stamp
+
+#: How a replacement was settled.
+FINISHED, REVERTED, KEPT, BUSY, FAILED = "finished", "reverted", "kept", "busy", "failed"
+#: Swapped, and the undo copy that should wait beside the image does not.
+LOST = "lost"
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What became of a job's files.
+
+    Args:
+        job: whose files they are; an undo has its own id.
+        outcome: ``finished``, ``reverted``, ``kept`` (swapped, the undo copy waits), ``lost`` (swapped, and somebody
+            else took the undo copy away), ``busy``, or ``failed``: an admin has to look, and nothing was removed that
+            may be a last copy.
+        name: of the image, in the journal's folder; ``None`` where the journal does not say it.
+        before: the original, as it was before the swap.
+        undo_bytes: that the undo copy occupies; 0 where there is none.
+        undo_waits: whether there is one: a file may occupy nothing.
+        undo_of: the job that an undo undid.
+        put_back: whether what became of a lost undo copy is that somebody gave it the image's name again.
+        detail: what an admin should know, else empty.
+        made_bytes: what the new file occupied as its job left it; ``None`` where the journal does not say it.
+        undone_bytes: what the new file occupied when its undo began; as little.
+        discarded_bytes: what the filesystem got back when the undo copy was removed; ``None`` where it was not, by us.
+    """
+
+    job: str
+    outcome: str
+    name: bytes | None = None
+    before: Stamp | None = None
+    undo_bytes: int = 0
+    undo_of: str | None = None
+    put_back: bool = False
+    detail: str = ""
+    undo_waits: bool = False
+    made_bytes: int | None = None
+    undone_bytes: int | None = None
+    discarded_bytes: int | None = None
+
+
+def is_image_name(name: bytes) -> bool:
+    """Whether it can be the name of an image: of one file in a folder, and none of a job's own."""
+    return not (not name or b"/" in name or b"\0" in name or name in {b".", b".."} or journal.parse_name(name))
+
+
+def stat_in(folder: int, name: bytes) -> Stamp | None:
+    """The stamp of a name in a folder, links not followed; ``None`` where there is none."""
+    try:
+        return Stamp.of(os.stat(name, dir_fd=folder, follow_symlinks=False))
+    except FileNotFoundError:
+        return None
+
+
+def unlink(folder: int, name: bytes) -> None:
+    """Take a name away, if it is there, and have that on the disk."""
+    try:
+        os.unlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        return
+    os.fsync(folder)

@@ -1,0 +1,310 @@
+"""Set an image aside that nobody needs, give it its name again, or delete it for good."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from storage_admin.agent import aside, attributes, formats, locking, settle, swap
+from storage_admin.agent.arguments import Arguments
+from storage_admin.agent.formats import UnreadableError
+from storage_admin.agent.journal import Journal, JournalError, Stamp, file_name, parse_name
+from storage_admin.agent.lifeline import AgentIO
+from storage_admin.agent.overlays import LookedAt, refuse_needed
+from storage_admin.agent.pools import display, open_parent
+from storage_admin.agent.protocol import INVALID, HostError, RefusedError, Request, b64
+from storage_admin.agent.settle_aside import AsideStory
+
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_WHERE = frozenset({"path_b64", "pool_path_b64"})
+_STAMP = ("dev", "inode", "file_size", "mtime_ns", "ctime_ns")
+
+
+@dataclass(frozen=True)
+class _Image:
+    """The image: its path for a sentence, its name, descriptors of its folder and of itself."""
+
+    shown: str
+    name: bytes
+    folder: int
+    fd: int
+
+    @property
+    def id(self) -> locking.FileId:
+        return locking.file_id(self.fd)
+
+
+def set_aside(request: Request, io: AgentIO) -> dict[str, Any]:
+    """Give an image the name ``.sa-<job>.aside``, which nobody lists or opens.
+
+    Args:
+        request: ``args``: ``path_b64``, ``pool_path_b64``; ``dev``, ``inode``, ``file_size``, ``mtime_ns``,
+            ``ctime_ns`` as the plan knew them; ``children_known``: whether all that could stand on it is known;
+            ``pools``: where that is looked for again, each ``path_b64``, ``kind`` and ``known_b64`` (fingerprints of
+            files that were looked at since they changed).
+        io: the controller.
+
+    Returns:
+        ``held_bytes``: what the image occupies still; ``dev`` and ``inode``; ``aside_b64``: its name now; ``seconds``.
+
+    Raises:
+        RefusedError: ``stale_plan``, ``image_in_use``, ``has_overlays``, ``guests_unknown``, ``hard_linked``,
+            ``immutable``, ``external_data_file``, ``unsupported_subformat``, ``outside_pool``, ``busy``.
+        HostError, StoppedError: the image has its name.
+    """
+    started = time.monotonic()
+    args = Arguments(request.args, _WHERE | {*_STAMP, "children_known", "pools"})
+    planned = tuple(args.take(name, int) for name in _STAMP)
+    pools = [LookedAt.parse(pool) for pool in args.get("pools", list, [])]
+    children_known = args.take("children_known", bool)
+    with _host_errors(), _opened(args) as image:
+        io.progress("checking", 0, None, "looking at the image and who needs it")
+
+        def recheck() -> None:
+            _refuse(image, planned)
+            if not children_known:
+                raise RefusedError("guests_unknown", f"who needs {image.shown} is not known; scan the host first")
+            _refuse_used(image.fd, image.shown)
+            refuse_needed(pools, image.id, image.shown, io)
+
+        recheck()
+        swap.clear_earlier(image.folder, request)
+        before = Stamp.of(os.fstat(image.fd))
+        one = Journal.create(
+            image.folder, request.job, generation=request.generation, name_b64=b64(image.name), original=before,
+            aside=True,
+        )  # fmt: skip
+        try:
+            io.progress("swapping", 0, None, "waiting for the last word")
+            aside.put_aside(one, image.name, image.fd, request, io, recheck)
+        finally:
+            settled = settle.settle(one)
+            one.close()
+        if settled.outcome != settle.KEPT:
+            raise HostError(f"the image was taken away in this very moment: {settled.detail}")
+        return {
+            "held_bytes": settled.undo_bytes,
+            "dev": before.dev,
+            "inode": before.inode,
+            "aside_b64": b64(file_name(request.job, "aside")),
+            "seconds": round(time.monotonic() - started, 3),
+        }
+
+
+def restore(request: Request, io: AgentIO) -> dict[str, Any]:
+    """Give an image that is set aside its own name again.
+
+    Args:
+        request: ``args``: ``path_b64`` (the image's own), ``pool_path_b64``, ``aside_job`` (the job that set it aside).
+        io: the controller.
+
+    Returns:
+        ``dev``, ``inode``, ``after_bytes`` of the image; ``aside_of``: the job that had set it aside; ``seconds``.
+
+    Raises:
+        RefusedError: ``aside_missing``, ``target_exists``, ``immutable``, ``stale_plan``, ``busy``.
+        HostError, StoppedError: it is set aside still.
+    """
+    started = time.monotonic()
+    args = Arguments(request.args, _WHERE | {"aside_job"})
+    with _host_errors(), _waiting(args) as (one, story, fd):
+
+        def recheck() -> None:
+            _refuse_other_file(one, story, fd)
+            named = settle.stat_in(one.folder, story.name)
+            if named is not None and not named.same_file(Stamp.of(os.fstat(fd))):
+                raise aside.name_is_taken()
+
+        recheck()
+        if _content(Stamp.of(os.fstat(fd))) != _content(story.original):
+            io.log("the image was written to while it was set aside; it is restored as it is now", "warning")
+        try:
+            aside.put_back(one, story.name, request, io, recheck)
+        finally:
+            settle.settle(one)
+        status = os.fstat(fd)
+        return {
+            "dev": status.st_dev,
+            "inode": status.st_ino,
+            "after_bytes": status.st_blocks * 512,
+            "aside_of": one.job,
+            "seconds": round(time.monotonic() - started, 3),
+        }
+
+
+def delete(request: Request, io: AgentIO) -> dict[str, Any]:
+    """Delete an image that is set aside.
+
+    Args:
+        request: ``args``: ``path_b64`` (the image's own), ``pool_path_b64``, ``aside_job`` (the job that set it aside),
+            ``inode`` (as the controller knows it), ``pools`` (as for :func:`set_aside`).
+        io: the controller.
+
+    Returns:
+        ``before_bytes``: what it occupied; ``freed_bytes``: what the filesystem got back, 0 where somebody has given
+        the file another name; ``aside_of``; ``seconds``.
+
+    Raises:
+        RefusedError: ``aside_missing``, ``stale_plan`` (it was written to since it was set aside), ``image_in_use``,
+            ``has_overlays``, ``guests_unknown``, ``immutable``, ``busy``.
+        HostError, StoppedError: it is set aside still.
+    """
+    started = time.monotonic()
+    args = Arguments(request.args, _WHERE | {"aside_job", "inode", "pools"})
+    inode = args.take("inode", int)
+    pools = [LookedAt.parse(pool) for pool in args.get("pools", list, [])]
+    with _host_errors(), _waiting(args) as (one, story, fd):
+        shown = display(story.name)
+
+        def recheck() -> None:
+            _refuse_other_file(one, story, fd)
+            now = Stamp.of(os.fstat(fd))
+            if now.inode != inode or _content(now) != _content(story.original):
+                raise RefusedError("stale_plan", f"{shown} was written to since it was set aside; restore it and look")
+            _refuse_used(fd, shown)
+            refuse_needed(pools, locking.file_id(fd), shown, io)
+
+        recheck()
+        before = os.fstat(fd)
+        try:
+            aside.remove(one, fd, request, io, recheck)
+            left = os.fstat(fd).st_nlink
+        finally:
+            settle.settle(one)
+        if left:
+            io.log(f"the file has {left} other names: nothing was freed", "warning")
+        return {
+            "before_bytes": before.st_blocks * 512,
+            "freed_bytes": 0 if left else before.st_blocks * 512,
+            "aside_of": one.job,
+            "seconds": round(time.monotonic() - started, 3),
+        }
+
+
+@contextlib.contextmanager
+def _host_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise HostError(f"the host failed: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def _opened(args: Arguments) -> Iterator[_Image]:
+    path = args.path("path_b64")
+    folder, name = open_parent(args.path("pool_path_b64"), path)
+    shown = display(path)
+    with contextlib.ExitStack() as open_files:
+        open_files.callback(os.close, folder)
+        if name.startswith(b".sa-"):
+            raise RefusedError(INVALID, f"{shown} has the name of a job's own file; rename it first")
+        named = settle.stat_in(folder, name)
+        if named is None:
+            raise RefusedError("stale_plan", f"{shown} is not there any more; scan the host again")
+        # Already to open a device or a pipe may do something to who stands behind it.
+        if not stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            raise RefusedError("outside_pool", f"{shown} is no regular file")
+        fd = os.open(name, _FLAGS, dir_fd=folder)
+        open_files.callback(os.close, fd)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise RefusedError("outside_pool", f"{shown} is no regular file")
+        yield _Image(shown, name, folder, fd)
+
+
+def _refuse(image: _Image, planned: tuple[int, ...]) -> None:
+    """What has to be true of the image itself, before and in the moment of the change."""
+    status = os.fstat(image.fd)
+    now = Stamp.of(status)
+    if (now.dev, now.inode, *_content(now), now.ctime_ns) != planned:
+        raise RefusedError("stale_plan", f"{image.shown} has changed since it was scanned; scan the host and try again")
+    named = settle.stat_in(image.folder, image.name)
+    if named is None or not named.same_file(now):
+        raise RefusedError("stale_plan", f"{image.shown} is another file by now; scan the host and try again")
+    if status.st_nlink != 1:
+        raise RefusedError(
+            "hard_linked", f"{image.shown} has {status.st_nlink} names; who uses the others is not known, none is free"
+        )
+    if attributes.flags(image.fd) & (attributes.IMMUTABLE | attributes.APPEND_ONLY):
+        raise RefusedError("immutable", f"{image.shown} is protected (chattr +i or +a); a template is left as it is")
+    _refuse_parts(image, status.st_size)
+
+
+def _refuse_parts(image: _Image, size: int) -> None:
+    """An image whose data is in other files would leave them behind."""
+    try:
+        facts = formats.read(image.fd, size, image.name)
+    except UnreadableError:
+        return  # it has its bytes in itself, whatever they are
+    if facts.data_file is not None:
+        raise RefusedError("external_data_file", f"{image.shown} keeps its data in another file, which would stay")
+    if facts.extents:
+        raise RefusedError("unsupported_subformat", f"{image.shown} consists of several files; the others would stay")
+
+
+def _refuse_used(fd: int, shown: str) -> None:
+    if locking.locked_bytes(fd):
+        raise RefusedError("image_in_use", f"{shown} is in use by a guest or a tool of qemu; shut it down first")
+    deadline = time.monotonic() + aside.PASSING_READER
+    while (who := locking.user(fd)) is not None:
+        if time.monotonic() > deadline:
+            raise RefusedError("image_in_use", f"{shown} is in use by {who}; shut it down first")
+        time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def _waiting(args: Arguments) -> Iterator[tuple[Journal, AsideStory, int]]:
+    """The journal of an image that is set aside, what it tells, and a descriptor of the image."""
+    path, job = args.path("path_b64"), args.take("aside_job", str)
+    if parse_name(f".sa-{job}.aside".encode("utf-8", "replace")) is None:
+        raise RefusedError(INVALID, "aside_job is no job's id")
+    with contextlib.ExitStack() as open_files:
+        folder, name = open_parent(args.path("pool_path_b64"), path)
+        open_files.callback(os.close, folder)
+        try:
+            one = Journal.open(folder, job)
+        except FileNotFoundError as error:
+            raise RefusedError("aside_missing", "nothing is set aside by this job any more; scan the host") from error
+        except JournalError as error:
+            raise RefusedError("aside_missing", f"the journal of this job cannot be read: {error}") from error
+        open_files.callback(one.close)
+        story = _story(one, name)
+        try:
+            fd = os.open(file_name(job, "aside"), _FLAGS, dir_fd=folder)
+        except FileNotFoundError as error:
+            raise RefusedError("aside_missing", f"{display(name)} was removed by somebody else") from error
+        open_files.callback(os.close, fd)
+        yield one, story, fd
+
+
+def _story(one: Journal, name: bytes) -> AsideStory:
+    """What the journal tells, after an interrupted run of whatever job was settled."""
+    try:
+        if not settle.is_aside(one):
+            raise RefusedError("aside_missing", "that job has set nothing aside")
+        settled = settle.settle(one)
+        if settled.undo_of is not None and settled.outcome == settle.REVERTED:
+            settled = settle.settle(one)
+        if settled.outcome != settle.KEPT:
+            raise RefusedError("aside_missing", settled.detail or "the image is not set aside any more; scan the host")
+        story = AsideStory.of(one.records())
+    except JournalError as error:
+        raise RefusedError("aside_missing", f"the journal of this job cannot be read: {error}") from error
+    if story.name != name:
+        raise RefusedError("stale_plan", f"the job has set {display(story.name)} aside, not this image")
+    return story
+
+
+def _refuse_other_file(one: Journal, story: AsideStory, fd: int) -> None:
+    here = Stamp.of(os.fstat(fd))
+    named = settle.stat_in(one.folder, file_name(one.job, "aside"))
+    if here.inode != story.original.inode or named is None or not named.same_file(here):
+        raise RefusedError("aside_missing", "what was set aside is another file by now; look at it yourself")
+
+
+def _content(stamp: Stamp) -> tuple[int, int]:
+    return stamp.file_size, stamp.mtime_ns

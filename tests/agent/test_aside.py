@@ -1,0 +1,268 @@
+"""Images that are set aside, restored and deleted: by the real agent, on real files."""
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage_admin.agent import protocol
+from storage_admin.agent.protocol import unb64
+from storage_admin.agent.records import fingerprint
+from tests.agent.aside import ASIDE, JOURNAL, aside_args, back_args, delete_args
+from tests.agent.harness import Agent, Writer, ask, leftovers, make_image, recover_args, stamp, undo_args, write
+from tests.working import create
+
+pytestmark = pytest.mark.qemu
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    (tmp_path / "pool").mkdir()
+    path = tmp_path / "pool" / "left.qcow2"
+    make_image(path)
+    return path
+
+
+def refused(answer: dict[str, Any]) -> str:
+    assert answer.get("event") == "error", answer
+    return str(answer["code"])
+
+
+def recovered(pool: Path) -> list[str]:
+    return [row["outcome"] for row in ask("recover", recover_args(pool), job="r1")["recovered"]]
+
+
+def test_an_image_set_aside_has_another_name_and_nothing_else_of_it_changes(image: Path) -> None:
+    os.chown(image, 107, 107)
+    image.chmod(0o640)
+    os.setxattr(image, "user.note", b"mine")
+    before, content = image.stat(), image.read_bytes()
+    answer = ask("set_aside", aside_args(image))
+    assert (answer["held_bytes"], answer["inode"]) == (before.st_blocks * 512, before.st_ino)
+    assert unb64(answer["aside_b64"]) == ASIDE.encode()
+    aside = image.parent / ASIDE
+    assert {path.name for path in image.parent.iterdir()} == {ASIDE, JOURNAL}
+    after = aside.stat()
+    assert (after.st_ino, after.st_mode, after.st_uid, after.st_gid, after.st_mtime_ns, after.st_nlink) == (
+        before.st_ino, before.st_mode, 107, 107, before.st_mtime_ns, 1,
+    )  # fmt: skip
+    assert os.getxattr(aside, "user.note") == b"mine"
+    assert aside.read_bytes() == content
+    assert recovered(image.parent) == ["kept"]
+
+
+def test_it_is_restored_under_its_own_name(image: Path) -> None:
+    before, content = stamp(image), image.read_bytes()
+    ask("set_aside", aside_args(image))
+    answer = ask("restore_aside", back_args(image), job="j2")
+    assert (answer["inode"], answer["after_bytes"], answer["aside_of"]) == (before.inode, before.allocated_size, "j1")
+    assert {path.name for path in image.parent.iterdir()} == {image.name}
+    assert (image.read_bytes(), image.stat().st_nlink, stamp(image).mtime_ns) == (content, 1, before.mtime_ns)
+    assert recovered(image.parent) == []
+    assert refused(ask("restore_aside", back_args(image), job="j3")) == "aside_missing"
+
+
+def test_it_is_deleted_for_good(image: Path) -> None:
+    before = image.stat()
+    ask("set_aside", aside_args(image))
+    answer = ask("delete_aside", delete_args(image, before.st_ino), job="j2")
+    assert (answer["before_bytes"], answer["freed_bytes"]) == (before.st_blocks * 512,) * 2
+    assert list(image.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", [b"-f", b"nbd:x", b"a,b.img", b"new\nline", b"\xff\xfe.qcow2", b"\x1b[2J", b"x" * 255])
+def test_whatever_its_name_is_it_comes_back_under_that(tmp_path: Path, name: bytes) -> None:
+    path = Path(os.fsdecode(bytes(tmp_path) + b"/" + name))
+    path.write_bytes(b"content" * 1000)
+    assert ask("set_aside", aside_args(path))["held_bytes"]
+    assert leftovers(tmp_path) == {ASIDE, JOURNAL}
+    ask("restore_aside", back_args(path), job="j2")
+    assert [bytes(one.name.encode("utf-8", "surrogateescape")) for one in tmp_path.iterdir()] == [name]
+    assert path.read_bytes() == b"content" * 1000
+
+
+def test_another_file_under_its_name_is_left_alone(image: Path) -> None:
+    content = image.read_bytes()
+    ask("set_aside", aside_args(image))
+    image.write_bytes(b"somebody else's")
+    answer = ask("restore_aside", back_args(image), job="j2")
+    assert refused(answer) == "target_exists"
+    assert image.read_bytes() == b"somebody else's"
+    assert (image.parent / ASIDE).read_bytes() == content
+    assert recovered(image.parent) == ["kept"]
+    image.rename(image.parent / "moved")
+    assert ask("restore_aside", back_args(image), job="j3")["aside_of"] == "j1"
+    assert image.read_bytes() == content
+
+
+@pytest.mark.parametrize("mode", ["r", "w"])
+def test_an_image_in_use_keeps_its_name(image: Path, mode: str) -> None:
+    with Writer(image, read_only=mode == "r"):
+        assert refused(ask("set_aside", aside_args(image))) == "image_in_use"
+    with image.open("rb"):
+        assert refused(ask("set_aside", aside_args(image))) == "image_in_use"
+    assert {path.name for path in image.parent.iterdir()} == {image.name}
+
+
+def test_an_image_behind_a_loop_device_keeps_its_name(tmp_path: Path) -> None:
+    path = create(tmp_path / "left.raw", form="raw")
+    args = aside_args(path)
+    loop = subprocess.run(["losetup", "-f", "--show", path], check=True, capture_output=True, text=True).stdout.strip()
+    try:
+        assert refused(ask("set_aside", args)) == "image_in_use"
+    finally:
+        subprocess.run(["losetup", "-d", loop], check=True)
+    assert path.exists()
+
+
+def test_an_overlay_that_no_scan_has_seen_is_found_on_the_spot(image: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    create(other / "top.qcow2", base=str(image))
+    assert refused(ask("set_aside", aside_args(image, other))) == "has_overlays"
+    assert image.exists()
+    (other / "top.qcow2").rename(other / ".sa-j9.orig")
+    assert refused(ask("set_aside", aside_args(image, other))) == "has_overlays"
+
+
+def test_a_data_file_of_another_image_is_needed(tmp_path: Path) -> None:
+    data = tmp_path / "data.raw"
+    subprocess.run(
+        ["qemu-img", "create", "-q", "-f", "qcow2", "-o", f"data_file={data}", tmp_path / "top.qcow2", "8M"], check=True
+    )
+    assert refused(ask("set_aside", aside_args(data))) == "has_overlays"
+    assert refused(ask("set_aside", aside_args(tmp_path / "top.qcow2"))) == "external_data_file"
+
+
+def test_files_that_were_read_since_they_changed_are_not_opened_again(image: Path) -> None:
+    top = create(image.parent / "top.qcow2", base=image.name)
+    args = aside_args(image)
+    args["pools"][0]["known_b64"] = protocol.b64(fingerprint(bytes(top), top.stat()))
+    assert "held_bytes" in ask("set_aside", args)
+
+
+def test_what_was_changed_since_the_plan_keeps_its_name(image: Path) -> None:
+    args = aside_args(image)
+    write(image, 1, "0", "64k")
+    assert refused(ask("set_aside", args)) == "stale_plan"
+    args = aside_args(image)
+    image.rename(image.parent / "old")
+    make_image(image)
+    assert refused(ask("set_aside", args)) == "stale_plan"
+    image.unlink()
+    assert refused(ask("set_aside", args)) == "stale_plan"
+    assert leftovers(image.parent) == set()
+
+
+def test_a_file_with_two_names_a_link_and_a_protected_one_are_refused(image: Path) -> None:
+    os.link(image, image.parent / "second")
+    assert refused(ask("set_aside", aside_args(image))) == "hard_linked"
+    (image.parent / "second").unlink()
+    link = image.parent / "link.qcow2"
+    link.symlink_to(image)
+    assert refused(ask("set_aside", aside_args(link))) == "outside_pool"
+    link.unlink()
+    subprocess.run(["chattr", "+i", image], check=True)
+    try:
+        assert refused(ask("set_aside", aside_args(image))) == "immutable"
+    finally:
+        subprocess.run(["chattr", "-i", image], check=True)
+    assert refused(ask("set_aside", aside_args(image, children_known=False))) == "guests_unknown"
+    assert {path.name for path in image.parent.iterdir()} == {image.name}
+
+
+def test_without_a_go_nothing_has_happened(image: Path) -> None:
+    with Agent() as agent:
+        agent.request("set_aside", aside_args(image))
+        agent.until(protocol.READY)
+        agent.say(protocol.CANCEL)
+        assert refused(agent.answer(go=False)) == protocol.CANCELLED
+    assert {path.name for path in image.parent.iterdir()} == {image.name}
+    ask("set_aside", aside_args(image))
+    for verb, args in (("restore_aside", back_args(image)), ("delete_aside", delete_args(image, stamp_of(image)))):
+        with Agent() as agent:
+            agent.request(verb, args, job="j2")
+            agent.until(protocol.READY)
+            agent.say(protocol.CANCEL)
+            assert refused(agent.answer(go=False)) == protocol.CANCELLED
+        assert {path.name for path in image.parent.iterdir()} == {ASIDE, JOURNAL}
+        assert recovered(image.parent) == ["kept"]
+
+
+def stamp_of(image: Path) -> int:
+    return (image.parent / ASIDE).stat().st_ino
+
+
+def test_a_guest_that_starts_before_the_go_wins(image: Path) -> None:
+    with Agent() as agent:
+        agent.request("set_aside", aside_args(image))
+        agent.until(protocol.READY)
+        with Writer(image):
+            agent.say(protocol.GO, generation=1)
+            assert refused(agent.answer(go=False)) == "image_in_use"
+    assert {path.name for path in image.parent.iterdir()} == {image.name}
+
+
+def test_what_was_written_to_while_it_was_aside_is_restored_and_not_deleted(image: Path) -> None:
+    ask("set_aside", aside_args(image))
+    write(image.parent / ASIDE, 7, "0", "64k")
+    assert refused(ask("delete_aside", delete_args(image, stamp_of(image)), job="j2")) == "stale_plan"
+    written = (image.parent / ASIDE).read_bytes()
+    ask("restore_aside", back_args(image), job="j3")
+    assert image.read_bytes() == written
+
+
+def test_only_the_very_file_is_deleted(image: Path) -> None:
+    inode = image.stat().st_ino
+    ask("set_aside", aside_args(image))
+    aside = image.parent / ASIDE
+    assert refused(ask("delete_aside", delete_args(image, inode + 1), job="j2")) == "stale_plan"
+    with Writer(aside):
+        assert refused(ask("delete_aside", delete_args(image, inode), job="j2")) in {"image_in_use", "stale_plan"}
+    aside.rename(image.parent / "hidden")
+    aside.write_bytes(b"another file")
+    assert refused(ask("delete_aside", delete_args(image, inode), job="j2")) == "aside_missing"
+    assert refused(ask("restore_aside", back_args(image), job="j2")) == "aside_missing"
+    assert aside.read_bytes() == b"another file"
+
+
+def test_a_second_name_that_somebody_gave_it_keeps_its_bytes(image: Path) -> None:
+    inode = image.stat().st_ino
+    ask("set_aside", aside_args(image))
+    os.link(image.parent / ASIDE, image.parent / "kept")
+    assert ask("delete_aside", delete_args(image, inode), job="j2")["freed_bytes"] == 0
+    assert (image.parent / "kept").stat().st_ino == inode
+
+
+def test_what_somebody_put_back_or_took_away_by_hand_is_told(image: Path) -> None:
+    ask("set_aside", aside_args(image))
+    (image.parent / ASIDE).rename(image)
+    rows = ask("recover", recover_args(image.parent), job="r1")["recovered"]
+    assert [(row["outcome"], row["put_back"]) for row in rows] == [("lost", True)]
+    image.unlink()
+    rows = ask("recover", recover_args(image.parent) | {"jobs_recorded": ["j1"]}, job="r1")["recovered"]
+    assert [(row["outcome"], row["put_back"]) for row in rows] == [("lost", False)]
+    assert leftovers(image.parent) == set()
+
+
+def test_an_undo_is_no_way_to_touch_it(image: Path) -> None:
+    ask("set_aside", aside_args(image))
+    for verb in ("undo", "discard_undo"):
+        assert refused(ask(verb, undo_args(image), job="u1")) == "undo_missing"
+    assert leftovers(image.parent) == {ASIDE, JOURNAL}
+
+
+def test_a_scan_neither_lists_nor_forgets_it(image: Path) -> None:
+    ask("set_aside", aside_args(image))
+    request = {"pools": [{"id": 1, "path_b64": protocol.b64(bytes(image.parent)), "kind": "dir", "known_b64": ""}]}
+    with Agent() as agent:
+        agent.request("scan", request, job="s1")
+        agent.answer()
+        events = agent.events
+    assert not [event for event in events if event["event"] == "image"]
+    pool = next(event for event in events if event["event"] == "pool")
+    assert (pool["asides"], pool["leftovers"], pool["undo_copies"]) == (1, 1, 0)
+    assert pool["aside_bytes"] == (image.parent / ASIDE).stat().st_blocks * 512
+    assert pool["others"]["count"] == 0

@@ -1,0 +1,131 @@
+"""``kill -9`` at every step of setting an image aside, restoring and deleting it, and a guest that starts meanwhile."""
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from storage_admin.agent import protocol
+from tests.agent.aside import ASIDE, aside_args, back_args, delete_args
+from tests.agent.harness import Agent, ask, leftovers, make_image, recover_args
+from tests.faults.test_kills import MOST_STEPS, run_to_death
+from tests.faults.trials import Trials
+
+pytestmark = [pytest.mark.faults, pytest.mark.qemu]
+WAITING = {ASIDE, ".sa-j1.journal"}
+
+
+class Place:
+    """A pool with one image, known by inode and content."""
+
+    def __init__(self, folder: Path) -> None:
+        self.pool = folder / "pool"
+        self.pool.mkdir(parents=True)
+        self.image, self.aside = self.pool / "left.qcow2", self.pool / ASIDE
+        make_image(self.image)
+        self.content, self.inode = self.image.read_bytes(), self.image.stat().st_ino
+
+    def recover(self) -> list[str]:
+        return [row["outcome"] for row in ask("recover", recover_args(self.pool), job="r1")["recovered"]]
+
+    def names(self) -> set[str]:
+        """Which of both names lead to the image, whole; what else is there is the journal alone."""
+        assert {path.name for path in self.pool.iterdir()} <= {self.image.name, *WAITING}
+        found = {path.name for path in (self.image, self.aside) if path.exists() and path.stat().st_ino == self.inode}
+        assert all((self.pool / name).read_bytes() == self.content for name in found)
+        return found
+
+    def settled(self) -> str:
+        """The one name that it has when all is recovered; empty where it is gone."""
+        names = self.names()
+        assert len(names) <= 1
+        assert leftovers(self.pool) == (WAITING if ASIDE in names else set())
+        assert self.recover() == (["kept"] if ASIDE in names else [])
+        return next(iter(names), "")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_setting_aside_that_dies_at_any_step_leaves_one_name_or_the_other(tmp_path: Path, when: str) -> None:
+    outcomes = set()
+    for at in range(1, MOST_STEPS):
+        place = Place(tmp_path / str(at))
+        died = run_to_death("set_aside", aside_args(place.image), "j1", at, when)
+        if died is None:
+            break
+        assert place.names(), died
+        print(f"step {at} {when}: {died}: {place.recover()}")
+        outcomes.add(place.settled())
+    else:
+        raise AssertionError("no run came to its end")
+    assert at > 8
+    assert outcomes == {place.image.name, ASIDE}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_restore_that_dies_at_any_step_leaves_one_name_or_the_other(tmp_path: Path, when: str) -> None:
+    outcomes = set()
+    for at in range(1, MOST_STEPS):
+        place = Place(tmp_path / str(at))
+        ask("set_aside", aside_args(place.image))
+        died = run_to_death("restore_aside", back_args(place.image), "j2", at, when)
+        if died is None:
+            break
+        assert place.names(), died
+        print(f"step {at} {when}: {died}: {place.recover()}")
+        outcomes.add(place.settled())
+    else:
+        raise AssertionError("no run came to its end")
+    assert at > 5
+    assert outcomes == {place.image.name, ASIDE}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_deletion_that_dies_at_any_step_has_happened_or_not(tmp_path: Path, when: str) -> None:
+    outcomes = set()
+    for at in range(1, MOST_STEPS):
+        place = Place(tmp_path / str(at))
+        ask("set_aside", aside_args(place.image))
+        died = run_to_death("delete_aside", delete_args(place.image, place.inode), "j2", at, when)
+        if died is None:
+            break
+        print(f"step {at} {when}: {died}: {place.recover()}")
+        outcomes.add(place.settled())
+    else:
+        raise AssertionError("no run came to its end")
+    assert at > 4
+    assert outcomes == {"", ASIDE}
+
+
+def test_a_guest_that_starts_in_that_moment_is_refused_or_wins(tmp_path: Path) -> None:
+    """As for the swap: no guest on a file without its name, and none without its image."""
+    trials = Trials("F7", "start while an image is set aside", points=20)
+    for trial in trials:
+        with trial:
+            place = Place(trial.folder(tmp_path))
+            with Agent() as agent:
+                agent.request("set_aside", aside_args(place.image))
+                agent.until(protocol.READY)
+                # The moment is a few milliseconds long, and a start takes about ten.
+                delay = f"sleep {trial.rng.uniform(0, 0.06):.4f}"
+                guest = subprocess.Popen(
+                    ["sh", "-c", f'{delay}; exec qemu-io -f qcow2 "$0"', place.image],
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                )  # fmt: skip
+                time.sleep(trial.rng.uniform(0, 0.05))
+                agent.say(protocol.GO, generation=1)
+                answer = agent.answer(go=False)
+                if "held_bytes" in answer:
+                    said = guest.communicate(b"write -P 9 0 64k\nquit\n", timeout=60)[0]
+                    assert b"wrote" not in said, said
+                    assert place.settled() == ASIDE
+                    trial.note("set aside, the guest refused")
+                else:
+                    said = guest.communicate(b"write -P 9 0 64k\nquit\n", timeout=60)[0]
+                    assert answer["code"] == "image_in_use", answer
+                    assert b"wrote" in said, said
+                    assert place.image.stat().st_ino == place.inode
+                    assert leftovers(place.pool) == set()
+                    trial.note("the guest won")
+    if trials.all:
+        assert len(trials.tally) == 2, trials.tally
