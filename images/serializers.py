@@ -8,7 +8,7 @@ from rest_framework import serializers
 
 from images.models import Image, ImageSample
 from images.services import DECLARABLE
-from storage_admin.api.fields import Body, StrictBoolean, StrictInteger, StrictText, TextOrNull
+from storage_admin.api.fields import Body, StrictBoolean, StrictInteger, StrictNumber, StrictText, TextOrNull
 from storage_admin.guests.models import Guest, GuestDisk
 from storage_admin.hosts.models import Host, StoragePool
 
@@ -151,7 +151,11 @@ class PoolSerializer(serializers.ModelSerializer[StoragePool]):
     used_bytes = serializers.IntegerField(read_only=True, allow_null=True)
     shared_key = TextOrNull()
     filesystem = TextOrNull()
-    days_until_full = serializers.SerializerMethodField(help_text="Null unless a day or more of samples shows growth.")
+    days_until_full = serializers.SerializerMethodField(
+        help_text="If it goes on as in the last 30 days. Null unless eight days or more of samples carry it."
+    )
+    days_until_full_low = serializers.SerializerMethodField(help_text="By the fastest growth that the samples allow.")
+    days_until_full_high = serializers.SerializerMethodField(help_text="By the slowest one.")
 
     class Meta:
         model = StoragePool
@@ -159,14 +163,25 @@ class PoolSerializer(serializers.ModelSerializer[StoragePool]):
             "id", "host", "host_name", "name", "kind", "source", "path", "shared_key", "filesystem", "network",
             "all_hosts_registered", "state", "state_detail", "owners_unknown", "capacity_bytes", "available_bytes",
             "used_bytes", "images_count", "allocated_bytes", "virtual_bytes", "overcommit_ratio", "reclaimable_bytes",
-            "undo_bytes", "warn_percent", "days_until_full", "last_scanned",
+            "undo_bytes", "warn_percent", "warn_overcommit", "warn_days", "warn_undo_percent", "days_until_full",
+            "days_until_full_low", "days_until_full_high", "last_scanned",
         )  # fmt: skip
         read_only_fields = fields
 
     @extend_schema_field({"type": ["number", "null"]})
     def get_days_until_full(self, pool: StoragePool) -> float | None:
-        days: dict[int, float] = self.context["days_until_full"]
-        return days.get(pool.pk)
+        return self._forecast(pool, "days")
+
+    @extend_schema_field({"type": ["number", "null"]})
+    def get_days_until_full_low(self, pool: StoragePool) -> float | None:
+        return self._forecast(pool, "low")
+
+    @extend_schema_field({"type": ["number", "null"]})
+    def get_days_until_full_high(self, pool: StoragePool) -> float | None:
+        return self._forecast(pool, "high")
+
+    def _forecast(self, pool: StoragePool, name: str) -> float | None:
+        return getattr(self.context["forecasts"].get(pool.pk), name, None)
 
 
 @extend_schema_field({"oneOf": [{"type": "integer"}, {"type": "string"}]})
@@ -199,4 +214,11 @@ class PoolBody(Body):
 
     name = StrictText(max_length=200, required=False)
     warn_percent = StrictInteger(required=False, min_value=1, max_value=100)
+    warn_overcommit = StrictNumber(
+        required=False, allow_null=True, min_value=0.1, max_value=1000, help_text="Virtual per capacity; null: never."
+    )
+    warn_days = StrictInteger(required=False, allow_null=True, min_value=1, max_value=365, help_text="Null: never.")
+    warn_undo_percent = StrictInteger(
+        required=False, allow_null=True, min_value=1, max_value=100, help_text="Of the capacity; null: never."
+    )
     all_hosts_registered = StrictBoolean(required=False, help_text="Every host that uses this storage is managed here.")

@@ -10,7 +10,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from images.filters import PoolFilters
-from images.selectors import days_until_full
+from images.selectors import forecasts
 from images.serializers import NewPoolBody, PoolBody, PoolSerializer
 from storage_admin.accounts.roles import Role
 from storage_admin.api.views import EndpointSet
@@ -22,7 +22,7 @@ from storage_admin.hosts.services import register_folder, remove_pool, update_po
 def shown(pools: Iterable[StoragePool], *, many: bool) -> Any:
     """Pools as the API shows them."""
     rows = list(pools)
-    context = {"days_until_full": days_until_full(rows)}
+    context = {"forecasts": forecasts(rows)}
     return PoolSerializer(rows if many else rows[0], many=many, context=context).data
 
 

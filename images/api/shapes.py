@@ -99,6 +99,8 @@ class PoolRowSerializer(serializers.Serializer[Any]):
     warn_percent = serializers.IntegerField()
     over_threshold = serializers.BooleanField(allow_null=True)
     days_until_full = serializers.FloatField(allow_null=True)
+    days_until_full_low = serializers.FloatField(allow_null=True)
+    days_until_full_high = serializers.FloatField(allow_null=True)
     last_scanned = serializers.DateTimeField(allow_null=True)
 
 

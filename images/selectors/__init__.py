@@ -15,7 +15,7 @@ from images.selectors.lists import (
 )
 from images.selectors.overview import overview
 from images.selectors.overview_shapes import Candidate, Concern, ConcernItem, Overview, PoolRow, Totals, Won
-from images.selectors.pools import days_until_full, pool_rows
+from images.selectors.pools import days_until_full, forecasts, pool_rows
 
 __all__ = [
     "ORDERINGS",
@@ -35,6 +35,7 @@ __all__ = [
     "at_most",
     "chain_of",
     "days_until_full",
+    "forecasts",
     "guests_for",
     "history_of",
     "images_for",

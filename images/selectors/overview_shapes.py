@@ -9,7 +9,7 @@ from storage_admin.jobs.models import Job
 
 @dataclass(frozen=True)
 class PoolRow:
-    """One pool. ``days_until_full`` is ``None`` unless its samples show growth over a day or more."""
+    """One pool. ``days_until_full`` is ``None`` unless its samples carry it (:mod:`images.watch.trend`)."""
 
     id: int
     host_id: int
@@ -31,6 +31,8 @@ class PoolRow:
     warn_percent: int
     over_threshold: bool | None
     days_until_full: float | None
+    days_until_full_low: float | None
+    days_until_full_high: float | None
     last_scanned: datetime | None
 
 

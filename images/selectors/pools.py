@@ -1,18 +1,15 @@
 """Pools: how full, how promised, how long until full."""
 
 from collections.abc import Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 
-from django.db.models import Avg, Count, F, FloatField, Func, Max, Min, Sum
-from django.db.models.functions import Cast
+from django.db.models import Avg, F, FloatField, Func, Value
+from django.db.models.functions import Cast, Floor
 from django.utils import timezone
 
 from images.selectors.overview_shapes import PoolRow
+from images.watch import trend
 from storage_admin.hosts.models import PoolSample, StoragePool
-
-#: How far back a trend looks, and the least that it must span to be called one.
-TREND_WINDOW = timedelta(days=30)
-TREND_LEAST = timedelta(days=1)
 
 
 class EpochDays(Func):
@@ -29,12 +26,12 @@ class EpochDays(Func):
 
 def pool_rows(pools: list[StoragePool]) -> tuple[PoolRow, ...]:
     """What is shown of these pools, the fullest first, those of unknown size last."""
-    days = days_until_full(pools)
-    rows = [_row(pool, days.get(pool.pk)) for pool in pools]
+    found = forecasts(pools)
+    rows = [_row(pool, found.get(pool.pk)) for pool in pools]
     return tuple(sorted(rows, key=lambda row: (row.used_percent is None, -(row.used_percent or 0.0), row.name)))
 
 
-def _row(pool: StoragePool, days: float | None) -> PoolRow:
+def _row(pool: StoragePool, forecast: trend.Forecast | None) -> PoolRow:
     percent = used_percent(pool)
     return PoolRow(
         id=pool.pk,
@@ -56,7 +53,9 @@ def _row(pool: StoragePool, days: float | None) -> PoolRow:
         undo_bytes=pool.undo_bytes,
         warn_percent=pool.warn_percent,
         over_threshold=None if percent is None else percent >= pool.warn_percent,
-        days_until_full=days,
+        days_until_full=forecast.days if forecast else None,
+        days_until_full_low=forecast.low if forecast else None,
+        days_until_full_high=forecast.high if forecast else None,
         last_scanned=pool.last_scanned,
     )
 
@@ -68,27 +67,35 @@ def used_percent(pool: StoragePool) -> float | None:
     return round(100 * pool.used_bytes / pool.capacity_bytes, 1)
 
 
-def days_until_full(pools: Iterable[StoragePool]) -> dict[int, float]:
-    """In how many days each pool is full if it goes on as in the last 30 days, by a straight line through its samples.
+def forecasts(
+    pools: Iterable[StoragePool], now: datetime | None = None, known: float = trend.KNOWN
+) -> dict[int, trend.Forecast]:
+    """In how many days each pool is full if it goes on as in the last 30 days; see :mod:`images.watch.trend`.
+
+    Args:
+        known: how well the growth has to be known.
 
     Returns:
-        By the pool's id, one decimal; pools without growth, or without two samples a day apart, are left out.
+        By the pool's id; pools whose samples do not carry it are left out.
     """
-    now = timezone.now()
-    today = now.timestamp() / 86400
+    now = now or timezone.now()
     available = {pool.pk: pool.available_bytes for pool in pools if pool.available_bytes is not None}
-    x = EpochDays(F("at")) - today
-    y = Cast(F("capacity_bytes") - F("available_bytes"), FloatField())
-    recent = PoolSample.objects.filter(pool__in=available, at__gte=now - TREND_WINDOW, at__lte=now).order_by()
-    trends = recent.values("pool_id").annotate(
-        n=Count("id"), first=Min("at"), last=Max("at"), x=Avg(x), y=Avg(y), xx=Sum(x * x), xy=Sum(x * y)
-    )
-    days = {}
-    for trend in trends:
-        if trend["n"] < 2 or trend["last"] - trend["first"] < TREND_LEAST:
-            continue
-        spread = trend["xx"] - trend["n"] * trend["x"] ** 2
-        growth = (trend["xy"] - trend["n"] * trend["x"] * trend["y"]) / spread
-        if growth >= 1:  # bytes a day; less is the rounding of a pool that does not grow
-            days[trend["pool_id"]] = round(available[trend["pool_id"]] / growth, 1)
-    return days
+    age = Value(now.timestamp() / 86400, output_field=FloatField()) - EpochDays(F("at"))
+    used = Cast(F("capacity_bytes") - F("available_bytes"), FloatField())
+    since = now - timedelta(days=trend.WINDOW)
+    recent = PoolSample.objects.filter(pool__in=available, at__gt=since, at__lte=now).order_by()
+    rows = recent.annotate(day=Floor(age)).values("pool_id", "day").annotate(age=Avg(age), used=Avg(used))
+    days: dict[int, list[trend.Day]] = {}
+    for row in rows:
+        days.setdefault(row["pool_id"], []).append(trend.Day(row["age"], row["used"]))
+    found = {}
+    for pool_id, known_days in days.items():
+        oldest_first = sorted(known_days, key=lambda day: -day.age)
+        if forecast := trend.forecast(oldest_first, available[pool_id], known):
+            found[pool_id] = forecast
+    return found
+
+
+def days_until_full(pools: Iterable[StoragePool]) -> dict[int, float]:
+    """In how many days each pool is full, one decimal; see :func:`forecasts`."""
+    return {pool_id: forecast.days for pool_id, forecast in forecasts(pools).items()}

@@ -1,5 +1,6 @@
 """Bodies that take what they say and nothing else."""
 
+import math
 from typing import Any
 
 from drf_spectacular.utils import extend_schema_field
@@ -36,6 +37,21 @@ class StrictInteger(serializers.IntegerField):
         if isinstance(data, bool) or not isinstance(data, int):
             raise serializers.ValidationError("Must be a whole number.")
         return data
+
+
+class StrictNumber(serializers.FloatField):
+    """A number, not a text or truth value that looks like one, and neither infinite nor none at all."""
+
+    def to_internal_value(self, data: Any) -> float:
+        if isinstance(data, bool) or not isinstance(data, int | float):
+            raise serializers.ValidationError("Must be a number.")
+        try:
+            number = float(data)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            raise serializers.ValidationError("Must be a number that can be counted to.")
+        return number
 
 
 class StrictText(serializers.CharField):

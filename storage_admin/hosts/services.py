@@ -25,6 +25,10 @@ SYSTEM_FOLDERS = frozenset(
 LEAST_BANDWIDTH = 1_048_576
 
 
+#: Thresholds of a pool that may be none: the least and the most.
+THRESHOLDS = {"warn_overcommit": (0.1, 1000), "warn_days": (1, 365), "warn_undo_percent": (1, 100)}
+
+
 class Unchanged(Enum):
     """Stands for a setting that stays as it is, where ``None`` is a value of its own."""
 
@@ -118,9 +122,12 @@ def update_pool(
     *,
     name: str | None = None,
     warn_percent: int | None = None,
+    warn_overcommit: float | Unchanged | None = UNCHANGED,
+    warn_days: int | Unchanged | None = UNCHANGED,
+    warn_undo_percent: int | Unchanged | None = UNCHANGED,
     all_hosts_registered: bool | None = None,
 ) -> StoragePool:
-    """Changes what an admin decides of a pool; ``None`` leaves a setting as it is.
+    """Changes what an admin decides of a pool; ``None`` leaves a setting as it is, and ends an optional threshold.
 
     Raises:
         ForbiddenError: the actor is no admin.
@@ -132,7 +139,13 @@ def update_pool(
     if name is not None and not name.strip():
         raise InvalidError("A pool needs a name.", {"name": "Give it a name."})
     given = {"name": name, "warn_percent": warn_percent, "all_hosts_registered": all_hosts_registered}
-    _change(actor, pool, "pool changed", {key: value for key, value in given.items() if value is not None})
+    ends = {"warn_overcommit": warn_overcommit, "warn_days": warn_days, "warn_undo_percent": warn_undo_percent}
+    thresholds = {key: value for key, value in ends.items() if not isinstance(value, Unchanged)}
+    for key, value in thresholds.items():
+        least, most = THRESHOLDS[key]
+        if value is not None and not least <= value <= most:
+            raise InvalidError(f"This threshold is from {least} to {most}.", {key: f"From {least} to {most}."})
+    _change(actor, pool, "pool changed", {key: value for key, value in given.items() if value is not None} | thresholds)
     return pool
 
 

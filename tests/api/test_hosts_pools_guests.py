@@ -68,7 +68,7 @@ def test_pools_say_what_the_contract_promises(viewer: APIClient) -> None:
 
 def test_a_growing_pool_says_when_it_is_full(viewer: APIClient) -> None:
     pool = StoragePoolFactory.create(available_bytes=40 * GIB)
-    for days in range(5):
+    for days in range(10):
         at = timezone.now() - timedelta(days=days)
         PoolSampleFactory.create(pool=pool, at=at, available_bytes=(40 + days) * GIB)
     assert viewer.get(f"/api/v1/pools/{pool.pk}/").json()["days_until_full"] == pytest.approx(40, abs=0.1)

@@ -10,7 +10,7 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 
-from storage_admin.events import posting, sending, services
+from storage_admin.events import posting, sending, services, signing
 from storage_admin.events.models import Alert, Delivery, Event
 from tests.events.conftest import SECRET, MakeHook
 from tests.harness.receiver import receiver
@@ -51,7 +51,7 @@ def test_what_arrives_is_signed_as_the_documentation_verifies_it(make_hook: Make
     assert not verified(SECRET, header, got.body + b" ")
     assert not verified("another secret", header, got.body)
     assert not verified(SECRET, header.replace("t=1", "t=2"), got.body)
-    old = sending.signing.signature([SECRET], int(timezone.now().timestamp()) - 3600, got.body)
+    old = signing.signature([SECRET], int(timezone.now().timestamp()) - 3600, got.body)
     assert not verified(SECRET, old, got.body), "what was recorded is played again"
 
 
@@ -187,7 +187,14 @@ def test_a_slow_receiver_does_not_hold_up_the_others(make_hook: MakeHook, monkey
         make_hook(slow.url, name="a slow one")
         make_hook(quick.url, name="quick")
         emitted(5)
-        work = threading.Thread(target=lambda: (sending.deliver(), connection.close()))
+
+        def send() -> None:
+            try:
+                sending.deliver()
+            finally:
+                connection.close()
+
+        work = threading.Thread(target=send)
         work.start()
         for _ in range(100):
             if len(quick.got) == 5:

@@ -1,0 +1,1 @@
+"""What is wrong, looked for from the database, as alerts."""
