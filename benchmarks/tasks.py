@@ -11,6 +11,7 @@ from benchmarks import services
 from benchmarks.models import Watch
 from storage_admin.accounts.roles import SYSTEM
 from storage_admin.agent.protocol import RefusedError
+from storage_admin.jobs import automation
 from storage_admin.jobs.errors import InvalidError, NotFoundError
 from storage_admin.jobs.models import Job
 
@@ -19,8 +20,11 @@ from storage_admin.jobs.models import Job
 def start_watches() -> None:
     """Submits what is due. One whose last run is still queued or at work waits for its end.
 
-    A watch that is refused is due again after its own time; why, stands in its row.
+    A watch that is refused is due again after its own time; why, stands in its row. While automation is paused none is
+    started.
     """
+    if automation.is_paused():
+        return
     for watch in Watch.objects.select_related("pool").order_by("last_started", "id"):
         if _is_due(watch) and _takes(watch):
             Watch.objects.filter(pk=watch.pk).update(problem=_start(watch))

@@ -8,11 +8,12 @@ from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 
 from images import repointing, rewriting, waiting
+from images.policies import clock, runs
 from images.watching import watchers
 from storage_admin.accounts.roles import SYSTEM
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.models import Host
-from storage_admin.jobs import routing, services
+from storage_admin.jobs import automation, routing, services
 from storage_admin.jobs.errors import NotFoundError
 from storage_admin.jobs.models import Job
 
@@ -40,7 +41,10 @@ def expire_undo() -> None:
 
     One whose host does not answer, whose image is at work in another job (as in its undo), or that could not be
     removed lately is seen again by a later round. Two rounds at once submit one removal: the second finds its lock.
+    While automation is paused nothing is removed.
     """
+    if automation.is_paused():
+        return
     now = timezone.now()
     at_it = Job.objects.filter(target_kind="job", target_id=OuterRef("pk"))
     tried = Q(kind="discard_undo", finished__gt=now - TRY_AGAIN)
@@ -81,3 +85,11 @@ def look_at_guests_of(host_id: int) -> None:
         repointing.settle(host_id)
         waiting.look(host_id)
         watchers.attend([host_id] if host_id in waiting.hosts_that_wait() else [])
+
+
+@shared_task(base=DjangoTask, ignore_result=True)
+def advance_policies() -> None:
+    """Makes runs of windows that have opened, and takes those that are at work one step further."""
+    now = timezone.now()
+    clock.advance(now)
+    runs.work(now)

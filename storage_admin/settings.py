@@ -269,6 +269,7 @@ CELERY_BEAT_SCHEDULE = {
     "scan every host": {"task": "images.tasks.scan_hosts", "schedule": 15 * 60.0},
     "expire undo copies": {"task": "images.tasks.expire_undo", "schedule": 60.0},
     "wait for guests": {"task": "images.tasks.look_at_guests", "schedule": 10.0},
+    "policies": {"task": "images.tasks.advance_policies", "schedule": 15.0},
     "benchmark watches": {"task": "benchmarks.tasks.start_watches", "schedule": 10 * 60.0},
 }
 

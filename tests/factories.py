@@ -13,12 +13,14 @@ from factory.django import DjangoModelFactory, Password
 from factory.helpers import post_generation
 
 from benchmarks.models import Benchmark, Sample, Watch
-from images.models import Image, ImageSample, ImageUse
+from images.models import Image, ImageSample, ImageUse, Policy, PolicyPick, PolicyRun
+from images.policies.shape import Rules
 from storage_admin.accounts.models import AuditEntry, Token, User
 from storage_admin.accounts.services import digest_of
 from storage_admin.guests.models import Guest, GuestDisk
 from storage_admin.hosts.models import Host, PoolSample, StoragePool
 from storage_admin.hosts.names import path_key
+from storage_admin.jobs import kinds
 from storage_admin.jobs.models import IdempotentAnswer, Job, JobLog, ResourceLock, Worker
 
 MIB = 1 << 20
@@ -327,6 +329,45 @@ class WatchFactory(Rows[Watch]):
     pool = SubFactory(StoragePoolFactory)
     kind = "fio"
     created_by = "admin"
+
+
+class PolicyFactory(Rows[Policy]):
+    """Reclaims whatever wins anything, each night at 22:00 UTC, for six hours; one job at once on each host."""
+
+    class Meta:
+        model = Policy
+
+    name = Sequence(lambda n: f"nights{n}")
+    cron = "0 22 * * *"
+    created_by = "admin"
+    options = LazyFunction(lambda: kinds.get("reclaim").clean({}))
+
+
+class PolicyRunFactory(Rows[PolicyRun]):
+    """A run that is at work; it has chosen nothing yet."""
+
+    class Meta:
+        model = PolicyRun
+
+    policy = SubFactory(PolicyFactory)
+    due = LazyFunction(timezone.now)
+    ends = LazyAttribute(lambda run: run.due + timedelta(hours=6))
+    rules = LazyAttribute(lambda run: Rules.of(run.policy).as_json())
+    by = LazyAttribute(lambda run: f"policy {run.policy.name}")
+
+
+class PolicyPickFactory(Rows[PolicyPick]):
+    """An image that waits for its turn."""
+
+    class Meta:
+        model = PolicyPick
+
+    run = SubFactory(PolicyRunFactory)
+    image = SubFactory(ImageFactory)
+    pool = SelfAttribute("image.pool")
+    host = SelfAttribute("image.host")
+    label = SelfAttribute("image.name")
+    place = Sequence(lambda n: n + 1)
 
 
 def an_hour_ago() -> datetime:

@@ -72,6 +72,10 @@ class PolicyRun(models.Model):
     by = models.CharField(max_length=150)
     by_hand = models.BooleanField(default=False)
     started = models.DateTimeField(default=now)
+    #: When its picks were written; null until then.
+    chosen_at = models.DateTimeField(null=True)
+    #: How many were left out without a pick of their own, by the code of the rule.
+    left_out = models.JSONField(default=dict)
     finished = models.DateTimeField(null=True)
 
     class Meta:
@@ -111,7 +115,10 @@ class PolicyPick(models.Model):
 
     class Meta:
         ordering = ["run", "place", "id"]
-        indexes = [models.Index(fields=["run", "state"])]
+        indexes = [
+            models.Index(fields=["run", "state"]),
+            models.Index(fields=["run", "place"]),
+        ]
 
     def __str__(self) -> str:
         return f"{self.label}: {self.state}"

@@ -151,6 +151,30 @@ def cancel(actor: Actor, job: Job) -> Job:
     return job
 
 
+def withdraw(actor: Actor, job: Job, why: str) -> bool:
+    """Cancels a job that has not begun; one that is at work is left alone, and so is one that has ended.
+
+    Args:
+        why: a sentence for its log.
+
+    Returns:
+        Whether it had not begun, and now never will.
+
+    Raises:
+        ForbiddenError: the actor is no operator.
+    """
+    actor.require(Role.OPERATOR, job.host.slug)
+    with transaction.atomic():
+        waiting = Job.objects.filter(pk=job.pk, state=Job.State.QUEUED)
+        values = {"state": Job.State.CANCELLED, "finished": timezone.now(), "waiting_for": "", "cancel_requested": True}
+        if waiting.update(**values) != 1:
+            return False
+        ResourceLock.objects.filter(job=job).delete()
+        claims.log(job, f"withdrawn by {actor.name}: {why}")
+        audit(actor, "job cancelled", job, after={"job": job.pk, "why": why})
+    return True
+
+
 def retry(actor: Actor, job: Job) -> Job:
     """Submits the same job again, planned anew.
 

@@ -1,0 +1,89 @@
+"""Why an image is left out: a code for each rule, and its sentence."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from images.templatetags.storage import between, size
+
+#: Left out because the policy is not meant for them: counted, and listed page by page when somebody asks.
+NOT_MEANT = {
+    "gone": "Not there any more since the last scan.",
+    "listed_elsewhere": "Listed by another host that mounts the same storage: it is looked at there.",
+    "other_host": "On a host that the policy does not name.",
+    "other_pool": "In a pool that the policy does not name.",
+    "other_name": "Its name does not match the policy's patterns.",
+    "other_format": "Of a format that the policy does not name.",
+}
+
+
+class Skip(NamedTuple):
+    """An image (or pool) that a rule leaves out.
+
+    Args:
+        facts: what the sentence is made of.
+    """
+
+    id: int
+    host_id: int
+    pool_id: int
+    label: str
+    code: str
+    facts: tuple[object, ...] = ()
+
+    @property
+    def reason(self) -> str:
+        """Why, in a sentence."""
+        return _SENTENCES[self.code](*self.facts)
+
+
+def _too_little(gain: int, percent: float, least: int, least_percent: int) -> str:
+    wins = f"It would win about {size(gain)} ({percent:.0f} %)" if gain > 0 else "It would win nothing"
+    wanted = [f"at least {size(least)}"] if least else []
+    wanted += [f"{least_percent} %"] if least_percent else []
+    return f"{wins}; the policy asks for {' and '.join(wanted)}." if wanted else f"{wins}."
+
+
+_SENTENCES: dict[str, Callable[..., str]] = {
+    "not_analyzed": lambda: "What it would win is not known: it was not analyzed since it changed.",
+    "too_little": _too_little,
+    "too_young": lambda kind, job, finished, hours: (
+        f"Its last {kind} (job {job}) ended at {finished:%Y-%m-%d %H:%M} UTC; the policy waits {hours} hours."
+    ),
+    "undone": lambda kind, job: (
+        f"Its last {kind} (job {job}) was undone: somebody wanted the original. It is left out until somebody starts "
+        "one by hand."
+    ),
+    "decayed": lambda won, grown, job, finished, at: (
+        f"It grew back: job {job} won {size(won)}, and {between(finished, at)} later it took {size(grown)} more again. "
+        "It is left out from now on, unless the policy includes such images."
+    ),
+    "chain_too_short": lambda depth, least: (
+        f"Its chain has {depth} image{'s' if depth > 1 else ''}; the policy is for {least} or more."
+    ),
+    "chain_too_deep": lambda depth, most: f"Its chain has {depth} images; more than {most} are refused.",
+    "guest_running": lambda detail: f"It is in use: {detail}. A policy never shuts a guest down.",
+    "guests_unknown": lambda detail: f"Who uses it is not known. {detail or 'It was not scanned yet.'}",
+    "busy": lambda: "Another job has it.",
+}
+#: What each code means, without the numbers of one image.
+WORDS = NOT_MEANT | {
+    "not_analyzed": "not analyzed since it changed",
+    "too_little": "too little to win",
+    "too_young": "too soon after the last one",
+    "undone": "the last one was undone",
+    "decayed": "grew back after it was reclaimed",
+    "chain_too_short": "chain too short",
+    "chain_too_deep": "chain too deep",
+    "guest_running": "in use",
+    "guests_unknown": "who uses it is not known",
+    "busy": "another job has it",
+    "too_long": "would not be done before the window ends",
+    "window_closed": "its turn did not come",
+    "policy_stopped": "the run was stopped",
+    "gone": "not there any more",
+}
+
+
+def word_of(code: str) -> str:
+    """What a code means, in words; a refusal's own where it is one."""
+    return WORDS.get(code, code.replace("_", " "))

@@ -1,0 +1,216 @@
+"""A run at work: what it chose, what of that is submitted as slots come free, and what became of each.
+
+Every step is a compare-and-set on the row that it changes, and begins with what the rows say: two schedulers do each
+once, and what a crash has cut off is taken up by the next step.
+"""
+
+import logging
+from collections import Counter, defaultdict
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import transaction
+from django.db.models import Count, Q, QuerySet
+
+from images.models import PolicyPick, PolicyRun
+from images.policies import rules as choosing
+from images.policies import submitting, telling
+from images.policies.reasons import Skip
+from images.policies.rules import Candidate, Choice
+from images.policies.shape import Rules
+from storage_admin.accounts.services import audit
+from storage_admin.jobs import automation
+from storage_admin.jobs import services as jobs
+from storage_admin.jobs.models import Job
+
+logger = logging.getLogger(__name__)
+
+#: Picks left out by a rule are kept so long after their run; how many there were of each stays.
+KEPT_SKIPS = timedelta(days=30)
+#: The image was not as the plan knew it: the job's refusal leaves it out, and nothing has failed.
+_WORLD_MOVED = frozenset(
+    {
+        "guest_running", "image_in_use", "guests_unknown", "guest_locked", "stale_plan", "not_enough_space", "busy",
+        "has_internal_snapshots", "hard_linked", "shared_pool", "chain_broken", "format_mismatch",
+    }
+)  # fmt: skip
+
+
+def work(now: datetime) -> None:
+    """Takes every run that is not settled one step further. What is wrong with one does not keep the others."""
+    unsettled = Q(state=PolicyRun.State.RUNNING) | Q(state=PolicyRun.State.STOPPED, finished=None)
+    for run in PolicyRun.objects.filter(unsettled).select_related("policy").order_by("due", "id"):
+        try:
+            step(run, now)
+        except Exception as error:
+            logger.exception("policy run %s", run.pk)
+            PolicyRun.objects.filter(pk=run.pk, state=PolicyRun.State.RUNNING).update(
+                detail=f"It cannot go on for now: {type(error).__name__}: {error}"[:1000]
+            )
+
+
+def step(run: PolicyRun, now: datetime) -> None:
+    """One step of a run."""
+    rules = Rules.from_json(run.rules)
+    running = run.state == PolicyRun.State.RUNNING
+    if running and run.chosen_at is None and now < run.ends:
+        _choose(run, rules, now)
+    _settle(run, now)
+    if running and now >= last_start(run, rules):
+        close(run, rules, "window_closed", _closed(run, rules, now))
+    elif running and automation.is_paused():
+        _hold_back(run, rules)
+    elif running:
+        submitting.submit(run, rules, now)
+    _finish(run, now)
+
+
+def last_start(run: PolicyRun, rules: Rules) -> datetime:
+    """From when on a run begins nothing new."""
+    return run.ends - timedelta(minutes=rules.quiet_minutes)
+
+
+def _choose(run: PolicyRun, rules: Rules, now: datetime) -> None:
+    choice = choosing.choose(rules, now)
+    with transaction.atomic():
+        mine = PolicyRun.objects.filter(pk=run.pk, state=PolicyRun.State.RUNNING, chosen_at=None)
+        if mine.update(chosen_at=now, left_out=dict(choice.not_meant)) != 1:
+            return
+        PolicyPick.objects.bulk_create(_picks(run, rules, choice), batch_size=1000)
+    run.chosen_at = now
+
+
+def _picks(run: PolicyRun, rules: Rules, choice: Choice) -> list[PolicyPick]:
+    picks = [
+        PolicyPick(run=run, place=place, predicted_bytes=one.gain, **_target(rules, one))
+        for place, one in enumerate(choice.chosen, 1)
+    ]
+    behind = len(picks) + 1
+    picks += [
+        PolicyPick(
+            run=run, place=behind, state=PolicyPick.State.SKIPPED, code=one.code, reason=one.reason,
+            **_target(rules, one),
+        )
+        for one in choice.skips
+    ]  # fmt: skip
+    return picks
+
+
+def _target(rules: Rules, one: Candidate | Skip) -> dict[str, Any]:
+    image = {} if rules.on_pools else {"image_id": one.id}
+    return {"host_id": one.host_id, "pool_id": one.pool_id, "label": one.label, **image}
+
+
+def _settle(run: PolicyRun, now: datetime) -> None:
+    """Writes how jobs that have ended ended."""
+    for pick in run.picks.filter(state=PolicyPick.State.SUBMITTED).select_related("job"):
+        found = _became(pick.job, patient=now < run.ends)
+        if found is not None:
+            state, code, reason = found
+            PolicyPick.objects.filter(pk=pick.pk, state=PolicyPick.State.SUBMITTED, job=pick.job_id).update(
+                state=state, code=code, reason=reason
+            )
+
+
+def _became(job: Job | None, *, patient: bool) -> tuple[str, str, str] | None:
+    """A pick's state, code and reason by its job; ``None`` while that is not decided."""
+    states = PolicyPick.State
+    if job is None:
+        return states.FAILED, "gone", "Its job's row is gone, with its host."
+    if job.active or (job.state == Job.State.INTERRUPTED and job.needs_recovery and patient):
+        return None  # a recovery may find that it was done after all
+    if job.state == Job.State.SUCCEEDED:
+        return states.SUCCEEDED, "", ""
+    if job.state == Job.State.CANCELLED:
+        return states.SKIPPED, "cancelled", f"Job {job.pk} was cancelled."
+    code = job.error_code or job.state
+    state = states.SKIPPED if code in _WORLD_MOVED and not job.needs_recovery else states.FAILED
+    return state, code, job.error_detail or f"Job {job.pk} was {job.state}."
+
+
+def _closed(run: PolicyRun, rules: Rules, now: datetime) -> str:
+    if now >= run.ends or not rules.quiet_minutes:
+        return "The window closed before its turn came."
+    return f"The window's last {rules.quiet_minutes} minutes began before its turn came: nothing new begins in them."
+
+
+def close(run: PolicyRun, rules: Rules, code: str, why: str) -> None:
+    """Nothing more begins in a run: what waits for its turn is left out, jobs that have not begun are withdrawn.
+
+    Jobs at work are never cut.
+    """
+    waiting = run.picks.filter(state=PolicyPick.State.CHOSEN)
+    waiting.filter(code="").update(state=PolicyPick.State.SKIPPED, code=code, reason=why)
+    waiting.update(state=PolicyPick.State.SKIPPED)  # those that another job kept waiting say so
+    for pick in _not_begun(run):
+        _withdraw(pick, rules, why, state=PolicyPick.State.SKIPPED, code=code, reason=why)
+
+
+def _hold_back(run: PolicyRun, rules: Rules) -> None:
+    """Automation is paused: jobs that have not begun go back to those that wait for their turn."""
+    for pick in _not_begun(run):
+        _withdraw(pick, rules, "automation is paused", state=PolicyPick.State.CHOSEN, job=None)
+
+
+def _not_begun(run: PolicyRun) -> QuerySet[PolicyPick]:
+    queued = run.picks.filter(state=PolicyPick.State.SUBMITTED, job__state=Job.State.QUEUED)
+    return queued.select_related("job__host")
+
+
+def _withdraw(pick: PolicyPick, rules: Rules, why: str, **columns: Any) -> None:
+    with transaction.atomic():
+        if pick.job is not None and jobs.withdraw(rules.actor, pick.job, why):
+            PolicyPick.objects.filter(pk=pick.pk, state=PolicyPick.State.SUBMITTED, job=pick.job_id).update(**columns)
+
+
+def _finish(run: PolicyRun, now: datetime) -> None:
+    """Ends a run in which nothing waits and nothing is at work any more, or which could not begin at all."""
+    states, picks = PolicyRun.State, run.picks
+    if picks.filter(state__in=(PolicyPick.State.CHOSEN, PolicyPick.State.SUBMITTED)).exists():
+        return
+    with transaction.atomic():
+        mine = PolicyRun.objects.filter(pk=run.pk, finished=None)
+        if mine.filter(state=states.STOPPED).update(finished=now) == 1:
+            return
+        if run.chosen_at is None:
+            if now < run.ends:
+                return
+            state = states.FAILED
+        else:
+            some = picks.filter(state=PolicyPick.State.FAILED).exists()
+            state = states.FAILED if some and not _any_succeeded(run) else states.FINISHED
+        if mine.filter(state=states.RUNNING).update(state=state, finished=now) != 1:
+            return
+        run.refresh_from_db()
+        if state == states.FAILED and not run.detail:
+            run.detail = (
+                "Nothing could be submitted before its window closed."
+                if run.chosen_at is None
+                else ("All of its jobs failed.")
+            )
+            run.save(update_fields=["detail"])
+        audit(
+            Rules.from_json(run.rules).actor, "policy run ended", run.policy.name, after={"run": run.pk, "state": state}
+        )
+        telling.ended(run)
+    _forget(run, now)
+
+
+def _any_succeeded(run: PolicyRun) -> bool:
+    return run.picks.filter(state=PolicyPick.State.SUCCEEDED).exists()
+
+
+def _forget(run: PolicyRun, now: datetime) -> None:
+    """Picks that a rule left out long ago become a number in their run."""
+    old = PolicyRun.objects.filter(policy=run.policy_id, finished__lt=now - KEPT_SKIPS)
+    skips = PolicyPick.objects.filter(run__in=old, state=PolicyPick.State.SKIPPED, job=None)
+    counted: dict[int, Counter[str]] = defaultdict(Counter)
+    for run_id, code, count in (
+        skips.order_by().values("run", "code").annotate(n=Count("pk")).values_list("run", "code", "n")
+    ):
+        counted[run_id][code] += count
+    for one in old.filter(pk__in=list(counted)):
+        with transaction.atomic():
+            one.left_out = dict(Counter(one.left_out) + counted[one.pk])
+            one.save(update_fields=["left_out"])
+            skips.filter(run=one).delete()

@@ -1,0 +1,141 @@
+"""Writes: policies are made, changed, removed, run by hand; runs are stopped. Roles are checked here, whoever calls."""
+
+from datetime import datetime
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from images.models import Policy, PolicyRun
+from images.policies import runs, telling
+from images.policies.scope import require_reach
+from images.policies.shape import Rules
+from images.policies.validation import clean
+from storage_admin.accounts.roles import Actor, Role
+from storage_admin.accounts.services import audit
+from storage_admin.agent.protocol import RefusedError
+from storage_admin.hosts.errors import InvalidError
+from storage_admin.jobs import automation
+
+
+def create(actor: Actor, values: dict[str, Any]) -> Policy:
+    """Makes a policy.
+
+    Args:
+        values: columns of :class:`images.models.Policy`; what is not given has its default.
+
+    Raises:
+        ForbiddenError: the actor is no admin, or it would reach hosts that the actor does not see.
+        InvalidError: by field, what is wrong.
+    """
+    actor.require(Role.ADMIN)
+    policy = clean(Policy(created_by=actor.name, **values), actor)
+    require_reach(actor, policy, Role.ADMIN)
+    return _save(actor, policy, "policy created", before=None)
+
+
+def change(actor: Actor, policy: Policy, values: dict[str, Any]) -> Policy:
+    """Changes a policy. A run at work goes on as it began, unless the policy is switched off: then it is stopped.
+
+    Raises:
+        ForbiddenError, InvalidError: as for :func:`create`.
+    """
+    require_reach(actor, policy, Role.ADMIN)
+    before = Policy.objects.get(pk=policy.pk)
+    for name, value in values.items():
+        setattr(policy, name, value)
+    policy = clean(policy, actor)
+    require_reach(actor, policy, Role.ADMIN)
+    at_other_times = (policy.cron, policy.timezone) != (before.cron, before.timezone)
+    if at_other_times or (policy.enabled and not before.enabled):
+        # What the new times would have been before is not made up for.
+        policy.clock = timezone.now()
+    saved = _save(actor, policy, "policy changed", before=shown(before))
+    if before.enabled and not policy.enabled:
+        for run in policy.runs.filter(state=PolicyRun.State.RUNNING):
+            _stop(run, f"The policy was switched off by {actor.name}.")
+    return saved
+
+
+def remove(actor: Actor, policy: Policy) -> None:
+    """Deletes a policy with its history. Its jobs at work end as they would; those that have not begun are withdrawn.
+
+    Raises:
+        ForbiddenError: the actor is no admin, or does not see all that it reaches.
+    """
+    require_reach(actor, policy, Role.ADMIN)
+    with transaction.atomic():
+        for run in policy.runs.filter(finished=None):
+            _stop(run, f"The policy was deleted by {actor.name}.")
+        audit(actor, "policy deleted", policy.name, before=shown(policy))
+        telling.removed(policy.pk)
+        policy.delete()
+
+
+def run_now(actor: Actor, policy: Policy, now: datetime | None = None) -> PolicyRun:
+    """Begins a run by hand; its window opens now and is as long as any other. It also runs what is switched off.
+
+    Raises:
+        ForbiddenError: the actor is no operator, or does not see all that the policy reaches.
+        RefusedError: ``automation_paused``; ``busy`` where a run is at work.
+    """
+    require_reach(actor, policy, Role.OPERATOR)
+    now = now or timezone.now()
+    switch = automation.state()
+    if switch.paused:
+        raise RefusedError("automation_paused", f"Automation was paused by {switch.by}: let it go on first.")
+    rules = Rules.of(policy)
+    with transaction.atomic():
+        Policy.objects.select_for_update().get(pk=policy.pk)
+        at_work = policy.runs.filter(state=PolicyRun.State.RUNNING).first()
+        if at_work is not None:
+            raise RefusedError(
+                "busy", f"Its run of {at_work.due:%Y-%m-%d %H:%M} UTC is still at work: wait, or stop it."
+            )
+        run = PolicyRun.objects.create(
+            policy=policy, due=now, ends=rules.schedule.by_hand(now).closes, rules=rules.as_json(), by=actor.name,
+            by_hand=True, started=now,
+        )  # fmt: skip
+        audit(actor, "policy run by hand", policy.name, after={"run": run.pk})
+    return run
+
+
+def stop(actor: Actor, run: PolicyRun) -> PolicyRun:
+    """Ends a run early: nothing more begins in it, and what is at work goes on to its end.
+
+    Raises:
+        ForbiddenError: as for :func:`run_now`.
+        InvalidError: it has ended.
+    """
+    require_reach(actor, run.policy, Role.OPERATOR)
+    with transaction.atomic():
+        if not _stop(run, f"Stopped by {actor.name}."):
+            raise InvalidError(f"This run is {run.state} already: there is nothing to stop.")
+        audit(actor, "policy run stopped", run.policy.name, after={"run": run.pk})
+    run.refresh_from_db()
+    return run
+
+
+def _stop(run: PolicyRun, why: str) -> bool:
+    with transaction.atomic():
+        mine = PolicyRun.objects.filter(pk=run.pk, state=PolicyRun.State.RUNNING)
+        if mine.update(state=PolicyRun.State.STOPPED, detail=why) != 1:
+            return False
+        runs.close(run, Rules.from_json(run.rules), "policy_stopped", why)
+    return True
+
+
+def shown(policy: Policy) -> dict[str, Any]:
+    """A policy as the audit trail keeps it."""
+    return {"enabled": policy.enabled} | Rules.of(policy).as_json()
+
+
+def _save(actor: Actor, policy: Policy, what: str, *, before: dict[str, Any] | None) -> Policy:
+    try:
+        with transaction.atomic():
+            policy.save()
+            audit(actor, what, policy.name, before=before, after=shown(policy))
+    except IntegrityError:
+        detail = f"There is a policy named {policy.name} already: choose another name."
+        raise InvalidError(detail, {"name": detail}) from None
+    return policy

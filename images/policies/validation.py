@@ -1,0 +1,114 @@
+"""Whether a policy makes sense: every field is looked at, and each that does not gets a sentence."""
+
+from collections.abc import Callable
+from typing import Any
+
+from django.utils import timezone
+
+from images.filters import FORMATS
+from images.models import Policy
+from images.policies.shape import IMAGE_KINDS, KINDS, Rules
+from storage_admin.accounts.roles import Actor
+from storage_admin.hosts.errors import InvalidError
+from storage_admin.hosts.selectors import hosts_for, pools_for
+from storage_admin.jobs import kinds
+
+LONGEST_WINDOW = 7 * 24 * 60
+#: Numbers: from, to.
+BOUNDS = {
+    "window_minutes": (1, LONGEST_WINDOW),
+    "quiet_minutes": (0, LONGEST_WINDOW),
+    "min_reclaimable_bytes": (0, (1 << 63) - 1),
+    "min_reclaimable_percent": (0, 100),
+    "min_age_hours": (0, 24 * 3650),
+    "min_chain_depth": (1, 64),
+    "max_jobs_per_host": (1, 100),
+}
+#: What a policy does not do, whatever its options ask for.
+_NEVER = {
+    "when_running": ("refuse", "A policy never waits for a guest, and never shuts one down: leave this out."),
+    "start_after": (False, "A policy starts no guests: leave this out."),
+    "repair": ("none leaks", "A repair of everything may change what a guest reads: that is for an admin, by hand."),
+    "down_to": (None, "It names one image; a policy works on many: leave this out."),
+}
+Fields = dict[str, str]
+
+
+def clean(policy: Policy, actor: Actor) -> Policy:
+    """The policy with its options' defaults.
+
+    Raises:
+        InvalidError: it names every field that is wrong.
+    """
+    fields: Fields = {}
+    for check in (_name, _numbers, _places, _formats, _job, _times):
+        check(policy, actor, fields)
+    if fields:
+        raise InvalidError(" ".join(f"{name}: {text}" for name, text in fields.items()), fields)
+    return policy
+
+
+def _name(policy: Policy, _actor: Actor, fields: Fields) -> None:
+    policy.name = policy.name.strip()
+    if not policy.name or not policy.name.isprintable() or len(policy.name) > 100:
+        fields["name"] = "A policy needs a name of at most 100 printable characters."
+    elif Policy.objects.filter(name=policy.name).exclude(pk=policy.pk).exists():
+        fields["name"] = f"There is a policy named {policy.name} already: choose another name."
+    if not policy.name_pattern.replace("\n", " ").replace("\r", " ").replace("\t", " ").isprintable():
+        fields["name_pattern"] = "Patterns are printable characters, with white space between them."
+    elif len(policy.name_pattern) > 500:
+        fields["name_pattern"] = "At most 500 characters."
+
+
+def _numbers(policy: Policy, _actor: Actor, fields: Fields) -> None:
+    for name, (least, most) in BOUNDS.items():
+        value = getattr(policy, name)
+        if not isinstance(value, int) or not least <= value <= most:
+            fields[name] = f"A whole number from {least:,} to {most:,}."
+
+
+def _places(policy: Policy, actor: Actor, fields: Fields) -> None:
+    rows: dict[str, Callable[[Actor], Any]] = {"hosts": hosts_for, "pools": pools_for}
+    for name, seen_by in rows.items():
+        given = sorted(set(getattr(policy, name)))
+        setattr(policy, name, given)
+        known = set(seen_by(actor).filter(pk__in=given).values_list("pk", flat=True))
+        if missing := [str(one) for one in given if one not in known]:
+            fields[name] = f"There is no such {name.removesuffix('s')}: {', '.join(missing)}."
+    if not {"hosts", "pools"} & fields.keys() and policy.hosts and policy.pools:
+        outside = pools_for(actor).filter(pk__in=policy.pools).exclude(host__in=policy.hosts)
+        if (pool := outside.first()) is not None:
+            fields["pools"] = f"{pool.name} is on {pool.host.name}, which is not among the hosts."
+
+
+def _formats(policy: Policy, _actor: Actor, fields: Fields) -> None:
+    policy.formats = sorted(set(policy.formats))
+    if unknown := [one for one in policy.formats if one not in FORMATS]:
+        fields["formats"] = f"There is no format {unknown[0]}: choose among {', '.join(FORMATS)}."
+    elif policy.formats and policy.kind not in IMAGE_KINDS and policy.kind in KINDS:
+        fields["formats"] = f"{policy.kind} works on pools, which have no format: leave this empty."
+
+
+def _job(policy: Policy, _actor: Actor, fields: Fields) -> None:
+    if policy.kind not in KINDS:
+        fields["kind"] = f"Choose one of {', '.join(KINDS)}."
+        return
+    try:
+        policy.options = kinds.get(policy.kind).clean(policy.options)
+    except InvalidError as error:
+        fields |= {"options": error.detail}
+        fields.update({"options": error.detail})
+        return
+    for name, (allowed, sentence) in _NEVER.items():
+        value = policy.options.get(name, allowed)
+        if value != allowed and value not in str(allowed).split():
+            fields["options"] = f"{name}: {sentence}"
+
+
+def _times(policy: Policy, _actor: Actor, fields: Fields) -> None:
+    if not {"window_minutes", "quiet_minutes"}.isdisjoint(fields):
+        return
+    try:
+        Rules.of(policy).schedule.check(timezone.now())
+    except InvalidError as error:
+        fields.update(error.fields)

@@ -1,0 +1,148 @@
+"""When a policy's windows open and close: a cron expression in a time zone, and a length.
+
+The fields of the expression are read as wall-clock time. Where clocks are put forward, a time that does not exist is
+taken to be the first one that does: 02:30 on such a night is 03:00. Where they are put back, a time that exists twice
+counts once, the first time. So there is one window for each due time, never none and never two.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from itertools import islice, pairwise
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
+
+from cronsim import CronSim, CronSimError
+
+from storage_admin.hosts.errors import InvalidError
+
+_EXAMPLE = "as in “0 22 * * 1-5”: at 22:00 from Monday to Friday"
+#: So many windows are looked at to find one that is too short: the repeats of a week by the minute are not counted.
+_LOOKED_AT = 200
+#: No clock change leaves out more than a day (Samoa's did, when it changed the side of the date line).
+_LONGEST_GAP_MINUTES = 26 * 60
+
+
+@dataclass(frozen=True)
+class Window:
+    """From when to when jobs may run; both in UTC.
+
+    Args:
+        last_start: from when on nothing new begins.
+    """
+
+    opens: datetime
+    last_start: datetime
+    closes: datetime
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When windows open, and how long they are.
+
+    Args:
+        cron: five fields.
+        timezone: a name of the IANA database, such as ``Europe/Berlin``.
+        window_minutes: the length, where the next window does not open before.
+        quiet_minutes: at its end, in which nothing new begins.
+    """
+
+    cron: str
+    timezone: str
+    window_minutes: int
+    quiet_minutes: int
+
+    def windows(self, after: datetime) -> Iterator[Window]:
+        """The windows that open after a time, one after the other; none overlaps the next."""
+        for opens, following in pairwise(openings(self.cron, self.timezone, after)):
+            yield self._window(opens, following)
+
+    def next(self, after: datetime, count: int = 5) -> list[Window]:
+        """The windows that open next."""
+        return list(islice(self.windows(after), count))
+
+    def opened(self, after: datetime, until: datetime) -> Iterator[Window]:
+        """The windows that opened after one time and not after another."""
+        for window in self.windows(after):
+            if window.opens > until:
+                return
+            yield window
+
+    def by_hand(self, now: datetime) -> Window:
+        """A window that somebody opens now."""
+        return self._window(now, None)
+
+    def check(self, now: datetime) -> None:
+        """Whether windows open at all, and jobs can begin in them.
+
+        Raises:
+            InvalidError: by field, what is wrong and what to do.
+        """
+        _parsed(self.cron, self.timezone)
+        seen = self.next(now, _LOOKED_AT)
+        if not seen:
+            detail = "There is no such day within fifty years: choose another time."
+            raise InvalidError(f"cron: {detail}", {"cron": detail})
+        shortest = min(seen, key=lambda window: window.closes - window.opens)
+        if shortest.last_start <= shortest.opens:
+            minutes = (shortest.closes - shortest.opens) // timedelta(minutes=1)
+            detail = (
+                f"The window that opens at {shortest.opens:%Y-%m-%d %H:%M} UTC has {minutes} minutes: with the last "
+                f"{self.quiet_minutes} quiet, nothing could begin in it."
+            )
+            raise InvalidError(f"quiet_minutes: {detail}", {"quiet_minutes": detail})
+
+    def _window(self, opens: datetime, following: datetime | None) -> Window:
+        closes = opens + timedelta(minutes=self.window_minutes)
+        closes = min(closes, following) if following else closes
+        return Window(opens, closes - timedelta(minutes=self.quiet_minutes), closes)
+
+
+def openings(cron: str, timezone: str, after: datetime) -> Iterator[datetime]:
+    """The times in UTC at which windows open, later than ``after``, each once and in order.
+
+    Raises:
+        InvalidError: the expression or the zone cannot be read.
+    """
+    zone = _parsed(cron, timezone)
+    last = after
+    # Without a zone: what does not exist or exists twice is decided here, for all expressions in the same way.
+    for wall in CronSim(cron, after.astimezone(zone).replace(tzinfo=None)):
+        opens = _exists(wall, zone)
+        if opens > last:
+            last = opens
+            yield opens
+
+
+@lru_cache(maxsize=256)
+def _parsed(cron: str, timezone: str) -> ZoneInfo:
+    if len(cron.split()) != 5:
+        detail = f"Five fields (minute, hour, day of the month, month, day of the week), {_EXAMPLE}."
+        raise InvalidError(f"cron: {detail}", {"cron": detail})
+    try:
+        CronSim(cron, datetime(2000, 1, 1))  # noqa: DTZ001 (only to read the expression)
+    except CronSimError as error:
+        what = str(error).lower().removeprefix("bad ")
+        detail = f"The field for the {what} cannot be read. Write it {_EXAMPLE}."
+        raise InvalidError(f"cron: {detail}", {"cron": detail}) from None
+    try:
+        return ZoneInfo(timezone)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        detail = "There is no such time zone: give a name such as Europe/Berlin, or UTC."
+        raise InvalidError(f"timezone: {detail}", {"timezone": detail}) from None
+
+
+def _exists(wall: datetime, zone: ZoneInfo) -> datetime:
+    """A wall-clock time in UTC: the first of two, and of one that does not exist the first that does after it."""
+    for _minute in range(_LONGEST_GAP_MINUTES):
+        moment = wall.replace(tzinfo=zone).astimezone(UTC)
+        if moment.astimezone(zone).replace(tzinfo=None, fold=0) == wall:
+            return moment
+        wall += timedelta(minutes=1)
+    raise AssertionError(f"no time exists near {wall} in {zone.key}")
+
+
+@lru_cache(maxsize=1)
+def zones() -> tuple[str, ...]:
+    """The names of all time zones, UTC first."""
+    return ("UTC", *sorted(available_timezones() - {"UTC", "localtime", "Factory"}))
