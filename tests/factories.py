@@ -15,8 +15,10 @@ from factory.helpers import post_generation
 from benchmarks.models import Benchmark, Sample, Watch
 from images.models import Image, ImageSample, ImageUse, Policy, PolicyPick, PolicyRun
 from images.policies.shape import Rules
-from storage_admin.accounts.models import AuditEntry, Token, User
+from storage_admin import sealing
+from storage_admin.accounts.models import AuditEntry, SavedView, Token, User
 from storage_admin.accounts.services import digest_of
+from storage_admin.events.models import Alert, Delivery, Event, Webhook
 from storage_admin.guests.models import Guest, GuestDisk
 from storage_admin.hosts.models import Host, PoolSample, StoragePool
 from storage_admin.hosts.names import path_key
@@ -51,6 +53,19 @@ class UserFactory(Rows[User]):
     role = "viewer"
 
 
+class SavedViewFactory(Rows[SavedView]):
+    """A view of the images page that is its user's own."""
+
+    class Meta:
+        model = SavedView
+
+    user = SubFactory(UserFactory)
+    by = LazyAttribute(lambda view: view.user.username if view.user else "token nightly")
+    page = "images"
+    name = Sequence(lambda n: f"view{n}")
+    query = "state=ok"
+
+
 class TokenFactory(Rows[Token]):
     """``TokenFactory(secret="x")`` makes a token that ``Authorization: Bearer x`` opens."""
 
@@ -73,6 +88,46 @@ class AuditEntryFactory(Rows[AuditEntry]):
     who = "admin"
     what = "token created"
     target = Sequence(lambda n: f"token{n}")
+
+
+class AlertFactory(Rows[Alert]):
+    """A pool that is over its threshold, open; ``host`` is a slug."""
+
+    class Meta:
+        model = Alert
+
+    key = Sequence(lambda n: f"pool_over_threshold:{n}")
+    kind = LazyAttribute(lambda alert: alert.key.partition(":")[0])
+    severity = "warning"
+    title = Sequence(lambda n: f"pool {n} is over its threshold of 85 %")
+    detail = "91 % used: 91 of 100 GiB."
+
+
+class WebhookFactory(Rows[Webhook]):
+    """A webhook to nobody, with the secret ``whsec_of-the-tests``."""
+
+    class Meta:
+        model = Webhook
+
+    name = Sequence(lambda n: f"webhook{n}")
+    url = "http://127.0.0.1:9/hook"
+    secret_locked = LazyFunction(lambda: sealing.lock("whsec_of-the-tests"))
+    created_by = "admin"
+
+
+class EventFactory(Rows[Event]):
+    class Meta:
+        model = Event
+
+    name = "job.finished"
+
+
+class DeliveryFactory(Rows[Delivery]):
+    class Meta:
+        model = Delivery
+
+    event = SubFactory(EventFactory)
+    webhook = SubFactory(WebhookFactory)
 
 
 class HostFactory(Rows[Host]):

@@ -1,0 +1,163 @@
+"""Endpoints of alerts, and of webhooks, which are for admins who are limited to no host."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
+
+from django.db.models import QuerySet
+from django.shortcuts import get_object_or_404
+from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_view
+from rest_framework import mixins, status
+from rest_framework.decorators import action
+from rest_framework.exceptions import ValidationError
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from storage_admin.accounts.roles import Role
+from storage_admin.api.fields import Body
+from storage_admin.api.views import EndpointSet
+from storage_admin.events import selectors, services
+from storage_admin.events import webhooks as writes
+from storage_admin.events.errors import EventsError
+from storage_admin.events.filters import AlertFilters, DeliveryFilters
+from storage_admin.events.models import Alert, Delivery, Webhook
+from storage_admin.events.serializers import (
+    AlertSerializer,
+    DeliverySerializer,
+    NewWebhookSerializer,
+    SecretSerializer,
+    WebhookBody,
+    WebhookChanges,
+    WebhookSerializer,
+)
+
+T = TypeVar("T")
+
+
+class Nothing(Body):
+    """Nothing: the address says it all."""
+
+
+def _taken(work: Callable[[], T]) -> T:
+    try:
+        return work()
+    except EventsError as error:
+        raise ValidationError({error.field: error.detail} if error.field else error.detail) from None
+
+
+def _body(request: Request, shape: type[Body]) -> dict[str, Any]:
+    body = shape(data=request.data)
+    body.is_valid(raise_exception=True)
+    return dict(body.validated_data)
+
+
+@extend_schema_view(
+    list=extend_schema(summary="Alerts, newest first", description="`?state=open`: what is wrong now."),
+    retrieve=extend_schema(summary="One alert"),
+)
+class AlertEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet):
+    serializer_class = AlertSerializer
+    filterset_class = AlertFilters
+    queryset = Alert.objects.none()
+    roles: ClassVar[dict[str, Role]] = {"ack": Role.OPERATOR}
+
+    def get_queryset(self) -> QuerySet[Any]:
+        return selectors.alerts_for(self.actor)
+
+    @extend_schema(
+        summary="Acknowledge: somebody sees to it",
+        description="Who did so first stays there.",
+        request=Nothing,
+        responses=AlertSerializer,
+    )
+    @action(detail=True, methods=["post"])
+    def ack(self, request: Request, **_where: Any) -> Response:
+        _body(request, Nothing)
+        return Response(AlertSerializer(services.acknowledge(self.actor, self.get_object())).data)
+
+
+@extend_schema_view(
+    list=extend_schema(summary="Webhooks (admin)"), retrieve=extend_schema(summary="One webhook (admin)")
+)
+class WebhookEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet):
+    queryset = Webhook.objects.none()
+    serializer_class = WebhookSerializer
+    filterset_class: Any = None
+    parameters: ClassVar[dict[str, frozenset[str]]] = {
+        "deliveries": frozenset({"limit", "offset", *DeliveryFilters.base_filters})
+    }
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        super().initial(request, *args, **kwargs)
+        self.actor.require_everywhere(Role.ADMIN)
+
+    def get_queryset(self) -> QuerySet[Any]:
+        return selectors.webhooks()
+
+    @extend_schema(
+        summary="Make a webhook (admin)",
+        description="The answer carries the secret of its signatures, which cannot be shown again. See docs/alerts.md.",
+        request=WebhookBody,
+        responses={201: NewWebhookSerializer},
+    )
+    def create(self, request: Request) -> Response:
+        given = _body(request, WebhookBody)
+        hook, secret = _taken(lambda: writes.create(self.actor, **given))
+        shown = self.get_queryset().get(pk=hook.pk)
+        shown.secret = secret
+        return Response(NewWebhookSerializer(shown).data, status=status.HTTP_201_CREATED)
+
+    @extend_schema(
+        summary="Change a webhook (admin)",
+        description="What is due to one that is switched off is given up.",
+        request=WebhookChanges,
+        responses=WebhookSerializer,
+    )
+    def partial_update(self, request: Request, **_where: Any) -> Response:
+        hook = self.get_object()
+        given = _body(request, WebhookChanges)
+        _taken(lambda: writes.update(self.actor, hook, **given))
+        return Response(WebhookSerializer(self.get_object()).data)
+
+    @extend_schema(summary="Take a webhook away, with the history of its deliveries (admin)", responses={204: None})
+    def destroy(self, _request: Request, **_where: Any) -> Response:
+        writes.remove(self.actor, self.get_object())
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+    @extend_schema(summary="Give it another secret (admin)", request=Nothing, responses=SecretSerializer)
+    @action(detail=True, methods=["post"], url_path="rotate-secret")
+    def rotate_secret(self, request: Request, **_where: Any) -> Response:
+        _body(request, Nothing)
+        hook = self.get_object()
+        secret = writes.rotate(self.actor, hook)
+        return Response(SecretSerializer({"secret": secret, "old_secret_until": hook.old_secret_until}).data)
+
+    @extend_schema(summary="Send it a test (admin)", request=Nothing, responses={202: DeliverySerializer})
+    @action(detail=True, methods=["post"])
+    def test(self, request: Request, **_where: Any) -> Response:
+        _body(request, Nothing)
+        hook = self.get_object()
+        delivery = _taken(lambda: writes.send_test(self.actor, hook))
+        return Response(DeliverySerializer(delivery).data, status=status.HTTP_202_ACCEPTED)
+
+    @extend_schema(summary="Its deliveries, newest first (admin)", responses=DeliverySerializer(many=True))
+    @action(detail=True, methods=["get"], filterset_class=DeliveryFilters)
+    def deliveries(self, _request: Request, **_where: Any) -> Response:
+        rows = selectors.deliveries().filter(webhook=self.get_object())
+        filters = DeliveryFilters(self.request.query_params, queryset=rows)
+        if not filters.is_valid():
+            raise ValidationError(filters.errors)
+        page: Any = self.paginate_queryset(filters.qs)
+        return self.get_paginated_response(DeliverySerializer(page, many=True).data)
+
+    @extend_schema(
+        summary="Send a delivery once more (admin)",
+        request=Nothing,
+        responses={202: DeliverySerializer},
+        parameters=[OpenApiParameter("delivery", int, OpenApiParameter.PATH)],
+    )
+    @action(detail=True, methods=["post"], url_path="deliveries/<int:delivery>/resend")
+    def resend(self, request: Request, delivery: int, **_where: Any) -> Response:
+        _body(request, Nothing)
+        row = get_object_or_404(Delivery.objects.select_related("webhook"), pk=delivery, webhook=self.get_object())
+        again = _taken(lambda: writes.resend(self.actor, row))
+        return Response(DeliverySerializer(again).data, status=status.HTTP_202_ACCEPTED)

@@ -1,0 +1,130 @@
+"""Alerts, webhooks and deliveries as the API shows them."""
+
+from typing import Any
+
+from drf_spectacular.utils import extend_schema_field
+from rest_framework import serializers
+
+from storage_admin.api.fields import Body, StrictBoolean, StrictText, TextOrNull
+from storage_admin.events import addresses
+from storage_admin.events.models import Alert, Delivery, Webhook
+from storage_admin.events.services import KINDS, NAMES
+
+EVENTS = [(name, name) for name in NAMES]
+
+
+class AlertTargetSerializer(serializers.Serializer[Any]):
+    """What an alert is about; null where that is no single thing."""
+
+    kind = serializers.CharField()
+    id = serializers.IntegerField()
+    label = serializers.CharField()  # type: ignore[assignment]  # a field of that name, not the field's own label
+
+
+class AlertSerializer(serializers.ModelSerializer[Alert]):
+    """Something that is wrong, or was: ``closed`` is null as long as it lasts."""
+
+    kind = serializers.ChoiceField(choices=list(KINDS.items()), read_only=True)
+    host = TextOrNull(help_text="Slug; null where it concerns no single one.")
+    target = serializers.SerializerMethodField()
+    acknowledged_by = TextOrNull()
+    closed = serializers.DateTimeField(read_only=True, allow_null=True)
+    acknowledged = serializers.DateTimeField(read_only=True, allow_null=True)
+
+    class Meta:
+        model = Alert
+        fields = (
+            "id", "kind", "severity", "title", "detail", "host", "target", "opened", "updated", "closed",
+            "acknowledged", "acknowledged_by",
+        )  # fmt: skip
+        read_only_fields = fields
+
+    @extend_schema_field(AlertTargetSerializer(allow_null=True))
+    def get_target(self, alert: Alert) -> dict[str, Any] | None:
+        if alert.target_id is None:
+            return None
+        return {"kind": alert.target_kind, "id": alert.target_id, "label": alert.target_label}
+
+
+class WebhookSerializer(serializers.ModelSerializer[Webhook]):
+    """An address that is told of events. The values of its query are not shown; its secret neither."""
+
+    url = serializers.SerializerMethodField()
+    events = serializers.ListField(child=serializers.CharField(), read_only=True, help_text="Empty: all of them.")
+    old_secret_until = serializers.DateTimeField(
+        read_only=True, allow_null=True, help_text="Until then signatures are made with the secret before, too."
+    )
+    on_their_way = serializers.IntegerField(read_only=True, help_text="Deliveries that are due.")
+    failing = serializers.IntegerField(read_only=True, help_text="Of these, those that were tried already.")
+    given_up = serializers.IntegerField(read_only=True)
+    last_sent = serializers.DateTimeField(read_only=True, allow_null=True)
+
+    class Meta:
+        model = Webhook
+        fields = (
+            "id", "name", "url", "events", "enabled", "created", "created_by", "old_secret_until", "on_their_way",
+            "failing", "given_up", "last_sent",
+        )  # fmt: skip
+        read_only_fields = fields
+
+    def get_url(self, hook: Webhook) -> str:
+        return addresses.shown(hook.url)
+
+
+class NewWebhookSerializer(WebhookSerializer):
+    """A webhook right after it was made, with its secret, which is shown here only."""
+
+    secret = serializers.CharField(read_only=True, help_text="The key of the signatures. It is not shown again.")
+
+    class Meta:
+        model = Webhook
+        fields = (*WebhookSerializer.Meta.fields, "secret")
+        read_only_fields = fields
+
+
+class SecretSerializer(serializers.Serializer[Any]):
+    """A webhook's new secret, which is shown here only."""
+
+    secret = serializers.CharField()
+    old_secret_until = serializers.DateTimeField()
+
+
+class WebhookBody(Body):
+    """What a webhook is to be."""
+
+    name = StrictText(max_length=100)
+    url = StrictText(max_length=addresses.LONGEST)
+    events = serializers.ListField(child=serializers.ChoiceField(choices=EVENTS), required=False, max_length=20)
+    enabled = StrictBoolean(required=False)
+
+
+class WebhookChanges(Body):
+    """What is to change of a webhook."""
+
+    name = StrictText(max_length=100, required=False)
+    url = StrictText(max_length=addresses.LONGEST, required=False)
+    events = serializers.ListField(child=serializers.ChoiceField(choices=EVENTS), required=False, max_length=20)
+    enabled = StrictBoolean(required=False)
+
+
+class DeliverySerializer(serializers.ModelSerializer[Delivery]):
+    """One event on its way to a webhook."""
+
+    event = serializers.CharField(source="event.name", read_only=True)
+    event_id = serializers.IntegerField(read_only=True)
+    at = serializers.DateTimeField(source="event.at", read_only=True)
+    webhook = serializers.IntegerField(source="webhook_id", read_only=True)
+    next_try = serializers.SerializerMethodField(help_text="Null when it is not on its way any more.")
+    problem = TextOrNull(help_text="Why the last try did not count.")
+
+    class Meta:
+        model = Delivery
+        fields = (
+            "id", "event", "event_id", "at", "webhook", "state", "attempts", "tried", "next_try", "sent", "status_code",
+            "problem",
+        )  # fmt: skip
+        read_only_fields = fields
+
+    @extend_schema_field({"type": ["string", "null"], "format": "date-time"})
+    def get_next_try(self, delivery: Delivery) -> str | None:
+        return delivery.next_try.isoformat() if delivery.state == Delivery.State.DUE else None
