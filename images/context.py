@@ -5,7 +5,8 @@ from typing import Any
 from django.http import HttpRequest
 
 from storage_admin.accounts.models import User
-from storage_admin.accounts.roles import Role
+from storage_admin.accounts.roles import Actor, Role
+from storage_admin.hosts.selectors import in_scope
 from storage_admin.jobs.models import Job
 
 #: The sidebar: name of the page's URL, its word, its icon, and the lowest role that sees it.
@@ -22,9 +23,13 @@ ENTRIES = (
 )
 
 
-def active_jobs() -> int:
-    """How many jobs are queued or at work."""
-    return Job.objects.filter(state__in=Job.ACTIVE).count()
+#: What concerns every host: not for those who are limited to some.
+EVERYWHERE = frozenset({"tokens", "users", "audit", "webhooks"})
+
+
+def active_jobs(actor: Actor) -> int:
+    """How many jobs are queued or at work, of those that exist for ``actor``."""
+    return in_scope(Job.objects.filter(state__in=Job.ACTIVE), actor).count()
 
 
 def sidebar(request: HttpRequest) -> dict[str, Any]:
@@ -32,9 +37,10 @@ def sidebar(request: HttpRequest) -> dict[str, Any]:
     user = getattr(request, "user", None)
     if not isinstance(user, User):
         return {}
-    role = user.actor.role
+    actor = user.actor
+    role = actor.role
     rights = {"can_operate": role >= Role.OPERATOR, "can_admin": role >= Role.ADMIN}
     if getattr(request, "htmx", False):
         return rights
-    entries = [entry for entry in ENTRIES if role >= entry[3]]
-    return rights | {"sidebar_entries": entries, "active_jobs": active_jobs()}
+    entries = [entry for entry in ENTRIES if role >= entry[3] and (actor.hosts is None or entry[0] not in EVERYWHERE)]
+    return rights | {"sidebar_entries": entries, "active_jobs": active_jobs(actor)}

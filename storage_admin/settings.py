@@ -1,6 +1,7 @@
 """Settings. Everything has a default: without any environment variable, Storage Admin runs on one machine."""
 
 import secrets
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.auth.middleware.LoginRequiredMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
+    "storage_admin.accounts.middleware.SessionRules",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
     "axes.middleware.AxesMiddleware",
@@ -163,12 +165,23 @@ LOGIN_URL = "login"
 LOGIN_REDIRECT_URL = "overview"
 LOGOUT_REDIRECT_URL = "login"
 AXES_FAILURE_LIMIT = 6
-AXES_COOLOFF_TIME = 0.25  # hours
+AXES_COOLOFF_TIME = timedelta(minutes=15)
+# Who tries again while locked out does not wait longer for that: the page says until when.
+AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False
+AXES_CLIENT_IP_CALLABLE = "storage_admin.accounts.addresses.address_of"
+AXES_LOCKOUT_CALLABLE = "storage_admin.accounts.lockouts.answer"
+AXES_DISABLE_ACCESS_LOG = True  # sign-ins stand in the audit trail
 AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
 AXES_RESET_ON_SUCCESS = True
-AXES_LOCKOUT_TEMPLATE = "accounts/locked_out.html"
 AXES_ENABLE_ADMIN = False
 AXES_VERBOSE = False  # no greeting at each start
+SESSION_ENGINE = "storage_admin.accounts.sessions"
+#: How long somebody stays signed in: without doing anything, and at all.
+SESSION_IDLE = timedelta(minutes=env.int("SESSION_IDLE_MINUTES", default=12 * 60))
+SESSION_LIFETIME = timedelta(hours=env.int("SESSION_LIFETIME_HOURS", default=14 * 24))
+SESSION_COOKIE_AGE = int(SESSION_LIFETIME.total_seconds())
+#: Proxies (addresses or networks) whose ``X-Forwarded-For`` is believed; nobody else's is.
+TRUSTED_PROXIES = env.list("TRUSTED_PROXIES", default=[])
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = "Lax"
 #: Behind a proxy that speaks TLS, set HTTPS=1: cookies are then sent over TLS only.
@@ -264,6 +277,7 @@ CELERY_BEAT_SCHEDULER = "django_celery_beat.schedulers:DatabaseScheduler"
 # When it rang last is written after each few rings, some ten seconds, so that others can tell whether it works.
 CELERY_BEAT_SYNC_EVERY = 4
 CELERY_BEAT_SCHEDULE = {
+    "tidy": {"task": "storage_admin.accounts.tasks.tidy", "schedule": 60.0},
     "reap": {"task": "storage_admin.jobs.tasks.reap", "schedule": 10.0},
     "sweep": {"task": "storage_admin.jobs.tasks.sweep", "schedule": 15.0},
     "scan every host": {"task": "images.tasks.scan_hosts", "schedule": 15 * 60.0},

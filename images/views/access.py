@@ -16,7 +16,9 @@ from django.template.loader import render_to_string
 from django.utils.cache import patch_vary_headers
 from django_htmx.middleware import HtmxDetails
 
+from storage_admin.accounts import refusals
 from storage_admin.accounts.authentication import actor_of
+from storage_admin.accounts.errors import AccountError
 from storage_admin.accounts.roles import Actor, ForbiddenError, Role
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.errors import InvalidError, NotFoundError
@@ -38,10 +40,14 @@ View = Callable[Concatenate[PageRequest, P], HttpResponseBase]
 Guarded = Callable[Concatenate[HttpRequest, P], HttpResponseBase]
 
 
-def page(role: Role = Role.VIEWER) -> Callable[[View[P]], Guarded[P]]:
+def page(role: Role = Role.VIEWER, *, everywhere: bool = False) -> Callable[[View[P]], Guarded[P]]:
     """Makes a view that people of that role or a higher one may open; the others read why not.
 
-    What services refuse to show or do becomes the page that says so. The view finds who asks in ``request.actor``.
+    What services refuse to show or do becomes the page that says so, and stands in the audit trail. The view finds who
+    asks in ``request.actor``.
+
+    Args:
+        everywhere: it concerns every host, and is not for those who are limited to some.
     """
 
     def decorate(view: View[P]) -> Guarded[P]:
@@ -49,9 +55,11 @@ def page(role: Role = Role.VIEWER) -> Callable[[View[P]], Guarded[P]]:
         def guarded(request: HttpRequest, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
             try:
                 request.actor = actor_of(request)  # type: ignore[attr-defined]
-                request.actor.require(role)  # type: ignore[attr-defined]
+                actor = request.actor  # type: ignore[attr-defined]
+                (actor.require_everywhere if everywhere else actor.require)(role)
                 answer = view(request, *args, **kwargs)  # type: ignore[arg-type]
             except ForbiddenError as error:
+                refusals.forbidden(request, request.actor, str(error))  # type: ignore[attr-defined]
                 return render(request, "403.html", {"sentence": str(error)}, status=403)
             except NotFoundError as error:
                 raise Http404(error.detail) from error
@@ -86,7 +94,7 @@ def attempt(request: HttpRequest, work: Callable[[], T], done: str = "") -> T | 
     except RefusedError as error:
         messages.error(request, f"Refused ({error.code}): {error.detail} Nothing was changed.")
         return None
-    except InvalidError as error:
+    except (InvalidError, AccountError) as error:
         messages.error(request, f"{error.detail} Nothing was changed.")
         return None
     if done:

@@ -52,7 +52,7 @@ class ChooseError(Exception):
 
 @_secret
 @require_http_methods(["GET", "HEAD", "POST"])
-@page(Role.ADMIN)
+@page(Role.ADMIN, everywhere=True)
 def host_add(request: PageRequest) -> HttpResponseBase:
     """The form of one way; POST tries the connection, shows what is to be compared, and saves what was confirmed."""
     given = request.POST if request.method == "POST" else request.GET

@@ -54,7 +54,7 @@ def jobs(request: PageRequest) -> HttpResponseBase:
 @page()
 def jobs_count(request: PageRequest) -> HttpResponseBase:
     """How many jobs are active, for the sidebar; 204 as long as it is what the page has (``n``)."""
-    count = active_jobs()
+    count = active_jobs(request.actor)
     if request.GET.get("n") == str(count):
         return HttpResponse(status=204)
     return render(request, "jobs/count.html", {"active_jobs": count})

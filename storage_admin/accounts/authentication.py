@@ -1,5 +1,6 @@
 """How a request proves who sends it: a token, or the browser's session."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -8,6 +9,8 @@ from django.utils import timezone
 from rest_framework import authentication, exceptions
 from rest_framework.request import Request
 
+from storage_admin.accounts import refusals
+from storage_admin.accounts.addresses import address_of
 from storage_admin.accounts.models import Token, User
 from storage_admin.accounts.roles import Actor
 from storage_admin.accounts.services import digest_of
@@ -40,8 +43,10 @@ class TokenAuthentication(authentication.BaseAuthentication):
             return None
         token = Token.objects.filter(digest=digest_of(secret.strip())).first()
         if token is None:
+            refusals.token_refused(request, None)
             raise exceptions.AuthenticationFailed("This token is not known: it was deleted, or is mistyped.")
         if token.expired:
+            refusals.token_refused(request, token.name)
             raise exceptions.AuthenticationFailed(f"The token {token.name} has expired: ask an admin for a new one.")
         now = timezone.now()
         if token.last_used is None or now - token.last_used > LAST_USED_EVERY:
@@ -60,5 +65,5 @@ def actor_of(request: Request | HttpRequest) -> Actor:
     """
     user: Any = request.user
     if isinstance(user, User | TokenUser):
-        return user.actor
+        return replace(user.actor, address=address_of(request))
     raise TypeError("the request is not authenticated")

@@ -1,9 +1,15 @@
-"""Users with one role each, API tokens, and the trail of what was done."""
+"""Users with one role each, their sessions, API tokens, and the trail of what was done."""
 
+import uuid
+from importlib import import_module
 from typing import Any, NoReturn
 
+from django.conf import settings
 from django.contrib.auth.models import AbstractUser
+from django.contrib.sessions.backends.base import SessionBase
+from django.contrib.sessions.base_session import AbstractBaseSession
 from django.db import models
+from django.db.models import Q
 from django.utils import timezone
 
 from storage_admin.accounts.roles import ROLE_CHOICES, Actor, Role
@@ -15,6 +21,8 @@ class User(AbstractUser):
     role = models.CharField(max_length=10, choices=ROLE_CHOICES, default=Role.VIEWER.label)
     #: Slugs of the hosts that they are limited to; empty means all of them.
     hosts = models.JSONField(default=list, blank=True)
+    #: Whether the password is one that somebody else has seen: nothing else can be done until it is changed.
+    must_change_password = models.BooleanField(default=False)
 
     @property
     def actor(self) -> Actor:
@@ -22,10 +30,32 @@ class User(AbstractUser):
         return Actor(name=self.username, role=Role.named(self.role), hosts=hosts, user_id=self.pk)
 
 
+class Session(AbstractBaseSession):
+    """A browser in which somebody is signed in. Its key is as good as a password, and is never shown."""
+
+    #: By which it is named. For a moment two rows have it, when a session gets another key.
+    uid = models.UUIDField(default=uuid.uuid4, db_index=True)
+    user = models.ForeignKey(User, on_delete=models.CASCADE, null=True, related_name="sessions")
+    since = models.DateTimeField(null=True)
+    #: When they did something last, within a minute; a page that refreshes itself does not count.
+    seen = models.DateTimeField(null=True)
+    address = models.GenericIPAddressField(null=True)
+    #: In short, as ``Firefox on Linux``.
+    browser = models.CharField(max_length=60, blank=True)
+
+    @classmethod
+    def get_session_store_class(cls) -> type[SessionBase]:
+        store: type[SessionBase] = import_module(settings.SESSION_ENGINE).SessionStore
+        return store
+
+
 class SavedView(models.Model):
     """A list's filters, search and order under a name: one's own, or shared with all."""
 
-    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="views")
+    #: Whose it is; null for one that a token has shared.
+    user = models.ForeignKey(User, on_delete=models.CASCADE, null=True, related_name="views")
+    #: Who saved it, as in the audit trail.
+    by = models.CharField(max_length=150, blank=True)
     #: The name of the page's URL, as ``images``.
     page = models.CharField(max_length=40)
     name = models.CharField(max_length=100)
@@ -36,10 +66,30 @@ class SavedView(models.Model):
 
     class Meta:
         ordering = ["page", "name"]
-        constraints = [models.UniqueConstraint(fields=["user", "page", "name"], name="one_view_per_name")]
+        constraints = [
+            models.UniqueConstraint(fields=["user", "page", "name"], name="one_view_per_name"),
+            models.UniqueConstraint(
+                fields=["page", "name"], condition=Q(user=None), name="one_view_of_tokens_per_name"
+            ),
+        ]
+        indexes = [models.Index(fields=["page"], condition=Q(shared=True), name="view_shared")]
 
     def __str__(self) -> str:
         return f"{self.page}: {self.name}"
+
+
+class DefaultView(models.Model):
+    """What a page opens with for somebody, when its address says nothing else."""
+
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="default_views")
+    page = models.CharField(max_length=40)
+    view = models.ForeignKey(SavedView, on_delete=models.CASCADE, related_name="default_of")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["user", "page"], name="one_default_view_per_page")]
+
+    def __str__(self) -> str:
+        return f"{self.user_id}: {self.view}"
 
 
 class Token(models.Model):
@@ -101,6 +151,10 @@ class AuditEntry(models.Model):
 
     class Meta:
         ordering = ["-id"]
+        indexes = [
+            models.Index(fields=["who", "-id"], name="audit_by_who"),
+            models.Index(fields=["what", "-id"], name="audit_by_what"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.who}: {self.what} {self.target}"
@@ -112,3 +166,20 @@ class AuditEntry(models.Model):
 
     def delete(self, *_args: Any, **_kwargs: Any) -> NoReturn:
         raise AppendOnlyError("The audit trail is append-only.")
+
+
+class RefusedAttempts(models.Model):
+    """What is refused again and again stands once in the trail; how often it was since, is counted here."""
+
+    #: Digest of who, what and from where.
+    key = models.CharField(max_length=64, unique=True)
+    who = models.CharField(max_length=150)
+    what = models.CharField(max_length=100)
+    target = models.TextField(blank=True)
+    address = models.GenericIPAddressField(null=True)
+    since = models.DateTimeField(default=timezone.now, db_index=True)
+    #: How many came after the one that is written.
+    more = models.PositiveIntegerField(default=0)
+
+    def __str__(self) -> str:
+        return f"{self.who}: {self.what}"

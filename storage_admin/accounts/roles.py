@@ -1,6 +1,6 @@
 """Who acts, and what they may do. Services ask an :class:`Actor`; what is not allowed is denied."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 
@@ -41,7 +41,8 @@ class Actor:
 
     Args:
         name: as it stands in the audit trail.
-        hosts: slugs that a token is limited to; ``None`` means every host.
+        hosts: slugs that a user or token is limited to; ``None`` means every host.
+        address: where the request came from, for the audit trail.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Actor:
     hosts: frozenset[str] | None = None
     user_id: int | None = None
     token_id: int | None = None
+    address: str | None = field(default=None, compare=False)
 
     def require(self, role: Role, host: str | None = None) -> None:
         """Lets the call go on.
@@ -57,22 +59,26 @@ class Actor:
             host: slug of the host that it touches, when it touches one.
 
         Raises:
-            ForbiddenError: the role is too low, or the host outside of the token's scope.
+            ForbiddenError: the role is too low, or the host outside of the actor's scope.
         """
         if self.role < role:
             raise ForbiddenError(f"This needs the role {role.label}; {self.name} has the role {self.role.label}.")
         if host is not None and not self.sees(host):
-            raise ForbiddenError(f"The {self.name} is limited to other hosts than {host}.")
+            raise ForbiddenError(f"{self._named} is limited to other hosts than {host}.")
 
     def require_everywhere(self, role: Role) -> None:
         """Lets the call go on if it concerns no single host: tokens, users, the audit trail.
 
         Raises:
-            ForbiddenError: the role is too low, or a token is limited to some hosts.
+            ForbiddenError: the role is too low, or the actor is limited to some hosts.
         """
         self.require(role)
         if self.hosts is not None:
-            raise ForbiddenError(f"The {self.name} is limited to some hosts; this concerns all of them.")
+            raise ForbiddenError(f"{self._named} is limited to some hosts; this concerns all of them.")
+
+    @property
+    def _named(self) -> str:
+        return self.name if self.token_id is None else f"The {self.name}"
 
     def sees(self, host: str) -> bool:
         """Whether things on the host of that slug exist for this actor."""

@@ -4,10 +4,13 @@ import hashlib
 import secrets
 from collections.abc import Iterable
 from datetime import datetime
+from typing import Any
 
 from django.db import transaction
 from django.utils import timezone
 
+from storage_admin.accounts import scopes
+from storage_admin.accounts.errors import AccountError
 from storage_admin.accounts.models import AuditEntry, Token, User
 from storage_admin.accounts.roles import SYSTEM, Actor, Role
 
@@ -15,9 +18,20 @@ from storage_admin.accounts.roles import SYSTEM, Actor, Role
 TOKEN_PREFIX = "sa_"  # noqa: S105 (a prefix)
 
 
-def audit(actor: Actor, what: str, target: object = "", *, before: object = None, after: object = None) -> None:
-    """Records what ``actor`` did; ``before`` and ``after`` are whatever JSON can carry."""
-    AuditEntry.objects.create(who=actor.name, what=what, target=str(target), before=before, after=after)
+def audit(
+    actor: Actor,
+    what: str,
+    target: object = "",
+    *,
+    before: object = None,
+    after: object = None,
+    refused: bool = False,
+) -> None:
+    """Records what ``actor`` did, or was refused; ``before`` and ``after`` are whatever JSON can carry."""
+    AuditEntry.objects.create(
+        who=actor.name, what=what, target=str(target), before=before, after=after, refused=refused,
+        address=actor.address,
+    )  # fmt: skip
 
 
 def ensure_first_admin() -> str | None:
@@ -35,9 +49,16 @@ def ensure_first_admin() -> str | None:
     return password
 
 
-def password_changed(actor: Actor) -> None:
-    """Records that somebody changed their own password; the password itself stands nowhere."""
-    audit(actor, "password changed", actor.name)
+def forget_host(slug: str) -> None:
+    """A host is removed: what was limited to it is limited to nothing that exists, and not to all that does.
+
+    To be called in the transaction that removes it.
+    """
+    for model in (User, Token):
+        for row in model.objects.select_for_update().exclude(hosts=[]):
+            if slug in row.hosts:
+                row.hosts = scopes.without(row.hosts, slug)
+                row.save(update_fields=["hosts"])
 
 
 def digest_of(secret: str) -> str:
@@ -55,23 +76,24 @@ def create_token(
 
     Raises:
         ForbiddenError: the actor is no admin, or limited to some hosts.
-        ValueError: the name is empty or taken, or the time has passed.
+        AccountError: the name is empty or taken, there is no such host, or the time has passed.
     """
     actor.require_everywhere(Role.ADMIN)
     name = name.strip()
     if not name:
-        raise ValueError("A token needs a name, by which it stands in the audit trail.")
+        raise _bad("name", "A token needs a name, by which it stands in the audit trail.")
     if expires is not None and expires <= timezone.now():
-        raise ValueError("This token would have expired already: choose a later time.")
+        raise _bad("expires", "This token would have expired already: choose a later time.")
+    limit = scopes.checked(hosts)
     secret = TOKEN_PREFIX + secrets.token_urlsafe(32)
     with transaction.atomic():
         if Token.objects.filter(name=name).exists():
-            raise ValueError(f"There is a token named {name} already: delete it first, or choose another name.")
+            raise _bad("name", f"There is a token named {name} already: delete it first, or choose another name.")
         token = Token.objects.create(
-            name=name, digest=digest_of(secret), role=role.label, hosts=sorted(set(hosts)), expires=expires,
+            name=name, digest=digest_of(secret), role=role.label, hosts=limit, expires=expires,
             created_by=actor.name,
         )  # fmt: skip
-        audit(actor, "token created", name, after={"role": role.label, "hosts": token.hosts, "expires": str(expires)})
+        audit(actor, "token created", name, after=_shown(token))
     return token, secret
 
 
@@ -83,5 +105,14 @@ def delete_token(actor: Actor, token: Token) -> None:
     """
     actor.require_everywhere(Role.ADMIN)
     with transaction.atomic():
-        audit(actor, "token deleted", token.name, before={"role": token.role, "hosts": token.hosts})
+        audit(actor, "token deleted", token.name, before=_shown(token))
         token.delete()
+
+
+def _shown(token: Token) -> dict[str, Any]:
+    expires = None if token.expires is None else token.expires.isoformat(timespec="seconds")
+    return {"role": token.role, "hosts": token.hosts, "expires": expires}
+
+
+def _bad(field: str, sentence: str) -> AccountError:
+    return AccountError(sentence, {field: sentence})

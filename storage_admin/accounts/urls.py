@@ -1,9 +1,8 @@
 """Pages around one's own account."""
 
-from django.contrib.auth.views import LogoutView
 from django.urls import path
 
-from storage_admin.accounts.views import LoginView, PasswordView
+from storage_admin.accounts.views import LoginView, LogoutView, PasswordView
 
 urlpatterns = [
     path("login/", LoginView.as_view(), name="login"),

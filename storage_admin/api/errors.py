@@ -8,6 +8,9 @@ from rest_framework import exceptions, status
 from rest_framework.response import Response
 from rest_framework.views import set_rollback
 
+from storage_admin.accounts import refusals
+from storage_admin.accounts.authentication import actor_of
+from storage_admin.accounts.errors import AccountError
 from storage_admin.accounts.roles import ForbiddenError
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.errors import InvalidError, NotFoundError, UnconfirmedError
@@ -24,6 +27,9 @@ def handle(error: Exception, context: dict[str, Any]) -> Response | None:
     answer = _answer(error, context)
     if answer is None:
         return None
+    request = context.get("request")
+    if isinstance(error, ForbiddenError) and request is not None:
+        refusals.forbidden(request, actor_of(request), str(error))
     code, status_code, detail, fields = answer
     set_rollback()
     response = Response({"code": code, "detail": detail, "fields": fields}, status=status_code)
@@ -34,7 +40,7 @@ def handle(error: Exception, context: dict[str, Any]) -> Response | None:
 
 def _answer(error: Exception, context: dict[str, Any]) -> tuple[str, int, str, dict[str, str]] | None:
     match error:
-        case RefusedError() | UnconfirmedError():
+        case RefusedError() | UnconfirmedError() | AccountError():
             return _conflict(error)
         case InvalidError():
             return "invalid", status.HTTP_400_BAD_REQUEST, error.detail, error.fields
@@ -62,12 +68,12 @@ def _answer(error: Exception, context: dict[str, Any]) -> tuple[str, int, str, d
             return None
 
 
-def _conflict(error: RefusedError | UnconfirmedError) -> tuple[str, int, str, dict[str, str]]:
+def _conflict(error: RefusedError | UnconfirmedError | AccountError) -> tuple[str, int, str, dict[str, str]]:
     if isinstance(error, UnconfirmedError):
         return "host_key_unconfirmed", status.HTTP_409_CONFLICT, error.detail, error.shown
     # A refusal is a conflict with how things stand; input that nothing could make right is invalid.
     refused = status.HTTP_400_BAD_REQUEST if error.code == "invalid" else status.HTTP_409_CONFLICT
-    return error.code, refused, error.detail, {}
+    return error.code, refused, error.detail, getattr(error, "fields", {})
 
 
 def flat(detail: Any, prefix: str = "") -> dict[str, str]:

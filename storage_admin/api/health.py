@@ -20,6 +20,7 @@ from rest_framework.request import Request
 
 from images.models import Image
 from storage_admin.accounts.authentication import TokenAuthentication
+from storage_admin.accounts.models import User
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs.models import Job, Worker
 
@@ -76,15 +77,24 @@ def worker_lives() -> bool:
 @login_not_required
 def metrics(request: HttpRequest) -> HttpResponse:
     """Prometheus text. For this machine itself, for a token (``Authorization: Bearer``), and for who is signed in."""
-    if not (_from_this_machine(request) or request.user.is_authenticated or _has_token(request)):
+    if not _may_read(request):
         answer = HttpResponse(
-            "Send a token of the role viewer: Authorization: Bearer TOKEN\n", "text/plain", status=401
+            "Send a token of the role viewer that is limited to no host: Authorization: Bearer TOKEN\n",
+            "text/plain",
+            status=401,
         )
         answer["WWW-Authenticate"] = "Bearer"
         return answer
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Inventory())
     return HttpResponse(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)
+
+
+def _may_read(request: HttpRequest) -> bool:
+    """Whoever says who they are is judged by that: the numbers are of all hosts, and not for who is limited to some."""
+    if isinstance(request.user, User):
+        return request.user.actor.hosts is None
+    return _has_token(request) if "Authorization" in request.headers else _from_this_machine(request)
 
 
 def _from_this_machine(request: HttpRequest) -> bool:

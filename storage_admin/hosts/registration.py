@@ -9,7 +9,7 @@ from django.db import transaction
 from django.utils.text import slugify
 
 from storage_admin.accounts.roles import Actor, Role
-from storage_admin.accounts.services import audit
+from storage_admin.accounts.services import audit, forget_host
 from storage_admin.agent.protocol import HostError, RefusedError, b64
 from storage_admin.hosts import (
     addresses,
@@ -268,6 +268,7 @@ def remove_host(actor: Actor, host: Host) -> None:
                 f"Undo copies wait on {host.name}, which nobody would remove any more: undo or discard them first."
             )
         audit(actor, "host removed", host, before=_shown(host))
+        forget_host(host.slug)
         host.delete()
 
 

@@ -15,6 +15,11 @@ def hosts_for(actor: Actor) -> QuerySet[Host]:
     return Host.objects.all() if actor.hosts is None else Host.objects.filter(slug__in=actor.hosts)
 
 
+def host_names() -> dict[str, str]:
+    """The names of all hosts by their slugs."""
+    return dict(Host.objects.order_by("name").values_list("slug", "name"))
+
+
 def pools_for(actor: Actor) -> QuerySet[StoragePool]:
     """The pools on those hosts, each with its host."""
     return in_scope(StoragePool.objects.select_related("host").defer("path_bytes"), actor)

@@ -59,7 +59,7 @@ def submit(actor: Actor, kind: str, target_id: int, options: dict[str, Any], *, 
     predicted = chosen.plan(actor, target_id, options)
     if predicted.refusals:
         refusal = predicted.refusals[0]
-        audit(actor, f"{kind} refused", target.label, after={"code": refusal.code, "options": options})
+        audit(actor, f"{kind} refused", target.label, after={"code": refusal.code, "options": options}, refused=True)
         raise RefusedError(refusal.code, refusal.detail)
     try:
         with transaction.atomic():

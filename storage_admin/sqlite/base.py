@@ -13,6 +13,7 @@ from django.db import OperationalError
 from django.db.backends.sqlite3 import base
 
 from storage_admin.sqlite import turns
+from storage_admin.sqlite.flush import DatabaseOperations
 
 #: Seconds for which a thread waits for its turn. It is in a queue and moves up: so it may take longer than a lock.
 PATIENCE = 60.0
@@ -40,6 +41,8 @@ class Cursor(base.SQLiteCursorWrapper):
 
 class DatabaseWrapper(base.DatabaseWrapper):
     """A connection that holds its process's turn while it writes."""
+
+    ops_class = DatabaseOperations
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

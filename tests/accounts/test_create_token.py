@@ -7,6 +7,7 @@ from django.core.management import CommandError, call_command
 from rest_framework.test import APIClient
 
 from storage_admin.accounts.models import Token
+from tests.factories import HostFactory
 
 pytestmark = pytest.mark.django_db
 
@@ -18,6 +19,8 @@ def run(*words: str) -> str:
 
 
 def test_prints_the_token_alone_and_it_opens_the_api() -> None:
+    for slug in ("local", "other"):
+        HostFactory.create(slug=slug)
     printed = run("nightly", "--role", "operator", "--hosts", "local", "other", "--expires-days", "7")
     assert printed.count("\n") == 1
     assert APIClient().get("/api/v1/hosts/", HTTP_AUTHORIZATION=f"Bearer {printed.strip()}").status_code == 200

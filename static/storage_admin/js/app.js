@@ -51,6 +51,11 @@
     for (const box of document.querySelectorAll("input[name='image']")) box.checked = all.checked;
   });
 
+  // A page that refreshes itself is nobody who does something: a session may end of idleness beside it.
+  document.addEventListener("htmx:configRequest", (event) => {
+    if (!event.detail.triggeringEvent) event.detail.headers["SA-Refresh"] = "1";
+  });
+
   // An empty filter is no filter: it need not stand in the address bar.
   document.addEventListener("htmx:configRequest", (event) => {
     if (event.target.id !== "filters") return;

@@ -1,0 +1,115 @@
+"""Who is locked out of signing in, until when, and how that ends.
+
+django-axes counts wrong passwords by user name and address, and locks that pair out; here its counts are read.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from axes.models import AccessAttempt
+from django.conf import settings
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.utils import timezone
+
+from storage_admin.accounts import refusals
+from storage_admin.accounts.addresses import address_of
+from storage_admin.accounts.models import User
+from storage_admin.accounts.roles import Actor, Role
+from storage_admin.accounts.services import audit
+
+TOO_MANY_REQUESTS = 429
+
+
+@dataclass(frozen=True)
+class Lockout:
+    """A user name that cannot sign in from an address, whatever the password.
+
+    Args:
+        id: of the first of its rows.
+        until: when it ends by itself.
+    """
+
+    id: int
+    username: str
+    address: str | None
+    failures: int
+    until: datetime
+
+
+def lockouts(now: datetime | None = None) -> list[Lockout]:
+    """Everybody who is locked out, the one that lasts longest first."""
+    attempts = AccessAttempt.objects.filter(attempt_time__gte=(now or timezone.now()) - _cool_off())
+    return _lockouts(attempts.order_by("attempt_time"))
+
+
+def unlock(actor: Actor, lockout: Lockout) -> None:
+    """Lets a user name sign in from an address again.
+
+    Raises:
+        ForbiddenError: the actor is no admin, or limited to some hosts.
+    """
+    actor.require_everywhere(Role.ADMIN)
+    with transaction.atomic():
+        AccessAttempt.objects.filter(username=lockout.username, ip_address=lockout.address).delete()
+        before = {"address": lockout.address, "failures": lockout.failures}
+        audit(actor, "lockout lifted", lockout.username, before=before)
+
+
+def sign_in_failed(request: HttpRequest, username: str) -> None:
+    """Records a wrong password."""
+    who = _known(username)
+    refusals.refused(refusals.NOBODY, "sign-in failed", who, address=address_of(request), why="wrong name or password")
+
+
+def answer(request: HttpRequest, *_about: Any) -> HttpResponse:
+    """What whoever is locked out gets: a page that says until when."""
+    credentials: dict[str, str] = getattr(request, "axes_credentials", None) or {}
+    username = credentials.get("username") or ""
+    address = address_of(request)
+    now = timezone.now()
+    attempts = AccessAttempt.objects.filter(
+        username=username, ip_address=address, attempt_time__gte=now - _cool_off()
+    ).order_by("attempt_time")
+    found = _lockouts(attempts)
+    until = found[0].until if found else now + _cool_off()
+    why = f"{settings.AXES_FAILURE_LIMIT} wrong passwords"
+    refusals.refused(refusals.NOBODY, "locked out", _known(username), address=address, why=why)
+    context = {
+        "username": username, "until": until, "minutes": max(1, -(-(until - now) // timedelta(minutes=1))),
+    }  # fmt: skip
+    page = render(request, "accounts/locked_out.html", context, status=TOO_MANY_REQUESTS)
+    page["Retry-After"] = str(max(1, int((until - now).total_seconds())))
+    return page
+
+
+def _known(username: str) -> str:
+    """The name, where a user has it. What else is typed there may be somebody's password."""
+    return username if User.objects.filter(username=username).exists() else "(no such user)"
+
+
+def _cool_off() -> timedelta:
+    found: timedelta = settings.AXES_COOLOFF_TIME
+    return found
+
+
+def _lockouts(attempts: Any) -> list[Lockout]:
+    """Of attempts, the oldest first; a browser has one row, and all of a name and an address count together."""
+    pairs: dict[tuple[str, str | None], list[AccessAttempt]] = defaultdict(list)
+    for attempt in attempts:
+        pairs[attempt.username or "", attempt.ip_address].append(attempt)
+    found = []
+    for (username, address), rows in pairs.items():
+        failures = left = sum(row.failures_since_start for row in rows)
+        until = None
+        for row in rows:
+            if left < settings.AXES_FAILURE_LIMIT:
+                break
+            left -= row.failures_since_start
+            until = row.attempt_time + _cool_off()
+        if until is not None:
+            found.append(Lockout(min(row.pk for row in rows), username, address, failures, until))
+    return sorted(found, key=lambda one: one.until, reverse=True)

@@ -1,0 +1,217 @@
+"""Writes: who may sign in, with which role and for which hosts; their sessions."""
+
+import secrets
+from collections.abc import Iterable
+from typing import Any
+from uuid import UUID
+
+from django.contrib.auth.models import AbstractUser
+from django.core.exceptions import ValidationError
+from django.db import IntegrityError, transaction
+
+from storage_admin.accounts import scopes
+from storage_admin.accounts.errors import AccountError
+from storage_admin.accounts.models import Session, User
+from storage_admin.accounts.roles import Actor, Role
+from storage_admin.accounts.services import audit
+
+#: Names that stand for something else in the audit trail.
+RESERVED = frozenset({"system", "nobody", "anonymous"})
+
+
+def add_user(
+    actor: Actor, username: str, role: Role, *, hosts: Iterable[str] = (), email: str = ""
+) -> tuple[User, str]:
+    """Adds a user.
+
+    Returns:
+        The user, and a one-time password, which is not kept and has to be changed at the first sign-in.
+
+    Raises:
+        ForbiddenError: the actor is no admin, or limited to some hosts.
+        AccountError: the name is taken or cannot be one, there is no such host, or the address is none.
+    """
+    actor.require_everywhere(Role.ADMIN)
+    username = AbstractUser.normalize_username(username.strip())
+    user = User(username=username, role=role.label, hosts=scopes.checked(hosts), email=email.strip())
+    password = _one_time(user)
+    _check(user)
+    if username.lower() in RESERVED:
+        raise _bad("username", f"{username} stands for something else in the audit trail: choose another name.")
+    try:
+        with transaction.atomic():
+            if User.objects.filter(username__iexact=username).exists():
+                raise _taken(username)
+            user.save()
+            audit(actor, "user added", username, after=_shown(user))
+    except IntegrityError:
+        raise _taken(username) from None
+    return user, password
+
+
+def change_user(actor: Actor, user: User, **wanted: Any) -> User:
+    """Changes what an admin decides of a user; what is not given stays. It holds from their next request on.
+
+    Args:
+        wanted: ``role`` (a :class:`Role`), ``hosts``, ``email``, ``is_active``.
+
+    Raises:
+        ForbiddenError: the actor is no admin, or limited to some hosts.
+        AccountError: as :func:`add_user`; ``last_admin``, ``own_account``.
+    """
+    actor.require_everywhere(Role.ADMIN)
+    with transaction.atomic():
+        admins = _locked_admins()
+        user = User.objects.select_for_update().get(pk=user.pk)
+        values = _values(user, wanted)
+        before = {name: getattr(user, name) for name in values}
+        if not values:
+            return user
+        if user.pk == actor.user_id and values.keys() - {"email"}:
+            raise AccountError(
+                "That is your own account: have another admin change its role, its hosts or whether it is active.",
+                code="own_account",
+            )
+        for name, value in values.items():
+            setattr(user, name, value)
+        _check(user)
+        _keep_an_admin(admins, user)
+        user.save(update_fields=list(values))
+        audit(actor, _what(values), user.username, before=before, after=values)
+        if not user.is_active:
+            Session.objects.filter(user=user).delete()
+    return user
+
+
+def reset_password(actor: Actor, user: User) -> str:
+    """Gives a user a one-time password, and ends all their sessions.
+
+    Returns:
+        The password, which is not kept and has to be changed at the next sign-in.
+
+    Raises:
+        ForbiddenError: the actor is no admin, or limited to some hosts.
+        AccountError: ``own_account``.
+    """
+    actor.require_everywhere(Role.ADMIN)
+    if user.pk == actor.user_id:
+        raise AccountError("That is your own account: change your password on its page.", code="own_account")
+    password = _one_time(user)
+    with transaction.atomic():
+        user.save(update_fields=["password", "must_change_password"])
+        ended = Session.objects.filter(user=user).delete()[0]
+        audit(actor, "password reset", user.username, after={"sessions_ended": ended})
+    return password
+
+
+def password_chosen(actor: Actor, user: User, *, stays: str) -> None:
+    """Records that somebody chose a password of their own; the password itself stands nowhere.
+
+    Args:
+        stays: the key of the one session that does not end.
+    """
+    with transaction.atomic():
+        User.objects.filter(pk=user.pk).update(must_change_password=False)
+        Session.objects.filter(user=user).exclude(session_key=stays).delete()
+        audit(actor, "password changed", actor.name)
+
+
+def end_sessions(actor: Actor, user: User, *, stays: str = "") -> int:
+    """Signs somebody out everywhere; how many sessions that were.
+
+    Args:
+        stays: uid of a session that does not end.
+
+    Raises:
+        ForbiddenError: it is another's account, and the actor is no admin or limited to some hosts.
+    """
+    _require_own_or_admin(actor, user)
+    with transaction.atomic():
+        rows = Session.objects.filter(user=user)
+        ended = (rows.exclude(uid=UUID(stays)) if stays else rows).delete()[0]
+        if ended:
+            audit(actor, "sessions ended", user.username, before={"sessions": ended})
+    return ended
+
+
+def end_session(actor: Actor, user: User, uid: UUID) -> bool:
+    """Signs somebody out of one browser; whether there was such a session.
+
+    Raises:
+        ForbiddenError: as :func:`end_sessions`.
+    """
+    _require_own_or_admin(actor, user)
+    with transaction.atomic():
+        row = Session.objects.filter(user=user, uid=uid).first()
+        if row is None or not Session.objects.filter(pk=row.pk).delete()[0]:
+            return False
+        audit(actor, "session ended", user.username, before={"address": row.address, "browser": row.browser})
+    return True
+
+
+def _require_own_or_admin(actor: Actor, user: User) -> None:
+    if actor.user_id is None or actor.user_id != user.pk:
+        actor.require_everywhere(Role.ADMIN)
+
+
+def _one_time(user: User) -> str:
+    password = secrets.token_urlsafe(12)
+    user.set_password(password)
+    user.must_change_password = True
+    return password
+
+
+def _values(user: User, wanted: dict[str, Any]) -> dict[str, Any]:
+    """The columns that really change, with their new values."""
+    values: dict[str, Any] = {}
+    if wanted.get("role") is not None:
+        values["role"] = wanted["role"].label
+    if wanted.get("hosts") is not None:
+        values["hosts"] = scopes.checked(wanted["hosts"], held=user.hosts)
+    if wanted.get("email") is not None:
+        values["email"] = wanted["email"].strip()
+    if wanted.get("is_active") is not None:
+        values["is_active"] = wanted["is_active"]
+    return {name: value for name, value in values.items() if getattr(user, name) != value}
+
+
+def _what(values: dict[str, Any]) -> str:
+    if values.keys() == {"is_active"}:
+        return "user activated" if values["is_active"] else "user deactivated"
+    return "user changed"
+
+
+def _locked_admins() -> list[User]:
+    """The admins who can sign in, so that none of them changes before the transaction ends."""
+    return list(User.objects.select_for_update().filter(role=Role.ADMIN.label, is_active=True).order_by("pk"))
+
+
+def _keep_an_admin(admins: list[User], changed: User) -> None:
+    """Raises AccountError where nobody would be left who may add and change users."""
+    others = any(not admin.hosts for admin in admins if admin.pk != changed.pk)
+    stays = changed.is_active and changed.role == Role.ADMIN.label and not changed.hosts
+    if not others and not stays and any(not admin.hosts for admin in admins):
+        raise AccountError(
+            f"{changed.username} is the last active admin of all hosts: make somebody else one first.",
+            code="last_admin",
+        )
+
+
+def _check(user: User) -> None:
+    try:
+        user.clean_fields(exclude=["password"])
+    except ValidationError as error:
+        fields = {name: " ".join(texts) for name, texts in error.message_dict.items()}
+        raise AccountError(" ".join(fields.values()), fields) from None
+
+
+def _shown(user: User) -> dict[str, Any]:
+    return {"role": user.role, "hosts": user.hosts, "email": user.email}
+
+
+def _bad(field: str, sentence: str) -> AccountError:
+    return AccountError(sentence, {field: sentence})
+
+
+def _taken(username: str) -> AccountError:
+    return _bad("username", f"There is a user named {username} already: choose another name.")
