@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from benchmarks import depths, results
 from benchmarks.results import Result
 from benchmarks.telling import FEWEST, NO_DIFFERENCE, Advice, differ, figure, listed, times, value_of
+from images.templatetags.storage import plural
 
 #: Bytes by which a new image has to be larger: tables of some clusters are nothing that anybody would pay for.
 WORTH_SAYING = 1 << 20
@@ -62,6 +63,7 @@ MATRICES: dict[str, tuple[Matrix, ...]] = {
         Matrix("Chain depth", "rand_read_iops", "qcow2", _chains, "reads at random"),
         Matrix("Compression at read time", "seq_read_rate", "qcow2", _compressed, "reads"),
     ),
+    "boot": (Matrix("Layout", "boot_all_seconds", "qcow2+qcow2", _all, "boots"),),
     "dd": (
         Matrix("Writing", "write_rate", "direct I/O 1M", _all, "writes"),
         Matrix("Reading", "read_rate", "direct I/O 1M", _all, "reads"),
@@ -88,6 +90,8 @@ def of(kind: str, rows: Sequence[Result], where: str) -> list[Advice]:
 
 def _block(row: Result) -> str:
     """Where a kind repeats its matrix for several blocks, each is one of its own."""
+    if "guests" in row.setting:
+        return plural(int(row.setting["guests"]), "guest,guests")
     return str(row.setting.get("block", "")) if "layout" in row.setting else ""
 
 
@@ -145,7 +149,8 @@ def _paid(matrix: Matrix, best: Result, first: Result, beside: list[Result]) -> 
 
 
 def _named(row: Result) -> str:
-    setting = {name: value for name, value in row.setting.items() if not (name == "block" and "layout" in row.setting)}
+    own = "layout" in row.setting
+    setting = {name: value for name, value in row.setting.items() if not (own and name in {"block", "guests"})}
     if "sync" in setting:
         setting = {"sync": _WAYS.get(setting["sync"], setting["sync"]), "block": setting.get("block", "")}
     return results.name_of(setting).strip()

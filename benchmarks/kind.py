@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from benchmarks import profiles, recording
+from benchmarks import boot, profiles, recording
 from benchmarks.models import Benchmark, BenchmarkKind
 from benchmarks.profiles import Profile
 from images import refusals, space
@@ -12,7 +12,7 @@ from storage_admin.accounts.roles import Actor
 from storage_admin.agent.protocol import RefusedError, b64
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs.errors import NotFoundError
-from storage_admin.jobs.kinds import JobKind, Target
+from storage_admin.jobs.kinds import JobKind, Lock, Target
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Plan, Refusal
 
@@ -32,11 +32,11 @@ def find(pool_id: int) -> StoragePool:
 
 
 class RunBenchmark(JobKind):
-    """Runs one profile on a pool. No image is read or written."""
+    """Runs one profile on a pool. No image is written; a boot storm reads one."""
 
     name = "benchmark"
     title = "Benchmark"
-    description = "Measures a pool on scratch files of its own, which it removes. No image is touched."
+    description = "Measures a pool on scratch files of its own, which it removes. No image is written to."
     target = "pool"
     verb = "benchmark"
     measures = True
@@ -57,29 +57,40 @@ class RunBenchmark(JobKind):
         },
         "size_bytes": {
             "type": ["integer", "null"], "minimum": 1 << 20, "maximum": 1 << 40, "multipleOf": 1 << 20, "default": None,
-            "description": "What each step writes or reads, in whole MiB; null for the profile's own size, or what "
-            "fits of it.",
+            "description": "What each step writes or reads, or each guest may write, in whole MiB; null for the "
+            "profile's own size, or what fits of it.",
         },
         "seconds": {
             "type": ["integer", "null"], "minimum": 1, "maximum": 600, "default": None,
-            "description": "How long each of fio's steps lasts; null for the profile's own time.",
+            "description": "How long each of fio's steps lasts, or how long guests may take to come up; null for the "
+            "profile's own time.",
         },
         "idle_io": {
             "type": "boolean", "default": False,
             "description": "Only use the disk when nobody else does. On a busy host it then measures what is left.",
         },
+        "boot": boot.SCHEMA,
     }  # fmt: skip
 
     @property
     def options_schema(self) -> dict[str, Any]:
         return super().options_schema | {"required": ["kind"]}
 
+    def clean(self, options: Any) -> dict[str, Any]:
+        given = options if isinstance(options, dict) else {}
+        wanted = boot.clean(given.get("kind"), given.get("boot"))
+        return super().clean(options) | {"boot": wanted}
+
     def resolve(self, target_id: int) -> Target:
         pool = find(target_id)
         return Target(kind="pool", id=pool.pk, host=pool.host, label=pool.name)
 
-    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
+    def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:  # noqa: ARG002 (the same for all)
+        return boot.locks(options.get("boot"))
+
+    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:
         pool = find(target_id)
+        boot.require_role(actor, pool.host, options["boot"])
         profile = profile_for(pool, options)
         cost = profile.cost
         reason = (
@@ -87,6 +98,10 @@ class RunBenchmark(JobKind):
             f"about {seconds(cost.seconds_about)}, on scratch files of at most {size(cost.scratch_bytes)}."
         )
         against = _against(pool, profile)
+        if profile.kind == boot.KIND:
+            boots = boot.of(pool.host, options["boot"])
+            against = against or boot.against(boots)
+            reason += f" Boots copies of {boots.image.name}." if boots.image else " Boots with empty disks."
         return Plan(
             method=f"{profile.kind} {'quick' if profile.quick else 'thorough'}",
             reason=reason,
@@ -124,7 +139,7 @@ class RunBenchmark(JobKind):
             "kind": run.kind,
             "reserve_bytes": reserve,
             "reserved_elsewhere_bytes": space.needed_by_running(job),
-            "steps": run.steps,
+            "steps": boot.told(pool.host, run.steps, job.options["boot"]) if run.kind == boot.KIND else run.steps,
             "repetitions": profile_for(pool, job.options).repetitions,
             "idle_io": job.options["idle_io"],
         }
@@ -141,7 +156,7 @@ def profile_for(pool: StoragePool, options: dict[str, Any]) -> Profile:
     """The profile that a job's options ask for."""
     return profiles.build(
         pool, options["kind"], quick=options["quick"], repetitions=options["repetitions"],
-        size_bytes=options["size_bytes"], seconds=options["seconds"],
+        size_bytes=options["size_bytes"], seconds=options["seconds"], boot=options.get("boot"),
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from benchmarks import boot as storms
 from benchmarks import results
 from benchmarks.models import Benchmark, BenchmarkKind
 from benchmarks.steps import ASSUMED_RATE, MADE, MIB, Sizing, Step, short
@@ -75,13 +76,18 @@ def build(
     repetitions: int | None = None,
     size_bytes: int | None = None,
     seconds: int | None = None,
+    boot: dict[str, Any] | None = None,
 ) -> Profile:
     """A profile with its steps.
 
     Args:
         repetitions: of every step; three for the quick variant and five for the thorough one unless given.
         size_bytes: what each step writes or reads; unless given the profile's, halved until it fits into the pool.
-        seconds: how long each of fio's steps lasts.
+        seconds: how long each of fio's steps lasts, or how long guests may take to come up.
+        boot: what a boot storm boots (:mod:`benchmarks.boot`); without it, an empty disk is told of.
+
+    Raises:
+        InvalidError: the image that is to boot is not there.
     """
     times = repetitions or (QUICK_REPETITIONS if quick else THOROUGH_REPETITIONS)
     made = MADE.get(kind)
@@ -89,12 +95,15 @@ def build(
         title = BenchmarkKind(kind).label.capitalize()
         return Profile(kind, quick, title, "", (), times, Cost(0, 0, 0), "It is not offered on this host.")
     memory = memory_of(pool.host)
+    boots = storms.of(pool.host, boot) if kind == storms.KIND else None
+    usual = storms.SECONDS if boots else QUICK_SECONDS if quick else THOROUGH_SECONDS
     sizing = Sizing(
         quick=quick,
         data_bytes=size_bytes or (made.quick_bytes if quick else made.thorough_bytes),
-        seconds=seconds or (QUICK_SECONDS if quick else THOROUGH_SECONDS),
+        seconds=seconds or usual,
         memory_bytes=memory,
         rate=rate_of(pool),
+        boots=boots,
     )
     steps = list(made.make(sizing))
     while size_bytes is None and sizing.data_bytes // 2 >= SMALLEST and not _fits(pool, steps):
@@ -106,10 +115,15 @@ def build(
         scratch_bytes=max(step.scratch for step in steps),
         seconds_about=max(1, round(sum(step.seconds for step in steps) * times)),
     )
-    missing = _missing(pool.host, made.tool, made.package)
+    missing, package = _missing(pool.host, made.tool, made.package)
+    if boots and not missing:
+        missing, package = storms.missing(pool.host)
+    warnings = _warnings(kind, steps, memory)
+    if boots:
+        warnings.append(boots.memory_sentence(max(step.fields["guests"] for step in steps)))
     return Profile(
         kind, quick, made.title, made.question, tuple(step.fields for step in steps), times, cost, missing,
-        made.package if missing else "", tuple(_warnings(kind, steps, memory)),
+        package, tuple(warnings),
     )  # fmt: skip
 
 
@@ -120,12 +134,15 @@ def _fits(pool: StoragePool, steps: list[Step]) -> bool:
     return needed <= pool.available_bytes - refusals.reserve_of(pool.capacity_bytes)
 
 
-def _missing(host: Host, tool: str, package: str) -> str:
-    """Why a kind is not offered. A host that was never scanned may have the tool: its agent will tell."""
+def _missing(host: Host, tool: str, package: str) -> tuple[str, str]:
+    """Why a kind is not offered, and what package it lacks.
+
+    A host that was never scanned may have the tool: its agent will tell.
+    """
     tools: Mapping[str, Any] = host.capabilities.get("tools") or {}
     if not tool or tools.get(tool, True):
-        return ""
-    return f"{tool} is not installed on {host.name}: install {package} there, then scan the host."
+        return "", ""
+    return f"{tool} is not installed on {host.name}: install {package} there, then scan the host.", package
 
 
 def _warnings(kind: str, steps: list[Step], memory: int | None) -> list[str]:

@@ -9,7 +9,7 @@ from benchmarks.models import Benchmark, BenchmarkKind, Sample, Watch
 from benchmarks.parsers import bonnie
 from benchmarks.parsers.bonnie import BonnieRun
 from benchmarks.parsers.readings import UnreadableError
-from benchmarks.steps import MADE
+from benchmarks.steps import WATCHABLE
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.accounts.services import audit
 from storage_admin.hosts.models import StoragePool
@@ -109,8 +109,8 @@ def watch(actor: Actor, pool: StoragePool, kind: str, every_hours: int) -> Watch
         InvalidError: there are no steps for that kind, or the time is out of range.
     """
     actor.require(Role.OPERATOR, pool.host.slug)
-    if kind not in MADE:
-        known = ", ".join(MADE)
+    if kind not in WATCHABLE:
+        known = ", ".join(WATCHABLE)
         raise InvalidError(f"{kind} cannot be run on a schedule; choose one of {known}.", {"kind": f"One of {known}."})
     if not 1 <= every_hours <= LONGEST_WAIT_HOURS:
         raise InvalidError(

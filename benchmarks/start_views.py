@@ -15,9 +15,11 @@ from benchmarks.models import BenchmarkKind
 from benchmarks.profiles import Profile
 from benchmarks.steps import MADE, MIB
 from benchmarks.templatetags.figures import kind_title
+from images.models import Image
 from images.views.access import PageRequest, number, page, wants_fragment
 from images.views.listing import as_choices
-from storage_admin.accounts.roles import Role
+from storage_admin.accounts.roles import ForbiddenError, Role
+from storage_admin.agent.bench.boot import FORMATS
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.errors import InvalidError, NotFoundError
 from storage_admin.hosts.models import StoragePool
@@ -26,7 +28,14 @@ from storage_admin.jobs import kinds
 from storage_admin.jobs import services as jobs
 
 #: What the form carries from the plan to its confirmation.
-CARRIED = ("pool", "kind", "quick", "repetitions", "size_mib", "seconds", "alongside")
+CARRIED = (
+    *("pool", "kind", "quick", "repetitions", "size_mib", "seconds", "alongside", "boot_image", "boot_kernel"),
+    *("boot_initrd", "boot_append", "boot_up", "boot_pattern", "boot_guests", "boot_memory_mib"),
+)
+#: Kinds whose steps have a time.
+TIMED = (BenchmarkKind.FIO, BenchmarkKind.BOOT)
+#: Images that the form proposes to boot; others are named by their numbers.
+MOST_PROPOSED = 300
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -54,6 +63,8 @@ def _start(request: PageRequest) -> HttpResponseBase:
         messages.error(request, f"Refused ({error.code}): {error.detail} Nothing was written.")
     except InvalidError as error:
         messages.error(request, f"{error.detail} Nothing was written.")
+    except ForbiddenError as error:
+        messages.error(request, f"{error} Nothing was written.")
     else:
         return redirect("benchmark", run.pk)
     return render(request, "benchmarks/start.html", _context(request, request.POST), status=409)
@@ -85,8 +96,26 @@ def _options(form: QueryDict) -> dict[str, Any]:
         "quick": form.get("quick") != "false",
         "repetitions": number(form.get("repetitions")),
         "size_bytes": None if mebibytes is None else mebibytes * MIB,
-        "seconds": number(form.get("seconds")) if _kind(form) == BenchmarkKind.FIO else None,
+        "seconds": number(form.get("seconds")) if _kind(form) in TIMED else None,
         "alongside": form.get("alongside") == "true",
+        "boot": _boot(form) if _kind(form) == BenchmarkKind.BOOT else None,
+    }
+
+
+def _boot(form: QueryDict) -> dict[str, Any]:
+    """What a boot storm boots; what is left empty has its default.
+
+    Raises:
+        InvalidError: a field holds no number.
+    """
+    words = {name: form.get(f"boot_{name}", "").strip() for name in ("kernel", "initrd", "append", "up", "pattern")}
+    counts = [number(part) for part in form.get("boot_guests", "").replace(",", " ").split()]
+    mebibytes = number(form.get("boot_memory_mib"))
+    return {
+        "image": number(form.get("boot_image")),
+        **{name: word for name, word in words.items() if word},
+        **({"guests": counts} if counts else {}),
+        **({} if mebibytes is None else {"memory_bytes": mebibytes * MIB}),
     }
 
 
@@ -107,12 +136,16 @@ def _context(request: PageRequest, form: QueryDict) -> dict[str, Any]:
     if pool is None:
         return context
     context["profiles"] = _pairs(profiles.every(pool))
+    bootable = Image.objects.filter(host=pool.host, declared_format__in=sorted(FORMATS), in_use=False)
+    context["bootable"] = bootable.order_by("name", "pk").values_list("pk", "name")[:MOST_PROPOSED]
     try:
         options = kinds.get("benchmark").clean(_options(form) | {"kind": kind})
         plan = jobs.plan(request.actor, "benchmark", pool.pk, options)
         return context | {"plan": plan, "profile": profile_for(pool, options)}
     except InvalidError as error:
         return context | {"error": error}
+    except ForbiddenError as error:
+        return context | {"error": {"detail": f"Only an admin may name a kernel of a host. {error}"}}
 
 
 def _pairs(every: list[Profile]) -> list[tuple[Profile, Profile]]:

@@ -4,6 +4,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.boot import KIND as BOOT
+from benchmarks.boot import Boots
+from storage_admin.agent.bench import boot as agent_boot
+from storage_admin.agent.bench.storm import Machine
+
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 #: What is assumed of a pool on which nothing was measured yet, in bytes a second and operations a second.
@@ -27,6 +32,7 @@ class Sizing:
         seconds: how long each of fio's steps lasts.
         memory_bytes: the host's memory; ``None`` where it is not known.
         rate: what the pool is assumed to write, in bytes a second.
+        boots: what a boot storm boots; its guests may write ``data_bytes`` each, and take ``seconds`` at most.
     """
 
     quick: bool
@@ -34,6 +40,7 @@ class Sizing:
     seconds: int
     memory_bytes: int | None
     rate: int
+    boots: Boots | None = None
 
 
 @dataclass(frozen=True)
@@ -161,6 +168,32 @@ def _formats(size: Sizing) -> Iterator[Step]:
             yield Step(fields, 3 * size.data_bytes + tables, 3 * size.data_bytes, 6 * size.data_bytes / size.rate + 2)
 
 
+def _boot(size: Sizing) -> Iterator[Step]:
+    assert size.boots is not None  # noqa: S101 - worked out for this kind alone
+    boots, options, growth = size.boots, size.boots.options, size.data_bytes
+    image = boots.image_bytes
+    common = {
+        "image_id": options["image"], "image_bytes": image, "growth_bytes": growth,
+        "virtual_bytes": (boots.image.virtual_size if boots.image else 0) or growth, "seconds": size.seconds,
+        **{name: options[name] for name in ("memory_bytes", "up", "pattern", "kernel", "initrd", "append")},
+    }  # fmt: skip
+    machine = Machine(boots.memory_bytes, size.seconds)
+    disks = agent_boot.Boots(
+        machine, None, (), image, common["virtual_bytes"], growth, options["kernel"], options["initrd"]
+    )
+    for guests in boots.counts(quick=size.quick):
+        for layout in options["layouts"]:
+            setting = {"layout": layout, "guests": guests}
+            copied = {"raw": guests, "qcow2+qcow2": 1}.get(layout, 0) * image
+            # How much a guest writes while it boots is not known: an eighth of what it may.
+            written = copied + guests * growth // 8
+            scratch = agent_boot.BootStep({}, layout, guests, disks).needed_bytes
+            yield Step(
+                common | {"layout": layout, "guests": guests, "setting": setting}, scratch, written,
+                written / size.rate + 20 + 2 * guests,
+            )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Made:
     """How the steps of a kind are made, and the sizes that they have unless told otherwise.
@@ -203,4 +236,11 @@ MADE: dict[str, Made] = {
         "Formats and chains", "What do raw, qcow2, overlays, long chains and compression cost?",
         _formats, 256 * MIB, 2 * GIB, "qemu-img", "qemu-utils",
     ),
+    BOOT: Made(
+        "Boot storm", "How long until guests are up that start at once, with raw disks or overlays? Choose what boots; "
+        "an image adds its size to the cost.",
+        _boot, 256 * MIB, 256 * MIB, "virsh", "libvirt-clients",
+    ),
 }  # fmt: skip
+#: What can be run on a schedule: what needs nothing to be chosen.
+WATCHABLE = tuple(kind for kind in MADE if kind != BOOT)

@@ -44,16 +44,14 @@ poweroff -f
 
 #: What answers a host that asks for the guest's agent, beside the shell.
 AGENT_MODULE = "char/virtio_console"
-AGENT = """
-while sleep 0.1; do
-    for port in /dev/vport*p1; do
-        exec 3<>$port
-        while read -r line <&3; do
-            case "$line" in
-                *guest-sync*) id=${line##*:}; echo "{\\"return\\":${id%%\\}*}}" >&3 ;;
-                *guest-ping*) echo '{"return":{}}' >&3 ;;
-            esac
-        done
+AGENT = r"""
+until [ -e /dev/vport*p1 ]; do sleep 0.1; done && exec 3<>$(ls /dev/vport*p1) && while sleep 0.1; do
+    # Nothing comes, and no waiting, as long as the host is not there.
+    while read -r line <&3; do
+        case "$line" in
+            *guest-sync*) id=${line##*:}; echo "{\"return\":${id%%\}*}}" >&3 ;;
+            *guest-ping*) echo '{"return":{}}' >&3 ;;
+        esac
     done
 done &
 """
