@@ -12,6 +12,7 @@ from django.db.models import Sum
 from django.utils import timezone
 
 from images import moving, writing
+from images.ledger import lines
 from images.models import Image
 from storage_admin.accounts.roles import SYSTEM
 from storage_admin.accounts.services import audit
@@ -83,9 +84,7 @@ def image_replaced(image: Image, result: Mapping[str, Any], path: bytes | None =
 
 
 def keep_undo(job: Job, held_bytes: int, window: timedelta) -> None:
-    """The original waits as an undo copy of that many bytes until its window closes; none where it holds nothing."""
-    if not held_bytes:
-        return
+    """The original waits as an undo copy of that many bytes until its window closes."""
     Job.objects.filter(pk=job.pk).update(
         undo_state=Job.UndoState.AVAILABLE, undo_expires=timezone.now() + window, undo_bytes=held_bytes
     )
@@ -96,6 +95,7 @@ def keep_undo(job: Job, held_bytes: int, window: timedelta) -> None:
 
 def close_undo(job: Job, state: str, freed_bytes: int) -> None:
     """A job's undo copy is gone: ``freed_bytes`` is what its work has won in the end."""
+    lines.close(job, freed_bytes, undone=state == Job.UndoState.UNDONE)
     result = dict(job.result or {})
     if result:
         result |= {"held_bytes": 0, "freed_bytes": freed_bytes, "freed_at": timezone.now().isoformat()}
@@ -105,18 +105,44 @@ def close_undo(job: Job, state: str, freed_bytes: int) -> None:
         write_undo_bytes(image.pool)
 
 
-def won_bytes(job: Job) -> int:
-    """What a job has won once its undo copy is gone: by how much the image is smaller than before, in bytes."""
-    result = job.result or {}
-    return int(result.get("before_bytes") or 0) - int(result.get("after_bytes") or 0)
+def won_bytes(job: Job, copy_bytes: int | None = None) -> int:
+    """What a job has won once its undo copy is gone, in bytes: what that gives back, less what the new file took.
+
+    Args:
+        copy_bytes: what the filesystem got back; where nobody saw that, it is what the copy occupied.
+    """
+    return (job.undo_bytes if copy_bytes is None else copy_bytes) - made_bytes(job)
 
 
-def undo_copy_lost(job: Job, why: str, *, put_back: bool = False) -> bool:
+def made_bytes(job: Job) -> int:
+    """What a job's new file occupied when it took the image's place."""
+    return int((job.result or {}).get("after_bytes") or 0)
+
+
+def lives_on(job: Job, original: Mapping[str, Any] | None) -> Image | None:
+    """An image that is the very file which a job's undo copy was: somebody has moved it instead of deleting it.
+
+    Args:
+        original: its stamp, ``None`` where nobody knows it any more.
+    """
+    if original is None:
+        return None
+    # The number of an inode is given again, but not together with the size and time of the file that had it.
+    same = {"inode": str(original["inode"]), "file_size": original["file_size"], "mtime_ns": original["mtime_ns"]}
+    there = Image.objects.filter(host=job.host_id, missing_since=None, **same)
+    return there.exclude(pk=job.target_id).first()
+
+
+def undo_copy_lost(
+    job: Job, why: str, *, put_back: bool = False, original: Mapping[str, Any] | None = None, known: bool = True
+) -> bool:
     """Somebody else took a job's undo copy away: its row, its log and the audit trail say so, once.
 
     Args:
         why: what was found, as a sentence without its full stop.
         put_back: the copy has the image's name again, so that the job was undone by hand, and nothing was won.
+        original: the copy's stamp, where that is known: the file may stand under another name.
+        known: whether it is gone; else it may wait somewhere still, and nothing counts as won.
 
     Returns:
         ``False`` where no undo copy of it waited any more.
@@ -132,7 +158,10 @@ def undo_copy_lost(job: Job, why: str, *, put_back: bool = False) -> bool:
         )
         put_back = put_back and not later.filter(state=Job.State.SUCCEEDED).exists()
         state = Job.UndoState.UNDONE if put_back else Job.UndoState.MISSING
-        close_undo(waiting, state, 0 if put_back else won_bytes(waiting))
+        kept = None if put_back else lives_on(waiting, original)
+        if kept is not None:
+            why = f"{why}; it goes on as {kept.name}, so that nothing was freed"
+        close_undo(waiting, state, won_bytes(waiting, 0 if kept else None) if known and not put_back else 0)
         if put_back and waiting.kept.get("volumes"):
             # Its VM names it as a flat image, and it is a linked clone again (images.linked_clones).
             Job.objects.filter(pk=waiting.pk).update(repoint_due=True)

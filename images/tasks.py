@@ -58,7 +58,8 @@ def expire_undo() -> None:
         except RefusedError:
             continue
         except NotFoundError:
-            rewriting.undo_copy_lost(job, "its image is not listed any more, so nobody knows where the copy would be")
+            why = "its image is not listed any more, so nobody knows where the copy would be"
+            rewriting.undo_copy_lost(job, why, known=False)
 
 
 @shared_task(base=DjangoTask, ignore_result=True)

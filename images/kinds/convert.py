@@ -7,6 +7,7 @@ from images import linked_clones, refusals, repointing
 from images.kinds.rewrites import REWRITE_OPTIONS, Choice, Rewriting, beside
 from images.kinds.stages import WRITTEN
 from images.kinds.targets import ancestors, find, locks_on
+from images.ledger import lines
 from images.models import Image
 from storage_admin.accounts.roles import Actor
 from storage_admin.agent.conversion import LONGEST_NAME, OPTIONS, SUBFORMATS
@@ -182,6 +183,7 @@ class Convert(Rewriting):
             told = super().record(job, result)
             _declare(find(job.target_id), result["format"])
             return told | {"format": result["format"], "path": display(path), "pool": pool.pk}
+        lines.write_beside(job, pool, result["after_bytes"])
         return {
             "before_bytes": result["before_bytes"], "after_bytes": result["after_bytes"], "held_bytes": 0,
             "freed_bytes": 0, "freed_at": None, "method": result["method"], "format": result["format"],

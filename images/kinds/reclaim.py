@@ -13,8 +13,9 @@ from images.kinds.rewrites import (
     verify_commands,
 )
 from images.kinds.stages import WRITTEN
+from images.ledger import lines
 from images.models import Image
-from storage_admin.agent import prediction
+from storage_admin.agent import prediction, protocol
 from storage_admin.agent.copying import creation_options
 from storage_admin.agent.formats.facts import Facts
 from storage_admin.jobs.models import Job
@@ -77,6 +78,14 @@ class Reclaim(Rewriting):
             named = asked.get("compression", "auto")
             asked["predicted_high"] = estimates.predicted(image, method, "" if named == "auto" else named).high
         return asked
+
+    def on_event(self, job: Job, event: dict[str, Any]) -> None:
+        if event["event"] != protocol.OCCUPIED:
+            super().on_event(job, event)
+        elif "after_bytes" in event:
+            lines.write_in_place(job, event["before_bytes"], event["after_bytes"])
+        else:
+            lines.begin_in_place(job, event["before_bytes"])
 
 
 def chosen_method(image: Image, options: dict[str, Any]) -> tuple[str, str]:

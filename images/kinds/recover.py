@@ -8,10 +8,12 @@ from django.utils import timezone
 
 from images import refusals, repointing, rewriting
 from images.kinds.scan import HostKind
-from images.kinds.undo import state_after_removal
+from images.kinds.undo import state_after_removal, undone_for_good
+from images.ledger import lines
 from images.models import Image
 from storage_admin.accounts.roles import Actor
 from storage_admin.agent.protocol import b64, unb64
+from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import claims, kinds
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Plan
@@ -46,7 +48,8 @@ class Recover(HostKind):
             "pools": [{"id": pool.pk, "path_b64": b64(bytes(pool.path_bytes)), "kind": "dir"} for pool in folders],
             "jobs_active": list(active.values_list("uid", flat=True)),
             "jobs_recorded": list((kept | lost).values_list("uid", flat=True)),
-            "undo_copies": _where(kept),
+            "undo_copies": [*_where(kept), *_where_aside(job.host_id)],
+            "in_place": _where(lines.unfinished_in_place(job.host_id)),
         }
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
@@ -59,6 +62,8 @@ class Recover(HostKind):
                     _say(found, found["detail"] or "it could not be recovered; look at its files on the host", "error")
                 case _:
                     replaced |= self._settle(job, found)
+        for found in result["occupied"]:
+            _settle_in_place(job, found)
         # Only what had ended before the agent looked: it may not have seen what a later one left.
         settled = Job.objects.filter(host=job.host_id, needs_recovery=True, finished__lt=job.started or job.created)
         at_work = Job.objects.filter(uid__in=busy)
@@ -77,6 +82,8 @@ class Recover(HostKind):
         lost = Job.objects.select_related("host").filter(uid=found["job"]).first()
         if lost is None or lost.active:
             return False
+        if lost.kind in rows.KINDS:
+            return recovery.settle(job, lost, found)
         if found["undo_of"] is not None:
             _settle_undo(lost, found)
         elif found["outcome"] in {"finished", "kept", "lost"} and _unrecorded(lost):
@@ -132,7 +139,9 @@ def _unrecorded(lost: Job) -> bool:
 
 def _finished_after_all(lost: Job, found: dict[str, Any]) -> None:
     """The image was swapped before the worker died: the job has succeeded, and nobody was left to write it down."""
-    held, gone = found["undo_bytes"], found["outcome"] == "lost"
+    waits, gone = found["undo_waits"], found["outcome"] == "lost"
+    before, made = int(found["before_bytes"] or 0), int(found["made_bytes"] or found["after_bytes"] or 0)
+    freed = before - made if _in_its_place(lost) and not waits else 0
     if gone and found["put_back"]:
         claims.log(lost, "recovered: somebody else has put the original back; the job counts as interrupted", "warning")
         # Its journal goes with the next recovery, now that this is on record.
@@ -141,10 +150,9 @@ def _finished_after_all(lost: Job, found: dict[str, Any]) -> None:
     Job.objects.filter(pk=lost.pk).update(
         state=Job.State.SUCCEEDED, error_code="", error_detail="", progress=100.0, stage="", message="",
         result={
-            "before_bytes": found["before_bytes"], "after_bytes": found["after_bytes"], "held_bytes": held,
+            "before_bytes": before, "after_bytes": made, "held_bytes": found["undo_bytes"],
             "predicted_after_bytes": lost.plan.get("predicted_after_bytes"),
-            "freed_bytes": 0 if held else _difference(found),
-            "freed_at": None if held else timezone.now().isoformat(), "recovered": True,
+            "freed_bytes": freed, "freed_at": None if waits else timezone.now().isoformat(), "recovered": True,
             "swapped": _in_its_place(lost),
         },
     )  # fmt: skip
@@ -153,10 +161,18 @@ def _finished_after_all(lost: Job, found: dict[str, Any]) -> None:
     image = Image.objects.select_related("pool").filter(pk=lost.target_id).first()
     if image is not None and found["inode"] is not None and _in_its_place(lost):
         _replaced(image, found)
-    if gone:
-        Job.objects.filter(pk=lost.pk).update(undo_state=Job.UndoState.AVAILABLE, undo_expires=timezone.now())
-        rewriting.undo_copy_lost(lost, found["detail"])
-    rewriting.keep_undo(lost, held, timedelta(hours=float(lost.options.get("undo_hours", 24))))
+    pool = image.pool if image is not None else None
+    if not _in_its_place(lost):
+        lines.write_beside(lost, StoragePool.objects.filter(pk=found["pool"]).first(), made)
+    elif waits:
+        rewriting.keep_undo(lost, found["undo_bytes"], timedelta(hours=float(lost.options.get("undo_hours", 24))))
+        lines.write_held(lost, pool, before, made)
+    elif gone:
+        rewriting.keep_undo(lost, before, timedelta())
+        lines.write_held(lost, pool, before, made)
+        rewriting.undo_copy_lost(lost, found["detail"], original=found["original"])
+    else:
+        lines.write(lost, pool, before, made)
 
 
 def _in_its_place(job: Job) -> bool:
@@ -181,19 +197,35 @@ def _settle_lost(recovery: Job, lost: Job, found: dict[str, Any]) -> None:
     undo = at_it.filter(kind="undo", needs_recovery=True).exclude(state__in=Job.ACTIVE).last()
     if undo is not None and _is_another_file(lost, found):
         # It died when all was done and its traces were gone.
-        _settle_undo(undo, found | {"undo_of": lost.uid, "outcome": "finished"})
+        # What its new file occupied by then, the last scan knows.
+        image = Image.every.filter(pk=lost.target_id).first()
+        gone = image.allocated_size if image is not None else None
+        _settle_undo(undo, found | {"undo_of": lost.uid, "outcome": "finished", "undone_bytes": gone})
         return
     removal = at_it.filter(kind="discard_undo", needs_recovery=True).exclude(state__in=Job.ACTIVE).last()
     if removal is None:
-        rewriting.undo_copy_lost(lost, found["detail"], put_back=found["put_back"])
+        put_back = found["put_back"]
+        rewriting.undo_copy_lost(lost, found["detail"], put_back=put_back, original=found["original"])
         return
-    rewriting.close_undo(lost, state_after_removal(lost, removal), rewriting.won_bytes(lost))
+    won = rewriting.won_bytes(lost, found["discarded_bytes"])
+    rewriting.close_undo(lost, state_after_removal(lost, removal), won)
     Job.objects.filter(pk=removal.pk).update(
         state=Job.State.SUCCEEDED, error_code="", error_detail="", progress=100.0, stage="", message="",
         result={"copy_bytes": lost.undo_bytes, "of_job": lost.pk, "recovered": True},
     )  # fmt: skip
     claims.log(removal, "recovered: the undo copy was gone already; its removal has succeeded")
     tell_end(removal.pk)
+
+
+def _settle_in_place(recovery: Job, found: dict[str, Any]) -> None:
+    """Work in place was cut off, and nobody told what it had won until then: the file tells, as it is now."""
+    jobs = lines.unfinished_in_place(recovery.host_id).filter(uid=found["job"])
+    lost = jobs.filter(finished__lt=recovery.started or recovery.created).select_related("host").first()
+    image = Image.every.filter(pk=lost.target_id).first() if lost is not None else None
+    if lost is None or image is None or image.inode != str(found["inode"]):
+        return
+    lines.write_in_place(lost, lost.before_bytes or 0, found["bytes"])
+    claims.log(lost, f"recovered: {(lost.before_bytes or 0) - found['bytes']} bytes were won before it was cut off")
 
 
 def _is_another_file(lost: Job, found: dict[str, Any]) -> bool:
@@ -210,7 +242,10 @@ def _settle_undo(lost: Job, found: dict[str, Any]) -> None:
         if image is not None and found["inode"] is not None:
             _replaced(image, found)
             repointing.restore_declaration(image, undone)
-        rewriting.close_undo(undone, Job.UndoState.UNDONE, 0)
+        gone = found["undone_bytes"]
+        if gone is None:
+            gone = rewriting.made_bytes(undone)
+        undone_for_good(lost, undone, image, gone, gone, found["after_bytes"])
         Job.objects.filter(pk=lost.pk, state=Job.State.INTERRUPTED).update(
             state=Job.State.SUCCEEDED, error_code="", error_detail="", progress=100.0, stage="", message="",
             result={"undone_job": undone.pk, "held_bytes": 0, "freed_bytes": 0, "freed_at": None, "recovered": True},
@@ -219,7 +254,3 @@ def _settle_undo(lost: Job, found: dict[str, Any]) -> None:
         tell_end(lost.pk)
     else:
         claims.log(lost, "recovered: the undo had not happened; the undo copy waits again")
-
-
-def _difference(found: dict[str, Any]) -> int:
-    return int(found["before_bytes"] or 0) - int(found["after_bytes"] or 0)

@@ -10,7 +10,9 @@ from django.utils import timezone
 
 from images import liveness, moving, refusals, rewriting, space, surroundings, waiting
 from images.kinds.targets import RewriteKind, ancestors, facts, find
+from images.ledger import lines
 from images.models import Image
+from images.orphans.evidence import READS_ON
 from storage_admin.accounts.roles import Actor
 from storage_admin.agent.protocol import RefusedError, unb64
 from storage_admin.hosts.models import StoragePool
@@ -155,17 +157,23 @@ class Rewriting(waiting.WaitsForGuests, RewriteKind):
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         image = find(job.target_id)
+        before, after = result["before_bytes"], result["after_bytes"]
+        held = result["swapped"] and result["undo"] is not None
         if result["swapped"]:
             name = result.get("name_b64")
             rewriting.image_replaced(image, result, moving.sibling(image, unb64(name)) if name else None)
+        if held:
             rewriting.keep_undo(job, result["held_bytes"], timedelta(hours=job.options["undo_hours"]))
+            lines.write_held(job, image.pool, before, after)
+        elif result["swapped"] or before != after:
+            lines.write(job, image.pool, before, after)
         shown = {
-            "before_bytes": result["before_bytes"],
+            "before_bytes": before,
             "predicted_after_bytes": job.plan.get("predicted_after_bytes"),
-            "after_bytes": result["after_bytes"],
+            "after_bytes": after,
             "held_bytes": result["held_bytes"],
             "freed_bytes": result["freed_bytes"],
-            "freed_at": timezone.now().isoformat() if result["swapped"] and not result["held_bytes"] else None,
+            "freed_at": timezone.now().isoformat() if result["swapped"] and not held else None,
             "method": result["method"],
             "seconds": result["seconds"],
             "swapped": result["swapped"],

@@ -7,6 +7,7 @@ from django.db.models import Q
 
 from images import liveness, moving, refusals, repointing, rewriting
 from images.kinds.targets import ancestors, facts, find, locks_on
+from images.ledger import lines
 from images.models import Image
 from storage_admin.accounts.roles import SYSTEM, Actor, Role
 from storage_admin.agent.protocol import RefusedError, unb64
@@ -141,7 +142,7 @@ class Undo(OfJob):
         image = self._image(undone)
         rewriting.image_replaced(image, result, moving.sibling(image, unb64(result["name_b64"])))
         repointing.restore_declaration(image, undone)
-        rewriting.close_undo(undone, Job.UndoState.UNDONE, 0)
+        undone_for_good(job, undone, image, result["before_bytes"], result["freed_bytes"], result["after_bytes"])
         return {
             "before_bytes": result["before_bytes"],
             "after_bytes": result["after_bytes"],
@@ -189,15 +190,27 @@ class DiscardUndo(OfJob):
         freed = int(result["freed_bytes"])
         if not result["found"]:
             why = "the undo copy was gone already when it was to be removed"
-            rewriting.undo_copy_lost(undone, why, put_back=result["put_back"])
+            rewriting.undo_copy_lost(undone, why, put_back=result["put_back"], original=result["original"])
             return {"copy_bytes": 0, "of_job": undone.pk}
-        won = rewriting.won_bytes(undone)
         if not freed and undone.undo_bytes:
-            # Somebody gave the file a second name: the original lives on, and nothing was freed.
-            won -= undone.undo_bytes
+            # Somebody gave the file a second name: the original lives on.
             claims.log(undone, "its undo copy has another name on the host: nothing was freed", JobLog.Level.WARNING)
-        rewriting.close_undo(undone, state_after_removal(undone, job), won)
+        rewriting.close_undo(undone, state_after_removal(undone, job), rewriting.won_bytes(undone, freed))
         return {"copy_bytes": freed, "of_job": undone.pk}
+
+
+def undone_for_good(undo: Job, undone: Job, image: Image | None, gone: int, freed: int, back: int | None) -> None:
+    """Writes that a job was undone, and what else went with its new file.
+
+    Args:
+        gone: bytes that the new file occupied.
+        freed: those that the filesystem got back.
+        back: bytes that the original occupies.
+    """
+    rewriting.close_undo(undone, Job.UndoState.UNDONE, 0)
+    # What the job itself took is given back. The rest was written into the new file since, or was not freed.
+    if others := freed - rewriting.made_bytes(undone):
+        lines.write(undo, image.pool if image is not None else None, gone, gone if back is None else back, freed=others)
 
 
 def _warnings(job: Job, options: dict[str, Any]) -> tuple[str, ...]:

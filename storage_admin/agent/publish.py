@@ -63,7 +63,7 @@ class Publication(NewFile):
         new = Stamp.of(os.fstat(self.new))
         self._journal.append(journal.DONE, new=new)
         settle(self._journal)
-        return Swapped(new, 0)
+        return Swapped(new, None)
 
 
 class Succession(NewFile):
@@ -124,7 +124,8 @@ class Succession(NewFile):
         new = Stamp.of(os.fstat(self.new))
         self._journal.append(journal.DONE, new=new, undo=Stamp.of(os.fstat(self.original)))
         outlast_late_openers(io, locking.file_id(self.original))
-        return Swapped(new, settle(self._journal).undo_bytes)
+        settled = settle(self._journal)
+        return Swapped(new, settled.undo_bytes if settled.undo_waits else None)
 
     def _link(self, name: bytes, other: bytes) -> None:
         """Another name for a file, on the disk before anything follows."""

@@ -192,7 +192,7 @@ class Rewrite:
         clear_earlier(self.folder, self.request)
         self._refuse()
         space.require(self.folder, self.recipe.needed(self), self.wish.reserve, self.wish.reserved_elsewhere)
-        before = os.fstat(self.chain.image.fd).st_blocks * 512
+        before = space.allocated_on_disk(self.chain.image.fd)
         with self.recipe.begin(self) as replacement:
             replacement.note_left([(link.planned.path, link.stamp) for link in self._left()])
             self.recipe.make(self, replacement)
@@ -204,13 +204,14 @@ class Rewrite:
             os.ftruncate(replacement.new, os.fstat(replacement.new).st_size)
             # It was written through the host's page cache, which belongs to the guests.
             os.posix_fadvise(replacement.new, 0, 0, os.POSIX_FADV_DONTNEED)
-            after = os.fstat(replacement.new).st_blocks * 512
+            after = space.allocated(replacement.new)
             if self.recipe.must_shrink and after >= before:
                 self.io.log(f"the copy needs {after} bytes, the image {before}: it is left as it is")
                 return self._result(before, before, None)
             self.io.progress("swapping", 0, None, "waiting for the last word")
             swapped = replacement.swap(self.io, lambda: self._recheck(replacement))
-        return self._result(before, swapped.new.allocated_size, swapped)
+        # Its descriptor still leads to the original: this much waits as its undo copy, or has just become free.
+        return self._result(space.allocated(self.chain.image.fd), swapped.new.allocated_size, swapped)
 
     def _left(self) -> list[Link]:
         """The ancestors that the new file will not stand on."""
@@ -305,19 +306,20 @@ class Rewrite:
             space.watch(self.folder, self.wish.reserve)
 
     def _result(self, before: int, after: int, swapped: Swapped | None) -> dict[str, Any]:
-        held = swapped.undo_bytes if swapped else 0
+        # A copy may wait and occupy nothing, as that of an image without a single block.
+        held = swapped.undo_bytes if swapped else None
         stamp = swapped.new if swapped else self.chain.image.stamp
         undo = {"path": display(file_name(self.request.job, "orig")), "bytes": held}
         return {
             "method": self.recipe.method,
             "before_bytes": before,
             "after_bytes": after,
-            "held_bytes": held,
-            "freed_bytes": 0 if held else before - after,
+            "held_bytes": held or 0,
+            "freed_bytes": before - after if held is None else 0,
             "dev": stamp.dev,
             "inode": stamp.inode,
             "swapped": swapped is not None,
             "seconds": round(time.monotonic() - self.started, 3),
-            "undo": undo if held else None,
+            "undo": undo if held is not None else None,
             **self.recipe.result,
         }

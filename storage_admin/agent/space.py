@@ -34,6 +34,20 @@ def space(fd: int) -> Space:
     return Space(status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize)
 
 
+def allocated(fd: int) -> int:
+    """What an open file occupies, in bytes."""
+    return os.fstat(fd).st_blocks * 512
+
+
+def allocated_on_disk(fd: int) -> int:
+    """The same, once all that was written to it is on the disk.
+
+    Until then a filesystem only guesses, and counts no blocks that its own tables will need.
+    """
+    os.fsync(fd)
+    return allocated(fd)
+
+
 def require(fd: int, needed_bytes: int, reserve: Reserve, reserved_elsewhere_bytes: int) -> None:
     """Refuse work that could fill a filesystem up.
 

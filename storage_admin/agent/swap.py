@@ -26,10 +26,10 @@ GRACE = 0.3
 
 @dataclass(frozen=True)
 class Swapped:
-    """A replacement that is done. ``undo_bytes`` is what the undo copy occupies; 0 where none was kept."""
+    """A replacement that is done. ``undo_bytes`` is what the undo copy occupies; ``None`` where none was kept."""
 
     new: Stamp
-    undo_bytes: int
+    undo_bytes: int | None
 
 
 class NewFile(ABC):
@@ -172,7 +172,7 @@ class Replacement(NewFile):
         self._journal.append(journal.DONE, new=new, undo=Stamp.of(os.fstat(self.original)))
         outlast_late_openers(io, locking.file_id(self.original))
         settled = settle(self._journal)
-        return Swapped(new, settled.undo_bytes)
+        return Swapped(new, settled.undo_bytes if settled.undo_waits else None)
 
 
 def clear_earlier(folder: int, request: Request) -> None:

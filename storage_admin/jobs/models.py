@@ -1,12 +1,20 @@
 """The job's row is the truth; Celery only rings that there is one."""
 
 import uuid
+from typing import Any
 
 from django.db import models
 from django.db.models import Q
 from django.utils import timezone
 
-from storage_admin.hosts.models import Host
+from storage_admin.hosts.models import Host, StoragePool
+
+
+def forget_all_but_the_ledger(collector: Any, field: Any, jobs: Any, using: str) -> None:
+    """What becomes of a host's jobs when it is removed: those that changed space stay as lines of the ledger, with the
+    host's id and name as they were; the others go with it.
+    """
+    models.CASCADE(collector, field, jobs.filter(freed_bytes__isnull=True), using)
 
 
 def _uid() -> str:
@@ -40,7 +48,8 @@ class Job(models.Model):
     state = models.CharField(max_length=12, choices=State, default=State.QUEUED)
     waiting_for = models.CharField(max_length=200, blank=True)
     rewrites = models.BooleanField(default=False)
-    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="jobs")
+    #: Of a host that was removed the id is left (:func:`forget_all_but_the_ledger`): the ledger alone reads such rows.
+    host = models.ForeignKey(Host, on_delete=forget_all_but_the_ledger, related_name="jobs", db_constraint=False)
     #: The target's kind and id; the registered job kind resolves it, so that this app needs no key upward.
     target_kind = models.CharField(max_length=10)
     target_id = models.BigIntegerField()
@@ -87,6 +96,23 @@ class Job(models.Model):
     #: Whether those definitions may not agree with the name that the image has by now.
     repoint_due = models.BooleanField(default=False)
 
+    # The job's line of the ledger, written by ``images.ledger.lines`` alone, in the transaction of its result. Bytes.
+    #: The pool whose space it changed; of one that was removed the id is left, as of a host. The names are as of then.
+    space_pool = models.ForeignKey(
+        StoragePool, null=True, on_delete=models.DO_NOTHING, related_name="+", db_constraint=False, db_index=False
+    )
+    host_name = models.CharField(max_length=200, blank=True, default="")
+    pool_name = models.CharField(max_length=200, blank=True, default="")
+    #: What it was expected to win.
+    predicted_bytes = models.BigIntegerField(null=True)
+    before_bytes = models.BigIntegerField(null=True)
+    after_bytes = models.BigIntegerField(null=True)
+    #: By how much allocated space has become less; negative where it has become more. 0 while an undo copy holds it and
+    #: where the job was undone; null for a job that changed no space, which has no line.
+    freed_bytes = models.BigIntegerField(null=True)
+    #: Since when that is so for good; null while an undo copy waits and where the job was undone.
+    freed_at = models.DateTimeField(null=True)
+
     class Meta:
         ordering = ["-id"]
         indexes = [
@@ -97,6 +123,29 @@ class Job(models.Model):
             models.Index(fields=["parked_at"], condition=Q(parked_at__isnull=False, state="queued"), name="job_parked"),
             models.Index(fields=["id"], condition=Q(start_due=True), name="job_start_due"),
             models.Index(fields=["id"], condition=Q(repoint_due=True), name="job_repoint_due"),
+            # All that the ledger filters, orders and sums by: it reads no row of the table to do so.
+            models.Index(
+                fields=[
+                    "freed_at",
+                    "finished",
+                    "id",
+                    "host",
+                    "space_pool",
+                    "kind",
+                    "created_by",
+                    "target_kind",
+                    "target_id",
+                    "undo_state",
+                    "undo_bytes",
+                    "freed_bytes",
+                    "before_bytes",
+                    "after_bytes",
+                    "predicted_bytes",
+                    "started",
+                ],
+                condition=Q(freed_bytes__isnull=False),
+                name="job_ledger",
+            ),
         ]
 
     def __str__(self) -> str:

@@ -38,6 +38,13 @@ def original_inode(image: Path) -> int:
     return int((image.parent / "original").read_text())
 
 
+def discarded(image: Path) -> dict[str, Any]:
+    """The result of giving the undo copy up; the stamp of what should have been there is the original's."""
+    answer = ask("discard_undo", undo_args(image), job="d1")
+    assert answer.pop("original")["inode"] == original_inode(image)
+    return answer
+
+
 def refused(verb: str, image: Path, code: str, job: str = "u1", **changes: Any) -> None:
     before = image.stat() if image.exists() else None
     kept = leftovers(image.parent)
@@ -168,13 +175,13 @@ def test_undo_of_an_overlay_stands_on_its_base_again(tmp_path: Path) -> None:
 
 def test_discard_frees_what_the_copy_held(image: Path) -> None:
     held = (image.parent / ".sa-j1.orig").stat().st_blocks * 512
-    assert ask("discard_undo", undo_args(image), job="d1") == {"freed_bytes": held, "found": True, "put_back": False}
+    assert discarded(image) == {"freed_bytes": held, "found": True, "put_back": False}
     assert leftovers(image.parent) == set()
 
 
 def test_discard_of_a_copy_that_is_gone_clears_the_journal(image: Path) -> None:
     (image.parent / ".sa-j1.orig").unlink()
-    assert ask("discard_undo", undo_args(image), job="d1") == {"freed_bytes": 0, "found": False, "put_back": False}
+    assert discarded(image) == {"freed_bytes": 0, "found": False, "put_back": False}
     assert leftovers(image.parent) == set()
 
 
@@ -185,7 +192,7 @@ def test_discard_is_refused_while_somebody_uses_the_copy(image: Path) -> None:
 
 def test_discard_of_a_copy_with_another_name_says_that_nothing_was_freed(image: Path) -> None:
     os.link(image.parent / ".sa-j1.orig", image.parent / "somebody-keeps-it")
-    assert ask("discard_undo", undo_args(image), job="d1") == {"freed_bytes": 0, "found": True, "put_back": False}
+    assert discarded(image) == {"freed_bytes": 0, "found": True, "put_back": False}
 
 
 @pytest.mark.parametrize("verb", ["undo", "discard_undo"])

@@ -198,11 +198,14 @@ def test_a_recovered_conversion_beside_its_image_leaves_the_image_alone(image: P
     )  # fmt: skip
     found = {
         "outcome": "finished", "undo_bytes": 0, "before_bytes": 1, "after_bytes": 2, "dev": 1, "inode": 2,
-        "path_b64": None, "put_back": False, "detail": "",
+        "path_b64": None, "put_back": False, "detail": "", "undo_waits": False, "made_bytes": 2, "original": None,
+        "pool": row.pool_id,
     }  # fmt: skip
     recover._finished_after_all(job, found)
     job.refresh_from_db()
-    assert (job.state, (job.result or {})["swapped"]) == ("succeeded", False)
+    result = job.result or {}
+    assert (job.state, result["swapped"], result["freed_bytes"]) == ("succeeded", False, 0)
+    assert (job.before_bytes, job.after_bytes, job.freed_bytes, job.space_pool_id) == (0, 2, -2, row.pool_id)
     assert Image.objects.get(pk=row.pk).inode == row.inode
 
 

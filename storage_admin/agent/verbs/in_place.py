@@ -23,7 +23,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from storage_admin.agent import attributes, cgroups, holes, locking, priority, qemu_img
+from storage_admin.agent import attributes, cgroups, holes, locking, priority, protocol, qemu_img, space
 from storage_admin.agent.door import Door, shut_alone
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.links import Chain, Link
@@ -69,15 +69,20 @@ def reclaim(io: AgentIO, chain: Chain, *, children_known: bool, bandwidth: int |
     refuse(chain, children_known=children_known)
     chain.refuse_in_use()
     chain.refuse_stale()
-    before = os.fstat(chain.image.fd).st_blocks * 512
+    before = space.allocated_on_disk(chain.image.fd)
+    # Nothing is put back where it ends before its end, so the controller has to know what it began with.
+    io.emit(protocol.OCCUPIED, before_bytes=before)
     work = _Work(io, chain, _Pace(bandwidth))
-    with cgroups.limited(io, chain.image.fd, idle=idle_io, bandwidth=bandwidth):
-        if chain.image.facts.format == "qcow2":
-            _refuse_corrupt(io, chain, idle_io)
-        with priority.idle(idle_io):
-            work.run()
-            os.fsync(chain.image.fd)
-    after = os.fstat(chain.image.fd).st_blocks * 512
+    try:
+        with cgroups.limited(io, chain.image.fd, idle=idle_io, bandwidth=bandwidth):
+            if chain.image.facts.format == "qcow2":
+                _refuse_corrupt(io, chain, idle_io)
+            with priority.idle(idle_io):
+                work.run()
+                os.fsync(chain.image.fd)
+    finally:
+        after = work.occupied
+        io.emit(protocol.OCCUPIED, before_bytes=before, after_bytes=after)
     io.log(f"{chain.image.shown} has its holes, as by fallocate --dig-holes: {work.digger.dug} bytes let go of")
     return {
         "before_bytes": before,
@@ -162,6 +167,8 @@ class _Work:
     def __post_init__(self) -> None:
         image = self.chain.image
         self._size, self._mtime_ns = image.stamp.file_size, image.stamp.mtime_ns
+        #: What the file occupied in bytes when nobody but this work had it last: what a guest adds is not its doing.
+        self.occupied = space.allocated(image.fd)
         # As the plan knew it, and later as this work left it.
         self._seen = (self._size, self._mtime_ns, image.stamp.ctime_ns)
         self.digger = holes.Digger(
@@ -252,6 +259,7 @@ class _Work:
                 # backup say, has to read the image again.
                 os.utime(image.fd, ns=(now.st_atime_ns, self._mtime_ns))
             self._seen = _content(os.fstat(image.fd))
+            self.occupied = space.allocated(image.fd)
         finally:
             _let_in(image, door)
 

@@ -88,7 +88,8 @@ def discard(request: Request, io: AgentIO) -> dict[str, Any]:
 
     Returns:
         ``freed_bytes``: what the filesystem got back, 0 where the copy has another name as well; ``original``: the
-        stamp of what should be there; ``found``: whether the copy was there; ``put_back``: whether it was not, because somebody gave it the image's name again.
+        stamp of what should be there; ``found``: whether the copy was there; ``put_back``: whether it was not, because
+        somebody gave it the image's name again.
 
     Raises:
         RefusedError: ``image_in_use``, where somebody uses the copy; ``stale_plan``, where it is the only one left.

@@ -1,0 +1,87 @@
+"""The one place that writes a job's line of the ledger. Call it in the transaction that writes the job's result.
+
+A line says what the job itself did to allocated space (``st_blocks``), to the byte:
+
+- before and after: what the image occupied; of a new file beside an image, 0 and what the new file occupies;
+- freed: before less after, once that is so for good. As long as an undo copy waits it is 0: the filesystem holds both
+  files then, and nothing was won. What was undone has freed 0 for ever.
+
+So the sum of what was freed is the change of allocated space on the disks once no undo copy waits any more, whatever
+guests wrote into their images meanwhile: that is no job's doing, and no line's.
+"""
+
+from typing import Any
+
+from django.utils import timezone
+
+from images.models import Image
+from storage_admin.hosts.models import StoragePool
+from storage_admin.jobs.models import Job
+
+
+def write(job: Job, pool: StoragePool | None, before: int, after: int, *, freed: int | None = None) -> None:
+    """A job has changed space for good.
+
+    Args:
+        pool: where; ``None`` where nobody knows that any more.
+        before, after: allocated bytes of what it worked on.
+        freed: bytes, where that is not what is between the two.
+    """
+    freed = before - after if freed is None else freed
+    _write(job, pool, before_bytes=before, after_bytes=after, freed_bytes=freed, freed_at=timezone.now())
+
+
+def write_held(job: Job, pool: StoragePool | None, before: int, after: int) -> None:
+    """A job has put another file in an image's place, and the original waits as its undo copy: nothing is freed yet."""
+    _write(job, pool, before_bytes=before, after_bytes=after, freed_bytes=0, freed_at=None)
+
+
+def write_beside(job: Job, pool: StoragePool | None, made: int) -> None:
+    """A job has made a new file of that many allocated bytes beside what there was: so much less is free."""
+    write(job, pool, 0, made)
+
+
+def close(job: Job, freed: int, *, undone: bool = False) -> None:
+    """A job's undo copy does not wait any more, and this came of it in the end.
+
+    Args:
+        freed: bytes; 0 where the job was undone.
+    """
+    at = None if undone else timezone.now()
+    Job.objects.filter(pk=job.pk, freed_bytes__isnull=False).update(freed_bytes=freed, freed_at=at)
+
+
+def begin_in_place(job: Job, before: int) -> None:
+    """A running job is about to change an image where it stands: what that occupies, in bytes. It is no line yet."""
+    _running(job).update(before_bytes=before)
+
+
+def write_in_place(job: Job, before: int, after: int) -> None:
+    """What a job has won in place, whatever its end will be; no line where that is nothing."""
+    if before == after:
+        Job.objects.filter(pk=job.pk, freed_bytes=None).update(before_bytes=None)
+        return
+    image = Image.every.select_related("pool").filter(pk=job.target_id).first()
+    write(job, image.pool if image else None, before, after)
+
+
+def unfinished_in_place(host_id: int) -> Any:
+    """Jobs on a host that had begun to work in place when they were cut off: nobody has told what they won."""
+    jobs = Job.objects.filter(host=host_id, needs_recovery=True, target_kind="image")
+    return jobs.filter(before_bytes__isnull=False, freed_bytes=None).exclude(state__in=Job.ACTIVE)
+
+
+def _running(job: Job) -> Any:
+    return Job.objects.filter(pk=job.pk, state=Job.State.RUNNING, generation=job.generation)
+
+
+def _write(job: Job, pool: StoragePool | None, **columns: Any) -> None:
+    predicted, before = job.plan.get("predicted_after_bytes"), job.plan.get("before_bytes")
+    known = isinstance(predicted, int) and isinstance(before, int)
+    Job.objects.filter(pk=job.pk).update(
+        space_pool=pool,
+        pool_name=pool.name if pool else "",
+        host_name=job.host.name,
+        predicted_bytes=before - predicted if known else None,
+        **columns,
+    )

@@ -1,0 +1,127 @@
+"""Reads of the ledger: its lines, and what they come to. Whoever says what jobs have won asks here."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from django.db.models import BigIntegerField, Count, F, Q, QuerySet, Sum, Value
+from django.db.models.functions import Coalesce
+from django.db.models.lookups import Exact, In
+
+from storage_admin.accounts.roles import Actor
+from storage_admin.hosts.models import Host
+from storage_admin.jobs.models import Job
+
+#: How jobs of a policy are signed (``Job.created_by``).
+POLICY = "policy "
+HELD = Q(undo_state=Job.UndoState.AVAILABLE)
+
+#: By what lines can be ordered, and the columns that this means.
+ORDERINGS = {
+    "id": "id",
+    "at": "at",
+    "kind": "kind",
+    "by": "created_by",
+    "before_bytes": "before_bytes",
+    "after_bytes": "after_bytes",
+    "predicted_bytes": "predicted_bytes",
+    "freed_bytes": "freed_bytes",
+    "held_bytes": "undo_bytes",
+}
+NULLABLE = frozenset({"before_bytes", "after_bytes", "predicted_bytes"})
+#: The newest first.
+DEFAULT_ORDERING = "-at"
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What some jobs come to, in bytes.
+
+    Args:
+        freed_bytes: by how much allocated space has become less: what was won, less what was taken.
+        won_bytes: of the jobs that freed something.
+        taken_bytes: of those that took something, such as a conversion beside its original.
+        held_bytes: what undo copies hold now, which nobody has won yet.
+        pending_bytes: what will be freed when they go, negative where something will have been taken.
+        predicted_bytes: what was expected, of those jobs whose plans said it.
+        jobs_count: jobs that freed or took something for good.
+        held_count: jobs whose undo copies wait.
+    """
+
+    freed_bytes: int = 0
+    won_bytes: int = 0
+    taken_bytes: int = 0
+    held_bytes: int = 0
+    pending_bytes: int = 0
+    predicted_bytes: int = 0
+    jobs_count: int = 0
+    held_count: int = 0
+
+    def __add__(self, other: "Sums") -> "Sums":
+        return Sums(**{name: value + getattr(other, name) for name, value in vars(self).items()})
+
+
+def lines(jobs: QuerySet[Job]) -> QuerySet[Job]:
+    """Those of some jobs that are lines of the ledger, each with ``at``.
+
+    ``at`` is when its space became free (or was taken); where an undo copy holds it or it was undone, when it ended.
+    """
+    return jobs.filter(freed_bytes__isnull=False).annotate(at=Coalesce("freed_at", "finished"))
+
+
+def lines_for(actor: Actor) -> QuerySet[Job]:
+    """The lines that exist for ``actor``, without the large columns of a job.
+
+    Those of hosts that were removed are among them for everybody who is limited to no host.
+    """
+    rows = Job.objects.all()
+    if actor.hosts is not None:
+        rows = rows.filter(In(F("host_id") + 0, Host.objects.filter(slug__in=actor.hosts).values("pk")))
+    return lines(rows).defer("options", "plan", "result", "commands", "kept", "message", "error_detail")
+
+
+def with_number(column: str, value: int) -> Q:
+    """Lines whose column is that number, read from the ledger's own index and not one by one by an index of it."""
+    return Q(Exact(F(column) + 0, value))
+
+
+def ordered(rows: QuerySet[Job], ordering: str) -> QuerySet[Job]:
+    """The lines by one of :data:`ORDERINGS`, downwards with a ``-`` before it; what is unknown comes last.
+
+    Raises:
+        KeyError: the ledger cannot be ordered by that.
+    """
+    column, down = ORDERINGS[ordering.removeprefix("-")], ordering.startswith("-")
+    by = F(column).desc(nulls_last=True) if down else F(column).asc(nulls_last=True)
+    plain = f"-{column}" if down else column
+    return rows.order_by(by if column in NULLABLE else plain, *(() if column == "id" else ("-id" if down else "id",)))
+
+
+def freed_of(jobs: QuerySet[Job]) -> Sums:
+    """What some jobs have freed for good, and what their undo copies hold; in one query."""
+    return added_up(jobs.filter(freed_bytes__isnull=False).order_by().aggregate(**SUMS))
+
+
+def added_up(row: Mapping[str, Any]) -> Sums:
+    """The sums in a row of what the database has added up by :data:`SUMS`."""
+    return Sums(**{name.removeprefix(_PREFIX): row[name] for name in SUMS})
+
+
+def _sum(column: Any, only: Q | None = None) -> Coalesce:
+    return Coalesce(Sum(column, filter=only), Value(0), output_field=BigIntegerField())
+
+
+#: A sum must not be called as the column that it is of.
+_PREFIX = "sum_of_"
+_SUMS = {
+    "freed_bytes": _sum("freed_bytes"),
+    "won_bytes": _sum("freed_bytes", Q(freed_bytes__gt=0)),
+    "taken_bytes": _sum(-F("freed_bytes"), Q(freed_bytes__lt=0)),
+    "held_bytes": _sum("undo_bytes", HELD),
+    "pending_bytes": _sum(F("undo_bytes") - F("after_bytes"), HELD),
+    "predicted_bytes": _sum("predicted_bytes"),
+    "jobs_count": Count("id", filter=~Q(freed_bytes=0)),
+    "held_count": Count("id", filter=HELD),
+}
+#: What a database has to add up for :class:`Sums`.
+SUMS = {_PREFIX + name: how for name, how in _SUMS.items()}
