@@ -25,6 +25,8 @@ Config = dict[str, Any]
 #: Series after these begin again: more than that cannot be told apart anyway.
 COLOURS = ("--sa-fill", "--sa-chart-2", "--sa-chart-3", "--sa-chart-4", "--sa-chart-5", "--sa-chart-6")
 PUBLISHED_COLOUR = "--sa-muted"
+#: Bars, with the room for those that are missing, that half the width of a page has room for.
+MOST_BARS = 14
 _PERCENTILES = ("latency_p50_seconds", "latency_p95_seconds", "latency_p99_seconds")
 
 TITLES = {
@@ -62,6 +64,12 @@ class Chart:
     config: Config
     heads: tuple[str, ...]
     table: tuple[tuple[str, ...], ...]
+
+    @property
+    def broad(self) -> bool:
+        """Whether it needs the whole width of a page."""
+        data = self.config["data"]
+        return self.config["type"] == "line" or len(data["labels"]) * len(data["datasets"]) > MOST_BARS
 
 
 def series_of(run: Benchmark, label: str = "") -> Series:

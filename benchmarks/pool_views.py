@@ -18,7 +18,7 @@ from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.selectors import pools_for
 
 #: What says too little to be followed over time; it stands in each run's table.
-_NOT_FOLLOWED = ("_cpu", "_latency_seconds")
+_NOT_FOLLOWED = ("_cpu", "_latency_seconds", "physical_bytes")
 
 
 def _pool(request: PageRequest, pool_id: int) -> StoragePool:

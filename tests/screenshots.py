@@ -40,13 +40,24 @@ PAGES = {
     "hosts": "/hosts/",
     "host-add": "/hosts/add/",
     "guests": "/guests/",
+    "benchmarks": "/benchmarks/",
+    "benchmark-start": "/benchmarks/start/?pool={pool}&kind=cluster_size",
+    "benchmark": "/benchmarks/{matrix}/",
+    "benchmark-fio": "/benchmarks/{fio}/",
+    "benchmark-compare": "/benchmarks/compare/?ids={before},{matrix}&published=0",
+    "benchmark-history": "/benchmarks/pools/{pool}/",
 }
+#: Small enough to be done in a minute: what they show is how figures look.
+MATRIX = {"size_bytes": 16 << 20, "repetitions": 5}
+FIO = {"size_bytes": 64 << 20, "seconds": 1}
 
 
 def main() -> int:
     """Takes all pictures and prints where they are."""
     parser = argparse.ArgumentParser(prog="python -m tests.screenshots", description=__doc__)
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where the pictures go")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help=f"of {', '.join(PAGES)}")
+    parser.add_argument("--whole", action="store_true", help="whole pages, not only what fits into a window")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     with (
@@ -58,7 +69,7 @@ def main() -> int:
     ):
         dashboard.manage("demo", "--path", str(folder / "images"))
         _guests(domains, folder / "images")
-        _take(browser, dashboard, given.folder)
+        _take(browser, dashboard, given.folder, given.only, whole=given.whole)
     for picture in sorted(given.folder.glob("*.png")):
         shrink(picture)
         print(f"{picture} {picture.stat().st_size // 1024} KiB")
@@ -88,29 +99,37 @@ def _guests(domains: Domains, images: Path) -> None:
     )
 
 
-def _take(browser: Browser, dashboard: Dashboard, folder: Path) -> None:
+def _take(browser: Browser, dashboard: Dashboard, folder: Path, only: list[str], *, whole: bool) -> None:
     rest = Rest(dashboard, name="automation")
     rest.scan()
     rest.quiet()
-    _work(rest)
+    if not only:
+        _work(rest)
+    places = _places(rest) | (_measured(rest) if not only or any("benchmark" in name for name in only) else {})
     cookies = folder / ".cookies"
     with tab(browser, dashboard.url) as opened:
         opened.log_in("admin", dashboard.password)
         opened.page.context.storage_state(path=cookies)
     try:
-        slow = _reclaim(rest, "vm-104-disk-0.qcow2", bandwidth_bytes_sec=1024 * 1024)
-        for theme in THEMES:
-            _shoot(browser, dashboard, folder, "job", f"/jobs/{slow['id']}/", theme, cookies, settle=3000)
-        rest.finished(slow)
-        rest.quiet()
+        if not only:
+            _shoot_work(rest, browser, dashboard, folder, cookies)
         for name, address in PAGES.items():
-            for theme in THEMES:
-                _shoot(browser, dashboard, folder, name, address.format(**_places(rest)), theme, cookies)
-        for theme in THEMES:
-            _shoot(browser, dashboard, folder, "bulk", "/images/", theme, cookies, then=_choose_many)
-            _shoot(browser, dashboard, folder, "login", "/login/", theme, None)
+            for theme in THEMES if name in (only or PAGES) else ():
+                _shoot(browser, dashboard, folder, name, address.format(**places), theme, cookies, whole=whole)
     finally:
         cookies.unlink()
+
+
+def _shoot_work(rest: Rest, browser: Browser, dashboard: Dashboard, folder: Path, cookies: Path) -> None:
+    """A job at work, and what is no page by its address alone."""
+    slow = _reclaim(rest, "vm-104-disk-0.qcow2", bandwidth_bytes_sec=1024 * 1024)
+    for theme in THEMES:
+        _shoot(browser, dashboard, folder, "job", f"/jobs/{slow['id']}/", theme, cookies, settle=3000)
+    rest.finished(slow)
+    rest.quiet()
+    for theme in THEMES:
+        _shoot(browser, dashboard, folder, "bulk", "/images/", theme, cookies, then=_choose_many)
+        _shoot(browser, dashboard, folder, "login", "/login/", theme, None)
 
 
 def _work(rest: Rest) -> None:
@@ -122,6 +141,18 @@ def _work(rest: Rest) -> None:
 
 def _reclaim(rest: Rest, name: str, **options: object) -> dict[str, object]:
     return dict(rest.post("jobs/", {"kind": "reclaim", "image": rest.image(name)["id"], "options": options}))
+
+
+def _measured(rest: Rest) -> dict[str, object]:
+    """Benchmarks that have ended: a matrix several times, and fio; their ids."""
+    pool = _places(rest)["pool"]
+    runs = []
+    for kind, options in [("fio", FIO)] + [("cluster_size", MATRIX)] * 5:
+        run = rest.post("benchmarks/", {"kind": kind, "pool": pool, "options": options})
+        rest.finished({"id": run["job"]}, 300)
+        runs.append(run["id"])
+    rest.quiet()
+    return {"before": runs[-2], "matrix": runs[-1], "fio": runs[0]}
 
 
 def _places(rest: Rest) -> dict[str, int]:
@@ -142,6 +173,7 @@ def _choose_many(page: Page) -> None:
 def _shoot(
     browser: Browser, dashboard: Dashboard, folder: Path, name: str, address: str, theme: Theme, cookies: Path | None,
     settle: int = 300, then: Callable[[Page], None] | None = None,
+    *, whole: bool = False,
 ) -> None:  # fmt: skip
     with tab(browser, dashboard.url, theme, cookies) as opened:
         opened.open(address)
@@ -149,7 +181,7 @@ def _shoot(
             then(opened.page)
         opened.page.wait_for_load_state("load")
         opened.page.wait_for_timeout(settle)
-        opened.page.screenshot(path=folder / f"{name}-{theme}.png")
+        opened.page.screenshot(path=folder / f"{name}-{theme}.png", full_page=whole)
         assert not opened.complaints, f"{name}: {opened.complaints}"
 
 

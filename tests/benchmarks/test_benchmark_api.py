@@ -1,17 +1,19 @@
 """benchmarks/ over REST: start, watch, read, compare, paste."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.utils import timezone
 from rest_framework.test import APIClient
 
 from benchmarks.models import Benchmark
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs.models import Job
-from tests.factories import HostFactory, StoragePoolFactory
+from tests.factories import BenchmarkFactory, HostFactory, StoragePoolFactory
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 Measured = Callable[..., Benchmark]
@@ -106,6 +108,32 @@ def test_runs_are_compared_in_the_order_asked_for_beside_what_was_published(
     assert [run["results"][0]["median"] for run in told["runs"]] == [3, 1]
     (series,) = told["published"]
     assert (series["kind"], series["measured_on"]) == ("cluster_size", "one Samsung SSD")
+
+
+def test_the_list_is_filtered_and_ordered(viewer: APIClient, pool: StoragePool, measured: Measured) -> None:
+    other = StoragePoolFactory.create(host__slug="other")
+    first = measured(pool, {"64K": [1.0]}, finished=timezone.now())
+    second = measured(other, {"64K": [1.0]}, kind="dd", quick=False, finished=timezone.now() - timedelta(days=1))
+    drop = {"metric": "write_rate", "unit": "B/s", "setting": {}, "value": 1, "usual": 2, "usual_worst": 1.5,
+            "ratio": 2, "runs": 3}  # fmt: skip
+    third = measured(pool, {"64K": [1.0]}, regressions=[drop], finished=None)
+    assert third.job is not None
+    Job.objects.filter(pk=third.job.pk).update(state="failed")
+    pasted = BenchmarkFactory.create(pool=None, source="pasted", kind="bonnie", finished=timezone.now())
+
+    def ids(query: str) -> list[int]:
+        return [row["id"] for row in viewer.get(f"/api/v1/benchmarks/{query}").json()["results"]]
+
+    assert ids("") == [pasted.pk, third.pk, second.pk, first.pk]
+    assert ids("?ordering=id") == [first.pk, second.pk, third.pk, pasted.pk]
+    assert ids("?state=succeeded&source=run&ordering=finished") == [second.pk, first.pk]
+    assert ids("?state=succeeded") == [pasted.pk, second.pk, first.pk]
+    assert ids("?state=failed") == ids("?dropped=true") == [third.pk]
+    assert ids("?dropped=false&quick=true") == [first.pk]
+    assert ids("?quick=false") == ids("?kind=dd") == ids("?host=other") == [second.pk]
+    assert ids(f"?pool={pool.pk}&ordering=-id") == [third.pk, first.pk]
+    for wrong in ("ordering=pool", "quick=1", "dropped=", "state=odd", "kind=x", "pool=0", "nothing=1"):
+        assert viewer.get(f"/api/v1/benchmarks/?{wrong}").status_code == 400, wrong
 
 
 @pytest.mark.parametrize("ids", ["x", "1,,2", "-1", ",".join(map(str, range(1, 14))), "9" * 30])

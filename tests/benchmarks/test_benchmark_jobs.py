@@ -9,6 +9,7 @@ import pytest
 from django.utils import timezone
 
 from benchmarks import results, services
+from benchmarks.filters import BenchmarkFilters
 from benchmarks.kind import RunBenchmark
 from benchmarks.models import Benchmark
 from benchmarks.steps import GIB, MIB
@@ -296,6 +297,13 @@ def test_steps_that_are_done_are_a_share_and_never_called_bytes(pool: StoragePoo
     job.refresh_from_db()
     assert (job.progress, job.stage, job.message) == (37.5, "dd", "mode write, sync direct")
     assert (job.done_bytes, job.total_bytes, job.bytes_per_sec) == (None, None, None)
+
+
+def test_every_option_and_filter_is_in_the_documentation() -> None:
+    told = (Path(__file__).parents[2] / "docs/benchmarks.md").read_text()
+    options = set(RunBenchmark.properties) - {"kind"}
+    assert {name for name in options if f"| `{name}` |" not in told} == set()
+    assert {name for name in BenchmarkFilters.base_filters if f"`{name}`" not in told} == set()
 
 
 def test_an_event_that_nobody_knows_is_a_bug(pool: StoragePool) -> None:

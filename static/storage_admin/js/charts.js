@@ -40,9 +40,13 @@
     return new Date(seconds * 1000).toISOString().slice(0, 16).replace("T", " ");
   }
 
-  function tops(config) {
-    const drawnValues = config.data.datasets.flatMap((set) =>
+  function values(config) {
+    return config.data.datasets.flatMap((set) =>
       set.data.map((point) => (point !== null && typeof point === "object" ? point.y : point)));
+  }
+
+  function tops(config) {
+    const drawnValues = values(config);
     const spreads = config.data.datasets.flatMap((set) => (set.spread || []).map((pair) => (pair ? pair[1] : 0)));
     return Math.max(...drawnValues, ...spreads, 0);
   }
@@ -57,10 +61,19 @@
     Object.assign(config.options.scales.x, { min: from, max: to });
     return {
       stepSize: step,
-      includeBounds: false,
+      includeBounds: to - from < 2 * step,
       maxRotation: 0,
       callback: (value) => (step < 86400 ? moment(value).slice(5) : moment(value).slice(0, 10)),
     };
+  }
+
+  // A name of several words in lines of some letters each: it stands upright where it would lie aslant.
+  function inLines(name) {
+    return name.split(" ").reduce((lines, word) => {
+      const last = lines.at(-1);
+      if (last !== undefined && last.length + word.length < 12) return [...lines.slice(0, -1), `${last} ${word}`];
+      return [...lines, word];
+    }, []);
   }
 
   // A logarithmic axis names its powers of ten; where it has few of them, what lies between as well.
@@ -80,7 +93,8 @@
     if (axis.type === "logarithmic") return { callback: powers(config.unit) };
     axis.suggestedMax = top;
     const ticks = { callback: (value) => figure(value, config.unit) };
-    return bytes ? { stepSize: 2 ** Math.ceil(Math.log2(Math.max(top, 1) / 5)), ...ticks } : ticks;
+    const reach = top - Math.min(...values(config), 0);
+    return bytes ? { stepSize: 2 ** Math.ceil(Math.log2(Math.max(reach, 1) / 5)), ...ticks } : ticks;
   }
 
   // What was measured elsewhere is hatched, so that it is told apart without its colour.
@@ -113,10 +127,12 @@
     afterDatasetsDraw(chart) {
       const pen = chart.ctx;
       pen.save();
-      pen.strokeStyle = colour("--tblr-body-color") || colour("--sa-muted");
+      const plain = colour("--tblr-body-color") || colour("--sa-muted");
       pen.lineWidth = 1;
       chart.data.datasets.forEach((set, at) => {
         if (!set.spread || !chart.isDatasetVisible(at)) return;
+        // Lines have theirs at the same place: each is told by its colour.
+        pen.strokeStyle = chart.config.type === "line" ? set.borderColor : plain;
         chart.getDatasetMeta(at).data.forEach((shape, index) => {
           const pair = set.spread[index];
           if (!pair || pair[0] === null || pair[0] === pair[1]) return;
@@ -159,6 +175,10 @@
     };
   }
 
+  function names(config) {
+    return { autoSkip: false, callback: (_value, index) => inLines(config.data.labels[index]) };
+  }
+
   function draw(canvas) {
     const config = JSON.parse(document.getElementById(canvas.dataset.chart).textContent);
     const muted = colour("--sa-muted");
@@ -167,7 +187,7 @@
     Object.assign(config.options, { animation: false, maintainAspectRatio: false });
     config.options.interaction = { mode: "index", intersect: false };
     config.options.plugins = plugins(config, muted);
-    scales.x.ticks = { color: muted, ...(scales.x.type === "linear" ? overTime(config) : { autoSkip: false }) };
+    scales.x.ticks = { color: muted, ...(scales.x.type === "linear" ? overTime(config) : names(config)) };
     scales.y.ticks = { color: muted, ...upwards(config) };
     for (const axis of Object.values(scales)) axis.grid = { color: colour("--sa-line") };
     config.plugins = [whiskers];
