@@ -20,7 +20,7 @@ def due(host_id: int) -> QuerySet[Image]:
     """The images of a host that have no estimate for their present content, the largest first."""
     files = Image.objects.filter(host=host_id, pool__kind__in=refusals.FOLDERS)
     readable = files.filter(declared_format__in=SAMPLED_FORMATS).exclude(
-        state__in=(Image.State.MISSING, Image.State.UNREADABLE, Image.State.FORMAT_MISMATCH)
+        state__in=(*Image.NOT_THERE, Image.State.UNREADABLE, Image.State.FORMAT_MISMATCH)
     )
     changed = readable.filter(~Q(analyzed_fingerprint=F("fingerprint")), encrypted=False)
     return changed.select_related("host", "pool").order_by("-allocated_size", "pk")

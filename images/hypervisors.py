@@ -135,6 +135,7 @@ def _proxmox(host: Host) -> Told:
             for disk in guest.facts.disks
             if guest.node == facts.node or disk.volume.partition(":")[0] in shared
         )
-        if guest.node == facts.node or disks:
+        # What a line that is not understood names may be in what this node shares with that guest's.
+        if guest.node == facts.node or disks or (shared and guest.facts.unread):
             guests.append(replace(guest.facts, disks=disks))
     return Told(kinds, tuple(guests), " ".join(facts.unknown), proxmox=facts)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from images.models import Image
+from images.orphans.evidence import Facts, Naming, World, judge
 
 State = Image.State
 
@@ -20,6 +21,11 @@ EXTENSIONS = {
 }  # fmt: skip
 #: Characters that the column ``declared_by`` takes.
 DECLARED_BY = 40
+#: What is said of images that an admin has taken out of use.
+GONE = {
+    "set_aside": "It is set aside: its file waits under another name, until it is restored or deleted.",
+    "deleted": "It was set aside, and then deleted.",
+}
 
 
 class Row(NamedTuple):
@@ -40,11 +46,14 @@ class Row(NamedTuple):
     backing_unsafe: str
     held: str
     owners_unknown: str
+    path: str = ""
+    #: ``set_aside`` or ``deleted`` where it is one of these; an image that is set aside stands on its base still.
+    gone: str = ""
 
 
 @dataclass(frozen=True)
 class Disk:
-    """A guest's disk."""
+    """A guest's disk; what ``target`` and ``only_in`` are, the guest's definition says."""
 
     id: int
     guest: str
@@ -52,6 +61,17 @@ class Disk:
     path_key: str
     inode: str
     format: str
+    target: str = ""
+    only_in: str = ""
+    kind: str = ""
+    uid: str = ""
+    #: Of a guest of another host: that host's rows say which image it uses there.
+    of_another_host: bool = False
+
+    @property
+    def naming(self) -> Naming:
+        """The disk as evidence."""
+        return Naming(self.guest, self.target, self.only_in, self.kind, self.uid)
 
 
 @dataclass(slots=True)
@@ -77,17 +97,16 @@ class Resolved:
 class Resolver:
     """Works on all images of a host at once."""
 
-    def __init__(self, rows: Iterable[Row], disks: Iterable[Disk], hypervisor: str, unread: str = "") -> None:
+    def __init__(self, rows: Iterable[Row], disks: Iterable[Disk], world: World) -> None:
         """Sorts what is there.
 
         Args:
-            hypervisor: a sentence about who was asked for guests; it stands as evidence for orphans.
-            unread: one about lines of guests' definitions that were not understood: what they may name is no orphan.
+            world: what else is known of the host; it says which images are orphans.
         """
         self.rows = {row.id: row for row in rows}
         self.answers = {row_id: Resolved(row_id) for row_id in self.rows}
-        self.hypervisor, self.unread = hypervisor, unread
-        present = [row for row in self.rows.values() if not row.missing]
+        self.world = world
+        present = [row for row in self.rows.values() if not row.missing and not row.gone]
         self._by_path = {row.path_key: row.id for row in present}
         self._by_inode = {row.inode: row.id for row in reversed(present)}
         self._same_inode: dict[str, list[int]] = defaultdict(list)
@@ -149,7 +168,9 @@ class Resolver:
 
     def _own_state(self, row: Row) -> None:
         answer = self.answers[row.id]
-        if row.missing:
+        if row.gone:
+            answer.state, answer.state_detail = State(row.gone), GONE[row.gone]
+        elif row.missing:
             answer.state, answer.state_detail = (
                 State.MISSING,
                 "It is not where it was; its facts are from when it was last seen.",
@@ -215,7 +236,7 @@ class Resolver:
     def _call_cyclic(self, row_id: int, root_id: int, depth: int) -> None:
         answer = self.answers[row_id]
         answer.root_id, answer.chain_depth = root_id, depth
-        if answer.state not in {State.FORMAT_MISMATCH, State.MISSING}:
+        if answer.state not in {State.FORMAT_MISMATCH, *Image.NOT_THERE}:
             answer.state = State.CHAIN_CYCLE
             answer.state_detail = "Its chain of bases comes back to itself, so that no program can open it."
 
@@ -256,13 +277,9 @@ class Resolver:
             waiting += [*self._same_inode.get(self.rows[step].inode, ()), *([] if base is None else [base])]
         return found
 
-    def _has_overlays(self, row: Row) -> bool:
-        names = self._same_inode.get(row.inode, [row.id])
-        return any(self.answers[row_id].overlays for row_id in names)
-
     def _use(self, row: Row, disks: list[Disk]) -> None:
         answer = self.answers[row.id]
-        if row.missing:
+        if row.missing or row.gone:
             return
         running = [disk.guest for disk in disks if not disk.guest_off]
         if running or row.held:
@@ -272,17 +289,17 @@ class Resolver:
             answer.in_use = False
         else:
             answer.in_use_detail = row.owners_unknown
-        if disks or self._has_overlays(row):
-            answer.orphan = False
-        elif self.unread and not row.owners_unknown and not row.held:
-            answer.orphan_evidence = [self.unread]
-        elif not row.owners_unknown:
-            answer.orphan = not row.held
-            answer.orphan_evidence = (
-                [self.hypervisor, "No overlay needs it.", "No process has it open."] if not row.held else []
-            )
-        elif row.owners_unknown:
-            answer.orphan_evidence = [row.owners_unknown]
+        above = self._above(row)
+        facts = Facts(
+            row.id, row.name, row.path, row.inode, [disk.naming for disk in disks], bool(above),
+            [overlay.name for overlay in above if overlay.gone], row.held, row.owners_unknown,
+        )  # fmt: skip
+        answer.orphan, answer.orphan_evidence = judge(facts, self.world)
+
+    def _above(self, row: Row) -> list[Row]:
+        """The images that stand right on its file, by whatever name of that."""
+        names = self._same_inode.get(row.inode, [row.id])
+        return [self.rows[overlay] for row_id in names for overlay in self.answers[row_id].overlays]
 
 
 def _short(text: str) -> str:

@@ -91,8 +91,10 @@ def _state(image: Image) -> list[Refusal]:
     match state:
         case Image.State.OK:
             pass
-        case Image.State.MISSING:
+        case Image.State.MISSING | Image.State.DELETED:
             return [Refusal("stale_plan", "The image is not where it was any more: scan the host again.")]
+        case Image.State.SET_ASIDE:
+            return [Refusal("set_aside", f"{image.name} is set aside: restore it first.")]
         case Image.State.UNREADABLE:
             code = "dirty_or_corrupt" if image.format in READ_FORMATS else "unsupported_subformat"
             return [Refusal(code, f"Its header cannot be read: {detail}")]

@@ -66,6 +66,8 @@ def refusals(image: Image, move: Move) -> list[Refusal]:
             found.append(
                 _named(f"{disk.guest.name} is no guest of libvirt: its definition cannot be changed from here.")
             )
+        elif disk.only_in not in {"", "pending"}:
+            found.append(_named(f"Guest {disk.guest.name} names the image in {disk.only_in}: delete that first."))
         elif _new_path(bytes(disk.path_bytes), move) is None:
             found.append(_named(f"Guest {disk.guest.name} names the image as {disk.path}: change that by hand first."))
     return found

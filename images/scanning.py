@@ -16,6 +16,7 @@ from django.utils import timezone
 from images import hypervisors, moving, scan_rows, shared_storages, writing
 from images.hypervisors import Told
 from images.models import Image
+from images.orphans import claims, sharing
 from images.scan_rows import inode
 from storage_admin.agent.protocol import b64, unb64
 from storage_admin.guests import services as guests
@@ -65,6 +66,11 @@ class ScanRun:
     def leftovers(self) -> int:
         """Journals of jobs in the pools, whether they are at work, keep an undo copy or were interrupted."""
         return sum(facts.get("leftovers", 0) for facts in self.pool_facts)
+
+    @property
+    def asides(self) -> dict[int, int]:
+        """How many images that are set aside lie in each pool that could be walked, by the pool's id."""
+        return {facts["id"]: facts.get("asides", 0) for facts in self.pool_facts if facts["state"] == "ok"}
 
     @property
     def undo_copies(self) -> dict[int, int]:
@@ -120,7 +126,9 @@ class ScanRun:
         if not images:
             return set()
         moved = {path_key(path) for job in (*jobs, *undone_jobs) if job.kept for path in moving.paths_of(job)}
-        return moved | set(Image.objects.filter(pk__in=images).values_list("path_key", flat=True))
+        for key, raw in Image.objects.filter(pk__in=images).values_list("path_key", "path_bytes"):
+            moved |= {key, path_key(bytes(raw))}  # one that is set aside is kept under another key
+        return moved
 
     def _pools_that_are_there(self) -> QuerySet[StoragePool]:
         return StoragePool.objects.select_for_update().filter(pk__in=self.pools).order_by("pk")
@@ -138,6 +146,7 @@ class ScanRun:
         vanished = self._mark_vanished()
         changed |= self._probe_answers() | self._record_host(host) | self._record_guests(host)
         changed |= self._record_pools(pools) | self._record_holds(host, pools)
+        changed |= claims.record(host, self._claims()) | bool(sharing.shared(host))
         if host.cluster:
             # Guests of other nodes may have been started or stopped, which use what is listed here.
             shared_storages.settle(host)
@@ -159,6 +168,14 @@ class ScanRun:
             "unchanged": images - self.images_read,
             "vanished": vanished,
         }
+
+    def _claims(self) -> list[claims.Told]:
+        """What is told of things that are neither images nor guests here, and may need an image."""
+        told = [claims.of_disk(one) for one in self.seen.get("outside", [])]
+        for other in self.others:
+            if other.proxmox is not None:
+                told += claims.of_cluster(other.proxmox)
+        return told
 
     def _mark_vanished(self) -> int:
         vanished = 0
@@ -215,6 +232,8 @@ class ScanRun:
             unknown = self.libvirt_error or "libvirt is installed here and has guests, but does not answer."
             unknown += " Start it (systemctl start libvirtd) and scan again."
         capabilities = {name: value for name, value in facts.items() if name not in {"event", "proxmox_storages"}}
+        if "busy_complete" in self.seen:
+            capabilities["busy_complete"] = self.seen["busy_complete"]
         capabilities["libguestfs"] = bool(facts.get("tools", {}).get("virt-sparsify"))
         capabilities["libvirt"] = "present" if self.libvirt is not None else facts.get("libvirt")
         if api is not None and host.token_id:
@@ -300,7 +319,9 @@ def _add_proxmox_storage(host: Host, storage: dict[str, Any]) -> bool:
 
 def known_fingerprints(pool: StoragePool) -> str:
     """The fingerprints of a pool's images as they travel: 16 bytes each."""
-    known: Iterable[Any] = Image.every.filter(pool=pool, missing_since=None).values_list("fingerprint", flat=True)
+    known: Iterable[Any] = Image.every.filter(pool=pool, missing_since=None, aside_since=None).values_list(
+        "fingerprint", flat=True
+    )
     return b64(b"".join(map(bytes, known)))
 
 

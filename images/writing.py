@@ -3,6 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -13,13 +14,16 @@ from django.db.models import Count, F, Q, Sum
 from images import shared_storages
 from images.linking import Disk, Resolved, Resolver, Row
 from images.models import Image, ImageSample, ImageUse
+from images.orphans import sharing, world
 from storage_admin.guests.models import GuestDisk
 from storage_admin.hosts import proxmox_alone
 from storage_admin.hosts.models import Host, PoolSample, StoragePool
+from storage_admin.hosts.names import path_key
 
 ROW_COLUMNS = (
     "id", "name", "path_key", "dev", "inode", "format", "unreadable", "missing_since", "admin_format", "backing_file",
-    "backing_format", "backing_key", "backing_found", "backing_unsafe", "held", "pool_id",
+    "backing_format", "backing_key", "backing_found", "backing_unsafe", "held", "pool_id", "path", "aside_since",
+    "deleted_at",
 )  # fmt: skip
 #: What :func:`resolve_host` decides of an image, in the order in which it is compared and written.
 RESOLVED_COLUMNS = (
@@ -30,23 +34,26 @@ RESOLVED_COLUMNS = (
 
 def resolve_host(host: Host) -> None:
     """Works out links, states and owners of all images of a host, and writes those that came out otherwise."""
-    unknown = {pool.pk: pool.owners_unknown or host.owners_unknown for pool in StoragePool.objects.filter(host=host)}
+    shared = sharing.unknown(host)
+    pools = StoragePool.objects.filter(host=host)
+    unknown = {pool.pk: pool.owners_unknown or host.owners_unknown or shared.get(pool.pk, "") for pool in pools}
     rows, before = [], {}
     for values in _raw_rows(host, (*ROW_COLUMNS, *RESOLVED_COLUMNS)):
         (
             row_id, name, path_key, dev, inode, format_, unreadable, missing_since, admin_format, backing_file,
-            backing_format, backing_key, backing_found, backing_unsafe, held, pool_id, *resolved,
+            backing_format, backing_key, backing_found, backing_unsafe, held, pool_id, path, aside_since, deleted_at,
+            *resolved,
         ) = values  # fmt: skip
         before[row_id] = resolved
         rows.append(
             Row(
                 row_id, name, path_key, f"{dev}:{inode}", format_, unreadable, missing_since is not None, admin_format,
                 backing_file, backing_format, backing_key, backing_found, backing_unsafe, held,
-                unknown.get(pool_id, ""),
+                unknown.get(pool_id, ""), path, "deleted" if deleted_at else "set_aside" if aside_since else "",
             )
         )  # fmt: skip
     rows.sort()  # by id; the database would copy all columns to do that
-    answers = Resolver(rows, _disks(host), _hypervisor(host), _unread(host)).resolve()
+    answers = Resolver(rows, _disks(host), world.of(host)).resolve()
     changed = []
     for row_id, answer in answers.items():
         after = _resolved_values(answer)
@@ -91,37 +98,26 @@ def _disks(host: Host) -> list[Disk]:
     if proxmox_alone.is_alone(host) and host.cluster:
         for name in StoragePool.objects.filter(host=host, network=True).values_list("name", flat=True):
             found |= Q(guest__host__cluster=host.cluster, volume__startswith=f"{name}:")
+    known = [_disk(disk) for disk in GuestDisk.objects.filter(found).exclude(path="").select_related("guest")]
+    known_ids = {disk.id for disk in known}
+    # By the path alone: a device's number is another one on each host.
+    shared = [(disk, path) for disk, path in sharing.disks(host) if disk.pk not in known_ids]
     return [
-        Disk(
-            id=disk.pk, guest=disk.guest.name, guest_off=disk.guest.off, path_key=disk.path_key,
-            inode=f"{disk.dev}:{disk.inode}", format=disk.format,
-        )
-        for disk in GuestDisk.objects.filter(found).exclude(path="").select_related("guest")
-    ]  # fmt: skip
-
-
-def _hypervisor(host: Host) -> str:
-    if host.capabilities.get("libvirt") == "present":
-        count = host.guests.count()
-        return f"libvirt on {host.name} was asked: none of its {count} guests names it."
-    return f"There is no hypervisor on {host.name} that could have guests."
-
-
-def _unread(host: Host) -> str:
-    """Which lines of its guests' definitions were not understood, in a sentence; empty where all were."""
-    found = [
-        f"{line} ({name})"
-        for name, lines in host.guests.exclude(unread=[]).values_list("name", "unread")
-        for line in lines
+        *known,
+        *(replace(_disk(disk), path_key=path_key(path), inode=":", of_another_host=True) for disk, path in shared),
     ]
-    if not found:
-        return ""
-    more = f", and {len(found) - 3} more" if len(found) > 3 else ""
-    return f"Lines of guests' definitions were not understood, and may name it: {'; '.join(found[:3])}{more}."
+
+
+def _disk(disk: GuestDisk) -> Disk:
+    return Disk(
+        id=disk.pk, guest=disk.guest.name, guest_off=disk.guest.off, path_key=disk.path_key,
+        inode=f"{disk.dev}:{disk.inode}", format=disk.format, target=disk.target, only_in=disk.only_in,
+        kind=disk.guest.kind, uid=disk.guest.uid,
+    )  # fmt: skip
 
 
 def _write_uses(host: Host, answers: dict[int, Resolved]) -> None:
-    wanted = {disk.id: answer.id for answer in answers.values() for disk in answer.disks}
+    wanted = {disk.id: answer.id for answer in answers.values() for disk in answer.disks if not disk.of_another_host}
     # What its guests use of other hosts' images, those hosts' own scans say.
     known = dict(ImageUse.objects.filter(image__host=host).values_list("disk_id", "image_id"))
     gone = [disk_id for disk_id, image_id in known.items() if wanted.get(disk_id) != image_id]
@@ -193,7 +189,7 @@ def set_held(host: Host, pools: Sequence[int], busy: Iterable[tuple[str, str, st
 def write_totals(pools: Iterable[StoragePool]) -> None:
     """Sums of the images that are there, each inode once."""
     for pool in pools:
-        there = Image.objects.filter(pool=shared_storages.listed_in(pool)).exclude(state=Image.State.MISSING)
+        there = Image.objects.filter(pool=shared_storages.listed_in(pool)).exclude(state__in=Image.NOT_THERE)
         sums = there.filter(nlink=1).aggregate(
             count=Count("pk"), allocated=Sum("allocated_size"), virtual=Sum("virtual_size"),
             reclaimable=Sum("reclaimable_bytes"), measured=Count("allocated_size"),

@@ -66,8 +66,9 @@ class Analyze(ImageKind):
     def _refusals(image: Image) -> list[Refusal]:
         if against := [*refusals.without_agent(image.host), *refusals.not_a_file(image)]:
             return against
-        if image.state in {Image.State.MISSING, Image.State.UNREADABLE, Image.State.FORMAT_MISMATCH}:
-            code = "format_mismatch" if image.state == Image.State.FORMAT_MISMATCH else "stale_plan"
+        if image.state in {*Image.NOT_THERE, Image.State.UNREADABLE, Image.State.FORMAT_MISMATCH}:
+            own = {Image.State.FORMAT_MISMATCH: "format_mismatch", Image.State.SET_ASIDE: "set_aside"}
+            code = own.get(Image.State(image.state), "stale_plan")
             return [Refusal(code, image.state_detail)]
         if not image.declared_format:
             return [Refusal("format_undeclared", f"Nothing declares the format of {image.name}: declare it first.")]

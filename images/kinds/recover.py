@@ -11,6 +11,7 @@ from images.kinds.scan import HostKind
 from images.kinds.undo import state_after_removal, undone_for_good
 from images.ledger import lines
 from images.models import Image
+from images.orphans import recovery, rows
 from storage_admin.accounts.roles import Actor
 from storage_admin.agent.protocol import b64, unb64
 from storage_admin.hosts.models import StoragePool
@@ -44,11 +45,12 @@ class Recover(HostKind):
         active = jobs.filter(state=Job.State.RUNNING, rewrites=True)
         kept = jobs.filter(undo_state=Job.UndoState.AVAILABLE)
         lost = jobs.filter(undo_state=Job.UndoState.MISSING)
+        aside = _where_aside(job.host_id)
         return {
             "pools": [{"id": pool.pk, "path_b64": b64(bytes(pool.path_bytes)), "kind": "dir"} for pool in folders],
             "jobs_active": list(active.values_list("uid", flat=True)),
-            "jobs_recorded": list((kept | lost).values_list("uid", flat=True)),
-            "undo_copies": [*_where(kept), *_where_aside(job.host_id)],
+            "jobs_recorded": [*(kept | lost).values_list("uid", flat=True), *(one["job"] for one in aside)],
+            "undo_copies": [*_where(kept), *aside],
             "in_place": _where(lines.unfinished_in_place(job.host_id)),
         }
 
@@ -117,6 +119,15 @@ def _where(kept: QuerySet[Job]) -> list[dict[str, str]]:
         }
         for uid, image in jobs
         if image in images
+    ]
+
+
+def _where_aside(host_id: int) -> list[dict[str, str]]:
+    """Images that are set aside, in the same shape: the jobs that did it, and where each image has its place."""
+    images = Image.every.filter(host=host_id, aside_since__isnull=False, aside_job__isnull=False)
+    return [
+        {"job": uid, "path_b64": b64(bytes(path)), "pool_path_b64": b64(bytes(pool))}
+        for uid, path, pool in images.values_list("aside_job__uid", "path_bytes", "pool__path_bytes")
     ]
 
 

@@ -118,7 +118,7 @@ class Rewriting(waiting.WaitsForGuests, RewriteKind):
             affected_images=(
                 Affected(image.pk, image.name, choice.below.get(image.pk, "rewritten")),
                 *(Affected(base.pk, base.name, choice.below.get(base.pk, "read, not changed")) for base in below),
-                *(Affected(overlay.pk, overlay.name, "reads it as its base, and goes on to") for overlay in near.above),
+                *(Affected(overlay.pk, overlay.name, READS_ON) for overlay in near.above),
             ),
             affected_guests=tuple(Affected(guest.pk, guest.name, guest.state) for guest in near.guests),
             options=options,

@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Any
 
-from django.db.models import Exists, OuterRef
+from django.db.models import Exists, OuterRef, QuerySet
 
 from images import estimates, hypervisors, libvirt_scan, proxmox_scan, refusals, scanning, waiting
 from images.models import Image
@@ -71,7 +71,7 @@ class Scan(HostKind):
                 {
                     "id": pool.pk,
                     "path_b64": b64(bytes(pool.path_bytes)),
-                    "kind": _layout(pool),
+                    "kind": layout(pool),
                     "known_b64": scanning.known_fingerprints(pool),
                 }
                 for pool in pools.values()
@@ -154,14 +154,15 @@ class Scan(HostKind):
 
     @staticmethod
     def _waiting_copies(job: Job) -> int:
-        """How many journals are as they should be: of undo copies that wait, and of jobs at work."""
+        """How many journals are as they should be: of undo copies and images set aside that wait, of jobs at work."""
         jobs = Job.objects.filter(host=job.host_id)
         at_work = jobs.filter(state=Job.State.RUNNING, rewrites=True).count()
-        return jobs.filter(undo_state=Job.UndoState.AVAILABLE).count() + at_work
+        aside = Image.objects.filter(host=job.host_id, aside_since__isnull=False).count()
+        return jobs.filter(undo_state=Job.UndoState.AVAILABLE).count() + aside + at_work
 
     @staticmethod
     def _copies_are_missing(job: Job, run: ScanRun) -> bool:
-        """Whether a pool holds fewer undo copies than jobs keep in it; a recovery then tells which, and clears up."""
+        """Whether a pool holds fewer undo copies, or images set aside, than it should; a recovery then tells which."""
         jobs = Job.objects.filter(host=job.host_id, undo_state=Job.UndoState.AVAILABLE, target_kind="image")
         # What was kept, or given up, while the scan walked may have been counted or not: the next scan sees it.
         jobs = jobs.filter(finished__lt=job.started or job.created)
@@ -170,10 +171,22 @@ class Scan(HostKind):
         pools = dict(Image.every.filter(pk__in=ids).values_list("pk", "pool_id"))
         expected = Counter(pools[image] for image in ids if image in pools)
         found = run.undo_copies
-        return any(found[pool] < count for pool, count in expected.items() if pool in found)
+        aside = Image.objects.filter(host=job.host_id, aside_since__lt=job.started or job.created)
+        waiting = Counter(aside.exclude(Exists(_at_work_on(OuterRef("pk")))).values_list("pool_id", flat=True))
+        return any(
+            there[pool] < count
+            for wanted, there in ((expected, found), (waiting, run.asides))
+            for pool, count in wanted.items()
+            if pool in there
+        )
 
 
-def _layout(pool: StoragePool) -> str:
+def _at_work_on(image: OuterRef) -> QuerySet[Job]:
+    return Job.objects.filter(target_kind="image", target_id=image, state__in=Job.ACTIVE)
+
+
+def layout(pool: StoragePool) -> str:
+    """How the agent walks a pool: which of its folders and files may be images."""
     match pool.source:
         case StoragePool.Source.LIBVIRT | StoragePool.Source.STANDARD:
             return "libvirt"

@@ -9,6 +9,7 @@ from django.db.models import Q
 from images.indexes import FilterIndex
 from storage_admin.guests.models import GuestDisk
 from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.jobs.models import Job
 
 
 class ListedImages(models.Manager["Image"]):
@@ -30,6 +31,11 @@ class Image(models.Model):
         FORMAT_MISMATCH = "format_mismatch", "format mismatch"
         UNREADABLE = "unreadable"
         MODIFYING = "modifying"
+        SET_ASIDE = "set_aside", "set aside"
+        DELETED = "deleted"
+
+    #: What is not where it was: it counts in no sum, and as nobody's base.
+    NOT_THERE = (State.MISSING, State.SET_ASIDE, State.DELETED)
 
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="images", db_index=False)
     pool = models.ForeignKey(StoragePool, on_delete=models.CASCADE, related_name="images", db_index=False)
@@ -105,6 +111,13 @@ class Image(models.Model):
     #: When this row was last written; an unchanged image was seen whenever its pool was scanned.
     seen = models.DateTimeField()
     missing_since = models.DateTimeField(null=True)
+    #: The job that has set it aside, and since when; it may be deleted from ``aside_until`` on. While it is aside,
+    #: ``path_key`` is that of the name that it has then, and ``path`` and the rest are what it gets back.
+    aside_job = models.ForeignKey(Job, null=True, on_delete=models.SET_NULL, related_name="+", db_index=False)
+    aside_since = models.DateTimeField(null=True)
+    aside_until = models.DateTimeField(null=True)
+    aside_by = models.CharField(max_length=150, blank=True, default="", db_default="")
+    deleted_at = models.DateTimeField(null=True)
     listed = models.BooleanField(default=False)
     changed_scan = models.BigIntegerField(default=0)
 
@@ -143,6 +156,7 @@ class Image(models.Model):
             models.Index(fields=["host", "dev", "inode"], name="image_by_inode"),
             models.Index(fields=["id"], condition=Q(orphan=True), name="image_orphans"),
             models.Index(fields=["id"], condition=~Q(state="ok"), name="image_not_ok"),
+            models.Index(fields=["host"], condition=Q(aside_since__isnull=False), name="image_aside"),
         ]
 
     def __str__(self) -> str:
@@ -151,7 +165,7 @@ class Image(models.Model):
     @property
     def last_scanned(self) -> datetime | None:
         """When it was last seen on its host."""
-        if self.state == self.State.MISSING or self.pool.last_scanned is None:
+        if self.state in self.NOT_THERE or self.pool.last_scanned is None:
             return self.seen
         return max(self.seen, self.pool.last_scanned)
 

@@ -9,6 +9,8 @@ from images.models import Image, ImageUse
 
 #: Ids in one query: databases bound the number of parameters.
 BATCH = 500
+#: What occupies nothing, and needs nothing any more.
+_GONE = (Image.State.MISSING, Image.State.DELETED)
 
 
 @dataclass(frozen=True)
@@ -74,10 +76,10 @@ def chain_of(image: Image) -> Chain:
     members = sorted(_members(image), key=lambda member: (member.chain_depth, member.name, member.pk))
     overlays: dict[int, list[int]] = {}
     for member in members:
-        if member.backing_id is not None and member.state != Image.State.MISSING:
+        if member.backing_id is not None and member.state not in _GONE:
             overlays.setdefault(member.backing_id, []).append(member.pk)
     nodes = tuple(_node(member, overlays.get(member.pk, [])) for member in members)
-    present = [member for member in members if member.state != Image.State.MISSING]
+    present = [member for member in members if member.state not in _GONE]
     sizes = {(member.host_id, member.dev, member.inode): member.allocated_size for member in present}
     virtual = {(member.host_id, member.dev, member.inode): member.virtual_size for member in present}
     return Chain(
@@ -144,7 +146,7 @@ def _node(image: Image, overlays: list[int]) -> Node:
 
 
 def _freed(image: Image, *, needed: bool) -> int | None:
-    if needed or image.in_use or image.nlink > 1 or image.state == Image.State.MISSING:
+    if needed or image.in_use or image.nlink > 1 or image.state in _GONE:
         return 0
     if image.in_use is None or image.host.owners_unknown or image.pool.owners_unknown:
         return None

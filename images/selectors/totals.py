@@ -64,7 +64,7 @@ def _each_file_once(rows: QuerySet[Image], pools: list[StoragePool]) -> QuerySet
             again.append(pool.pk)
         elif pool.shared_key:
             seen.add(pool.shared_key)
-    rows = rows.exclude(state=Image.State.MISSING).select_related(None).prefetch_related(None).order_by()
+    rows = rows.exclude(state__in=Image.NOT_THERE).select_related(None).prefetch_related(None).order_by()
     return rows.exclude(pool__in=again) if again else rows
 
 

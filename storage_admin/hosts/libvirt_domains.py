@@ -7,6 +7,7 @@ from xml.etree import ElementTree as ET
 
 import libvirt
 
+from storage_admin.hosts import libvirt_sections
 from storage_admin.hosts.guest_facts import DiskFacts, GuestFacts
 
 STATES = {
@@ -56,6 +57,8 @@ def _domain(connection: Any, domain: Any) -> GuestFacts:
                 name = disk.target + NEXT_START
                 disks[name] = replace(disk, target=name, only_in="pending")
     recording = _recording_chains(domain)
+    beside = libvirt_sections.beside_its_disks(domain, root, {disk.path for disk in disks.values()}, unread)
+    disks |= {f"{disk.target} {disk.only_in}": disk for disk in beside}
     return GuestFacts(
         kind="domain", uid=domain.UUIDString(), name=domain.name(), state=STATES.get(domain.state()[0], "unknown"),
         disks=tuple(

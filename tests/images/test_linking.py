@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from images.linking import Disk, Resolved, Resolver, Row
+from images.orphans.evidence import World
 
 ASKED = "libvirt was asked."
 
@@ -30,7 +31,7 @@ def disk(number: int, of: int, *, off: bool = True, **changes: Any) -> Disk:
 
 
 def resolve(*rows: Row, disks: tuple[Disk, ...] = ()) -> dict[int, Resolved]:
-    return Resolver(rows, disks, ASKED).resolve()
+    return Resolver(rows, disks, World(ASKED)).resolve()
 
 
 def test_a_standalone_image_has_depth_one_and_is_its_own_root() -> None:

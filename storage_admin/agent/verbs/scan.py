@@ -7,7 +7,7 @@ import posixpath
 from dataclasses import dataclass, field
 from typing import Any
 
-from storage_admin.agent import hostfacts, inuse
+from storage_admin.agent import hostfacts, inuse, outside
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.mounts import Mounts
 from storage_admin.agent.poolscan import PoolScan
@@ -79,11 +79,14 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
                 aliases[scan.mount.device] = scan.device
     io.progress("looking who uses them", images, images)
     held = inuse.holds(files, aliases, io.check)
+    prefixes = tuple(_prefix(pool) for pool in args.pools)
+    elsewhere = [path for path in args.named if path.startswith(b"/") and not path.startswith(prefixes)]
     io.emit(
         SEEN,
         probe=[_existence(path, mounts) for path in args.probe],
         busy=[[hold.device, hold.inode, hold.why] for hold in held.holds],
         busy_complete=held.complete,
+        outside=list(outside.bases(elsewhere, files, mounts)),
     )
     return {"images": images, "changed": changed}
 

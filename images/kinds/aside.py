@@ -1,0 +1,233 @@
+"""The job kinds ``set_aside``, ``restore_aside`` and ``delete_aside``: what is done with an image that nobody needs."""
+
+from datetime import timedelta
+from typing import Any
+
+from django.utils import timezone
+
+from images import refusals, rewriting, scanning
+from images.kinds.scan import layout
+from images.kinds.targets import ImageKind, facts, find, locks_on
+from images.ledger import lines
+from images.models import Image
+from images.orphans import against, asking, rows
+from storage_admin.accounts.roles import Actor, Role
+from storage_admin.agent.protocol import RefusedError, b64
+from storage_admin.hosts.errors import InvalidError
+from storage_admin.hosts.models import Host
+from storage_admin.jobs.kinds import Lock, Target
+from storage_admin.jobs.models import Job
+from storage_admin.jobs.plans import Affected, Plan, Refusal
+
+GRACE_DAYS = 14
+
+
+class AsideKind(ImageKind):
+    """A kind that changes an image's names and nothing else."""
+
+    role = Role.ADMIN
+    rewrites = True
+    stages = {"checking": (0, 50), "swapping": (50, 100)}
+    when_lost = (
+        "The image has its own name, or the one that it has while it is set aside; a recovery of the host tells which."
+    )
+
+    def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:  # noqa: ARG002 (the same for all)
+        return locks_on(find(target.id), exclusive=True)
+
+    @staticmethod
+    def refuse(found: list[Refusal]) -> None:
+        """Refuses what a plan would refuse by now."""
+        if found:
+            raise RefusedError(found[0].code, found[0].detail)
+
+    def ended(self, job: Job) -> None:
+        rewriting.rescan(job)
+
+
+class SetAside(AsideKind):
+    """Gives an orphan another name, under which nobody finds it by chance; everything else of it stays."""
+
+    name = "set_aside"
+    title = "Set aside"
+    description = "Takes an image that nobody needs out of use: it keeps its bytes, and can be restored until deleted."
+    verb = "set_aside"
+    properties = {
+        "grace_days": {
+            "type": "integer",
+            "minimum": 1,
+            "maximum": 365,
+            "default": GRACE_DAYS,
+            "description": "How long it cannot be deleted, in days. Nothing is ever deleted by itself.",
+        }
+    }
+
+    def plan_for(self, actor: Actor, image: Image, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
+        until = timezone.now() + timedelta(days=options["grace_days"])
+        return Plan(
+            method="set_aside",
+            reason=f"{image.name} gets another name in its folder, under which no guest and no list finds it. It can "
+            f"be restored at any time, and deleted by an admin from {until:%Y-%m-%d} on. Nothing is freed before that.",
+            commands=(f"mv {image.path} {image.path.rpartition('/')[0]}/.sa-JOB.aside",),
+            facts_at=image.last_scanned,
+            before_bytes=image.allocated_size,
+            predicted_after_bytes=image.allocated_size,
+            scratch_bytes=0,
+            undo_bytes=0,
+            refusals=tuple(against.setting_aside(image)),
+            warnings=(*refusals.age_warning(image), *against.warnings(image)),
+            affected_images=(Affected(image.pk, image.name, "set aside"),),
+            options=options,
+        )
+
+    def prepare(self, job: Job) -> None:
+        asking.refuse_named(find(job.target_id))
+
+    def request(self, job: Job) -> dict[str, Any]:
+        image = find(job.target_id)
+        self.refuse(against.setting_aside(image))
+        asked = facts(image)
+        del asked["format"]
+        return asked | {"children_known": True, "pools": looked_through(image.host)}
+
+    def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
+        image = find(job.target_id)
+        rows.set_aside(image, job)
+        return aside_result(result["held_bytes"], result["seconds"])
+
+
+class RestoreAside(AsideKind):
+    """Gives an image that is set aside its own name again."""
+
+    name = "restore_aside"
+    title = "Restore"
+    description = "Gives an image that is set aside its own name again. Refused where another file has taken that."
+    verb = "restore_aside"
+    urgent = True
+
+    def plan_for(self, actor: Actor, image: Image, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
+        return Plan(
+            method="restore_aside",
+            reason=f"{image.name} gets its own name again, with all that it was.",
+            commands=(f"mv {image.path.rpartition('/')[0]}/.sa-JOB.aside {image.path}",),
+            facts_at=image.last_scanned,
+            before_bytes=image.allocated_size,
+            predicted_after_bytes=image.allocated_size,
+            scratch_bytes=0,
+            undo_bytes=0,
+            refusals=tuple(against.restoring(image)),
+            affected_images=(Affected(image.pk, image.name, "restored"),),
+            options=options,
+        )
+
+    def request(self, job: Job) -> dict[str, Any]:
+        image = find(job.target_id)
+        self.refuse(against.restoring(image))
+        return where(image)
+
+    def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
+        image = find(job.target_id)
+        before = image.allocated_size
+        image.dev, image.inode = str(result["dev"]), str(result["inode"])
+        image.allocated_size = result["after_bytes"]
+        image.save(update_fields=["dev", "inode", "allocated_size"])
+        rows.restored(image)
+        return {
+            "before_bytes": before, "after_bytes": result["after_bytes"], "held_bytes": 0, "freed_bytes": 0,
+            "freed_at": None, "seconds": result["seconds"],
+        }  # fmt: skip
+
+
+class DeleteAside(AsideKind):
+    """Deletes an image that was set aside, once its grace period is over."""
+
+    name = "delete_aside"
+    title = "Delete"
+    description = (
+        "Deletes an image that is set aside, for good, once its grace period is over. Its name has to be typed."
+    )
+    verb = "delete_aside"
+    properties = {
+        "confirm_name": {
+            "type": "string",
+            "maxLength": 1100,
+            "default": "",
+            "description": "The image's name, as it is shown: without it nothing is deleted.",
+        }
+    }
+
+    def plan_for(self, actor: Actor, image: Image, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
+        return Plan(
+            method="delete_aside",
+            reason=f"{image.name} is deleted for good. There is no way back from that, and no undo copy.",
+            commands=(f"rm {image.path.rpartition('/')[0]}/.sa-JOB.aside",),
+            facts_at=image.last_scanned,
+            before_bytes=image.allocated_size,
+            predicted_after_bytes=0,
+            scratch_bytes=0,
+            undo_bytes=0,
+            refusals=tuple(against.deleting(image)),
+            warnings=("Nothing of it can be brought back.",),
+            affected_images=(Affected(image.pk, image.name, "deleted"),),
+            options=options,
+        )
+
+    def admit(self, target: Target, plan: Plan) -> None:
+        image = find(target.id)
+        if plan.options.get("confirm_name") != image.name:
+            sentence = f"Type the name of the image, {image.name}, to have it deleted."
+            raise InvalidError(sentence, {"confirm_name": sentence})
+
+    def prepare(self, job: Job) -> None:
+        asking.refuse_named(find(job.target_id))
+
+    def request(self, job: Job) -> dict[str, Any]:
+        image = find(job.target_id)
+        self.refuse(against.deleting(image))
+        return where(image) | {"inode": int(image.inode), "pools": looked_through(image.host)}
+
+    def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
+        image = find(job.target_id)
+        rows.deleted(image)
+        lines.write(job, image.pool, result["before_bytes"], 0, freed=result["freed_bytes"])
+        return deletion_result(result["before_bytes"], result["freed_bytes"], result["seconds"])
+
+
+def aside_result(held: int, seconds: float | None) -> dict[str, Any]:
+    """What a job that has set an image aside shows: nothing is freed, all of it is held."""
+    return {
+        "before_bytes": held, "after_bytes": held, "held_bytes": held, "freed_bytes": 0, "freed_at": None,
+        "seconds": seconds,
+    }  # fmt: skip
+
+
+def deletion_result(before: int, freed: int, seconds: float | None) -> dict[str, Any]:
+    """What a job that has deleted an image shows."""
+    return {
+        "before_bytes": before, "after_bytes": 0, "held_bytes": 0, "freed_bytes": freed,
+        "freed_at": timezone.now().isoformat(), "seconds": seconds,
+    }  # fmt: skip
+
+
+def where(image: Image) -> dict[str, Any]:
+    """Where an image is that is set aside: its own path, and the job that names its files."""
+    if image.aside_job is None:
+        raise RefusedError("aside_missing", f"{image.name} is not set aside any more.")
+    return {
+        "path_b64": b64(bytes(image.path_bytes)),
+        "pool_path_b64": b64(bytes(image.pool.path_bytes)),
+        "aside_job": image.aside_job.uid,
+    }
+
+
+def looked_through(host: Host) -> list[dict[str, str]]:
+    """The pools in which the agent looks for what needs an image, with the files that need not be opened again."""
+    folders = host.pools.filter(kind__in=refusals.FOLDERS).exclude(path_bytes=b"")
+    return [
+        {
+            "path_b64": b64(bytes(pool.path_bytes)),
+            "kind": layout(pool),
+            "known_b64": scanning.known_fingerprints(pool),
+        }
+        for pool in folders
+    ]

@@ -1,0 +1,156 @@
+"""Whether an image is an orphan, and the sentences that say why: from rows alone.
+
+Everything that makes an image look like an orphan that is none is looked at here. What cannot be known is never called
+an orphan: then ``orphan`` is ``None`` and the sentence says what stands against it.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+#: What Proxmox VE calls the volumes of a guest: those of containers, templates and saved states among them.
+_NAMED = re.compile(r"(?:vm|base|basevol|subvol)-([1-9][0-9]{0,8})-")
+_FOLDER = re.compile(r"/images/([1-9][0-9]{0,8})/[^/]+$")
+#: A volume id of a linked clone: ``store:101/base-101-disk-0.qcow2/102/vm-102-disk-0.qcow2``.
+_LINKED = re.compile(r"[^:/]+:(\d+)/([^/\s]+)/(\d+)/([^/\s]+)")
+
+#: How a plan says that an overlay is affected: it needs the image, and not the other way round.
+READS_ON = "reads it as its base, and goes on to"
+KIND_WORDS = {"domain": "guest", "vm": "VM", "container": "container"}
+
+
+@dataclass(frozen=True)
+class Naming:
+    """A guest's disk, as far as its name and section are evidence.
+
+    Args:
+        guest: its name; ``kind`` and ``uid`` as in :class:`storage_admin.guests.models.Guest`.
+        only_in: the section of the definition that alone names it.
+    """
+
+    guest: str
+    target: str = ""
+    only_in: str = ""
+    kind: str = ""
+    uid: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """What the definition says; empty for a disk that the guest simply has."""
+        if self.target == "nvram":
+            return f"It is the NVRAM of {self._who}."
+        if self.target.startswith("unused"):
+            return f"Named as {self.target} of {self._who}."
+        if self.only_in == "pending":
+            return f"Named in a pending change of {self._who}."
+        if self.only_in == "hidden":
+            return f"Named in a line of {self._who} that its hypervisor does not understand ({self.target})."
+        if self.only_in == "fleecing":
+            return f"A backup of {self._who} has made it."
+        if self.only_in:
+            section = self.only_in if " " in self.only_in else f"the snapshot {self.only_in}"
+            return f"Named only in {section} of {self._who}."
+        return ""
+
+    @property
+    def _who(self) -> str:
+        number = f" ({self.kind} {self.uid})" if self.kind in {"vm", "container"} else ""
+        return f"{KIND_WORDS.get(self.kind, 'guest')} {self.guest}{number}"
+
+
+@dataclass(frozen=True)
+class World:
+    """What is known of an image's host beside its images and its guests' disks.
+
+    Args:
+        asked: a sentence about who was asked for guests.
+        unread: one about lines of guests' definitions that were not understood; empty where all were.
+        unseen: why it is not known what processes have open; empty where it is.
+        needed_paths: shown paths that other images' headers name (a data file, an extent), and a sentence for each.
+        needed_files: ``device:inode`` of files that something outside of the pools stands on, and the sentence.
+        kept: ids of images that something of ours needs (an undo copy), and the sentence.
+        elsewhere: guests' numbers on other nodes of a cluster, and the sentence.
+        busy: numbers of guests of this node that are being made or moved, and the sentence.
+        numbers: of all guests of this node by their names.
+    """
+
+    asked: str
+    unread: str = ""
+    unseen: str = ""
+    needed_paths: Mapping[str, str] = field(default_factory=dict)
+    needed_files: Mapping[str, str] = field(default_factory=dict)
+    kept: Mapping[int, str] = field(default_factory=dict)
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    busy: Mapping[str, str] = field(default_factory=dict)
+    numbers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of one image.
+
+    Args:
+        inode: ``device:inode``.
+        namings: the disks that are the image or stand on it.
+        has_overlays: whether images stand on it.
+        aside: names of those of them that are set aside.
+        held: who has it open on the host; empty where nobody.
+        owners_unknown: why nobody knows who uses it; empty where it is known.
+    """
+
+    id: int
+    name: str
+    path: str
+    inode: str
+    namings: Sequence[Naming]
+    has_overlays: bool
+    aside: Sequence[str]
+    held: str
+    owners_unknown: str
+
+
+def judge(image: Facts, world: World) -> tuple[bool | None, list[str]]:
+    """Whether it is an orphan (``None``: not known), and why."""
+    if image.namings or image.has_overlays:
+        told = [naming.sentence for naming in image.namings]
+        told += [f"{name}, which is set aside, stands on it." for name in image.aside]
+        return False, list(dict.fromkeys(filter(None, told)))
+    needed = [
+        world.kept.get(image.id, ""), world.needed_paths.get(image.path, ""), world.needed_files.get(image.inode, ""),
+    ]  # fmt: skip
+    if any(needed):
+        return False, [sentence for sentence in needed if sentence]
+    if image.owners_unknown:
+        return None, [image.owners_unknown]
+    if image.held:
+        return False, []
+    number = number_of(image.name, image.path)
+    against = [world.unread, world.unseen, world.elsewhere.get(number, ""), world.busy.get(number, "")]
+    if any(against):
+        return None, [sentence for sentence in against if sentence]
+    told = [world.asked, "No overlay needs it.", "No process has it open."]
+    if number in world.numbers:
+        told.append(f"Its name is that of a disk of {world.numbers[number]}, which does not name it.")
+    return True, told
+
+
+def number_of(name: str, path: str) -> str:
+    """The number of the guest whose disk an image is by Proxmox VE's way of naming; empty where it says none."""
+    found = _NAMED.match(name) or _FOLDER.search(path)
+    return found[1] if found else ""
+
+
+def bases_in_ids(disks: Iterable[tuple[str, str, str]]) -> dict[str, str]:
+    """The bases that volume ids of linked clones name, by path, with a sentence.
+
+    Args:
+        disks: volume id, shown path and guest's name of each.
+    """
+    found: dict[str, str] = {}
+    for volume, path, guest in disks:
+        linked = _LINKED.fullmatch(volume)
+        ending = f"/{linked[3]}/{linked[4]}" if linked else ""
+        if linked and path.endswith(ending):
+            base = f"{path.removesuffix(ending)}/{linked[1]}/{linked[2]}"
+            found[base] = f"Guest {guest} names it as what its disk is a linked clone of."
+    return found

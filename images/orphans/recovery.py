@@ -1,0 +1,102 @@
+"""What a recovery found of images that are set aside: rows and jobs say what the names and journals on the host say."""
+
+from typing import Any
+
+from images.kinds import aside
+from images.ledger import lines
+from images.models import Image
+from images.orphans import rows
+from storage_admin.accounts.roles import SYSTEM
+from storage_admin.accounts.services import audit
+from storage_admin.jobs import claims
+from storage_admin.jobs.models import Job, JobLog
+from storage_admin.jobs.telling import tell_end
+
+
+def settle(recovery: Job, lost: Job, found: dict[str, Any]) -> bool:
+    """Writes what became of one job of :data:`images.orphans.rows.KINDS`.
+
+    Args:
+        recovery: the job that found it.
+        lost: the job that the agent names; it has ended.
+        found: the agent's row.
+
+    Returns:
+        Whether an image's file is elsewhere than its row said.
+    """
+    image = Image.every.select_related("host", "pool", "aside_job").filter(pk=lost.target_id).first()
+    if image is None:
+        return False
+    if found["undo_of"] is not None:
+        return _settle_later(lost, image, found)
+    if found["outcome"] == "kept":
+        return _settle_kept(lost, image, found)
+    if found["outcome"] == "reverted" and lost.needs_recovery:
+        claims.log(lost, "recovered: the image has its own name, as if nothing had happened")
+    if found["outcome"] == "lost" and image.aside_job_id == lost.pk and image.state == Image.State.SET_ASIDE:
+        return _settle_lost(recovery, lost, image, found)
+    return False
+
+
+def _settle_kept(lost: Job, image: Image, found: dict[str, Any]) -> bool:
+    """The image waits under its other name: the job has succeeded, whether somebody could write that down or not."""
+    if image.state == Image.State.SET_ASIDE or lost.state == Job.State.SUCCEEDED:
+        return False
+    rows.set_aside(image, lost)
+    _succeed(lost, aside.aside_result(found["undo_bytes"], None))
+    claims.log(lost, "recovered: the image was set aside already; the job has succeeded")
+    return True
+
+
+def _settle_later(later: Job, image: Image, found: dict[str, Any]) -> bool:
+    """A restore or a deletion that was cut off."""
+    if found["outcome"] != "finished":
+        claims.log(later, "recovered: it had not happened; the image is set aside still")
+        return False
+    if image.state != Image.State.SET_ASIDE:
+        return False
+    _finish(later, image)
+    return True
+
+
+def _finish(later: Job, image: Image) -> None:
+    size = image.allocated_size or 0
+    if later.kind == "restore_aside":
+        rows.restored(image)
+        _succeed(later, aside.aside_result(size, None) | {"held_bytes": 0})
+    else:
+        rows.deleted(image)
+        _succeed(later, aside.deletion_result(size, size, None))
+        lines.write(later, image.pool, size, 0)
+    claims.log(later, "recovered: it was done already; the job has succeeded")
+
+
+def _succeed(job: Job, result: dict[str, Any]) -> None:
+    Job.objects.filter(pk=job.pk).update(
+        state=Job.State.SUCCEEDED, error_code="", error_detail="", progress=100.0, stage="", message="",
+        result=result | {"recovered": True},
+    )  # fmt: skip
+    tell_end(job.pk)
+
+
+def _settle_lost(recovery: Job, lost: Job, image: Image, found: dict[str, Any]) -> bool:
+    """The file does not wait where it should: our own work was cut off at its very end, or somebody else took it."""
+    later = Job.objects.filter(target_kind="image", target_id=image.pk, kind__in=rows.KINDS, pk__gt=lost.pk)
+    began = recovery.started or recovery.created
+    if later.filter(state__in=Job.ACTIVE).exists() or later.filter(finished__gte=began, needs_recovery=False).exists():
+        return False  # at work while the agent looked: its own end tells what it did
+    is_back = found["inode"] is not None and str(found["inode"]) == image.inode
+    cut_off = later.filter(needs_recovery=True).exclude(state__in=Job.ACTIVE).order_by("-pk").first()
+    if cut_off is not None and (is_back if cut_off.kind == "restore_aside" else not is_back):
+        _finish(cut_off, image)
+        return True
+    if found["before_bytes"] is None and not is_back and image.pool.state != "ok":
+        return False  # perhaps only a filesystem that is not mounted
+    what = "put back by somebody else" if is_back else "missing"
+    audit(SYSTEM, f"image set aside {what}", image.path, before={"job": lost.pk}, after={"found": found["detail"]})
+    claims.log(lost, f"{found['detail'] or 'the image is not set aside any more'}: {what}", JobLog.Level.WARNING)
+    if is_back:
+        rows.restored(image)
+    else:
+        rows.vanished(image)
+    return True

@@ -1,0 +1,79 @@
+"""What becomes of an image's row, and of the job that set it aside, when it is set aside, restored or deleted."""
+
+import secrets
+from datetime import timedelta
+
+from django.db.models import Count, Sum
+from django.utils import timezone
+
+from images import writing
+from images.models import Image
+from storage_admin.hosts.models import StoragePool
+from storage_admin.hosts.names import path_key
+from storage_admin.jobs.models import Job
+
+#: The kinds of jobs that do it.
+KINDS = ("set_aside", "restore_aside", "delete_aside")
+
+
+def set_aside(image: Image, job: Job) -> None:
+    """The image has its other name. Its row keeps what it is called; the key of its path is that of the other name, so
+    that a file which takes its place is another image.
+    """
+    now = timezone.now()
+    folder = bytes(image.path_bytes).rpartition(b"/")[0]
+    image.path_key = path_key(folder + f"/.sa-{job.uid}.aside".encode())
+    image.aside_job, image.aside_since, image.aside_by = job, now, job.created_by
+    image.aside_until = now + timedelta(days=int(job.options.get("grace_days", 14)))
+    image.missing_since, image.held = None, ""
+    _write(image, ["aside_job", "aside_since", "aside_by", "aside_until", "missing_since", "held"])
+
+
+def restored(image: Image) -> None:
+    """The image has its own name again. A row of a file that had the name meanwhile, and is gone, goes."""
+    key = path_key(bytes(image.path_bytes))
+    Image.every.filter(host=image.host_id, path_key=key).exclude(pk=image.pk).delete()
+    _close(image)
+    image.path_key = key
+    image.aside_job = image.aside_since = image.aside_until = None
+    image.aside_by, image.missing_since, image.deleted_at = "", None, None
+    _write(image, ["aside_job", "aside_since", "aside_by", "aside_until", "missing_since", "deleted_at"])
+
+
+def deleted(image: Image) -> None:
+    """The image is gone for good, by an admin's word; its row and its history stay."""
+    _close(image)
+    image.deleted_at = image.missing_since = timezone.now()
+    image.aside_since = image.aside_until = None
+    _write(image, ["deleted_at", "missing_since", "aside_since", "aside_until"])
+
+
+def vanished(image: Image) -> None:
+    """Somebody else took the image away while it was set aside: it has vanished like any other."""
+    _close(image)
+    image.missing_since, image.aside_job = timezone.now(), None
+    image.aside_since = image.aside_until = None
+    image.aside_by = ""
+    _write(image, ["missing_since", "aside_job", "aside_since", "aside_until", "aside_by"])
+
+
+def _write(image: Image, columns: list[str]) -> None:
+    # A fingerprint that no file has: a scan that is at work takes it neither for vanished nor for unchanged.
+    image.fingerprint = secrets.token_bytes(16)
+    image.save(update_fields=["path_key", "fingerprint", *columns])
+    writing.resolve_host(image.host)
+    writing.write_totals([image.pool])
+    image.refresh_from_db()
+
+
+def _close(image: Image) -> None:
+    """The job that set it aside holds nothing any more; what was freed, the deletion says."""
+    job = Job.objects.filter(pk=image.aside_job_id).first()
+    if job is not None and job.result:
+        Job.objects.filter(pk=job.pk).update(result=job.result | {"held_bytes": 0})
+
+
+def bytes_aside(pools: list[StoragePool]) -> dict[int, tuple[int, int]]:
+    """How many images are set aside in each pool, and the bytes that they occupy; pools without any are left out."""
+    rows = Image.objects.filter(pool__in=pools, aside_since__isnull=False).order_by().values_list("pool_id")
+    return {pool: (count, size or 0) for pool, count, size in rows.annotate(Count("id"), Sum("allocated_size"))}

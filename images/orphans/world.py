@@ -1,0 +1,125 @@
+"""What is known of a host beside its images and its guests' disks, gathered from the database for :mod:`evidence`."""
+
+from django.db.models import Q, TextField
+from django.db.models.functions import Cast
+
+from images.models import Claim, Image
+from images.orphans import sharing
+from images.orphans.evidence import READS_ON, World, bases_in_ids
+from storage_admin.guests.models import Guest, GuestDisk
+from storage_admin.hosts.models import Host
+from storage_admin.jobs.models import Job
+
+#: How many lines or guests a sentence names.
+NAMED = 3
+
+
+def could_have_guests(host: Host) -> bool:
+    """Whether a hypervisor was found on a host: elsewhere nobody could need an image, which is no news."""
+    facts = host.capabilities
+    tools = facts.get("tools") or {}
+    return bool(
+        facts.get("libvirt") == "present" or facts.get("proxmox") or facts.get("proxmox_version") or tools.get("vzctl")
+    )
+
+
+def of(host: Host) -> World:
+    """All that may speak for or against an image of the host being an orphan."""
+    claims = list(Claim.objects.filter(host=host).values_list("kind", "key", "why"))
+    unseen = [why for kind, _, why in claims if kind == Claim.Kind.ANY]
+    if host.capabilities.get("busy_complete") is False:
+        unseen.append(f"What some processes of {host.name} have open could not be seen: run the agent as root.")
+    guests = list(
+        Guest.objects.filter(host=host, kind__in=["vm", "container"]).values_list("kind", "uid", "name", "lock")
+    )
+    return World(
+        asked=_asked(host),
+        unread=_unread(host),
+        unseen=" ".join(unseen),
+        needed_paths=_needed_paths(host),
+        needed_files={key: why for kind, key, why in claims if kind == Claim.Kind.FILE},
+        kept=_kept(host),
+        elsewhere={key: why for kind, key, why in claims if kind == Claim.Kind.NUMBER},
+        busy={
+            uid: f"By its name it is a disk of {name} ({kind} {uid}), locked ({lock}): it may be made just now."
+            for kind, uid, name, lock in guests
+            if lock
+        },
+        numbers={uid: f"{name} ({kind} {uid})" for kind, uid, name, _ in guests},
+    )
+
+
+def _asked(host: Host) -> str:
+    facts, count = host.capabilities, dict[str, int]()
+    for kind in host.guests.values_list("kind", flat=True):
+        count[kind] = count.get(kind, 0) + 1
+    told = []
+    if facts.get("libvirt") == "present":
+        told.append(
+            f"libvirt on {host.name} was asked: none of its {count.get('domain', 0)} guests names it, and no snapshot "
+            "or saved state of theirs."
+        )
+    vms, containers = count.get("vm", 0), count.get("container", 0)
+    if facts.get("proxmox"):
+        told.append(
+            f"The files of Proxmox VE on {host.name} were read: none of {vms} VMs and {containers} containers names "
+            "it, templates, snapshots, pending changes and unused disks included."
+        )
+    elif containers:
+        told.append(f"vzlist on {host.name} was asked: none of its {containers} containers names it.")
+    return " ".join(told) or f"There is no hypervisor on {host.name} that could have guests."
+
+
+def _unread(host: Host) -> str:
+    """Which lines of its guests' definitions were not understood, in a sentence; empty where all were."""
+    found = [
+        f"{line} ({name})"
+        for name, lines in host.guests.exclude(unread=[]).values_list("name", "unread")
+        for line in lines
+    ]
+    if not found:
+        return ""
+    return f"Lines of guests' definitions were not understood, and may name it: {_some(found)}."
+
+
+def _some(found: list[str]) -> str:
+    more = f", and {len(found) - NAMED} more" if len(found) > NAMED else ""
+    return f"{'; '.join(found[:NAMED])}{more}"
+
+
+def _needed_paths(host: Host) -> dict[str, str]:
+    """Shown paths that other images' headers, or the ids of linked clones, name."""
+    found = dict(sharing.needed_paths(host))
+    text = Cast("header", TextField())
+    rows = Image.every.filter(host=host, missing_since=None).annotate(text=text)
+    rows = rows.filter(Q(text__contains='"data_file"') | Q(text__contains='"extents"')).order_by()
+    for name, path, header in rows.values_list("name", "path", "header"):
+        for part in [header.get("data_file"), *header.get("extents", [])]:
+            if isinstance(part, str) and part and part != name:
+                found[_beside(path, part)] = f"{name} keeps its data in it."
+    volumes = GuestDisk.objects.filter(guest__host=host, volume__contains="/")
+    return found | bases_in_ids(volumes.values_list("volume", "path", "guest__name"))
+
+
+def _beside(path: str, name: str) -> str:
+    """The path of what a header names, as shown; a name in a folder of its own is made plain."""
+    if name.startswith("/"):
+        return name
+    parts = path.split("/")[:-1]
+    for part in name.split("/"):
+        if part == "..":
+            parts = parts[:-1]
+        elif part not in {"", "."}:
+            parts.append(part)
+    return "/".join(parts)
+
+
+def _kept(host: Host) -> dict[int, str]:
+    """Images that an undo copy of a job stands on: without them it could not be put back."""
+    jobs = Job.objects.filter(host=host, undo_state=Job.UndoState.AVAILABLE, target_kind="image")
+    found: dict[int, str] = {}
+    for number, target, plan in jobs.values_list("pk", "target_id", "plan"):
+        for affected in plan.get("affected_images", []):
+            if affected["id"] != target and affected.get("how") != READS_ON:
+                found[affected["id"]] = f"The undo copy of job {number} stands on it."
+    return found

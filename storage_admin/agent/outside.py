@@ -1,0 +1,76 @@
+"""What guests' disks outside of every storage pool stand on: a base in a pool would look as if nobody needed it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from storage_admin.agent.formats import Facts, UnreadableError, guess, read_as
+from storage_admin.agent.formats.reader import Reader
+from storage_admin.agent.mounts import Mounts
+from storage_admin.agent.pools import display
+from storage_admin.agent.records import Recorder, absolute, b64, backing_unsafe
+
+_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def bases(named: Iterable[bytes], files: dict[int, set[int]], mounts: Mounts) -> Iterator[dict[str, Any]]:
+    """The disks among these that have a base, or may have one.
+
+    Only the header of the disk itself is read, which the hypervisor names; what that in turn names is not opened.
+
+    Args:
+        named: absolute paths that guests name, outside of the pools.
+        files: inodes of the pools' images by device.
+
+    Returns:
+        For each ``path_b64``; ``base``: device and inode where it is an image of a pool; ``why``: a sentence about
+        what cannot be told, else empty. Disks that stand on nothing are left out.
+    """
+    recorder = Recorder(mounts)
+    for path in sorted(named):
+        if mounts.may_wait(path):
+            yield _row(path, "it lies on a filesystem that is not looked at")
+            continue
+        try:
+            facts = _facts(path)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            yield _row(path, f"it cannot be read: {error.strerror}")
+            continue
+        if facts is not None and facts.backing_file is not None:
+            yield from _base(path, facts.backing_file, files, recorder)
+
+
+def _base(path: bytes, name: bytes, files: dict[int, set[int]], recorder: Recorder) -> Iterator[dict[str, Any]]:
+    if backing_unsafe(name) is not None:
+        yield _row(path, "its base is not named as a plain file")
+        return
+    below = absolute(os.path.dirname(path), name)
+    found = recorder.look(below)
+    if found is not None and found.st_ino in files.get(found.st_dev, ()):
+        yield _row(path, "", [found.st_dev, found.st_ino])
+    elif found is not None:
+        yield _row(path, f"its base {display(below)} lies outside of every pool as well; register its folder")
+
+
+def _row(path: bytes, why: str, base: list[int] | None = None) -> dict[str, Any]:
+    return {"path_b64": b64(path), "base": base, "why": why}
+
+
+def _facts(path: bytes) -> Facts | None:
+    """What the header of a disk says; ``None`` for a damaged one, on which no guest could start, or for none."""
+    fd = os.open(path, _FLAGS)
+    try:
+        mode = os.fstat(fd).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISBLK(mode):
+            return None
+        reader = Reader(fd, os.lseek(fd, 0, os.SEEK_END))
+        return read_as(reader, guess(reader, path))
+    except UnreadableError:
+        return None
+    finally:
+        os.close(fd)
