@@ -11,6 +11,7 @@ import storage_admin.api.schema  # noqa: F401 (names the token's scheme to drf-s
 from benchmarks.api import BenchmarkEndpoints, WatchEndpoints
 from images.api.images import ImageEndpoints
 from images.api.others import GuestEndpoints, HostScanEndpoint, OverviewEndpoint
+from images.api.policies import AutomationEndpoint, PolicyEndpoints
 from images.api.pools import PoolEndpoints
 from storage_admin.accounts.api import AuditEndpoints, TokenEndpoints, UserEndpoints
 from storage_admin.api.docs import Docs, Schema
@@ -26,6 +27,7 @@ for name, endpoints in (
     ("images", ImageEndpoints),
     ("job-kinds", JobKindEndpoints),
     ("jobs", JobEndpoints),
+    ("policies", PolicyEndpoints),
     ("benchmarks", BenchmarkEndpoints),
     ("benchmark-watches", WatchEndpoints),
     ("tokens", TokenEndpoints),
@@ -40,7 +42,7 @@ class Root(Endpoint):
 
     @extend_schema(exclude=True)
     def get(self, request: Request) -> Response:
-        names = [*(prefix for prefix, _, _ in router.registry), "overview", "schema", "docs"]
+        names = [*(prefix for prefix, _, _ in router.registry), "automation", "overview", "schema", "docs"]
         return Response({name: request.build_absolute_uri(f"{name}/") for name in names})
 
 
@@ -60,6 +62,7 @@ class Nothing(Endpoint):
 urlpatterns = [
     path("", Root.as_view(), name="api-root"),
     path("hosts/<int:pk>/scan/", HostScanEndpoint.as_view(), name="api-hosts-scan"),
+    path("automation/", AutomationEndpoint.as_view(), name="api-automation"),
     path("overview/", OverviewEndpoint.as_view(), name="api-overview"),
     path("schema/", Schema.as_view(), name="schema"),
     path("docs/", Docs.as_view(), name="docs"),

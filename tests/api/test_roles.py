@@ -17,6 +17,7 @@ from tests.factories import (
     ImageFactory,
     ImageUseFactory,
     JobFactory,
+    PolicyRunFactory,
     StoragePoolFactory,
     TokenFactory,
     UserFactory,
@@ -81,6 +82,18 @@ CASES = [
     Case("get", "benchmark-watches/", VIEWER),
     Case("post", "benchmark-watches/", OPERATOR, 201, {"kind": "dd", "pool": "{pool}", "every_hours": 24}),
     Case("delete", "benchmark-watches/{watch}/", OPERATOR, 204),
+    Case("get", "policies/", VIEWER),
+    Case("post", "policies/", ADMIN, 201, {"name": "new", "cron": "0 22 * * *", "hosts": ["{host}"]}),
+    Case("get", "policies/{policy}/", VIEWER),
+    Case("patch", "policies/{policy}/", ADMIN, body={"max_jobs_per_host": 2}),
+    Case("delete", "policies/{policy}/", ADMIN, 204),
+    Case("get", "policies/{policy}/preview/", OPERATOR),
+    Case("post", "policies/preview/", OPERATOR, 200, {"name": "new", "cron": "0 22 * * *", "hosts": ["{host}"]}),
+    Case("post", "policies/{policy}/run/", OPERATOR, 202),
+    Case("get", "policies/{policy}/runs/", VIEWER),
+    Case("get", "policies/{policy}/runs/{run}/picks/", VIEWER),
+    Case("get", "automation/", VIEWER),
+    Case("patch", "automation/", ADMIN, body={"paused": True}, everywhere=True),
     Case("get", "overview/", VIEWER),
     Case("get", "tokens/", ADMIN, everywhere=True),
     Case("post", "tokens/", ADMIN, 201, {"name": "new", "role": "viewer"}, everywhere=True),
@@ -107,23 +120,29 @@ def world(db: None, tmp_path: Path) -> dict[str, Any]:
         target=image, state="succeeded", undo_state="available", undo_expires=timezone.now(), **ended
     )
     failed = JobFactory.create(target=host, state="failed", finished=timezone.now())
+    run = PolicyRunFactory.create(policy__hosts=[host.pk], state="finished", finished=timezone.now())
     return {
         "host": host.pk, "slug": "mine", "pool": pool.pk, "spare": StoragePoolFactory.create(host=host).pk,
         "image": image.pk, "guest": use.disk.guest.pk, "job": job.pk,
         "failed": failed.pk, "active": JobFactory.create(target=host, state="running").pk, "folder": str(folder),
         "benchmark": BenchmarkFactory.create(pool=pool).pk, "watch": WatchFactory.create(pool=pool).pk,
+        "policy": run.policy_id, "run": run.pk,
         "token": TokenFactory.create().pk, "user": UserFactory.create().pk,
     }  # fmt: skip
 
 
 def send(client: APIClient, case: Case, world: dict[str, Any]) -> int:
-    body = {
-        name: (world[value[1:-1]] if isinstance(value, str) and value.startswith("{") else value)
-        for name, value in case.body.items()
-    }
+    body = {name: filled(value, world) for name, value in case.body.items()}
     path = f"/api/v1/{case.path.format(**world)}"
     arguments = {} if case.method == "get" else {"data": body, "format": "json"}
     return int(getattr(client, case.method)(path, **arguments).status_code)
+
+
+def filled(value: Any, world: dict[str, Any]) -> Any:
+    """What a body names in braces, as it is in this world."""
+    if isinstance(value, list):
+        return [filled(one, world) for one in value]
+    return world[value[1:-1]] if isinstance(value, str) and value.startswith("{") else value
 
 
 def ids(case: Case) -> str:
@@ -180,6 +199,7 @@ def test_every_endpoint_is_among_the_cases() -> None:
     for pattern in _routes(get_resolver("storage_admin.api.urls").url_patterns):
         path = pattern
         path = path.replace("benchmark-watches/<int:pk>", "benchmark-watches/watch")
+        path = path.replace("policies/<int:pk>", "policies/policy").replace("runs/<int:run>", "runs/run")
         for name in ("hosts", "pools", "guests", "images", "jobs", "benchmarks", "tokens", "users"):
             path = path.replace(f"{name}/<int:pk>", f"{name}/{name.removesuffix('s')}")
         found.add(path)

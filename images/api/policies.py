@@ -1,0 +1,212 @@
+"""Endpoints of policies, their runs, and the switch for all automation."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from django.db.models import QuerySet
+from django.utils import timezone
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema, extend_schema_view
+from rest_framework import mixins, status
+from rest_framework.decorators import action
+from rest_framework.exceptions import NotFound, ValidationError
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from images.api.policy_shapes import (
+    AutomationBody,
+    AutomationSerializer,
+    PickSerializer,
+    PolicyBody,
+    PolicyPatch,
+    PolicySerializer,
+    PreviewSerializer,
+    RunSerializer,
+    preview_of,
+)
+from images.models import Policy, PolicyPick, PolicyRun
+from images.policies import selectors, services
+from images.policies.preview import preview
+from images.policies.scope import policies_for, require_reach
+from images.policies.shape import Rules
+from images.policies.validation import clean
+from storage_admin.accounts.roles import Role
+from storage_admin.api.pagination import DEFAULT_LIMIT, LARGEST, MAX_LIMIT, PAGE, envelope, whole_number
+from storage_admin.api.views import Endpoint, EndpointSet
+from storage_admin.jobs import automation
+from storage_admin.jobs.serializers import EmptyBody
+
+_RUNS = {"type": "array", "items": {"$ref": "#/components/schemas/Run"}}
+_PICKS = {"type": "array", "items": {"$ref": "#/components/schemas/Pick"}}
+_CODE = OpenApiParameter("code", OpenApiTypes.STR, description="Only those that are left out for this reason.")
+_STATE = OpenApiParameter("state", OpenApiTypes.STR, enum=PolicyPick.State.values)
+_PAGE_NAMES = frozenset({"limit", "offset"})
+
+
+@extend_schema_view(list=extend_schema(summary="Policies"), retrieve=extend_schema(summary="One policy"))
+class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet):
+    queryset = Policy.objects.none()
+    serializer_class = PolicySerializer
+    roles: ClassVar[dict[str, Role]] = {
+        "create": Role.ADMIN,
+        "partial_update": Role.ADMIN,
+        "destroy": Role.ADMIN,
+        "run": Role.OPERATOR,
+        "preview": Role.OPERATOR,
+        "draft": Role.OPERATOR,
+    }
+    parameters: ClassVar[dict[str, frozenset[str]]] = {
+        "preview": _PAGE_NAMES | {"code"},
+        "draft": _PAGE_NAMES | {"code"},
+        "runs": _PAGE_NAMES,
+        "picks": _PAGE_NAMES | {"state", "code"},
+    }
+
+    def get_queryset(self) -> QuerySet[Any]:
+        return policies_for(self.actor)
+
+    def list(self, _request: Request) -> Response:
+        page: Any = self.paginate_queryset(self.filter_queryset(self.get_queryset()))
+        return self.get_paginated_response(_policies(page))
+
+    def retrieve(self, request: Request, *args: Any, **kwargs: Any) -> Response:  # noqa: ARG002 (as the base has it)
+        return Response(_policies([self.get_object()])[0])
+
+    @extend_schema(summary="Make a policy (admin)", request=PolicyBody, responses={201: PolicySerializer})
+    def create(self, request: Request) -> Response:
+        body = PolicyBody(data=request.data)
+        body.is_valid(raise_exception=True)
+        policy = services.create(self.actor, body.validated_data)
+        return Response(_policies([policy])[0], status=status.HTTP_201_CREATED)
+
+    @extend_schema(
+        summary="Change a policy (admin)",
+        description="A run at work goes on as it began; switched off, it is stopped. With another cron or time zone, "
+        "windows that would have opened before now are not made up for.",
+        request=PolicyPatch,
+        responses=PolicySerializer,
+    )
+    def partial_update(self, request: Request, **_where: Any) -> Response:
+        policy = self.get_object()
+        body = PolicyPatch(data=request.data)
+        body.is_valid(raise_exception=True)
+        return Response(_policies([services.change(self.actor, policy, body.validated_data)])[0])
+
+    @extend_schema(
+        summary="Delete a policy and its history (admin)",
+        description="Jobs of it that are at work end as they would.",
+        responses={204: None},
+    )
+    def destroy(self, _request: Request, **_where: Any) -> Response:
+        services.remove(self.actor, self.get_object())
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+    @extend_schema(
+        summary="What it would do now (operator)",
+        description="Nothing is written. `limit` and `offset` cut both lists: `chosen` in the order of gain, `skipped` "
+        "by name. Those of this page of `chosen` whose plans are refused stand at the beginning of `skipped`.",
+        parameters=[*PAGE, _CODE],
+        responses=PreviewSerializer,
+    )
+    @action(detail=True, methods=["get"], filter_backends=[], pagination_class=None)
+    def preview(self, request: Request, **_where: Any) -> Response:
+        return self._preview(request, self.get_object())
+
+    @extend_schema(
+        summary="What a policy would do that is not made yet (operator)",
+        description="Nothing is written.",
+        request=PolicyBody,
+        parameters=[*PAGE, _CODE],
+        responses=PreviewSerializer,
+        operation_id="policies_preview_draft",
+    )
+    @action(detail=False, methods=["post"], url_path="preview", filter_backends=[], pagination_class=None)
+    def draft(self, request: Request) -> Response:
+        body = PolicyBody(data=request.data)
+        body.is_valid(raise_exception=True)
+        draft = clean(Policy(**body.validated_data), self.actor)
+        require_reach(self.actor, draft, Role.OPERATOR)
+        return self._preview(request, draft)
+
+    @extend_schema(summary="Run it now (operator)", request=EmptyBody, responses={202: RunSerializer})
+    @action(detail=True, methods=["post"], filter_backends=[])
+    def run(self, request: Request, **_where: Any) -> Response:
+        EmptyBody(data=request.data).is_valid(raise_exception=True)
+        run = services.run_now(self.actor, self.get_object())
+        return Response(_runs([run])[0], status=status.HTTP_202_ACCEPTED)
+
+    @extend_schema(
+        summary="Its runs, the latest first, with their jobs and how many were left out by which rule",
+        parameters=PAGE,
+        responses=OpenApiResponse(envelope(_RUNS, count={"type": "integer"})),
+    )
+    @action(detail=True, methods=["get"], filter_backends=[])
+    def runs(self, _request: Request, **_where: Any) -> Response:
+        page: Any = self.paginate_queryset(selectors.runs_of(self.get_object()))
+        return self.get_paginated_response(_runs(page))
+
+    @extend_schema(
+        summary="What a run looked at: with its job, or with the reason why it was left out",
+        parameters=[*PAGE, _STATE, _CODE],
+        responses=OpenApiResponse(envelope(_PICKS, count={"type": "integer"})),
+        operation_id="policies_runs_picks_list",
+    )
+    @action(detail=True, methods=["get"], url_path="runs/<int:run>/picks", filter_backends=[])
+    def picks(self, request: Request, run: int, **_where: Any) -> Response:
+        found = PolicyRun.objects.filter(policy=self.get_object(), pk=run).first()
+        if found is None:
+            raise NotFound
+        given = {name: request.query_params.get(name, "") for name in ("state", "code")}
+        if given["state"] and given["state"] not in PolicyPick.State.values:
+            raise ValidationError({"state": f"One of {', '.join(PolicyPick.State.values)}."})
+        if not given["code"].isprintable():  # PostgreSQL takes no NUL
+            raise ValidationError({"code": "There is no such code."})
+        page: Any = self.paginate_queryset(selectors.picks_of(found, state=given["state"], code=given["code"]))
+        return self.get_paginated_response(PickSerializer(page, many=True).data)
+
+    def _preview(self, request: Request, policy: Policy) -> Response:
+        limit = whole_number(request, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT)
+        offset = whole_number(request, "offset", 0, 0, LARGEST - MAX_LIMIT)
+        found = preview(
+            Rules.of(policy), timezone.now(), limit=limit, chosen_from=offset, skipped_from=offset,
+            code=request.query_params.get("code", ""),
+        )  # fmt: skip
+        return Response(PreviewSerializer(preview_of(found, on_pools=Rules.of(policy).on_pools)).data)
+
+
+def _policies(policies: Sequence[Policy]) -> Any:
+    last = selectors.last_runs(policies)
+    context = {"now": timezone.now(), "last": last, "sums": selectors.sums_of(last.values())}
+    return PolicySerializer(policies, many=True, context=context).data
+
+
+def _runs(runs: list[PolicyRun]) -> Any:
+    context = {"sums": selectors.sums_of(runs), "picks": selectors.jobs_of(runs), "skips": selectors.skips_of(runs)}
+    return RunSerializer(runs, many=True, context=context).data
+
+
+class AutomationEndpoint(Endpoint):
+    """``automation/``."""
+
+    roles: ClassVar[dict[str, Role]] = {"patch": Role.ADMIN}
+
+    @extend_schema(
+        summary="Whether automation is paused",
+        description="While it is, no policy and no benchmark watch starts anything, and undo copies do not expire. "
+        "Scans go on.",
+        responses=AutomationSerializer,
+        tags=["automation"],
+    )
+    def get(self, _request: Request) -> Response:
+        return Response(AutomationSerializer(automation.state()).data)
+
+    @extend_schema(
+        summary="Pause all automation, or let it go on (admin)",
+        request=AutomationBody,
+        responses=AutomationSerializer,
+        tags=["automation"],
+    )
+    def patch(self, request: Request) -> Response:
+        body = AutomationBody(data=request.data)
+        body.is_valid(raise_exception=True)
+        return Response(AutomationSerializer(automation.switch(self.actor, **body.validated_data)).data)

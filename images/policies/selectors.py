@@ -1,0 +1,105 @@
+"""Reads: runs of policies with what they were meant to win and have won, and their picks."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db.models import Count, Max, Q, QuerySet, Sum, Window
+from django.db.models.functions import RowNumber
+
+from images.models import Policy, PolicyPick, PolicyRun
+from images.policies.preview import LeftOut
+from images.policies.reasons import NOT_MEANT, word_of
+
+State = PolicyPick.State
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Of a run. Sizes in bytes.
+
+    Args:
+        counts: picks by their state.
+        predicted: what its submitted jobs were expected to win; ``None`` where nothing is won by such jobs.
+        won: what they have freed, by their lines of the ledger; what undo copies hold is not won yet.
+        held: what undo copies of its jobs hold.
+    """
+
+    counts: dict[str, int] = field(default_factory=dict)
+    predicted: int | None = None
+    won: int = 0
+    held: int = 0
+
+    @property
+    def jobs(self) -> int:
+        """How many jobs it has submitted that came to something, or may yet."""
+        return sum(self.counts.get(state, 0) for state in (State.SUBMITTED, State.SUCCEEDED, State.FAILED))
+
+
+def sums_of(runs: Iterable[PolicyRun]) -> dict[int, Sums]:
+    """The sums of runs, by their ids, in two queries for any number."""
+    ids = [run.pk for run in runs]
+    counts: dict[int, dict[str, int]] = {pk: {} for pk in ids}
+    picks = PolicyPick.objects.filter(run__in=ids).order_by()
+    for run, state, count in picks.values("run", "state").annotate(n=Count("pk")).values_list("run", "state", "n"):
+        counts[run][state] = count
+    found = {}
+    with_job = picks.filter(job__isnull=False).values("run").annotate(
+        predicted=Sum("predicted_bytes"), won=Sum("job__freed_bytes"), held=Sum("job__undo_bytes")
+    )  # fmt: skip
+    for row in with_job:
+        found[row["run"]] = Sums(counts[row["run"]], row["predicted"], row["won"] or 0, row["held"] or 0)
+    return {pk: found.get(pk) or Sums(counts[pk]) for pk in ids}
+
+
+def last_runs(policies: Iterable[Policy]) -> dict[int, PolicyRun]:
+    """The last run of each policy, by the policy's id."""
+    mine = PolicyRun.objects.filter(policy__in=[policy.pk for policy in policies])
+    latest = mine.order_by().values("policy").annotate(last=Max("pk")).values("last")
+    return {run.policy_id: run for run in PolicyRun.objects.filter(pk__in=latest)}
+
+
+def runs_of(policy: Policy) -> QuerySet[PolicyRun]:
+    """A policy's runs, the latest first."""
+    return policy.runs.select_related("policy").order_by("-due", "-id")
+
+
+def picks_of(run: PolicyRun, *, state: str = "", code: str = "", left_out: bool | None = None) -> QuerySet[PolicyPick]:
+    """What a run looked at: the chosen in their order, then those left out by name.
+
+    Args:
+        left_out: only those without a job that were left out, or only the others.
+    """
+    picks = run.picks.select_related("job__host", "host", "image", "pool").order_by("place", "label", "id")
+    picks = picks.defer("job__plan", "job__commands", "image__header", "image__estimate")
+    if left_out is not None:
+        skipped = Q(state=State.SKIPPED, job=None)
+        picks = picks.filter(skipped) if left_out else picks.exclude(skipped)
+    values: dict[str, Any] = {name: value for name, value in (("state", state), ("code", code)) if value}
+    return picks.filter(**values)
+
+
+def jobs_of(runs: Iterable[PolicyRun], most: int = 100) -> dict[int, list[PolicyPick]]:
+    """The first picks with a job of each run, by its id, in one query."""
+    ids = [run.pk for run in runs]
+    place = Window(RowNumber(), partition_by="run", order_by=["place", "id"])
+    picks = PolicyPick.objects.filter(run__in=ids, job__isnull=False).annotate(number=place).filter(number__lte=most)
+    found: dict[int, list[PolicyPick]] = {}
+    for pick in picks.select_related("job").defer("job__plan", "job__commands").order_by("run", "place", "id"):
+        found.setdefault(pick.run_id, []).append(pick)
+    return found
+
+
+def skips_of(runs: Iterable[PolicyRun]) -> dict[int, list[LeftOut]]:
+    """How many each run has left out, by the code of why: those it was for, then those that it was not for."""
+    runs = list(runs)
+    skips = PolicyPick.objects.filter(run__in=[run.pk for run in runs], state=State.SKIPPED).order_by()
+    found: dict[int, list[LeftOut]] = {run.pk: [] for run in runs}
+    counted = skips.values("run", "code").annotate(n=Count("pk")).order_by("-n", "code")
+    for run_id, code, count in counted.values_list("run", "code", "n"):
+        found[run_id].append(LeftOut(code, word_of(code), count, meant=True))
+    for run in runs:
+        for code, count in run.left_out.items():
+            word = NOT_MEANT.get(code) or word_of(code)
+            found[run.pk].append(LeftOut(code, word, count, meant=code not in NOT_MEANT))
+    return found

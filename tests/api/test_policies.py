@@ -1,0 +1,238 @@
+"""Policies over REST: what is kept, what is refused by its field, who sees which."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+from rest_framework.test import APIClient
+
+from images.models import Policy, PolicyRun
+from images.policies import runs
+from storage_admin.accounts.models import AuditEntry
+from storage_admin.jobs import automation
+from storage_admin.jobs.models import Job
+from tests.api.test_query_budgets import make_images
+from tests.factories import (
+    GIB,
+    HostFactory,
+    ImageFactory,
+    JobFactory,
+    PolicyFactory,
+    PolicyPickFactory,
+    PolicyRunFactory,
+    StoragePoolFactory,
+)
+from tests.policies.test_runs import begun, end, estimated
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
+URL = "/api/v1/policies/"
+NIGHTLY = {"name": "nightly", "cron": "0 22 * * 1-5", "timezone": "Europe/Berlin"}
+
+
+def wins(**columns: Any) -> Any:
+    return ImageFactory.create(**{"reclaimable_bytes": GIB} | estimated(8) | columns)
+
+
+def test_a_policy_is_made_read_changed_and_deleted_and_all_of_it_is_in_the_audit_trail(admin: APIClient) -> None:
+    answer = admin.post(URL, NIGHTLY, format="json")
+    assert answer.status_code == 201, answer.json()
+    made = answer.json()
+    assert (made["window_minutes"], made["quiet_minutes"], made["kind"], made["last_run"]) == (360, 30, "reclaim", None)
+    assert made["options"]["undo_hours"] == 24
+    assert made["next_window"]["opens"] < made["next_window"]["last_start"] < made["next_window"]["closes"]
+    address = f"{URL}{made['id']}/"
+    assert admin.get(address).json() == made
+    off = admin.patch(address, {"enabled": False, "options": {"undo_hours": 0}}, format="json").json()
+    assert (off["enabled"], off["options"]["undo_hours"], off["next_window"]) == (False, 0, None)
+    assert admin.delete(address).status_code == 204
+    trail = AuditEntry.objects.filter(target="nightly").order_by("id").values_list("what", "before", "after")
+    created, changed, deleted = ((what, *(hours(of) for of in states)) for what, *states in trail)
+    assert created == ("policy created", None, 24)
+    assert changed == ("policy changed", 24, 0)
+    assert deleted == ("policy deleted", 0, None)
+
+
+def hours(state: Any) -> Any:
+    return state and state["options"]["undo_hours"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"name": " "}, "name"),
+        ({"cron": "0 22 * *"}, "cron"),
+        ({"timezone": "Mars/Base"}, "timezone"),
+        ({"quiet_minutes": 360}, "quiet_minutes"),
+        ({"window_minutes": 0}, "window_minutes"),
+        ({"hosts": [987654]}, "hosts"),
+        ({"pools": [987654]}, "pools"),
+        ({"formats": ["floppy"]}, "formats.0"),
+        ({"min_reclaimable_percent": 101}, "min_reclaimable_percent"),
+        ({"max_jobs_per_host": 0}, "max_jobs_per_host"),
+        ({"kind": "convert"}, "kind"),
+        ({"options": {"method": "magic"}}, "options"),
+        ({"options": {"when_running": "wait"}}, "options"),
+        ({"options": {"start_after": True}}, "options"),
+        ({"kind": "check", "options": {"repair": "all"}}, "options"),
+        ({"kind": "flatten", "options": {"down_to": 3}}, "options"),
+        ({"kind": "benchmark", "options": {}}, "options"),
+        ({"kind": "benchmark", "options": {"kind": "dd"}, "formats": ["raw"]}, "formats"),
+        ({"nmae": "x"}, "nmae"),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_is_refused_by_its_field(admin: APIClient, wrong: dict[str, Any], field: str) -> None:
+    answer = admin.post(URL, NIGHTLY | wrong, format="json")
+    assert answer.status_code == 400
+    assert field in answer.json()["fields"], answer.json()
+    assert not Policy.objects.exists()
+
+
+def test_two_policies_cannot_have_one_name(admin: APIClient) -> None:
+    PolicyFactory.create(name="nightly")
+    assert "already" in admin.post(URL, NIGHTLY, format="json").json()["fields"]["name"]
+
+
+def test_a_pool_has_to_be_on_one_of_the_hosts(admin: APIClient) -> None:
+    host, pool = HostFactory.create(), StoragePoolFactory.create()
+    answer = admin.post(URL, NIGHTLY | {"hosts": [host.pk], "pools": [pool.pk]}, format="json")
+    assert "not among the hosts" in answer.json()["fields"]["pools"]
+
+
+def test_the_preview_tells_the_choice_in_order_and_every_reason(operator: APIClient) -> None:
+    small, large = wins(name="small", reclaimable_bytes=GIB // 2), wins(name="large")
+    running = wins(name="running", in_use=True, in_use_detail="guest web is running")
+    locked = wins(name="locked", encrypted=True)
+    raw = wins(name="other", declared_format="raw")
+    policy = PolicyFactory.create(formats=["qcow2"])
+    found = operator.get(f"{URL}{policy.pk}/preview/").json()
+    assert [(one["image"], one["label"]) for one in found["chosen"]] == [(large.pk, "large"), (small.pk, "small")]
+    assert found["chosen"][0]["predicted_bytes"] == GIB
+    skipped = {one["image"]: (one["code"], one["reason"]) for one in found["skipped"]}
+    assert skipped[running.pk] == (
+        "guest_running",
+        "It is in use: guest web is running. A policy never shuts a guest down.",
+    )
+    assert skipped[locked.pk][0] == "encrypted"
+    assert raw.pk not in skipped
+    assert {
+        "code": "other_format",
+        "word": "Of a format that the policy does not name.",
+        "count": 1,
+        "meant": False,
+    } in (found["left_out"])
+    assert len(found["windows"]) == 5
+    assert (found["chosen_count"], found["skipped_count"]) == (3, 1)
+    assert Job.objects.count() == 0
+    only = operator.get(f"{URL}{policy.pk}/preview/?code=busy").json()
+    assert [one["code"] for one in only["skipped"]] == ["encrypted"]
+
+
+def test_what_does_not_fit_beside_what_is_chosen_already_says_so(operator: APIClient) -> None:
+    pool = StoragePoolFactory.create(capacity_bytes=100 * GIB, available_bytes=9 * GIB)
+    for name in ("a", "b"):
+        wins(name=name, pool=pool)
+    policy = PolicyFactory.create(options={"method": "copy"})
+    found = operator.get(f"{URL}{policy.pk}/preview/").json()
+    assert [one["label"] for one in found["chosen"]] == ["a"]
+    assert [(one["label"], one["code"]) for one in found["skipped"]] == [("b", "not_enough_space")]
+
+
+def test_a_draft_is_previewed_without_being_made(operator: APIClient) -> None:
+    wins()
+    answer = operator.post(f"{URL}preview/", NIGHTLY, format="json")
+    assert answer.json()["chosen_count"] == 1
+    assert not Policy.objects.exists()
+
+
+def test_a_run_by_hand_is_listed_with_its_jobs_what_it_won_and_what_it_left_out(operator: APIClient) -> None:
+    image = wins(name="a")
+    wins(name="b", in_use=None)
+    policy = PolicyFactory.create()
+    answer = operator.post(f"{URL}{policy.pk}/run/", format="json")
+    assert answer.status_code == 202
+    assert (answer.json()["state"], answer.json()["by_hand"]) == ("running", True)
+    runs.work(timezone.now())
+    end(before_bytes=4 * GIB, after_bytes=3 * GIB, freed_bytes=GIB)
+    runs.work(timezone.now())
+    [run] = operator.get(f"{URL}{policy.pk}/runs/").json()["results"]
+    assert (run["state"], run["predicted_bytes"], run["won_bytes"], run["counts"]) == (
+        "finished", GIB, GIB, {"succeeded": 1, "skipped": 1},
+    )  # fmt: skip
+    [job] = run["jobs"]
+    assert (job["image"], job["job"], job["freed_bytes"]) == (image.pk, Job.objects.get().pk, GIB)
+    assert [(one["code"], one["count"]) for one in run["left_out"]] == [("guests_unknown", 1)]
+    picks = operator.get(f"{URL}{policy.pk}/runs/{run['id']}/picks/?state=skipped").json()
+    assert [(one["label"], one["code"]) for one in picks["results"]] == [("b", "guests_unknown")]
+    assert operator.get(f"{URL}{policy.pk}/").json()["last_run"]["won_bytes"] == GIB
+
+
+def test_a_second_run_by_hand_waits_for_the_first(operator: APIClient) -> None:
+    wins()
+    policy = PolicyFactory.create()
+    begun(policy)
+    answer = operator.post(f"{URL}{policy.pk}/run/", format="json")
+    assert (answer.status_code, answer.json()["code"]) == (409, "busy")
+
+
+def test_nothing_runs_by_hand_while_automation_is_paused(admin: APIClient, operator: APIClient) -> None:
+    assert operator.get("/api/v1/automation/").json() == {"paused": False, "by": "", "reason": "", "since": None}
+    paused = admin.patch("/api/v1/automation/", {"paused": True, "reason": "a move"}, format="json").json()
+    assert (paused["paused"], paused["reason"]) == (True, "a move")
+    assert paused["by"].startswith("token ")
+    answer = operator.post(f"{URL}{PolicyFactory.create().pk}/run/", format="json")
+    assert (answer.status_code, answer.json()["code"]) == (409, "automation_paused")
+    assert automation.is_paused()
+    entry = AuditEntry.objects.get(what="automation paused")
+    assert (entry.before, entry.after) == ({"paused": False}, {"paused": True, "reason": "a move"})
+
+
+def test_a_policy_exists_only_for_who_sees_all_that_it_reaches(client_of: Callable[..., APIClient]) -> None:
+    mine, other = HostFactory.create(slug="mine"), HostFactory.create(slug="other")
+    pool = StoragePoolFactory.create(host=mine)
+    seen = [PolicyFactory.create(hosts=[mine.pk]), PolicyFactory.create(pools=[pool.pk])]
+    unseen = [PolicyFactory.create(), PolicyFactory.create(hosts=[mine.pk, other.pk])]
+    client = client_of("admin", hosts=["mine"])
+    assert {one["id"] for one in client.get(URL).json()["results"]} == {one.pk for one in seen}
+    for one in unseen:
+        assert client.get(f"{URL}{one.pk}/").status_code == 404
+        assert client.post(f"{URL}{one.pk}/run/", format="json").status_code == 404
+    answer = client.post(URL, NIGHTLY, format="json")
+    assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
+    widened = client.patch(f"{URL}{seen[0].pk}/", {"hosts": []}, format="json")
+    assert widened.status_code == 403
+    assert Policy.objects.get(pk=seen[0].pk).hosts == [mine.pk]
+
+
+def test_lists_cost_no_more_queries_for_more_rows(viewer: APIClient) -> None:
+    def fill(count: int) -> int:
+        for _ in range(count):
+            run = PolicyRunFactory.create(policy__name=f"p{Policy.objects.count()}")
+            PolicyPickFactory.create(run=run, job=JobFactory.create(), state="succeeded")
+            PolicyPickFactory.create(run=PolicyRunFactory.create(policy=policy), state="skipped", code="busy")
+        seen = 0
+        for address in (URL, f"{URL}{policy.pk}/runs/"):
+            viewer.get(address)
+            with CaptureQueriesContext(connection) as captured:
+                assert viewer.get(address).status_code == 200
+            assert len(captured) <= 12
+            seen += len(captured)
+        return seen
+
+    policy = PolicyFactory.create()
+    assert fill(2) == fill(8)
+
+
+def test_the_preview_keeps_its_budget_at_ten_thousand_images(operator: APIClient) -> None:
+    make_images(10_000)
+    policy = PolicyFactory.create()
+    address = f"{URL}{policy.pk}/preview/"
+    operator.get(address)
+    with CaptureQueriesContext(connection) as captured:
+        found = operator.get(address).json()
+    assert len(captured) <= 30, [query["sql"][:100] for query in captured]
+    assert found["chosen_count"] + found["skipped_count"] == 10_000
+    assert PolicyRun.objects.count() == 0
