@@ -128,3 +128,31 @@ def test_a_matrix_is_started_watched_read_and_compared(
     # All of it was done beside the image, and nothing is left of it.
     assert kept.read_bytes() == before
     assert [path.name for path in shared_folder.iterdir()] == ["kept.qcow2"]
+
+
+def test_what_boots_is_asked_for_a_boot_storm_alone(
+    admin_tab: Callable[..., Tab], rest: Rest, shared_folder: Path
+) -> None:
+    disks.disk(shared_folder, "template.qcow2")
+    pool = disks.registered(rest, shared_folder)
+    (image,) = [row for row in rest.get(f"images/?pool={pool['id']}")["results"] if row["name"] == "template.qcow2"]
+    seen = admin_tab()
+    page = seen.page
+    seen.open(f"/benchmarks/start/?pool={pool['id']}")
+    fields = [page.locator(f"#boot_{name}") for name in ("image", "guests", "pattern", "kernel", "append")]
+    for field in fields:
+        expect(field).to_be_hidden()
+    page.get_by_label("Kind", exact=True).select_option("boot")
+    for field in fields:
+        expect(field).to_be_visible()
+    plan = page.locator("#plan")
+    expect(plan).to_contain_text("choose what boots")
+    page.get_by_label("Image that boots (its number)").fill(str(image["id"]))
+    page.get_by_label("Guests at once").fill("1, 3")
+    page.get_by_label("Guests at once").press("Tab")
+    expect(plan).to_contain_text("3 guests of 256 MiB need 960 MiB of memory")
+    expect(plan.locator("#cost-scratch")).to_be_visible()
+    seen.assert_accessible()
+    page.get_by_label("Kind", exact=True).select_option("dd")
+    for field in fields:
+        expect(field).to_be_hidden()
