@@ -17,7 +17,7 @@ from benchmarks.steps import MADE, MIB
 from benchmarks.templatetags.figures import kind_title
 from images.models import Image
 from images.views.access import PageRequest, number, page, wants_fragment
-from images.views.listing import as_choices
+from images.views.lists import as_choices
 from storage_admin.accounts.roles import ForbiddenError, Role
 from storage_admin.agent.bench.boot import FORMATS
 from storage_admin.agent.protocol import RefusedError

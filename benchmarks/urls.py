@@ -6,6 +6,7 @@ from benchmarks import pool_views, start_views, views
 
 urlpatterns = [
     path("benchmarks/", views.benchmarks, name="benchmarks"),
+    path("benchmarks/export.csv", views.benchmarks_csv, name="benchmarks_csv"),
     path("benchmarks/start/", start_views.benchmark_start, name="benchmark_start"),
     path("benchmarks/paste/", start_views.benchmark_paste, name="benchmark_paste"),
     path("benchmarks/compare.csv", views.benchmark_compare_csv, name="benchmark_compare_csv"),

@@ -19,11 +19,14 @@ from benchmarks.results import Result
 from benchmarks.templatetags.figures import kind_title
 from images.views.access import PageRequest, live, live_body, live_context, page, paginated, wants_fragment
 from images.views.jobs import status_of
-from images.views.listing import as_choices
+from images.views.lists import Filtered, as_choices, filtered
+from storage_admin.accounts.saved_views import list_page
+from storage_admin.csv_export import Columns, csv_answer
 from storage_admin.hosts.errors import NotFoundError
 from storage_admin.hosts.selectors import pools_for
 
 PER_PAGE = 50
+PAGE = list_page("benchmarks", "Benchmarks", BenchmarkFilters.base_filters)
 #: In an address: with ``published=0`` charts show only what was measured here.
 PUBLISHED = "published"
 #: A published figure so many times as high as the highest of one's own makes the axis logarithmic.
@@ -34,11 +37,10 @@ DWARFED = 8
 @page()
 def benchmarks(request: PageRequest) -> HttpResponseBase:
     """All runs, the newest first, by pool and kind. The rows refresh while one of them is at work."""
-    asked = {name: request.GET[name] for name in ("pool", "kind", "source") if request.GET.get(name)}
-    found = BenchmarkFilters(asked, selectors.benchmarks_for(request.actor), request=request)
-    ignored = sorted(found.form.errors) if not found.is_valid() else []
-    rows = paginated(request, found.queryset if ignored else found.qs, PER_PAGE)
-    context = {"rows": rows, "filtered": bool(asked), "ignored": ignored, "most": selectors.MOST_COMPARED}
+    found = _listed(request)
+    asked = found.values
+    rows = paginated(request, found.rows, PER_PAGE)
+    context = {"rows": rows, "filtered": bool(asked), "ignored": found.ignored, "most": selectors.MOST_COMPARED}
     query = request.GET.copy()
     query.pop("v", None)
     url = f"{reverse('benchmarks')}?{query.urlencode()}"
@@ -53,6 +55,36 @@ def benchmarks(request: PageRequest) -> HttpResponseBase:
         "pools": as_choices(((pool.pk, f"{pool.host.name} / {pool.name}") for pool in pools), asked.get("pool", "")),
     } | live_context(body, version, url=url, every=every)
     return render(request, "benchmarks/list.html", context)
+
+
+def _listed(request: PageRequest) -> Filtered[Benchmark]:
+    return filtered(request, BenchmarkFilters, selectors.benchmarks_for(request.actor))
+
+
+#: A line of the list as CSV; the figures of a run are a file of their own.
+CSV_COLUMNS: Columns = {
+    "id": "pk",
+    "kind": "kind",
+    "source": "source",
+    "quick": "quick",
+    "state": lambda run: run.job.state if run.job else None,
+    "host": lambda run: run.host.name if run.host else None,
+    "pool": lambda run: run.pool.name if run.pool else None,
+    "label": "label",
+    "caches": "caches",
+    "dropped": lambda run: len(run.regressions) if run.finished else None,
+    "job": "job_id",
+    "by": "created_by",
+    "created": "created",
+    "finished": "finished",
+}
+
+
+@require_safe
+@page()
+def benchmarks_csv(request: PageRequest) -> HttpResponseBase:
+    """The whole list as it is filtered."""
+    return csv_answer("benchmarks", CSV_COLUMNS, _listed(request).rows)
 
 
 def run_of(request: PageRequest, run_id: int) -> Benchmark:

@@ -26,6 +26,9 @@ GUEST_STATES = (
     "stopped", "suspended", "mounted", "unknown",
 )  # fmt: skip
 
+#: By what a list of guests can be ordered, and the columns that this means.
+GUEST_ORDERINGS = {"name": "name", "state": "state", "kind": "kind", "host": "host__name", "id": "id"}
+
 #: Yes, no, or not known. ``null`` and ``unknown`` mean the same.
 ANSWERS = {"true": True, "false": False, "null": None, "unknown": None}
 
@@ -90,8 +93,18 @@ class GuestFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untype
     host = HostFilter()
     kind = django_filters.ChoiceFilter(choices=Guest.Kind.choices)
     state = django_filters.ChoiceFilter(choices=[(state, state) for state in GUEST_STATES])
-    search = django_filters.CharFilter(field_name="name", lookup_expr="icontains", max_length=200)
-    ordering = django_filters.OrderingFilter(fields=("name", "state", "kind", "id"))
+    search = django_filters.CharFilter(method="by_text", max_length=200, label="Part of the name or UUID.")
+    ordering = django_filters.ChoiceFilter(
+        choices=[(sign + name, sign + name) for name in GUEST_ORDERINGS for sign in ("", "-")], method="by_order"
+    )
+
+    def by_text(self, rows: QuerySet[Guest], _name: str, value: str) -> QuerySet[Guest]:
+        return rows.filter(Q(name__icontains=value) | Q(uid__icontains=value))
+
+    def by_order(self, rows: QuerySet[Guest], _name: str, value: str) -> QuerySet[Guest]:
+        down, column = value.startswith("-"), GUEST_ORDERINGS[value.removeprefix("-")]
+        sign = "-" if down else ""
+        return rows.order_by(*dict.fromkeys((f"{sign}{column}", f"{sign}id")))
 
 
 class PoolFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untyped library

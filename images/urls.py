@@ -2,7 +2,21 @@
 
 from django.urls import path
 
-from images.views import admin, bulk, guest, guest_io, guests, host_add, hosts, image, images, jobs, overview, rewrite
+from images.views import (
+    admin,
+    bulk,
+    guest,
+    guest_io,
+    guests,
+    host_add,
+    hosts,
+    image,
+    images,
+    jobs,
+    overview,
+    rewrite,
+    saved_views,
+)
 
 urlpatterns = [
     path("", overview.overview, name="overview"),
@@ -18,6 +32,7 @@ urlpatterns = [
         for kind in ("reclaim", "flatten", "convert", "check")
     ),
     path("jobs/", jobs.jobs, name="jobs"),
+    path("jobs/export.csv", jobs.jobs_csv, name="jobs_csv"),
     path("jobs/count/", jobs.jobs_count, name="jobs_count"),
     path("jobs/<int:job_id>/", jobs.job, name="job"),
     path("jobs/<int:job_id>/status/", jobs.job_status, name="job_status"),
@@ -27,6 +42,8 @@ urlpatterns = [
     path("jobs/<int:job_id>/undo/", jobs.job_undo, name="job_undo"),
     path("jobs/<int:job_id>/discard-undo/", jobs.job_discard_undo, name="job_discard_undo"),
     path("hosts/", hosts.hosts, name="hosts"),
+    path("hosts/export.csv", hosts.hosts_csv, name="hosts_csv"),
+    path("pools/export.csv", hosts.pools_csv, name="pools_csv"),
     path("hosts/add/", host_add.host_add, name="host_add"),
     path("hosts/<int:host_id>/connection/", host_add.host_connection, name="host_connection"),
     path("hosts/<int:host_id>/remove/", hosts.host_remove, name="host_remove"),
@@ -37,12 +54,16 @@ urlpatterns = [
     path("pools/<int:pool_id>/change/", hosts.pool_change, name="pool_change"),
     path("pools/<int:pool_id>/remove/", hosts.pool_remove, name="pool_remove"),
     path("guests/", guests.guests, name="guests"),
+    path("guests/export.csv", guests.guests_csv, name="guests_csv"),
     path("guests/io/", guest_io.guest_io, name="guest_io"),
     path("guests/<int:guest_id>/", guest.guest, name="guest"),
     *(
         path(f"guests/<int:guest_id>/{kind.replace('_', '-')}/", guest.guest_job, {"kind_name": kind}, name=kind)
         for kind in ("move_disk", "resize", "trim")
     ),
+    path("views/", saved_views.view_save, name="view_save"),
+    path("views/<int:view_id>/", saved_views.view_change, name="view_change"),
+    path("views/<int:view_id>/delete/", saved_views.view_delete, name="view_delete"),
     path("tokens/", admin.tokens, name="tokens"),
     path("tokens/<int:token_id>/delete/", admin.token_delete, name="token_delete"),
     path("users/", admin.users, name="users"),

@@ -96,6 +96,15 @@ JOB_KINDS = [
     "storage_admin.guests.kinds.vm_disks.Trim",
 ]
 
+#: Every list whose filters can be kept under a name, by what it says of itself (storage_admin/accounts/saved_views.py).
+LIST_PAGES = [
+    "images.views.listing.PAGE",
+    "images.views.jobs.PAGE",
+    "images.views.hosts.PAGE",
+    "images.views.guests.PAGE",
+    "benchmarks.views.PAGE",
+]
+
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
@@ -130,6 +139,7 @@ TEMPLATES = [
                 "template_partials.templatetags.partials",
                 "images.templatetags.storage",
                 "images.templatetags.icons",
+                "images.templatetags.lists",
             ],
         },
     }

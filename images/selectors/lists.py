@@ -1,13 +1,16 @@
 """Images in lists: few columns, few queries, quick at 100,000 rows."""
 
 from functools import cached_property
+from typing import Generic, TypeVar
 
-from django.db.models import F, OrderBy, Prefetch, Q, QuerySet
+from django.db.models import F, Model, OrderBy, Prefetch, Q, QuerySet
 from django.db.models.lookups import Exact, GreaterThanOrEqual, LessThanOrEqual
 
 from images.models import Image, ImageSample, ImageUse
 from storage_admin.accounts.roles import Actor
 from storage_admin.hosts.selectors import in_scope
+
+M = TypeVar("M", bound=Model)
 
 #: Large columns that no list shows.
 DEFERRED = (
@@ -90,16 +93,16 @@ def ordered(rows: QuerySet[Image], ordering: str) -> QuerySet[Image]:
     return rows.order_by(OrderBy(F(column), descending=down, nulls_last=True), tie)
 
 
-class Matches:
-    """The images of a list, filtered and ordered, of which a page is read at a time.
+class Matches(Generic[M]):
+    """The rows of a list, filtered and ordered, of which a page is read at a time.
 
     Ids are picked first: that reads an index, while sorting whole rows of 100,000 images reads all of them.
 
     Args:
-        rows: of :func:`images_for`, filtered and :func:`ordered`.
+        rows: as of :func:`images_for`, filtered and :func:`ordered`, the id last.
     """
 
-    def __init__(self, rows: QuerySet[Image]) -> None:
+    def __init__(self, rows: QuerySet[M]) -> None:
         self.rows = rows
 
     @cached_property
@@ -119,7 +122,7 @@ class Matches:
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, part: slice) -> list[Image]:
+    def __getitem__(self, part: slice) -> list[M]:
         """The matches from ``part.start`` up to ``part.stop``, in order."""
         start, stop = part.start or 0, min(self._count, self._count if part.stop is None else part.stop)
         if start >= stop:
@@ -128,7 +131,7 @@ class Matches:
             # Along the index of their order, nearly all other rows would be looked at before the last match is found.
             return list(self.rows.filter(pk__in=self._few)[start:stop])
         ids = self._pick(start, stop)
-        found = {image.pk: image for image in self.rows.order_by().filter(pk__in=ids)}
+        found = {row.pk: row for row in self.rows.order_by().filter(pk__in=ids)}
         return [found[pk] for pk in ids if pk in found]
 
     def _pick(self, start: int, stop: int) -> list[int]:

@@ -16,6 +16,7 @@ from django.template.loader import render_to_string
 from django.utils.cache import patch_vary_headers
 from django_htmx.middleware import HtmxDetails
 
+from images.views.lists import opened_with
 from storage_admin.accounts import refusals
 from storage_admin.accounts.authentication import actor_of
 from storage_admin.accounts.errors import AccountError
@@ -57,7 +58,7 @@ def page(role: Role = Role.VIEWER, *, everywhere: bool = False) -> Callable[[Vie
                 request.actor = actor_of(request)  # type: ignore[attr-defined]
                 actor = request.actor  # type: ignore[attr-defined]
                 (actor.require_everywhere if everywhere else actor.require)(role)
-                answer = view(request, *args, **kwargs)  # type: ignore[arg-type]
+                answer = opened_with(request, actor) or view(request, *args, **kwargs)  # type: ignore[arg-type]
             except ForbiddenError as error:
                 refusals.forbidden(request, request.actor, str(error))  # type: ignore[attr-defined]
                 return render(request, "403.html", {"sentence": str(error)}, status=403)

@@ -3,18 +3,35 @@
 from dataclasses import dataclass
 from typing import Any
 
-from django.db.models import Q
 from django.http.response import HttpResponseBase
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
 from images import selectors
+from images.filters import GuestFilters
 from images.models import Image
 from images.views.access import PageRequest, page, paginated
+from images.views.lists import Filtered, as_choices, columns, filtered
+from storage_admin.accounts.saved_views import list_page
+from storage_admin.csv_export import Columns, csv_answer
 from storage_admin.guests.models import Guest, GuestDisk
-from storage_admin.hosts.models import Host
+from storage_admin.hosts.selectors import hosts_for
 
 PER_PAGE = 50
+PAGE = list_page("guests", "Guests", GuestFilters.base_filters)
+KINDS = (("domain", "libvirt domain"), ("vm", "VM of Proxmox VE"), ("container", "container"))
+
+#: Columns: what they are ordered by, their word, the order that a first click gives.
+COLUMNS = (
+    ("name", "Guest", ""),
+    ("state", "State", ""),
+    (None, "I/O", ""),
+    (None, "Disk", ""),
+    (None, "Image", ""),
+    (None, "Physical", ""),
+    (None, "Cache", ""),
+    (None, "Discard", ""),
+)
 
 
 @dataclass(frozen=True)
@@ -51,31 +68,68 @@ def discard_advice(disk: GuestDisk) -> Advice:
     )
 
 
+def _listed(request: PageRequest) -> Filtered[Guest]:
+    """The guests that the query string asks for, by name unless it says otherwise."""
+    return filtered(request, GuestFilters, selectors.guests_for(request.actor).order_by("name", "id"))
+
+
 @require_safe
 @page()
 def guests(request: PageRequest) -> HttpResponseBase:
-    """All guests, with their disks and the images that those are."""
-    rows = selectors.guests_for(request.actor).order_by("name", "id")
-    query, state = request.GET.get("q", "").replace("\0", ""), request.GET.get("state", "")
-    if query:
-        rows = rows.filter(Q(name__icontains=query) | Q(uid__icontains=query))
-    states = sorted(set(selectors.guests_for(request.actor).order_by().values_list("state", flat=True)))
-    if state in states:
-        rows = rows.filter(state=state)
-    shown = paginated(request, rows, PER_PAGE)
-    found = Image.objects.filter(uses__disk__guest__in=list(shown)).only("name", "allocated_size")
+    """Guests by filters, with their disks and the images that those are."""
+    found = _listed(request)
+    values = found.values
+    shown = paginated(request, selectors.Matches(found.rows), PER_PAGE)
+    images = Image.objects.filter(uses__disk__guest__in=list(shown)).only("name", "allocated_size")
     listed = [
         {"guest": guest, "disks": [(disk, cache_advice(disk), discard_advice(disk)) for disk in guest.disks.all()]}
         for guest in shown
     ]
-    unknown = [host for host in Host.objects.exclude(owners_unknown="") if request.actor.sees(host.slug)]
+    hosts = list(hosts_for(request.actor).defer("capabilities"))
+    states = selectors.guests_for(request.actor).order_by("state").values_list("state", flat=True).distinct()
     context: dict[str, Any] = {
         "section": "guests",
         "rows": shown,
         "listed": listed,
-        "states": states,
-        "state": state,
-        "q": query,
+        "columns": columns(COLUMNS, values.get("ordering", "name")),
+        "values": values,
+        "ignored": found.ignored,
+        "images": {image.pk: image for image in images},
+        "states": as_choices(((state, state) for state in states), values.get("state", "")),
+        "kinds": as_choices(KINDS, values.get("kind", "")),
+        "hosts": as_choices(((host.pk, host.name) for host in hosts), values.get("host", "")),
+        "unknown": [host for host in hosts if host.owners_unknown],
     }
-    context |= {"images": {image.pk: image for image in found}}
-    return render(request, "guests/guests.html", context | {"unknown": unknown})
+    return render(request, "guests/guests.html", context)
+
+
+def _images_of(guest: Guest) -> list[str]:
+    return [disk.path for disk in guest.disks.all() if disk.path]
+
+
+#: A line of the list as CSV: one of each guest.
+CSV_COLUMNS: Columns = {
+    "id": "pk",
+    "host": "host.name",
+    "kind": "kind",
+    "uid": "uid",
+    "name": "name",
+    "state": "state",
+    "lock": "lock",
+    "disks": lambda guest: len(guest.disks.all()),
+    "disk_targets": lambda guest: [disk.target for disk in guest.disks.all()],
+    "disk_paths": _images_of,
+    "cache": lambda guest: [disk.cache or "not set" for disk in guest.disks.all()],
+    "discard": lambda guest: [disk.discard or "not set" for disk in guest.disks.all()],
+    "io_priority": "io_priority",
+    "io_weight": "io_weight",
+    "io_limits": lambda guest: guest.io_limits or None,
+    "last_seen": "last_seen",
+}
+
+
+@require_safe
+@page()
+def guests_csv(request: PageRequest) -> HttpResponseBase:
+    """The whole list as it is filtered and ordered."""
+    return csv_answer("guests", CSV_COLUMNS, _listed(request).rows)

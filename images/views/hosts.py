@@ -14,17 +14,40 @@ from django.views.decorators.http import require_POST, require_safe
 from images import refusals, selectors
 from images.selectors.undo_copies import undo_copies
 from images.templatetags.storage import bar_scale
-from images.views.access import PageRequest, attempt, live, live_body, live_context, number, page, wants_fragment
+from images.views.access import (
+    PageRequest,
+    attempt,
+    live,
+    live_body,
+    live_context,
+    number,
+    page,
+    paginated,
+    wants_fragment,
+)
+from images.views.lists import Filtered, as_choices, filtered
 from storage_admin.accounts.roles import Role
+from storage_admin.accounts.saved_views import list_page
 from storage_admin.agent.protocol import RefusedError
+from storage_admin.csv_export import Columns, csv_answer
 from storage_admin.hosts import libvirt_alone, proxmox_alone, registration, services
 from storage_admin.hosts.errors import InvalidError, NotFoundError
+from storage_admin.hosts.host_filters import HostFilters
 from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.hosts.selectors import hosts_for, pools_for
 from storage_admin.hosts.services import UNCHANGED, Unchanged
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.services import submit
 
 MIB = 1 << 20
+PER_PAGE = 50
+PAGE = list_page("hosts", "Hosts", HostFilters.base_filters)
+ORDERINGS = (
+    ("name", "name"),
+    ("-status", "state, unreachable first"),
+    ("last_seen", "last seen, longest ago first"),
+    ("-last_seen", "last seen, latest first"),
+)
 
 
 @dataclass(frozen=True)
@@ -102,14 +125,17 @@ def _in_mib(bytes_sec: int | None) -> str:
     return "" if bytes_sec is None else str(bytes_sec // MIB)
 
 
-def _shown(request: PageRequest) -> list[Host]:
+def _listed(request: PageRequest) -> Filtered[Host]:
+    """The hosts that the query string asks for, by name unless it says otherwise."""
+    return filtered(request, HostFilters, hosts_for(request.actor).order_by("name", "id"))
+
+
+def _context(request: PageRequest, found: Filtered[Host]) -> dict[str, Any]:
     pools = Prefetch("pools", StoragePool.objects.order_by("name"))
-    return [host for host in Host.objects.prefetch_related(pools) if request.actor.sees(host.slug)]
-
-
-def _context(request: PageRequest) -> dict[str, Any]:
-    shown = _shown(request)
-    scans = {job.host_id: job for job in Job.objects.filter(kind="scan", state__in=Job.ACTIVE).order_by("-id")}
+    page_of = paginated(request, found.rows.prefetch_related(pools), PER_PAGE)
+    shown = list(page_of)
+    at_work = Job.objects.filter(kind="scan", state__in=Job.ACTIVE, host__in=shown)
+    scans = {job.host_id: job for job in at_work.order_by("-id")}
     rows = [
         {
             "host": host,
@@ -120,20 +146,95 @@ def _context(request: PageRequest) -> dict[str, Any]:
         }
         for host in shown
     ]
-    return {"rows": rows, "scanning": bool(scans)}
+    values = found.values
+    return {
+        "rows": rows,
+        "page_of": page_of,
+        "scanning": bool(scans),
+        "values": values,
+        "ignored": found.ignored,
+        "kinds": as_choices(Host.Kind.choices, values.get("kind", "")),
+        "statuses": as_choices(Host.Status.choices, values.get("status", "")),
+        "orderings": as_choices(ORDERINGS, values.get("ordering", "name")),
+    }
 
 
 @require_safe
 @page()
 def hosts(request: PageRequest) -> HttpResponseBase:
-    """Every host; its state and pools refresh while a scan is at work there."""
-    context = _context(request)
-    url, every = reverse("hosts"), "2s" if context["scanning"] else "20s"
+    """Hosts by filters; their state and pools refresh while a scan is at work there."""
+    context = _context(request, _listed(request))
+    query = request.GET.copy()
+    query.pop("v", None)
+    url = f"{reverse('hosts')}?{query.urlencode()}" if query else reverse("hosts")
+    every = "2s" if context["scanning"] else "20s"
     if wants_fragment(request):
         return live(request, "hosts/hosts.html#hosts", context, url=url, every=every)
     body, version = live_body(request, "hosts/hosts.html#hosts", context)
     context |= {"section": "hosts"} | live_context(body, version, url=url, every=every)
     return render(request, "hosts/hosts.html", context)
+
+
+#: A line of the list of hosts as CSV.
+CSV_COLUMNS: Columns = {
+    "id": "pk",
+    "slug": "slug",
+    "name": "name",
+    "kind": "kind",
+    "address": "address",
+    "port": "port",
+    "user": "user",
+    "transport": "transport",
+    "cluster": "cluster",
+    "status": "status",
+    "status_detail": "status_detail",
+    "owners_unknown": "owners_unknown",
+    "last_seen": "last_seen",
+    "qemu_img": lambda host: host.capabilities.get("qemu_img"),
+    "max_jobs": "max_jobs",
+    "bandwidth_bytes_sec": "bandwidth_bytes_sec",
+    "idle_io": "idle_io",
+}
+
+#: A line of the list of their pools; what a scan counts is not known before the first one.
+POOL_CSV_COLUMNS: Columns = {
+    "id": "pk",
+    "host": "host.name",
+    "name": "name",
+    "kind": "kind",
+    "path": "path",
+    "filesystem": "filesystem",
+    "network": "network",
+    "state": "state",
+    "state_detail": "state_detail",
+    "capacity_bytes": "capacity_bytes",
+    "used_bytes": "used_bytes",
+    "available_bytes": "available_bytes",
+    "warn_percent": "warn_percent",
+    "images": lambda pool: pool.images_count if pool.last_scanned else None,
+    "allocated_bytes": "allocated_bytes",
+    "virtual_bytes": "virtual_bytes",
+    "overcommit_ratio": "overcommit_ratio",
+    "reclaimable_bytes": "reclaimable_bytes",
+    "undo_bytes": lambda pool: pool.undo_bytes if pool.last_scanned else None,
+    "last_scanned": "last_scanned",
+}
+
+
+@require_safe
+@page()
+def hosts_csv(request: PageRequest) -> HttpResponseBase:
+    """The hosts as they are filtered and ordered."""
+    return csv_answer("hosts", CSV_COLUMNS, _listed(request).rows)
+
+
+@require_safe
+@page()
+def pools_csv(request: PageRequest) -> HttpResponseBase:
+    """The pools of the hosts as those are filtered."""
+    chosen = _listed(request).rows.order_by().values("pk")
+    rows = pools_for(request.actor).filter(host__in=chosen).order_by("host__name", "name", "id")
+    return csv_answer("pools", POOL_CSV_COLUMNS, rows)
 
 
 def _host(request: PageRequest, host_id: int) -> Host:
@@ -183,7 +284,8 @@ def folder_add(request: PageRequest, host_id: int) -> HttpResponseBase:
     try:
         pool = services.register_folder(request.actor, host, path)
     except (InvalidError, RefusedError) as error:
-        context = _context(request) | {"section": "hosts", "path": path, "path_error": error.detail}
+        alone = Filtered(rows=hosts_for(request.actor).filter(pk=host.pk), values={}, ignored=[])
+        context = _context(request, alone) | {"section": "hosts", "path": path, "path_error": error.detail}
         body, version = live_body(request, "hosts/hosts.html#hosts", context)
         context |= live_context(body, version, url=reverse("hosts"), every="20s") | {"at_host": host.pk}
         return render(request, "hosts/hosts.html", context, status=400)
@@ -234,11 +336,25 @@ def pool_change(request: PageRequest, pool_id: int) -> HttpResponseBase:
             row,
             name=request.POST.get("name", "").replace("\0", ""),
             warn_percent=number(request.POST.get("warn_percent")),
+            **_thresholds(request),
             all_hosts_registered="all_hosts_registered" in request.POST if row.network else None,
         )
 
     attempt(request, change, f"{row.name} is changed.")
     return redirect("pool", row.pk)
+
+
+def _thresholds(request: PageRequest) -> dict[str, Any]:
+    """Optional thresholds as a form gives them: empty for none, left alone where the form has them not."""
+    post = request.POST
+    found: dict[str, Any] = {name: number(post[name]) for name in ("warn_days", "warn_undo_percent") if name in post}
+    if "warn_overcommit" in post:
+        text = post["warn_overcommit"].strip().replace(",", ".")
+        try:
+            found["warn_overcommit"] = float(text) if text else None
+        except ValueError:
+            raise InvalidError(f"{text[:40]!r} is no number.") from None
+    return found
 
 
 @require_POST

@@ -1,11 +1,8 @@
 """The images page: one dense table, all of its state in the address bar."""
 
-import csv
-from collections.abc import Iterator
 from typing import Any
 
 from django.contrib import messages
-from django.http import StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -17,10 +14,11 @@ from images.models import Image
 from images.templatetags.storage import bar_scale
 from images.verbs import Verb, verb_of
 from images.views.access import PageRequest, page, paginated, wants_fragment
-from images.views.listing import FORMATS, Listing, as_choices, listing_of
+from images.views.listing import FORMATS, Listing, listing_of
+from images.views.lists import as_choices, columns
 from storage_admin.accounts.roles import Role
 from storage_admin.agent.protocol import RefusedError
-from storage_admin.guests.models import Guest
+from storage_admin.csv_export import Columns, csv_answer, known
 from storage_admin.hosts.errors import InvalidError, NotFoundError
 from storage_admin.hosts.selectors import hosts_for, pools_for
 from storage_admin.jobs.services import submit
@@ -49,18 +47,6 @@ COLUMNS = (
 )
 
 
-def _columns(ordering: str) -> list[dict[str, Any]]:
-    columns = []
-    for key, word, first in COLUMNS:
-        down = ordering.startswith("-")
-        sorted_by = key is not None and ordering.removeprefix("-") == key
-        following = "" if key is None else (key if down else f"-{key}") if sorted_by else f"{first}{key}"
-        sort = ("descending" if down else "ascending") if sorted_by else ""
-        numeric = key in {"allocated_size", "virtual_size", "reclaimable_bytes", "chain_depth"}
-        columns.append({"word": word, "ordering": following, "sort": sort, "numeric": numeric})
-    return columns
-
-
 def _verb(image: Image) -> Verb | None:
     """What a button would do: by a method that there is, where it is worth one."""
     worth = (image.reclaimable_bytes or 0) >= WORTH_A_BUTTON
@@ -73,7 +59,7 @@ def _table(request: PageRequest, listing: Listing) -> dict[str, Any]:
     return {
         "rows": rows,
         "shown": shown,
-        "columns": _columns(listing.ordering),
+        "columns": columns(COLUMNS, listing.ordering),
         "ordering": listing.ordering,
         "ignored": listing.ignored,
         "filtered": bool(listing.values),
@@ -90,7 +76,11 @@ def images(request: PageRequest) -> HttpResponseBase:
     if wants_fragment(request):
         return render(request, "images/images.html#table", context)
     values = listing.values
-    guest = Guest.objects.filter(pk=int(values["guest"])).first() if "guest" in values and not listing.ignored else None
+    guest = (
+        selectors.guests_for(request.actor).filter(pk=int(values["guest"])).first()
+        if "guest" in values and not listing.ignored
+        else None
+    )
     context |= {
         "section": "images",
         "values": values,
@@ -106,56 +96,33 @@ def images(request: PageRequest) -> HttpResponseBase:
     return render(request, "images/images.html", context)
 
 
-class _Echo:
-    """A file that hands back what is written, so that a response can stream it."""
-
-    def write(self, text: str) -> str:
-        return text
-
-
-CSV_COLUMNS = (
-    "id", "host", "pool", "path", "format", "declared_format", "state", "virtual_size", "allocated_size", "file_size",
-    "reclaimable_bytes", "chain_depth", "overlays_count", "in_use", "orphan", "guests", "last_scanned",
-)  # fmt: skip
-
-
-def safe_cell(value: object) -> str:
-    """A cell that no spreadsheet takes for a formula; what is not known is empty."""
-    text = "" if value is None else str(value)
-    return f"'{text}" if text[:1] in {"=", "+", "-", "@", "\t", "\r", "\n"} else text
-
-
-def _csv_row(image: Image) -> list[str]:
-    return [
-        safe_cell(value)
-        for value in (
-            image.pk, image.host.name, image.pool.name, image.path, image.format, image.declared_format, image.state,
-            image.virtual_size, image.allocated_size, image.file_size, image.reclaimable_bytes, image.chain_depth,
-            image.overlays_count, _word(image.in_use), _word(image.orphan),
-            ", ".join(use.disk.guest.name for use in image.uses.all()),
-            image.last_scanned.isoformat() if image.last_scanned else None,
-        )
-    ]  # fmt: skip
-
-
-def _word(known: bool | None) -> str:
-    return "unknown" if known is None else "yes" if known else "no"
+#: A line of the list as CSV.
+CSV_COLUMNS: Columns = {
+    "id": "pk",
+    "host": "host.name",
+    "pool": "pool.name",
+    "path": "path",
+    "format": "format",
+    "declared_format": "declared_format",
+    "state": "state",
+    "virtual_size": "virtual_size",
+    "allocated_size": "allocated_size",
+    "file_size": "file_size",
+    "reclaimable_bytes": "reclaimable_bytes",
+    "chain_depth": "chain_depth",
+    "overlays_count": "overlays_count",
+    "in_use": lambda image: known(image.in_use),
+    "orphan": lambda image: known(image.orphan),
+    "guests": lambda image: [use.disk.guest.name for use in image.uses.all()],
+    "last_scanned": "last_scanned",
+}
 
 
 @require_safe
 @page()
 def images_csv(request: PageRequest) -> HttpResponseBase:
     """The whole list as it is filtered and ordered, sizes in bytes, sent as it is read."""
-    rows = listing_of(request).rows
-    writer = csv.writer(_Echo())
-
-    def lines() -> Iterator[str]:
-        yield writer.writerow(CSV_COLUMNS)
-        for image in rows.iterator(chunk_size=1000):
-            yield writer.writerow(_csv_row(image))
-
-    disposition = {"Content-Disposition": 'attachment; filename="images.csv"'}
-    return StreamingHttpResponse(lines(), content_type="text/csv; charset=utf-8", headers=disposition)
+    return csv_answer("images", CSV_COLUMNS, listing_of(request).rows)
 
 
 @require_POST

@@ -1,5 +1,7 @@
 """Jobs: the list, and one job as it works."""
 
+from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 from django.contrib import messages
@@ -10,44 +12,111 @@ from django.urls import reverse
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.http import require_POST, require_safe
 
+from images import selectors
 from images.context import active_jobs
 from images.models import Image
 from images.views.access import PageRequest, attempt, live, live_body, live_context, page, paginated, wants_fragment
+from images.views.lists import Filtered, as_choices, columns, filtered
 from storage_admin.accounts.roles import Role
+from storage_admin.accounts.saved_views import list_page
+from storage_admin.csv_export import Columns, csv_answer
 from storage_admin.hosts.errors import NotFoundError
+from storage_admin.hosts.selectors import hosts_for
 from storage_admin.jobs import kinds, services
+from storage_admin.jobs.filters import JobListFilters
 from storage_admin.jobs.models import Job
+from storage_admin.jobs.selectors import jobs_for
 
 PER_PAGE = 50
 LOG_LINES = 500
 STATES = (("", "all"), ("active", "active"), *((state.value, str(state.label).lower()) for state in Job.State))
+
+#: Columns: what they are ordered by, their word, the order that a first click gives.
+COLUMNS = (
+    ("kind", "Job", ""),
+    ("state", "State", ""),
+    ("on", "On", ""),
+    (None, "Freed", ""),
+    ("by", "By", ""),
+    ("id", "Queued", "-"),
+    (None, "Took", ""),
+)
+PAGE = list_page("jobs", "Jobs", JobListFilters.base_filters)
 
 
 def _titles() -> dict[str, str]:
     return {kind.name: kind.title for kind in kinds.every()}
 
 
-def _jobs(request: PageRequest) -> Any:
-    rows = Job.objects.select_related("host").defer("plan", "commands", "options")
-    wanted = request.GET.get("state", "")
-    if wanted == "active":
-        return rows.filter(state__in=Job.ACTIVE)
-    return rows.filter(state=wanted) if wanted in Job.State.values else rows
+def _listed(request: PageRequest) -> Filtered[Job]:
+    """The jobs that the query string asks for, the newest first unless it says otherwise."""
+    return filtered(request, JobListFilters, jobs_for(request.actor).defer("plan", "commands", "options"))
 
 
 @require_safe
 @page()
 def jobs(request: PageRequest) -> HttpResponseBase:
-    """All jobs, the newest first. The rows refresh while a job of them is active, and look for new ones otherwise."""
-    rows = paginated(request, _jobs(request), PER_PAGE)
+    """Jobs by filters. The rows refresh while a job of them is active, and look for new ones otherwise."""
+    found = _listed(request)
+    rows = paginated(request, selectors.Matches(found.rows), PER_PAGE)
     url = f"{reverse('jobs')}?{_without(request, 'v')}"
-    context = {"rows": rows, "titles": _titles(), "state": request.GET.get("state", ""), "here": url}
+    values = found.values
+    context = {"rows": rows, "titles": _titles(), "here": url, "filtered": bool(values), "ignored": found.ignored}
+    context |= {"columns": columns(COLUMNS, values.get("ordering", "-id"))}
     every = "2s" if any(job.active for job in rows) else "10s"
     if wants_fragment(request):
         return live(request, "jobs/list.html#rows", context, url=url, every=every)
     body, version = live_body(request, "jobs/list.html#rows", context)
-    context |= {"section": "jobs", "states": STATES} | live_context(body, version, url=url, every=every)
+    context |= {
+        "section": "jobs",
+        "states": STATES,
+        "values": values,
+        # What the tabs and the heads of the table, or a link to this list, have set.
+        "kept": [(name, values[name]) for name in ("state", "ordering", "image", "pool", "guest") if name in values],
+        "kinds": as_choices(sorted(_titles().items(), key=itemgetter(1)), values.get("kind", "")),
+        "hosts": as_choices(((host.pk, host.name) for host in hosts_for(request.actor)), values.get("host", "")),
+    } | live_context(body, version, url=url, every=every)
     return render(request, "jobs/list.html", context)
+
+
+def _result(name: str) -> Callable[[Job], object]:
+    return lambda job: (job.result or {}).get(name)
+
+
+def _seconds(job: Job) -> float | None:
+    return (job.finished - job.started).total_seconds() if job.finished and job.started else None
+
+
+#: A line of the list as CSV.
+CSV_COLUMNS: Columns = {
+    "id": "pk",
+    "kind": "kind",
+    "state": "state",
+    "host": "host.name",
+    "on": "target_kind",
+    "on_id": "target_id",
+    "on_name": "target_label",
+    "by": "created_by",
+    "created": "created",
+    "started": "started",
+    "finished": "finished",
+    "seconds": _seconds,
+    "error_code": "error_code",
+    "error_detail": "error_detail",
+    **{
+        name: _result(name)
+        for name in ("before_bytes", "predicted_after_bytes", "after_bytes", "held_bytes", "freed_bytes", "freed_at")
+    },
+    "undo": "undo_state",
+    "undo_expires": "undo_expires",
+}
+
+
+@require_safe
+@page()
+def jobs_csv(request: PageRequest) -> HttpResponseBase:
+    """The whole list as it is filtered and ordered."""
+    return csv_answer("jobs", CSV_COLUMNS, _listed(request).rows)
 
 
 @require_safe
@@ -67,8 +136,8 @@ def _without(request: PageRequest, name: str) -> str:
 
 
 def _job(request: PageRequest, job_id: int) -> Job:
-    job = Job.objects.select_related("host").filter(pk=job_id).first()
-    if job is None or not request.actor.sees(job.host.slug):
+    job = jobs_for(request.actor).filter(pk=job_id).first()
+    if job is None:
         raise NotFoundError(f"There is no job {job_id}.")
     return job
 

@@ -1,7 +1,6 @@
 """What the address bar of the images page says: filters, search and order, with the API's names."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from django.db.models import Q, QuerySet
 
@@ -9,6 +8,7 @@ from images import selectors
 from images.models import Image
 from images.selectors.lists import ORDERINGS
 from images.views.access import PageRequest
+from storage_admin.accounts.saved_views import list_page
 
 FORMATS = ("qcow2", "raw", "vmdk", "vdi", "vpc", "vhdx", "qed", "luks")
 #: The costliest first, until somebody wants another order.
@@ -56,6 +56,7 @@ def listing_of(request: PageRequest) -> Listing:
 
 
 _NAMES = frozenset({"search", "format", "state", "in_use", "orphan", "guest", "host", "pool", *LEAST, *MOST})
+PAGE = list_page("images", "Images", _NAMES)
 
 
 def _condition(name: str, text: str) -> Q | None:
@@ -88,8 +89,3 @@ def _number(name: str, value: int) -> Q | None:
 def _guest(guest_id: int) -> Q:
     """Images of a guest. By their ids, as a guest may use an image twice and it is listed once."""
     return Q(pk__in=Image.objects.filter(uses__disk__guest_id=guest_id).values("pk"))
-
-
-def as_choices(pairs: Any, chosen: str) -> list[dict[str, Any]]:
-    """Options of a select element."""
-    return [{"value": str(value), "word": word, "chosen": str(value) == chosen} for value, word in pairs]

@@ -14,6 +14,7 @@ from images.api.others import GuestEndpoints, HostScanEndpoint, OverviewEndpoint
 from images.api.policies import AutomationEndpoint, PolicyEndpoints
 from images.api.pools import PoolEndpoints
 from storage_admin.accounts.api import AuditEndpoints, TokenEndpoints, UserEndpoints
+from storage_admin.accounts.saved_views_api import SavedViewEndpoints
 from storage_admin.api.docs import Docs, Schema
 from storage_admin.api.views import Endpoint
 from storage_admin.hosts.api import HostEndpoints
@@ -30,6 +31,7 @@ for name, endpoints in (
     ("policies", PolicyEndpoints),
     ("benchmarks", BenchmarkEndpoints),
     ("benchmark-watches", WatchEndpoints),
+    ("views", SavedViewEndpoints),
     ("tokens", TokenEndpoints),
     ("users", UserEndpoints),
     ("audit", AuditEndpoints),

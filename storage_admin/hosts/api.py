@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-import django_filters
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from drf_spectacular.utils import extend_schema, extend_schema_view
 from rest_framework import mixins, status
 from rest_framework.request import Request
@@ -12,6 +11,7 @@ from rest_framework.response import Response
 
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.api.views import EndpointSet
+from storage_admin.hosts.host_filters import HostFilters
 from storage_admin.hosts.libvirt_tls import Certificates
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.proxmox_hosts import WantedNode, add_node, change_node
@@ -43,16 +43,6 @@ def _changed(actor: Actor, host: Host, given: dict[str, Any]) -> Host:
     if any(certificates):
         given["certificates"] = Certificates(*certificates)
     return change_connection(actor, host, given)
-
-
-class HostFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untyped library
-    kind = django_filters.ChoiceFilter(choices=Host.Kind.choices)
-    status = django_filters.ChoiceFilter(choices=Host.Status.choices)
-    search = django_filters.CharFilter(method="by_text", max_length=200, label="Part of the name or slug.")
-    ordering = django_filters.OrderingFilter(fields=("name", "slug", "status", "last_seen", "id"))
-
-    def by_text(self, rows: QuerySet[Host], _name: str, value: str) -> QuerySet[Host]:
-        return rows.filter(Q(name__icontains=value) | Q(slug__icontains=value))
 
 
 def _by_ssh(actor: Actor, given: dict[str, Any]) -> Host:

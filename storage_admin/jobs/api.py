@@ -2,7 +2,6 @@
 
 from typing import Any, ClassVar
 
-import django_filters
 from django.db.models import QuerySet
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema, extend_schema_view
@@ -24,8 +23,8 @@ from storage_admin.api.pagination import (
     whole_number,
 )
 from storage_admin.api.views import EndpointSet
-from storage_admin.hosts.filters import HostFilter, WholeNumberFilter
 from storage_admin.jobs import kinds, services
+from storage_admin.jobs.filters import JobFilters
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.selectors import jobs_for, log_of
 from storage_admin.jobs.serializers import (
@@ -61,27 +60,6 @@ class _Counted(list[kinds.JobKind]):
 
     def count(self, *_value: Any) -> int:
         return len(self)
-
-
-class JobFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untyped library
-    state = django_filters.ChoiceFilter(choices=Job.State.choices)
-    kind = django_filters.CharFilter(method="by_kind", max_length=30)
-    active = django_filters.ChoiceFilter(
-        choices=[("true", "true"), ("false", "false")], method="by_activity", label="Queued or running."
-    )
-    host = HostFilter()
-    image = WholeNumberFilter(method="by_target")
-    pool = WholeNumberFilter(method="by_target")
-    guest = WholeNumberFilter(method="by_target")
-
-    def by_kind(self, rows: QuerySet[Job], _name: str, value: str) -> QuerySet[Job]:
-        return rows.filter(kind=kinds.get(value).name)
-
-    def by_activity(self, rows: QuerySet[Job], _name: str, value: str) -> QuerySet[Job]:
-        return rows.filter(state__in=Job.ACTIVE) if value == "true" else rows.exclude(state__in=Job.ACTIVE)
-
-    def by_target(self, rows: QuerySet[Job], name: str, value: Any) -> QuerySet[Job]:
-        return rows.filter(target_kind=name, target_id=value)
 
 
 @extend_schema_view(list=extend_schema(summary="Jobs, newest first"), retrieve=extend_schema(summary="One job"))

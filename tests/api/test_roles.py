@@ -18,6 +18,7 @@ from tests.factories import (
     ImageUseFactory,
     JobFactory,
     PolicyRunFactory,
+    SavedViewFactory,
     StoragePoolFactory,
     TokenFactory,
     UserFactory,
@@ -95,6 +96,17 @@ CASES = [
     Case("get", "automation/", VIEWER),
     Case("patch", "automation/", ADMIN, body={"paused": True}, everywhere=True),
     Case("get", "overview/", VIEWER),
+    Case("get", "views/", VIEWER),
+    Case(
+        "post",
+        "views/",
+        OPERATOR,
+        201,
+        {"page": "images", "name": "new", "query": "format=raw", "shared": True},
+        everywhere=True,
+    ),
+    Case("patch", "views/{view}/", ADMIN, body={"name": "x"}, everywhere=True),
+    Case("delete", "views/{view}/", ADMIN, 204, everywhere=True),
     Case("get", "tokens/", ADMIN, everywhere=True),
     Case("post", "tokens/", ADMIN, 201, {"name": "new", "role": "viewer"}, everywhere=True),
     Case("delete", "tokens/{token}/", ADMIN, 204, everywhere=True),
@@ -127,6 +139,7 @@ def world(db: None, tmp_path: Path) -> dict[str, Any]:
         "failed": failed.pk, "active": JobFactory.create(target=host, state="running").pk, "folder": str(folder),
         "benchmark": BenchmarkFactory.create(pool=pool).pk, "watch": WatchFactory.create(pool=pool).pk,
         "policy": run.policy_id, "run": run.pk,
+        "view": SavedViewFactory.create(shared=True).pk,
         "token": TokenFactory.create().pk, "user": UserFactory.create().pk,
     }  # fmt: skip
 
@@ -200,7 +213,7 @@ def test_every_endpoint_is_among_the_cases() -> None:
         path = pattern
         path = path.replace("benchmark-watches/<int:pk>", "benchmark-watches/watch")
         path = path.replace("policies/<int:pk>", "policies/policy").replace("runs/<int:run>", "runs/run")
-        for name in ("hosts", "pools", "guests", "images", "jobs", "benchmarks", "tokens", "users"):
+        for name in ("hosts", "pools", "guests", "images", "jobs", "benchmarks", "views", "tokens", "users"):
             path = path.replace(f"{name}/<int:pk>", f"{name}/{name.removesuffix('s')}")
         found.add(path)
     shown = {path.replace("active", "job").replace("failed", "job") for path in listed}

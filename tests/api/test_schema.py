@@ -18,7 +18,7 @@ from schemathesis.checks import CHECKS
 
 from benchmarks.models import Benchmark, Watch
 from images.models import Image
-from storage_admin.accounts.models import Token, User
+from storage_admin.accounts.models import SavedView, Token, User
 from storage_admin.agent.protocol import HostError
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import asking, ssh
@@ -34,6 +34,7 @@ from tests.factories import (
     JobLogFactory,
     PoolSampleFactory,
     SampleFactory,
+    SavedViewFactory,
     TokenFactory,
     UserFactory,
     WatchFactory,
@@ -82,6 +83,7 @@ def api(one_connection: None, no_network: None) -> Any:
     JobLogFactory.create(job=job)
     SampleFactory.create(benchmark__pool=base.pool)
     WatchFactory.create(pool=base.pool)
+    SavedViewFactory.create(shared=True)
     return schemathesis.openapi.from_wsgi("/api/v1/schema/", application, headers=SIGNED_IN)
 
 
@@ -94,7 +96,7 @@ def operations() -> list[tuple[str, str]]:
 def real_id(path: str) -> int | None:
     """The id of a row that the address can be of."""
     models = {"hosts": Host, "pools": StoragePool, "guests": Guest, "images": Image, "jobs": Job, "tokens": Token}
-    models |= {"users": User, "benchmarks": Benchmark, "benchmark-watches": Watch}
+    models |= {"users": User, "benchmarks": Benchmark, "benchmark-watches": Watch, "views": SavedView}
     model: Any = models.get(path.split("/")[3])
     return None if model is None or "{id}" not in path else int(model.objects.latest("pk").pk)
 

@@ -66,7 +66,7 @@ def test_a_host_is_added_by_ssh_and_a_containers_priority_set_on_it(
 
     host = next(row for row in rest.get("hosts/", limit=100)["results"] if row["name"] == "old-vz")
     assert (host["kind"], host["transport"], host["port"]) == ("ssh", "ssh", server.port)
-    seen.open("/guests/?q=shop")
+    seen.open("/guests/?search=shop")
     seen.reload_until(page.get_by_role("cell", name=re.compile("shop")))
     expect(page.locator("tbody")).to_contain_text("priority 3")
     page.get_by_role("link", name="set…").click()
@@ -79,7 +79,7 @@ def test_a_host_is_added_by_ssh_and_a_containers_priority_set_on_it(
     expect(page.locator("#status")).to_contain_text("succeeded", timeout=60_000)
     seen.assert_accessible()
     assert b'IOPRIO="7"' in (vz.conf / "101.conf").read_bytes()
-    seen.open("/guests/?q=shop")
+    seen.open("/guests/?search=shop")
     expect(page.locator("tbody")).to_contain_text("priority 7")
 
     seen.open("/hosts/")

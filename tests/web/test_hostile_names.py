@@ -4,7 +4,7 @@ import pytest
 from django.test import Client
 
 from images.models import Image
-from images.views.images import safe_cell
+from storage_admin.csv_export import cell
 from storage_admin.guests.models import Guest
 from tests.web.conftest import Filled, fill
 from tests.web.html import inline_code, tags_of
@@ -99,11 +99,12 @@ def test_a_name_of_255_bytes_is_cut_on_lists_and_whole_on_its_page(admin: Client
     assert "y" * 249 in admin.get(f"/images/{filled.image.pk}/").content.decode()
 
 
-@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", "\n"])
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "  =", "\uff1d", "\t", "\r", "\n"])
 def test_a_cell_is_never_a_formula(start: str) -> None:
-    assert safe_cell(f"{start}cmd|' /C calc'!A0") == f"'{start}cmd|' /C calc'!A0"
+    shown = start if start.isprintable() else repr(start)[1:-1]
+    assert cell(f"{start}cmd|' /C calc'!A0") == f"'{shown}cmd|' /C calc'!A0"
 
 
 def test_sizes_in_cells_stay_numbers() -> None:
-    assert safe_cell(4096) == "4096"
-    assert safe_cell(None) == ""
+    assert cell(4096) == "4096"
+    assert cell(None) == ""

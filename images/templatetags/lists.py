@@ -1,0 +1,66 @@
+"""What stands above each list: its saved views, and the list as CSV."""
+
+from typing import Any
+
+from django import template
+from django.http import HttpRequest
+from django.template.context import RequestContext
+from django.urls import reverse
+
+from storage_admin.accounts import saved_views
+from storage_admin.accounts.authentication import actor_of
+from storage_admin.accounts.roles import Actor
+
+register = template.Library()
+
+
+@register.inclusion_tag("fragments/views.html", takes_context=True)
+def list_tools(context: RequestContext, page_name: str, *csv: str) -> dict[str, Any]:
+    """The views of a list, the form that saves another, and links to the list as CSV.
+
+    ``{% list_tools "jobs" "jobs_csv" %}``; of several files each has its word after the address:
+    ``{% list_tools "hosts" "hosts_csv:Hosts" "pools_csv:Pools" %}``.
+
+    Args:
+        page_name: of the page's URL, one of ``settings.LIST_PAGES``.
+        csv: names of URLs that take the same query string.
+    """
+    request: HttpRequest = context["request"]
+    page = saved_views.pages()[page_name]
+    actor = actor_of(request)
+    now = _cleaned(page, request)
+    views = saved_views.with_defaults(actor, saved_views.views_for(actor).filter(page=page_name))
+    shown = [_shown(actor, view, now) for view in views]
+    return {
+        "request": request,
+        "csrf_token": context.get("csrf_token"),
+        "page": page,
+        "address": reverse(page_name),
+        "query": now,
+        "views": sorted(shown, key=lambda one: (not one["mine"], one["view"].name.lower())),
+        "may_share": saved_views.may_share(actor),
+        "files": [(*_file(one), now) for one in csv],
+    }
+
+
+def _cleaned(page: saved_views.ListPage, request: HttpRequest) -> str:
+    try:
+        return page.clean(request.META.get("QUERY_STRING", ""))
+    except ValueError:
+        return ""
+
+
+def _shown(actor: Actor, view: Any, now: str) -> dict[str, Any]:
+    return {
+        "view": view,
+        "mine": saved_views.is_own(actor, view),
+        "may_change": saved_views.may_change(actor, view),
+        "default": view.opens_first,
+        "current": view.query == now,
+    }
+
+
+def _file(named: str) -> tuple[str, str]:
+    """The address and the word of a file."""
+    name, _, word = named.partition(":")
+    return reverse(name), f"{word} CSV" if word else "CSV"

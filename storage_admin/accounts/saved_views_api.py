@@ -1,0 +1,134 @@
+"""Endpoints of saved views."""
+
+from typing import Any, ClassVar
+
+import django_filters
+from django.db.models import QuerySet
+from drf_spectacular.utils import extend_schema, extend_schema_view
+from rest_framework import mixins, serializers, status
+from rest_framework.exceptions import ValidationError
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from storage_admin.accounts import saved_views
+from storage_admin.accounts.authentication import actor_of
+from storage_admin.accounts.models import SavedView
+from storage_admin.accounts.saved_views import LONGEST_NAME, LONGEST_QUERY
+from storage_admin.api.fields import Body, StrictBoolean, StrictText
+from storage_admin.api.views import EndpointSet
+
+
+def _choices() -> list[tuple[str, str]]:
+    return [(page.name, page.title) for page in saved_views.pages().values()]
+
+
+class SavedViewSerializer(serializers.ModelSerializer[SavedView]):
+    """A list's filters under a name."""
+
+    page = serializers.CharField(read_only=True, help_text="The list: images, jobs, hosts, ...")
+    query = serializers.CharField(read_only=True, help_text="The query string of the page.")
+    shared = serializers.BooleanField(read_only=True, help_text="Offered to everybody who may open the page.")
+    mine = serializers.SerializerMethodField(help_text="Whether it is of who asks.")
+    default = serializers.BooleanField(
+        source="opens_first", read_only=True, help_text="Whether the page opens with it for who asks."
+    )
+    created_by = serializers.CharField(source="by", read_only=True)
+
+    class Meta:
+        model = SavedView
+        fields = ("id", "page", "name", "query", "shared", "mine", "default", "created_by", "created")
+        read_only_fields = fields
+
+    def get_mine(self, view: SavedView) -> bool:
+        return saved_views.is_own(actor_of(self.context["request"]), view)
+
+
+class NewSavedViewBody(Body):
+    """What is to be kept."""
+
+    name = StrictText(max_length=LONGEST_NAME)
+    query = StrictText(max_length=LONGEST_QUERY, required=False, default="", allow_blank=True)
+    shared = StrictBoolean(required=False, default=False, help_text="Offered to everybody (operator).")
+    default = StrictBoolean(required=False, default=False, help_text="The page opens with it for this user.")
+
+    def get_fields(self) -> Any:
+        # Which lists there are is known when all their modules are loaded.
+        return {"page": serializers.ChoiceField(choices=_choices()), **super().get_fields()}
+
+
+class SavedViewBody(Body):
+    """What is to be changed of it."""
+
+    name = StrictText(max_length=LONGEST_NAME, required=False)
+    query = StrictText(max_length=LONGEST_QUERY, required=False, allow_blank=True)
+    shared = StrictBoolean(required=False)
+    default = StrictBoolean(required=False, help_text="For this user, also of another's shared one.")
+
+
+class SavedViewFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untyped library
+    page = django_filters.ChoiceFilter(choices=_choices)
+    shared = django_filters.ChoiceFilter(choices=[("true", "true"), ("false", "false")], method="by_sharing")
+
+    def by_sharing(self, rows: QuerySet[SavedView], _name: str, value: str) -> QuerySet[SavedView]:
+        return rows.filter(shared=value == "true")
+
+
+@extend_schema_view(
+    list=extend_schema(summary="Saved views: one's own, and shared ones"),
+    destroy=extend_schema(summary="Take a view away; another's shared one: admin"),
+)
+class SavedViewEndpoints(mixins.ListModelMixin, mixins.DestroyModelMixin, EndpointSet):
+    queryset = SavedView.objects.none()
+    serializer_class = SavedViewSerializer
+    filterset_class = SavedViewFilters
+    parameters: ClassVar[dict[str, frozenset[str]]] = {}
+
+    def get_queryset(self) -> QuerySet[Any]:
+        return saved_views.with_defaults(self.actor, saved_views.views_for(self.actor))
+
+    @extend_schema(
+        summary="Keep a list's filters under a name",
+        description="One's own view of that name on that page takes them over (200). What the page does not know to "
+        "filter by is left out of `query`. What a token saves is shared.",
+        request=NewSavedViewBody,
+        responses={200: SavedViewSerializer, 201: SavedViewSerializer},
+    )
+    def create(self, request: Request) -> Response:
+        body = NewSavedViewBody(data=request.data)
+        body.is_valid(raise_exception=True)
+        given = body.validated_data
+        try:
+            view, new = saved_views.save(
+                self.actor, given["page"], given["name"], given["query"], shared=given["shared"],
+                default=given["default"],
+            )  # fmt: skip
+        except ValueError as error:
+            raise ValidationError({"name": str(error)}) from None
+        return self._shown(view, status.HTTP_201_CREATED if new else status.HTTP_200_OK)
+
+    @extend_schema(
+        summary="Rename a view, share it, or give it other filters", request=SavedViewBody,
+        responses=SavedViewSerializer,
+    )  # fmt: skip
+    def partial_update(self, request: Request, **_where: Any) -> Response:
+        view = self.get_object()
+        body = SavedViewBody(data=request.data)
+        body.is_valid(raise_exception=True)
+        given = dict(body.validated_data)
+        default = given.pop("default", None)
+        try:
+            if given:
+                view = saved_views.change(self.actor, view, **given)
+            if default is not None:
+                saved_views.set_default(self.actor, view, on=default)
+        except ValueError as error:
+            raise ValidationError({"name": str(error)}) from None
+        return self._shown(view)
+
+    def perform_destroy(self, instance: SavedView) -> None:
+        saved_views.delete(self.actor, instance)
+
+    def _shown(self, view: SavedView, code: int = status.HTTP_200_OK) -> Response:
+        # Not of those that exist for the actor: an admin may have just ended the sharing of another's.
+        shown = saved_views.with_defaults(self.actor, SavedView.objects.all()).get(pk=view.pk)
+        return Response(SavedViewSerializer(shown, context=self.get_serializer_context()).data, status=code)

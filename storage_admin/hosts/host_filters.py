@@ -1,0 +1,26 @@
+"""Filters of the list of hosts, for the API and the page alike."""
+
+import django_filters
+from django.db.models import F, OrderBy, Q, QuerySet
+
+from storage_admin.hosts.models import Host
+
+ORDERINGS = ("name", "slug", "status", "last_seen", "id")
+
+
+class HostFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untyped library
+    """Filters, search and order of the list of hosts."""
+
+    kind = django_filters.ChoiceFilter(choices=Host.Kind.choices)
+    status = django_filters.ChoiceFilter(choices=Host.Status.choices)
+    search = django_filters.CharFilter(method="by_text", max_length=200, label="Part of the name, slug or address.")
+    ordering = django_filters.ChoiceFilter(
+        choices=[(sign + name, sign + name) for name in ORDERINGS for sign in ("", "-")], method="by_order"
+    )
+
+    def by_text(self, rows: QuerySet[Host], _name: str, value: str) -> QuerySet[Host]:
+        return rows.filter(Q(name__icontains=value) | Q(slug__icontains=value) | Q(address__icontains=value))
+
+    def by_order(self, rows: QuerySet[Host], _name: str, value: str) -> QuerySet[Host]:
+        down = value.startswith("-")
+        return rows.order_by(OrderBy(F(value.removeprefix("-")), descending=down, nulls_last=True), "id")

@@ -1,0 +1,57 @@
+"""Filters by time: dates and times in the query string, as the API and the pages take them."""
+
+from datetime import UTC, datetime, time, timedelta
+from typing import Any
+
+import django_filters
+from django.core.exceptions import ValidationError
+from django.forms import CharField
+from django.utils.dateparse import parse_date, parse_datetime
+
+
+class MomentField(CharField):
+    """A time in UTC: of a date its first moment, or the first one after it.
+
+    Args:
+        after: whether a date stands for the moment after its end.
+    """
+
+    def __init__(self, *, after: bool = False, **options: Any) -> None:
+        super().__init__(**({"max_length": 40} | options))
+        self.after = after
+
+    def clean(self, value: Any) -> Any:
+        text = super().clean(value)
+        if not text:
+            return None
+        try:
+            day = parse_date(text)
+            if day is None:
+                moment = parse_datetime(text)
+            else:
+                moment = datetime.combine(day + timedelta(days=1 if self.after else 0), time())
+            if moment is not None:
+                return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+        except (ValueError, OverflowError):
+            pass
+        raise ValidationError("Give a date such as 2026-11-22, or a time such as 2026-11-22T14:00:00Z.")
+
+
+class MomentFilter(django_filters.Filter):  # type: ignore[misc]  # an untyped library
+    """From or up to a time."""
+
+    field_class = MomentField
+
+
+def period_filters(column: str) -> type[django_filters.FilterSet]:
+    """Filters ``from`` and ``to`` of a time. Made by hand, as ``from`` is a word of the language.
+
+    Args:
+        column: the time that they are of.
+    """
+    words = "A date, or a time in ISO 8601; UTC where it names no zone."
+    filters = {
+        "from": MomentFilter(field_name=column, lookup_expr="gte", label=words),
+        "to": MomentFilter(field_name=column, lookup_expr="lt", after=True, label=f"{words} A date is included."),
+    }
+    return type("PeriodFilters", (django_filters.FilterSet,), filters)

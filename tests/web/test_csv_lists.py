@@ -1,0 +1,159 @@
+"""Lists as CSV: the page's rows, true numbers, and nothing that a spreadsheet runs."""
+
+import csv
+import io
+import tracemalloc
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from django.test import Client
+
+from images.models import Image
+from storage_admin import csv_export
+from storage_admin.csv_export import PART, cell, csv_answer, in_parts, lines
+from storage_admin.jobs.models import Job
+from tests.factories import (
+    GIB,
+    BenchmarkFactory,
+    GuestFactory,
+    HostFactory,
+    ImageFactory,
+    ImageUseFactory,
+    JobFactory,
+    StoragePoolFactory,
+    UserFactory,
+)
+from tests.web.conftest import Filled
+
+FILES = {
+    "images": "/images/export.csv",
+    "jobs": "/jobs/export.csv",
+    "hosts": "/hosts/export.csv",
+    "pools": "/pools/export.csv",
+    "guests": "/guests/export.csv",
+    "benchmarks": "/benchmarks/export.csv",
+}
+
+
+def rows_of(client: Client, address: str) -> list[dict[str, str]]:
+    answer = client.get(address)
+    assert answer.status_code == 200
+    assert answer["Content-Type"] == "text/csv; charset=utf-8"
+    return list(csv.DictReader(io.StringIO(answer.getvalue().decode(), newline="")))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, ""), (0, "0"), (-5, "-5"), (1.5, "1.5"), (True, "yes"), (False, "no"), (2**62, str(2**62)),
+        (datetime(2026, 11, 22, 6, 0, tzinfo=UTC), "2026-11-22T06:00:00Z"),
+        (datetime(2026, 11, 22, 6, 0, tzinfo=timezone(timedelta(hours=2))), "2026-11-22T04:00:00Z"),
+        (["a", "b"], "a, b"), ([], ""), (["=1"], "'=1"), ({"a": "ü"}, '{"a": "ü"}'),
+        ("a\nb", "a\\nb"), ("a\x1b[31m", "a\\x1b[31m"), ("\u202egpj", "\\u202egpj"), ("\udc80", "\\udc80"), ("-", "'-"),
+    ],
+)  # fmt: skip
+def test_a_cell_says_what_is_known_and_nothing_else(value: object, text: str) -> None:
+    assert cell(value) == text
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_name_of_a_file_says_what_and_when(viewer: Client, filled: Filled, name: str) -> None:
+    told = viewer.get(FILES[name])["Content-Disposition"]
+    assert told.startswith(f'attachment; filename="{name}-20')
+    assert told.endswith('.csv"')
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_an_empty_list_has_its_heading(viewer: Client, name: str) -> None:
+    answer = viewer.get(f"{FILES[name]}?search=zzz").getvalue().decode()
+    assert answer.startswith("id,")
+    assert answer.count("\r\n") == 1
+
+
+def test_nobody_without_a_name_gets_a_file(db: None) -> None:
+    for address in FILES.values():
+        assert Client().get(address).status_code == 302
+
+
+def test_jobs_are_exported_as_they_are_filtered(viewer: Client, filled: Filled) -> None:
+    rows = rows_of(viewer, FILES["jobs"])
+    assert [int(row["id"]) for row in rows] == list(Job.objects.order_by("-id").values_list("pk", flat=True))
+    done = next(row for row in rows if row["state"] == "succeeded")
+    assert (done["before_bytes"], done["freed_bytes"], done["held_bytes"]) == (str(4 * GIB), "0", str(4 * GIB))
+    running = next(row for row in rows if row["state"] == "running")
+    assert (running["freed_bytes"], running["seconds"], running["finished"]) == ("", "", "")
+    assert [row["state"] for row in rows_of(viewer, f"{FILES['jobs']}?state=failed")] == ["failed"]
+    assert {row["state"] for row in rows_of(viewer, f"{FILES['jobs']}?state=active")} == {"running"}
+
+
+def test_pools_are_those_of_the_hosts_that_the_page_shows(viewer: Client) -> None:
+    one, other = HostFactory.create(name="one"), HostFactory.create(name="other")
+    for host in (one, other):
+        StoragePoolFactory.create(host=host, reclaimable_bytes=None, last_scanned=None)
+    row, *more = rows_of(viewer, f"{FILES['pools']}?search=other")
+    assert more == []
+    assert row["host"] == "other"
+    assert (row["used_bytes"], row["reclaimable_bytes"], row["images"]) == (str(60 * GIB), "", "")
+
+
+def test_guests_tell_their_disks(viewer: Client) -> None:
+    use = ImageUseFactory.create(disk__target="vda", disk__cache="", disk__guest__name="=mail")
+    GuestFactory.create(name="empty")
+    row, last = sorted(rows_of(viewer, FILES["guests"]), key=lambda row: row["name"])
+    assert (row["name"], row["disk_paths"], row["cache"]) == ("'=mail", use.disk.path, "not set")
+    assert (last["disks"], last["disk_paths"], last["io_priority"], last["io_limits"]) == ("0", "", "", "")
+
+
+def test_benchmarks_are_exported_as_they_are_filtered(viewer: Client) -> None:
+    run = BenchmarkFactory.create(kind="fio")
+    BenchmarkFactory.create(kind="dd", pool=run.pool)
+    assert [row["id"] for row in rows_of(viewer, f"{FILES['benchmarks']}?kind=fio")] == [str(run.pk)]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_who_is_limited_to_a_host_gets_its_rows_alone(name: str, db: None) -> None:
+    for slug in ("mine", "theirs"):
+        pool = StoragePoolFactory.create(host=HostFactory.create(slug=slug, name=slug))
+        image = ImageFactory.create(pool=pool)
+        ImageUseFactory.create(image=image)
+        BenchmarkFactory.create(pool=pool, job=JobFactory.create(target=image))
+    client = Client()
+    user = UserFactory.create(hosts=["mine"])
+    client.force_login(user, "django.contrib.auth.backends.ModelBackend")
+    rows = rows_of(client, FILES[name])
+    assert {row.get("host", row["name"] if name == "hosts" else "") for row in rows} == {"mine"}
+
+
+def test_a_file_has_the_rows_of_all_pages_in_their_order(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(csv_export, "PART", 7)
+    pool = StoragePoolFactory.create()
+    for number in range(60):
+        ImageFactory.create(pool=pool, name=f"i{number % 13}.qcow2", path=f"/srv/{number}", allocated_size=number % 5)
+    rows = rows_of(viewer, f"{FILES['images']}?ordering=-allocated_size")
+    wanted = Image.objects.order_by("-allocated_size", "-id").values_list("pk", flat=True)
+    assert [int(row["id"]) for row in rows] == list(wanted)
+
+
+def test_a_row_that_is_deleted_meanwhile_is_left_out(db: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(csv_export, "PART", 2)
+    jobs = [JobFactory.create() for _ in range(5)]
+    parts = in_parts(Job.objects.order_by("id"))
+    assert [job.pk for job in next(parts)] == [jobs[0].pk, jobs[1].pk]
+    jobs[2].delete()
+    assert [job.pk for part in parts for job in part] == [jobs[3].pk, jobs[4].pk]
+
+
+def test_any_rows_are_sent_as_they_come_and_few_are_in_memory() -> None:
+    def rows() -> Iterator[dict[str, int]]:
+        for number in range(50 * PART):
+            yield {"number": number}
+
+    tracemalloc.start()
+    sent = sum(text.count("\r\n") for text in lines({"number": lambda row: row["number"]}, rows()))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert sent == 50 * PART + 1
+    assert peak < 4 << 20
+    answer = csv_answer("x", {"n": lambda row: row}, [1, 2])
+    assert answer.getvalue() == b"n\r\n1\r\n2\r\n"
