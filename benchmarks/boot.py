@@ -19,7 +19,7 @@ from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.models import Host
 from storage_admin.jobs.errors import InvalidError
 from storage_admin.jobs.kinds import Lock
-from storage_admin.jobs.plans import Refusal
+from storage_admin.jobs.plans import Affected, Refusal
 
 KIND = "boot"
 MIB = 1 << 20
@@ -230,6 +230,12 @@ def against(boots: Boots) -> list[Refusal]:
             )
         )
     return [*found, *refusals.for_bases(image, below)]
+
+
+def read(boots: Boots) -> list[Affected]:
+    """The image that is copied, and what it stands on."""
+    images = [] if boots.image is None else [boots.image, *boots.below]
+    return [Affected(image.pk, image.name, "read once, not changed") for image in images]
 
 
 def locks(options: dict[str, Any] | None) -> list[Lock]:

@@ -14,7 +14,7 @@ from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs.errors import NotFoundError
 from storage_admin.jobs.kinds import JobKind, Lock, Target
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plans import Plan, Refusal
+from storage_admin.jobs.plans import Affected, Plan, Refusal
 
 MOST_REPETITIONS = 20
 
@@ -98,9 +98,11 @@ class RunBenchmark(JobKind):
             f"about {seconds(cost.seconds_about)}, on scratch files of at most {size(cost.scratch_bytes)}."
         )
         against = _against(pool, profile)
+        read: list[Affected] = []
         if profile.kind == boot.KIND:
             boots = boot.of(pool.host, options["boot"])
             against = against or boot.against(boots)
+            read = boot.read(boots)
             reason += f" Boots copies of {boots.image.name}." if boots.image else " Boots with empty disks."
         return Plan(
             method=f"{profile.kind} {'quick' if profile.quick else 'thorough'}",
@@ -111,6 +113,7 @@ class RunBenchmark(JobKind):
             lasting_bytes=0,
             refusals=tuple(against or _no_room(pool, cost.scratch_bytes)),
             warnings=profile.warnings,
+            affected_images=tuple(read),
             options=options,
         )
 

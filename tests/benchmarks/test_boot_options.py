@@ -258,7 +258,9 @@ def test_the_form_asks_for_what_boots_and_carries_it_to_the_job(pool: StoragePoo
     assert 'name="boot_kernel"' not in empty.replace('type="hidden" name="boot_kernel"', "")
     assert 'id="boot_kernel"' in page_of(admin, start)
     asked = f"{start}&boot_image={image.pk}&boot_guests=2, 3&boot_memory_mib=128&boot_up=agent"
-    assert "Boot storm on" in page_of(operator, asked)
+    plan = page_of(operator, asked)
+    assert "Boot storm on" in plan
+    assert f'<a class="whole" href="/images/{image.pk}/">template.qcow2</a>' in plan
     assert "Only an admin may name a kernel" in page_of(operator, f"{start}&boot_kernel=/boot/vmlinuz")
     form = {"pool": pool.pk, "kind": "boot", "boot_image": image.pk, "boot_guests": "2, 3", "boot_memory_mib": "128"}
     assert_refused(operator, form | {"boot_kernel": "/boot/vmlinuz"})

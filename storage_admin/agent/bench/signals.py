@@ -154,7 +154,7 @@ class Agents(Up):
     def __init__(self, guests: Sequence[str], seconds: float, io: AgentIO) -> None:
         super().__init__(guests, seconds)
         self._io = Silent(io, heard=True)
-        self._asked = 0.0
+        self._asked, self._why = 0.0, "nobody was asked"
 
     def look(self) -> None:
         """As :meth:`Up.look`."""
@@ -166,7 +166,7 @@ class Agents(Up):
     def _ask(self) -> None:
         """One question to each that has not answered; those that are not there yet are passed over at once."""
         left = [name for name in self._order if name not in self._up]
-        script = [f"echo <{name}>; qemu-agent-command {name} '{_PING}' --timeout 1" for name in left]
+        script = [f"echo <{name}>; qemu-agent-command {name} '{_PING}' --timeout 2" for name in left]
         said = bytearray()
 
         def on_output(chunk: bytes) -> None:
@@ -174,9 +174,10 @@ class Agents(Up):
             for match in _ANSWERED.finditer(said):
                 self._up.setdefault(match[1].decode("ascii"), time.monotonic())
 
-        tools.run(
-            ["stdbuf", "-oL", "virsh", "-q", "-c", URI, "; ".join(script)], self._io, limits=None, on_output=on_output
-        )
+        asked = ["stdbuf", "-oL", "virsh", "-q", "-c", URI, "; ".join(script)]
+        done = tools.run(asked, self._io, limits=None, on_output=on_output)
+        if errors := done.stderr.decode("utf-8", "replace").split("\n"):
+            self._why = next((line for line in reversed(errors) if line.strip()), self._why)[-_TOLD:]
 
     def _missing(self) -> str:
-        return "were not answered for by their guest agent (is qemu-guest-agent installed in them, and started?)"
+        return f"were not answered for by their guest agent (the last that virsh said of one: {self._why!r})"
