@@ -13,6 +13,7 @@ from storage_admin.jobs.models import Job
 ENTRIES = (
     ("overview", "Overview", "overview", Role.VIEWER),
     ("images", "Images", "image", Role.VIEWER),
+    ("orphans", "Orphans", "orphan", Role.VIEWER),
     ("hosts", "Hosts", "host", Role.VIEWER),
     ("guests", "Guests", "guest", Role.VIEWER),
     ("jobs", "Jobs", "job", Role.VIEWER),

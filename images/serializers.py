@@ -7,6 +7,7 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from images.models import Image, ImageSample
+from images.orphans.selectors import evidence
 from images.services import DECLARABLE
 from storage_admin.api.fields import Body, StrictBoolean, StrictInteger, StrictNumber, StrictText, TextOrNull
 from storage_admin.guests.models import Guest, GuestDisk
@@ -47,7 +48,10 @@ class ImageSerializer(serializers.ModelSerializer[Image]):
     reclaimable_method = TextOrNull()
     snapshots = serializers.SerializerMethodField()
     guests = serializers.SerializerMethodField()
-    orphan_evidence = serializers.ListField(child=serializers.CharField(), read_only=True)
+    orphan_evidence = serializers.SerializerMethodField(
+        help_text="Why it is an orphan, or is none, or why that is not known: sentences."
+    )
+    aside_by = TextOrNull()
     last_scanned = serializers.DateTimeField(read_only=True, allow_null=True)
 
     class Meta:
@@ -59,13 +63,18 @@ class ImageSerializer(serializers.ModelSerializer[Image]):
             "in_use", "in_use_detail", "guests", "state", "state_detail", "orphan", "orphan_evidence",
             "reclaimable_bytes", "reclaimable_low", "reclaimable_high", "reclaimable_method", "analyzed_at",
             "first_seen", "last_scanned",
-            "missing_since",
+            "missing_since", "aside_since", "aside_until", "aside_by", "deleted_at",
         )  # fmt: skip
         read_only_fields = fields
         extra_kwargs = {
             "in_use": {"help_text": "Whether a running guest or a process has it open; null where that is not known."},
             "reclaimable_bytes": {"help_text": "Null until analyzed."},
+            "aside_until": {"help_text": "While it is set aside: from when on it may be deleted."},
         }
+
+    @extend_schema_field({"type": "array", "items": {"type": "string"}})
+    def get_orphan_evidence(self, image: Image) -> list[str]:
+        return evidence(image)
 
     @extend_schema_field(SnapshotSerializer(many=True))
     def get_snapshots(self, image: Image) -> list[dict[str, Any]]:
@@ -95,6 +104,12 @@ class ImageBody(Body):
     """Which format an image has, where nothing else says so; null or empty takes that back."""
 
     declared_format = serializers.ChoiceField(choices=DECLARABLE, required=False, allow_null=True, allow_blank=True)
+
+
+class SetAsideBody(Body):
+    """For how many days an image that is set aside cannot be deleted; 14 where nothing is given."""
+
+    grace_days = StrictInteger(required=False, min_value=1, max_value=365)
 
 
 class SampleSerializer(serializers.ModelSerializer[ImageSample]):
@@ -151,6 +166,7 @@ class PoolSerializer(serializers.ModelSerializer[StoragePool]):
     used_bytes = serializers.IntegerField(read_only=True, allow_null=True)
     shared_key = TextOrNull()
     filesystem = TextOrNull()
+    aside_bytes = serializers.SerializerMethodField(help_text="What images that are set aside occupy in it.")
     days_until_full = serializers.SerializerMethodField(
         help_text="If it goes on as in the last 30 days. Null unless eight days or more of samples carry it."
     )
@@ -163,10 +179,15 @@ class PoolSerializer(serializers.ModelSerializer[StoragePool]):
             "id", "host", "host_name", "name", "kind", "source", "path", "shared_key", "filesystem", "network",
             "all_hosts_registered", "state", "state_detail", "owners_unknown", "capacity_bytes", "available_bytes",
             "used_bytes", "images_count", "allocated_bytes", "virtual_bytes", "overcommit_ratio", "reclaimable_bytes",
-            "undo_bytes", "warn_percent", "warn_overcommit", "warn_days", "warn_undo_percent", "days_until_full",
-            "days_until_full_low", "days_until_full_high", "last_scanned",
+            "undo_bytes", "aside_bytes", "warn_percent", "warn_overcommit", "warn_days", "warn_undo_percent",
+            "days_until_full", "days_until_full_low", "days_until_full_high", "last_scanned",
         )  # fmt: skip
         read_only_fields = fields
+
+    @extend_schema_field({"type": "integer"})
+    def get_aside_bytes(self, pool: StoragePool) -> int:
+        found: dict[int, tuple[int, int]] = self.context["aside"]
+        return found.get(pool.pk, (0, 0))[1]
 
     @extend_schema_field({"type": ["number", "null"]})
     def get_days_until_full(self, pool: StoragePool) -> float | None:

@@ -13,6 +13,7 @@ from images.views import (
     image,
     images,
     jobs,
+    orphans,
     overview,
     rewrite,
     saved_views,
@@ -30,6 +31,11 @@ urlpatterns = [
     *(
         path(f"images/<int:image_id>/{kind}/", rewrite.rewrite, {"kind_name": kind}, name=kind)
         for kind in ("reclaim", "flatten", "convert", "check")
+    ),
+    path("orphans/", orphans.orphans, name="orphans"),
+    *(
+        path(f"images/<int:image_id>/{word}/", orphans.aside, {"kind_name": kind}, name=kind)
+        for word, kind in (("set-aside", "set_aside"), ("restore", "restore_aside"), ("delete", "delete_aside"))
     ),
     path("jobs/", jobs.jobs, name="jobs"),
     path("jobs/export.csv", jobs.jobs_csv, name="jobs_csv"),

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from django.db.models import QuerySet
 from drf_spectacular.utils import OpenApiResponse, extend_schema, extend_schema_view
-from rest_framework import mixins
+from rest_framework import mixins, status
 from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -14,11 +14,13 @@ from images.api.shapes import ChainSerializer
 from images.filters import ImageFilters
 from images.models import Image
 from images.selectors import Matches, chain_of, history_of, images_for
-from images.serializers import ImageBody, ImageSerializer, SampleSerializer
+from images.serializers import ImageBody, ImageSerializer, SampleSerializer, SetAsideBody
 from images.services import declare_format
 from storage_admin.accounts.roles import Role
 from storage_admin.api.pagination import PAGE, envelope
 from storage_admin.api.views import EndpointSet
+from storage_admin.jobs import services
+from storage_admin.jobs.serializers import EmptyBody, JobSerializer
 
 _SAMPLES = {"type": "array", "items": {"$ref": "#/components/schemas/Sample"}}
 
@@ -31,7 +33,11 @@ class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
     queryset = Image.objects.none()
     serializer_class = ImageSerializer
     filterset_class = ImageFilters
-    roles: ClassVar[dict[str, Role]] = {"partial_update": Role.ADMIN}
+    roles: ClassVar[dict[str, Role]] = {
+        "partial_update": Role.ADMIN,
+        "set_aside": Role.ADMIN,
+        "restore": Role.ADMIN,
+    }
     parameters: ClassVar[dict[str, frozenset[str]]] = {"history": frozenset({"limit", "offset"})}
 
     def get_queryset(self) -> QuerySet[Any]:
@@ -56,6 +62,33 @@ class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
         chain = chain_of(self.get_object())
         edges = [{"from": edge.overlay, "to": edge.base} for edge in chain.edges]
         return Response({**asdict(chain), "edges": edges})
+
+    @extend_schema(
+        summary="Set an orphan aside (admin)",
+        description="A job of the kind `set_aside`: the image gets another name, under which nobody finds it. Nothing "
+        "is freed. After `grace_days` an admin may delete it, by a job of the kind `delete_aside`.",
+        request=SetAsideBody,
+        responses={202: JobSerializer},
+    )
+    @action(detail=True, methods=["post"], url_path="set-aside", filter_backends=[])
+    def set_aside(self, request: Request, **_where: Any) -> Response:
+        body = SetAsideBody(data=request.data)
+        body.is_valid(raise_exception=True)
+        return self._submitted("set_aside", dict(body.validated_data))
+
+    @extend_schema(
+        summary="Give an image that is set aside its own name again (admin)",
+        request=EmptyBody,
+        responses={202: JobSerializer},
+    )
+    @action(detail=True, methods=["post"], filter_backends=[])
+    def restore(self, request: Request, **_where: Any) -> Response:
+        EmptyBody(data=request.data).is_valid(raise_exception=True)
+        return self._submitted("restore_aside", {})
+
+    def _submitted(self, kind: str, options: dict[str, Any]) -> Response:
+        job = services.submit(self.actor, kind, self.get_object().pk, options)
+        return Response(JobSerializer(job).data, status=status.HTTP_202_ACCEPTED)
 
     @extend_schema(
         summary="How large it was, oldest first",

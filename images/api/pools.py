@@ -10,6 +10,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from images.filters import PoolFilters
+from images.orphans.rows import bytes_aside
 from images.selectors import forecasts
 from images.serializers import NewPoolBody, PoolBody, PoolSerializer
 from storage_admin.accounts.roles import Role
@@ -22,7 +23,7 @@ from storage_admin.hosts.services import register_folder, remove_pool, update_po
 def shown(pools: Iterable[StoragePool], *, many: bool) -> Any:
     """Pools as the API shows them."""
     rows = list(pools)
-    context = {"forecasts": forecasts(rows)}
+    context = {"forecasts": forecasts(rows), "aside": bytes_aside(rows)}
     return PoolSerializer(rows if many else rows[0], many=many, context=context).data
 
 

@@ -68,7 +68,7 @@ def _write(image: Image, columns: list[str]) -> None:
 
 def _close(image: Image) -> None:
     """The job that set it aside holds nothing any more; what was freed, the deletion says."""
-    job = Job.objects.filter(pk=image.aside_job_id).first()
+    job = image.aside_job
     if job is not None and job.result:
         Job.objects.filter(pk=job.pk).update(result=job.result | {"held_bytes": 0})
 

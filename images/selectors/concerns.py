@@ -7,6 +7,7 @@ from django.db.models import Count, Exists, OuterRef, QuerySet
 from django.utils import timezone
 
 from images.models import Image
+from images.orphans.world import could_have_guests
 from images.selectors.lists import images_for
 from images.selectors.overview_shapes import Concern, ConcernItem, PoolRow
 from storage_admin.accounts.roles import Actor
@@ -97,7 +98,8 @@ def _image_states(images: QuerySet[Image]) -> list[Concern]:
 
 def _orphans(images: QuerySet[Image]) -> list[Concern]:
     # Where no hypervisor could have guests, that none uses an image is no news.
-    orphans = images.filter(orphan=True, host__capabilities__libvirt="present").exclude(state=Image.State.MISSING)
+    hosts = [host.pk for host in Host.objects.only("pk", "capabilities") if could_have_guests(host)]
+    orphans = images.filter(orphan=True, host__in=hosts).exclude(state__in=Image.NOT_THERE)
     first = orphans.order_by("-allocated_size", "id")[:NAMED]
     items = [ConcernItem("image", image.pk, image.name, "; ".join(map(str, image.orphan_evidence))) for image in first]
     return _concern("orphan", "Images that nothing uses", "warning", items, orphans.count() if items else 0)

@@ -191,6 +191,7 @@ def _length(value: float) -> str:
 GOOD = {"ok", "running", "succeeded", "available", "mounted"}
 WARN = {
     "degraded", "paused", "modifying", "queued", "interrupted", "outside_pool", "missing", "new", "pmsuspended",
+    "set_aside",
 }  # fmt: skip
 BAD = {
     "unreachable", "failed", "chain_broken", "chain_cycle", "format_mismatch", "unreadable", "crashed", "gone", "error",

@@ -12,6 +12,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
 from images import refusals, selectors
+from images.orphans.rows import bytes_aside
 from images.selectors.undo_copies import undo_copies
 from images.templatetags.storage import bar_scale
 from images.views.access import (
@@ -303,6 +304,7 @@ def pool(request: PageRequest, pool_id: int) -> HttpResponseBase:
     context = {"section": "hosts", "pool": row, "largest": largest, "chart": _chart(row)}
     context["scale"] = bar_scale((image.virtual_size, image.allocated_size) for image in largest)
     context["copies"] = undo_copies(row)
+    context["aside"] = bytes_aside([row]).get(row.pk)
     return render(request, "hosts/pool.html", context)
 
 

@@ -11,6 +11,8 @@ from django.views.decorators.http import require_POST, require_safe
 
 from images import planning, selectors
 from images.models import Image
+from images.orphans import rows
+from images.orphans.selectors import evidence
 from images.services import DECLARABLE, declare_format
 from images.templatetags.storage import LONGEST_TRACK
 from images.verbs import Verb, verb_of
@@ -77,9 +79,17 @@ def _actions(request: PageRequest, image: Image) -> list[Action]:
     """Every kind of job for images, with its plan. Plans come from the database alone."""
     actions = []
     for kind in planning.image_kinds():
+        if kind.name in rows.KINDS and not _is_for(request, image, kind.name):
+            continue
         plan = planning.plan_for(request.actor, kind, image, {})
         actions.append(Action(image.pk, kind, plan, verb_of(plan.method)))
     return sorted(actions, key=lambda action: not action.rewrites)
+
+
+def _is_for(request: PageRequest, image: Image, kind: str) -> bool:
+    """Whether setting aside and what follows is worth a word: to admins, of orphans and of what is set aside."""
+    fits = image.orphan is True if kind == "set_aside" else image.state == Image.State.SET_ASIDE
+    return fits and request.actor.role >= Role.ADMIN
 
 
 def _chart(image: Image) -> dict[str, Any] | None:
@@ -141,6 +151,7 @@ def image(request: PageRequest, image_id: int) -> HttpResponseBase:
         "titles": {kind.name: kind.title for kind in kinds.every()},
         "chart": _chart(row),
         "snapshots": _snapshots(row),
+        "evidence": evidence(row),
         "declarable": DECLARABLE,
     }
     return render(request, "images/image.html", context)

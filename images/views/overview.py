@@ -31,7 +31,7 @@ class Look:
 
 def _list_of(concern: Concern) -> str:
     if concern.code == "orphan":
-        return f"{reverse('images')}?orphan=true"
+        return reverse("orphans")
     if concern.code in Image.State.values:
         return f"{reverse('images')}?state={concern.code}"
     if concern.code in {"job_failed", "job_interrupted"}:

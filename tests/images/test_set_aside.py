@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from images.kinds import aside as kinds
+from images.ledger import lines
 from images.models import Image
 from images.orphans import asking, rows
 from images.scanning import ScanRun
@@ -264,7 +264,7 @@ def test_a_recovery_tells_that_a_job_whose_worker_died_has_succeeded(
         with monkeypatch.context() as patched:
             for name in ("set_aside", "restored", "deleted"):
                 patched.setattr(rows, name, lambda *_: None)
-            patched.setattr(kinds.lines, "write", lambda *_, **__: None)
+            patched.setattr(lines, "write", lambda *_, **__: None)
             job = work(kind, image.pk, ADMIN, **options)
         assert job.state == "succeeded", (job.error_code, job.error_detail)
         interrupt(job)

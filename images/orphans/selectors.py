@@ -1,0 +1,111 @@
+"""Reads: orphans with their evidence, what is set aside, and what cannot be known."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.db.models import Count, F, OrderBy, QuerySet, Sum
+from django.utils import timezone
+
+from images.models import Image
+from images.orphans.against import changed_at
+from images.orphans.world import could_have_guests
+from images.selectors.lists import images_for
+from storage_admin.accounts.roles import Actor
+from storage_admin.hosts.models import Host
+from storage_admin.hosts.selectors import hosts_for
+
+#: Reasons that are named; the rest are counted together.
+REASONS = 8
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How many images, and what they occupy, in bytes; ``None`` where of one of them nobody tells."""
+
+    count: int
+    allocated: int | None
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A reason why it is not known whether images are orphans, and how many that concerns."""
+
+    why: str
+    count: int
+    allocated: int
+
+
+def orphans_for(actor: Actor, *, everywhere: bool = False) -> QuerySet[Image]:
+    """Images that nobody needs, the largest first.
+
+    Args:
+        everywhere: also on hosts without a hypervisor, where nobody could need any.
+    """
+    rows = images_for(actor).filter(orphan=True).exclude(state__in=Image.NOT_THERE)
+    if not everywhere:
+        rows = rows.filter(host__in=hosts_with_guests(actor))
+    return rows.order_by(OrderBy(F("allocated_size"), descending=True, nulls_last=True), "id")
+
+
+def unchanged_for(rows: QuerySet[Image], days: int) -> QuerySet[Image]:
+    """Of these, the images whose content was not changed for so many days."""
+    return rows.filter(mtime_ns__lte=int((timezone.now() - timedelta(days=days)).timestamp() * 1e9))
+
+
+def hosts_with_guests(actor: Actor) -> list[int]:
+    """Ids of the hosts that could have guests."""
+    return [host.pk for host in hosts_for(actor).only("pk", "capabilities") if could_have_guests(host)]
+
+
+def summed(rows: QuerySet[Image]) -> Amount:
+    """How many, and what they occupy together."""
+    found = rows.order_by().aggregate(count=Count("id"), known=Count("allocated_size"), size=Sum("allocated_size"))
+    return Amount(found["count"], found["size"] or 0 if found["count"] == found["known"] else None)
+
+
+def aside_for(actor: Actor) -> QuerySet[Image]:
+    """Images that are set aside, those that may be deleted first."""
+    return images_for(actor).filter(aside_since__isnull=False).order_by("aside_until", "id")
+
+
+def unknown_for(actor: Actor) -> list[Unknown]:
+    """Why it is not known of some images whether anybody needs them, what concerns most of them first."""
+    rows = images_for(actor).filter(orphan=None).exclude(state__in=Image.NOT_THERE)
+    grouped = rows.order_by().values_list("orphan_evidence", "host__owners_unknown", "host__name")
+    found: dict[str, tuple[int, int]] = {}
+    for evidence, host, name, count, size in grouped.annotate(Count("id"), Sum("allocated_size")):
+        why = f"{name}: {' '.join(map(str, evidence)) or host or 'It was not scanned yet.'}"
+        known = found.get(why, (0, 0))
+        found[why] = (known[0] + count, known[1] + (size or 0))
+    reasons = sorted((Unknown(why, *numbers) for why, numbers in found.items()), key=lambda one: (-one.count, one.why))
+    rest = reasons[REASONS:]
+    if not rest:
+        return reasons
+    others = Unknown(f"{len(rest)} other reasons.", sum(one.count for one in rest), sum(one.allocated for one in rest))
+    return [*reasons[:REASONS], others]
+
+
+def evidence(image: Image) -> list[str]:
+    """The sentences that say why an image is an orphan, or is none, or why that is not known.
+
+    When the hypervisors were asked is when the host was last scanned, whichever scan it was that changed the row.
+    """
+    told = [str(sentence) for sentence in image.orphan_evidence]
+    if image.orphan:
+        told += [sentence for sentence in (_changed(changed_at(image)), _asked(image.host)) if sentence]
+    return told
+
+
+def _changed(at: datetime | None) -> str:
+    return f"Its content was last changed at {at:%Y-%m-%d %H:%M} UTC." if at else ""
+
+
+def _asked(host: Host) -> str:
+    return f"All of that was seen at {host.last_seen:%Y-%m-%d %H:%M} UTC." if host.last_seen else ""
+
+
+def altogether(unknown: Iterable[Unknown]) -> tuple[int, int]:
+    """How many images that are, and the bytes that they occupy, whatever the reason."""
+    known = list(unknown)
+    return sum(one.count for one in known), sum(one.allocated for one in known)

@@ -1,0 +1,122 @@
+"""Images that nobody needs: the list with its evidence, what is set aside, and the steps from the one to the other."""
+
+from typing import Any
+from uuid import uuid4
+
+from django.contrib import messages
+from django.db.models import QuerySet
+from django.http.response import HttpResponseBase
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils import timezone
+from django.views.decorators.http import require_http_methods, require_safe
+
+from images.kinds.aside import GRACE_DAYS
+from images.models import Image
+from images.orphans import selectors
+from images.orphans.against import changed_at
+from images.selectors import of_host
+from images.views.access import PageRequest, number, page, paginated
+from images.views.image import image_of
+from images.views.lists import as_choices
+from storage_admin.accounts.roles import Role
+from storage_admin.agent.protocol import RefusedError
+from storage_admin.hosts.errors import InvalidError
+from storage_admin.hosts.selectors import hosts_for, pools_for
+from storage_admin.jobs import kinds, services
+from storage_admin.jobs.kinds import JobKind
+
+PER_PAGE = 50
+#: How long an image was not changed, in days, and the word for it.
+AGES = (("1", "for a day"), ("7", "for a week"), ("30", "for 30 days"), ("90", "for 90 days"), ("365", "for a year"))
+
+
+def _filtered(request: PageRequest, rows: QuerySet[Image]) -> tuple[QuerySet[Image], list[str]]:
+    """The orphans that the address bar asks for, and the filters in it that mean nothing."""
+    ignored = []
+    for name in ("host", "pool", "age"):
+        try:
+            value = number(request.GET.get(name))
+        except InvalidError:
+            value = -1
+        if value is None:
+            continue
+        if not 0 <= value < 2**31:
+            ignored.append(name)
+        elif name == "age":
+            rows = selectors.unchanged_for(rows, min(value, 36_500))
+        else:
+            rows = rows.filter(of_host(value)) if name == "host" else rows.filter(pool=value)
+    return rows, ignored
+
+
+@require_safe
+@page()
+def orphans(request: PageRequest) -> HttpResponseBase:
+    """Every orphan with its evidence, what is set aside, and what is not known."""
+    everywhere = request.GET.get("everywhere") == "true"
+    rows, ignored = _filtered(request, selectors.orphans_for(request.actor, everywhere=everywhere))
+    page_of = paginated(request, rows, PER_PAGE)
+    aside, now, unknown = list(selectors.aside_for(request.actor)), timezone.now(), selectors.unknown_for(request.actor)
+    found = selectors.summed(rows)
+    hidden = selectors.summed(selectors.orphans_for(request.actor, everywhere=True)).count if not everywhere else 0
+    pools = [(pool.pk, f"{pool.host.name} / {pool.name}") for pool in pools_for(request.actor).select_related("host")]
+    context = {
+        "section": "orphans",
+        "page_of": page_of,
+        "rows": [
+            {"image": image, "evidence": selectors.evidence(image), "changed": changed_at(image)} for image in page_of
+        ],
+        "found": found,
+        "aside": [
+            {"image": image, "due": image.aside_until is not None and image.aside_until <= now} for image in aside
+        ],
+        "aside_bytes": sum(image.allocated_size or 0 for image in aside),
+        "unknown": unknown,
+        "unknown_count": sum(one.count for one in unknown),
+        "elsewhere": max(hidden - selectors.summed(selectors.orphans_for(request.actor)).count, 0),
+        "everywhere": everywhere,
+        "ignored": ignored,
+        "hosts": as_choices(hosts_for(request.actor).values_list("pk", "name"), request.GET.get("host", "")),
+        "pools": as_choices(pools, request.GET.get("pool", "")),
+        "ages": as_choices(AGES, request.GET.get("age", "")),
+    }
+    return render(request, "orphans/orphans.html", context)
+
+
+def _options(request: PageRequest, kind: JobKind) -> dict[str, Any]:
+    if "grace_days" in kind.properties:
+        days = number(request.POST.get("grace_days") or request.GET.get("grace_days"))
+        return {} if days is None else {"grace_days": days}
+    return {"confirm_name": request.POST.get("confirm_name", "")} if "confirm_name" in kind.properties else {}
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@page(Role.ADMIN)
+def aside(request: PageRequest, image_id: int, kind_name: str) -> HttpResponseBase:
+    """The plan of setting an image aside, restoring or deleting it; POST starts the job that the plan showed."""
+    image, kind = image_of(request, image_id), kinds.get(kind_name)
+    error, status = "", 200
+    if request.method == "POST":
+        try:
+            key = "".join(filter(str.isalnum, request.POST.get("key", "")))[:64]
+            job = services.submit(request.actor, kind.name, image.pk, _options(request, kind), idempotency_key=key)
+        except RefusedError as refused:
+            messages.error(request, f"Refused ({refused.code}): {refused.detail} Nothing was changed.")
+            status = 409
+        except InvalidError as invalid:
+            error, status = invalid.detail, 409
+        else:
+            return redirect("job", job.pk)
+    context = {
+        "section": "orphans",
+        "image": image,
+        "kind": kind,
+        "address": reverse(kind.name, args=[image.pk]),
+        "plan": services.plan(request.actor, kind.name, image.pk, {}),
+        "evidence": selectors.evidence(image),
+        "grace_days": request.POST.get("grace_days", GRACE_DAYS),
+        "error": error,
+        "key": uuid4().hex,
+    }
+    return render(request, "orphans/job.html", context, status=status)

@@ -1,0 +1,189 @@
+"""The page of orphans, and the steps from there."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from images.models import Image
+from storage_admin.hosts.models import StoragePool
+from storage_admin.jobs.models import Job
+from tests.factories import GIB, HostFactory, ImageFactory, JobFactory, StoragePoolFactory
+from tests.web.html import inline_code, tags_of, text_of
+
+EVIDENCE = ["libvirt on pve1 was asked: none of its 2 guests names it.", "No overlay needs it."]
+
+
+@pytest.fixture
+def pool(db: None) -> StoragePool:
+    host = HostFactory.create(slug="local", name="pve1", capabilities={"libvirt": "present"}, last_seen=timezone.now())
+    return StoragePoolFactory.create(host=host, name="local", path="/pool")
+
+
+def said(answer: Any) -> str:
+    return text_of(answer.content.decode())
+
+
+def orphan(pool: StoragePool, name: str = "left.qcow2", **more: Any) -> Image:
+    return ImageFactory.create(pool=pool, name=name, orphan=True, orphan_evidence=EVIDENCE, **more)
+
+
+def aside(pool: StoragePool, name: str = "aside.qcow2", *, due: bool = False) -> Image:
+    until = timezone.now() + timedelta(days=-1 if due else 7)
+    image = ImageFactory.create(
+        pool=pool, name=name, orphan=None, state="set_aside", aside_since=timezone.now() - timedelta(days=9),
+        aside_until=until, aside_by="ada",
+    )  # fmt: skip
+    image.aside_job = JobFactory.create(kind="set_aside", target=image, state="succeeded", finished=timezone.now())
+    image.save()
+    return image
+
+
+def test_each_orphan_stands_there_with_its_evidence_and_the_sum(viewer: Client, pool: StoragePool) -> None:
+    orphan(pool)
+    orphan(pool, "other.raw", allocated_size=GIB)
+    ImageFactory.create(pool=pool, name="used.qcow2")
+    page = said(viewer.get("/orphans/"))
+    assert "2 images that nobody needs, 5 GiB physical" in page
+    for sentence in (*EVIDENCE, "Its content was last changed at 2023-11-14 22:13 UTC.", "All of that was seen at"):
+        assert sentence in page
+    assert "used.qcow2" not in page
+    assert "Set aside…" not in page
+
+
+def test_where_nobody_could_need_any_they_are_counted_and_shown_on_request(viewer: Client, pool: StoragePool) -> None:
+    bare = StoragePoolFactory.create(host=HostFactory.create(capabilities={"libvirt": "absent"}))
+    orphan(bare, "demo.qcow2")
+    page = said(viewer.get("/orphans/"))
+    assert "demo.qcow2" not in page
+    assert "1 more image lies on hosts without a hypervisor" in page
+    assert "demo.qcow2" in said(viewer.get("/orphans/?everywhere=true"))
+    pve = StoragePoolFactory.create(host=HostFactory.create(capabilities={"proxmox": True, "libvirt": "absent"}))
+    orphan(pve, "vm-9-disk-0.raw")
+    assert "vm-9-disk-0.raw" in said(viewer.get("/orphans/"))
+
+
+def test_filters_by_host_pool_and_age(viewer: Client, pool: StoragePool) -> None:
+    orphan(pool)
+    orphan(pool, "young.raw", mtime_ns=int(timezone.now().timestamp() * 1e9))
+    other = StoragePoolFactory.create(host=pool.host, name="second")
+    orphan(other, "second.raw")
+
+    def names(query: str) -> set[str]:
+        page = said(viewer.get(f"/orphans/?{query}"))
+        return {name for name in ("left.qcow2", "young.raw", "second.raw") if name in page}
+
+    assert names(f"host={pool.host_id}") == {"left.qcow2", "young.raw", "second.raw"}
+    assert names(f"pool={other.pk}") == {"second.raw"}
+    assert names("age=30") == {"left.qcow2", "second.raw"}
+    assert names("host=999999") == set()
+    assert "Not understood, and so not applied: age, pool" in said(viewer.get("/orphans/?age=x&pool=-1&host=")).replace(
+        "pool, age", "age, pool"
+    )
+
+
+def test_what_is_not_known_is_counted_with_its_reason(viewer: Client, pool: StoragePool) -> None:
+    for name in ("a.raw", "b.raw"):
+        ImageFactory.create(pool=pool, name=name, orphan=None, orphan_evidence=["Lines were not understood: args."])
+    page = said(viewer.get("/orphans/"))
+    assert "pve1: Lines were not understood: args. 2 8 GiB" in page
+    assert "2 images of which nobody can tell" in page
+
+
+def test_what_is_set_aside_says_who_when_until_and_how_much(admin: Client, viewer: Client, pool: StoragePool) -> None:
+    waiting, due = aside(pool), aside(pool, "due.qcow2", due=True)
+    page = admin.get("/orphans/").content.decode()
+    assert inline_code(page) == []
+    text = said(admin.get("/orphans/"))
+    assert "2 images, 8 GiB held: nothing is freed before one is deleted" in text
+    assert "ada" in text
+    assert f"/images/{due.pk}/delete/" in page
+    assert f"/images/{waiting.pk}/delete/" not in page
+    assert "Restore" not in said(viewer.get("/orphans/")).replace("Restored", "")
+    assert "Set aside 2 images, 8 GiB" in said(viewer.get(f"/pools/{pool.pk}/"))
+
+
+def test_setting_aside_shows_its_plan_first_and_then_queues_a_job(admin: Client, pool: StoragePool) -> None:
+    image = orphan(pool)
+    page = said(admin.get(f"/images/{image.pk}/set-aside/"))
+    assert "gets another name in its folder" in page
+    assert EVIDENCE[0] in page
+    answer = admin.post(f"/images/{image.pk}/set-aside/", {"grace_days": "30"})
+    job = Job.objects.get(kind="set_aside")
+    assert (answer.status_code, answer["Location"]) == (302, f"/jobs/{job.pk}/")
+    assert job.options == {"grace_days": 30}
+    answer = admin.post(f"/images/{image.pk}/set-aside/", {"grace_days": "30"})
+    assert answer.status_code == 409
+    assert "Refused (busy)" in said(answer)
+    assert admin.post(f"/images/{image.pk}/set-aside/", {"grace_days": "many"}).status_code == 409
+
+
+def test_restoring_is_one_click(admin: Client, pool: StoragePool) -> None:
+    image = aside(pool)
+    assert admin.post(f"/images/{image.pk}/restore/").status_code == 302
+    assert Job.objects.filter(kind="restore_aside", target_id=image.pk).count() == 1
+
+
+def test_deleting_takes_the_typed_name_and_the_end_of_the_grace_period(admin: Client, pool: StoragePool) -> None:
+    waiting, due = aside(pool), aside(pool, "due.qcow2", due=True)
+    assert "grace_period" in said(admin.get(f"/images/{waiting.pk}/delete/"))
+    answer = admin.post(f"/images/{waiting.pk}/delete/", {"confirm_name": waiting.name})
+    assert (answer.status_code, "Refused (grace_period)" in said(answer)) == (409, True)
+    answer = admin.post(f"/images/{due.pk}/delete/", {"confirm_name": "due"})
+    assert (answer.status_code, "Type the name of the image, due.qcow2" in said(answer)) == (409, True)
+    assert not Job.objects.filter(kind="delete_aside").exists()
+    assert admin.post(f"/images/{due.pk}/delete/", {"confirm_name": "due.qcow2"}).status_code == 302
+
+
+@pytest.mark.parametrize("role", ["viewer", "operator"])
+def test_others_than_admins_may_look_only(browser_of: Any, pool: StoragePool, role: str) -> None:
+    client, image = browser_of(role), orphan(pool)
+    for word in ("set-aside", "restore", "delete"):
+        assert client.get(f"/images/{image.pk}/{word}/").status_code == 403
+        assert client.post(f"/images/{image.pk}/{word}/").status_code == 403
+
+
+def test_the_images_page_says_what_it_is_and_what_can_be_done(admin: Client, pool: StoragePool) -> None:
+    page = said(admin.get(f"/images/{orphan(pool).pk}/"))
+    assert "Set aside…" in page
+    assert EVIDENCE[1] in page
+    page = said(admin.get(f"/images/{aside(pool).pk}/"))
+    assert "by ada" in page
+    assert "grace_period" in page
+    assert "set aside: restore it first" in page
+    named = ImageFactory.create(pool=pool, orphan=False, orphan_evidence=["Named as unused0 of VM web (vm 104)."])
+    assert "Named as unused0 of VM web (vm 104)." in said(admin.get(f"/images/{named.pk}/"))
+
+
+@pytest.mark.parametrize(
+    "name", ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "a\\x1b[2J b", "x" * 255]
+)
+def test_hostile_names_are_shown_as_names(admin: Client, pool: StoragePool, name: str) -> None:
+    images = [orphan(pool, name, path=f"/pool/1/{name}"), aside(pool, name)]
+    Image.every.filter(pk=images[1].pk).update(aside_until=timezone.now())
+    pages = [
+        "/orphans/",
+        f"/images/{images[0].pk}/set-aside/",
+        *(f"/images/{images[1].pk}/{word}/" for word in ("restore", "delete")),
+    ]
+    for address in pages:
+        page = admin.get(address).content.decode()
+        assert inline_code(page) == []
+        assert "<img src=x" not in page
+        tags = tags_of(page)
+        ids = [found["id"] for _, found in tags if "id" in found]
+        assert len(ids) == len(set(ids)), address
+        assert {found["for"] for tag, found in tags if tag == "label"} <= set(ids), address
+    assert admin.post(pages[-1], {"confirm_name": name}).status_code == 302
+
+
+def test_the_page_takes_few_queries_for_any_number_of_rows(
+    admin: Client, pool: StoragePool, django_assert_max_num_queries: Any
+) -> None:
+    for number in range(60):
+        orphan(pool, f"left{number}.raw")
+        aside(pool, f"aside{number}.raw")
+    with django_assert_max_num_queries(25):
+        assert admin.get("/orphans/").status_code == 200
