@@ -35,8 +35,8 @@ TITLES = {
     "seq_write_rate": "Sequential write", "seq_read_rate": "Sequential read", "rand_write_iops": "Random writes",
     "rand_read_iops": "Random reads", "convert_seconds": "Time to convert", "boot_seconds": "Time until a guest is up",
     "boot_all_seconds": "Time until all guests are up", "rewrite_rate": "Rewrite", "putc_rate": "Write by characters",
-    "getc_rate": "Read by characters", "seeks": "Seeks", "latency_p50_seconds": "Latency, median",
-    "latency_p95_seconds": "Latency, 95 of 100", "latency_p99_seconds": "Latency, 99 of 100",
+    "getc_rate": "Read by characters", "seeks": "Seeks", "latency_p50_seconds": "Latency p50",
+    "latency_p95_seconds": "Latency p95", "latency_p99_seconds": "Latency p99",
 }  # fmt: skip
 
 

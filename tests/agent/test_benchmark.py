@@ -84,7 +84,7 @@ def test_bonnie_gives_its_line(pool: Path) -> None:
     assert fields[0] in {"1.96", "1.97", "1.98", "2.00"}
     assert len(fields) > 40
     assert result["caches"] == "not dropped"
-    assert "16 MiB stand against 8 MiB" in io.one("note")["text"]
+    assert "its file has 16 MiB, and it was told of 8 MiB of memory (-r)" in io.one("note")["text"]
 
 
 def test_fio_gives_its_json(pool: Path) -> None:
@@ -159,7 +159,7 @@ def test_formats_that_are_read_past_the_cache_say_so(pool: Path) -> None:
     assert result["caches"] == "direct"
 
 
-@pytest.mark.parametrize("name", [b"a,b=c:d", b"json:{}", b"-o \xff\n", "ü %s {}".encode()])
+@pytest.mark.parametrize("name", [b"json:{},a=b:c %s", "-o \n ü{}".encode() + b"\xff"])
 def test_a_pool_may_have_any_name(tmp_path: Path, name: bytes) -> None:
     pool = furnish(tmp_path / os.fsdecode(name))
     before = marks(pool)

@@ -68,10 +68,10 @@
   }
 
   // A name of several words in lines of some letters each: it stands upright where it would lie aslant.
-  function inLines(name) {
+  function inLines(name, most) {
     return name.split(" ").reduce((lines, word) => {
       const last = lines.at(-1);
-      if (last !== undefined && last.length + word.length < 12) return [...lines.slice(0, -1), `${last} ${word}`];
+      if (last !== undefined && last.length + word.length < most) return [...lines.slice(0, -1), `${last} ${word}`];
       return [...lines, word];
     }, []);
   }
@@ -90,8 +90,8 @@
     const axis = config.options.scales.y;
     const top = tops(config);
     const bytes = !config.unit || config.unit.startsWith("B");
-    if (axis.type === "logarithmic") return { callback: powers(config.unit) };
     axis.suggestedMax = top;
+    if (axis.type === "logarithmic") return { callback: powers(config.unit) };
     const ticks = { callback: (value) => figure(value, config.unit) };
     const reach = top - Math.min(...values(config), 0);
     return bytes ? { stepSize: 2 ** Math.ceil(Math.log2(Math.max(reach, 1) / 5)), ...ticks } : ticks;
@@ -176,7 +176,8 @@
   }
 
   function names(config) {
-    return { autoSkip: false, callback: (_value, index) => inLines(config.data.labels[index]) };
+    const { labels } = config.data;
+    return { autoSkip: false, callback: (_value, index) => inLines(labels[index], labels.length > 3 ? 9 : 12) };
   }
 
   function draw(canvas) {
