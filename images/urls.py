@@ -3,7 +3,9 @@
 from django.urls import path
 
 from images.views import (
+    account,
     admin,
+    audit,
     bulk,
     guest,
     guest_io,
@@ -17,6 +19,7 @@ from images.views import (
     overview,
     rewrite,
     saved_views,
+    users,
 )
 
 urlpatterns = [
@@ -72,6 +75,16 @@ urlpatterns = [
     path("views/<int:view_id>/delete/", saved_views.view_delete, name="view_delete"),
     path("tokens/", admin.tokens, name="tokens"),
     path("tokens/<int:token_id>/delete/", admin.token_delete, name="token_delete"),
-    path("users/", admin.users, name="users"),
-    path("audit/", admin.audit, name="audit"),
+    path("users/", users.users, name="users"),
+    path("users/<int:user_id>/", users.user, name="user"),
+    path("users/<int:user_id>/active/", users.user_active, name="user_active"),
+    path("users/<int:user_id>/password/", users.user_password, name="user_password"),
+    path("users/<int:user_id>/sign-out/", users.user_sign_out, name="user_sign_out"),
+    path("users/<int:user_id>/sessions/<uuid:uid>/end/", users.user_session_end, name="user_session_end"),
+    path("users/lockouts/<int:lockout_id>/end/", users.lockout_end, name="lockout_end"),
+    path("account/", account.account, name="account"),
+    path("account/sign-out/", account.account_sign_out, name="account_sign_out"),
+    path("account/sessions/<uuid:uid>/end/", account.account_session_end, name="account_session_end"),
+    path("audit/", audit.audit, name="audit"),
+    path("audit/export.csv", audit.audit_csv, name="audit_csv"),
 ]

@@ -1,23 +1,36 @@
 """Endpoints of tokens, users and the audit trail: for admins who are limited to no host."""
 
-from typing import Any
+from typing import Any, ClassVar
 
+from axes.models import AccessAttempt
 from drf_spectacular.utils import extend_schema, extend_schema_view
 from rest_framework import mixins, status
-from rest_framework.exceptions import ValidationError
+from rest_framework.decorators import action
+from rest_framework.exceptions import NotFound
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from storage_admin.accounts import lockouts, selectors, users
+from storage_admin.accounts.filters import AuditFilters
 from storage_admin.accounts.models import AuditEntry, Token, User
 from storage_admin.accounts.roles import Role
 from storage_admin.accounts.serializers import (
     AuditEntrySerializer,
+    EndedSerializer,
+    LockoutSerializer,
     NewTokenSerializer,
+    NewUserSerializer,
+    NothingBody,
+    PasswordSerializer,
+    SessionSerializer,
     TokenBody,
     TokenSerializer,
+    UserBody,
+    UserChanges,
     UserSerializer,
 )
 from storage_admin.accounts.services import create_token, delete_token
+from storage_admin.api.fields import Body
 from storage_admin.api.views import EndpointSet
 
 
@@ -46,16 +59,13 @@ class TokenEndpoints(mixins.ListModelMixin, mixins.DestroyModelMixin, AdminEndpo
         body = TokenBody(data=request.data)
         body.is_valid(raise_exception=True)
         given = body.validated_data
-        try:
-            token, secret = create_token(
-                self.actor,
-                given["name"],
-                Role.named(given["role"]),
-                hosts=given.get("hosts", ()),
-                expires=given.get("expires"),
-            )
-        except ValueError as error:
-            raise ValidationError({"expires" if "later time" in str(error) else "name": str(error)}) from None
+        token, secret = create_token(
+            self.actor,
+            given["name"],
+            Role.named(given["role"]),
+            hosts=given.get("hosts", ()),
+            expires=given.get("expires"),
+        )
         token.secret = secret  # type: ignore[attr-defined]
         return Response(NewTokenSerializer(token).data, status=status.HTTP_201_CREATED)
 
@@ -67,9 +77,108 @@ class TokenEndpoints(mixins.ListModelMixin, mixins.DestroyModelMixin, AdminEndpo
 class UserEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, AdminEndpoints):
     queryset = User.objects.order_by("username")
     serializer_class = UserSerializer
+    parameters: ClassVar[dict[str, frozenset[str]]] = {"sessions": frozenset({"limit", "offset"})}
+
+    @extend_schema(
+        summary="Add a user (admin)",
+        description="The answer carries a one-time password. It is not kept, and has to be changed at the first "
+        "sign-in.",
+        request=UserBody,
+        responses={201: NewUserSerializer},
+    )
+    def create(self, request: Request) -> Response:
+        given = _given(request, UserBody)
+        user, password = users.add_user(
+            self.actor, given["username"], Role.named(given["role"]), hosts=given.get("hosts", ()),
+            email=given.get("email", ""),
+        )  # fmt: skip
+        user.password = password  # shown, not saved
+        return Response(NewUserSerializer(user).data, status=status.HTTP_201_CREATED)
+
+    @extend_schema(
+        summary="Change a user (admin)",
+        description="It holds from their next request on; one who is not active any more is signed out everywhere. "
+        "Refused with `last_admin` and `own_account` where it would lock out everybody, or whoever asks.",
+        request=UserChanges,
+        responses=UserSerializer,
+    )
+    def partial_update(self, request: Request, **_where: Any) -> Response:
+        user = self.get_object()
+        given = _given(request, UserChanges)
+        if "role" in given:
+            given["role"] = Role.named(given["role"])
+        return Response(UserSerializer(users.change_user(self.actor, user, **given)).data)
+
+    @extend_schema(
+        summary="Give a user a one-time password (admin)",
+        description="All their sessions end.",
+        request=NothingBody,
+        responses=PasswordSerializer,
+    )
+    @action(detail=True, methods=["post"], url_path="reset-password", url_name="reset-password")
+    def reset_password(self, request: Request, **_where: Any) -> Response:
+        user = self.get_object()
+        _given(request, NothingBody)
+        return Response({"password": users.reset_password(self.actor, user)})
+
+    @extend_schema(summary="Where a user is signed in (admin)", responses=SessionSerializer(many=True))
+    @action(detail=True, methods=["get"])
+    def sessions(self, _request: Request, **_where: Any) -> Response:
+        rows = self.paginate_queryset(selectors.sessions_of(self.get_object()))
+        return self.get_paginated_response(SessionSerializer(rows, many=True).data)
+
+    @extend_schema(
+        summary="Sign a user out everywhere (admin)",
+        description="Tokens are no sessions, and go on.",
+        request=NothingBody,
+        responses=EndedSerializer,
+    )
+    @action(detail=True, methods=["post"], url_path="end-sessions", url_name="end-sessions")
+    def end_sessions(self, request: Request, **_where: Any) -> Response:
+        user = self.get_object()
+        _given(request, NothingBody)
+        return Response({"ended": users.end_sessions(self.actor, user)})
 
 
-@extend_schema_view(list=extend_schema(summary="Who did what, newest first (admin)"))
+@extend_schema_view(list=extend_schema(summary="Who is locked out of signing in (admin)"))
+class LockoutEndpoints(AdminEndpoints):
+    queryset = AccessAttempt.objects.none()
+    serializer_class = LockoutSerializer
+
+    def list(self, _request: Request) -> Response:
+        rows: Any = self.paginate_queryset(_Listed(lockouts.lockouts()))
+        return self.get_paginated_response(LockoutSerializer(rows, many=True).data)
+
+    @extend_schema(summary="Let somebody sign in again (admin)", responses={204: None})
+    def destroy(self, _request: Request, pk: int) -> Response:
+        found = next((one for one in lockouts.lockouts() if one.id == pk), None)
+        if found is None:
+            raise NotFound
+        lockouts.unlock(self.actor, found)
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+
+@extend_schema_view(
+    list=extend_schema(
+        summary="Who did what, newest first (admin)",
+        description="What was refused again and again stands there once, and once more with how often, after ten "
+        "minutes.",
+    )
+)
 class AuditEndpoints(mixins.ListModelMixin, AdminEndpoints):
     queryset = AuditEntry.objects.all()
     serializer_class = AuditEntrySerializer
+    filterset_class = AuditFilters
+
+
+class _Listed(list[Any]):
+    """A list that pages are cut from as from a queryset."""
+
+    def count(self, *_nothing: Any) -> int:
+        return len(self)
+
+
+def _given(request: Request, shape: type[Body]) -> dict[str, Any]:
+    body = shape(data=request.data)
+    body.is_valid(raise_exception=True)
+    return dict(body.validated_data)

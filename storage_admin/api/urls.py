@@ -13,7 +13,7 @@ from images.api.images import ImageEndpoints
 from images.api.others import GuestEndpoints, HostScanEndpoint, OverviewEndpoint
 from images.api.policies import AutomationEndpoint, PolicyEndpoints
 from images.api.pools import PoolEndpoints
-from storage_admin.accounts.api import AuditEndpoints, TokenEndpoints, UserEndpoints
+from storage_admin.accounts.api import AuditEndpoints, LockoutEndpoints, TokenEndpoints, UserEndpoints
 from storage_admin.accounts.saved_views_api import SavedViewEndpoints
 from storage_admin.api.docs import Docs, Schema
 from storage_admin.api.views import Endpoint
@@ -34,6 +34,7 @@ for name, endpoints in (
     ("views", SavedViewEndpoints),
     ("tokens", TokenEndpoints),
     ("users", UserEndpoints),
+    ("lockouts", LockoutEndpoints),
     ("audit", AuditEndpoints),
 ):
     router.register(name, endpoints, basename=f"api-{name}")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from axes.models import AccessAttempt
 from django.urls import get_resolver
 from django.utils import timezone
 from rest_framework.test import APIClient
@@ -112,6 +113,13 @@ CASES = [
     Case("delete", "tokens/{token}/", ADMIN, 204, everywhere=True),
     Case("get", "users/", ADMIN, everywhere=True),
     Case("get", "users/{user}/", ADMIN, everywhere=True),
+    Case("post", "users/", ADMIN, 201, {"username": "new", "role": "viewer"}, everywhere=True),
+    Case("patch", "users/{user}/", ADMIN, body={"role": "operator"}, everywhere=True),
+    Case("post", "users/{user}/reset-password/", ADMIN, everywhere=True),
+    Case("get", "users/{user}/sessions/", ADMIN, everywhere=True),
+    Case("post", "users/{user}/end-sessions/", ADMIN, everywhere=True),
+    Case("get", "lockouts/", ADMIN, everywhere=True),
+    Case("delete", "lockouts/{lockout}/", ADMIN, 204, everywhere=True),
     Case("get", "audit/", ADMIN, everywhere=True),
     Case("get", "schema/", ANYBODY),
     Case("get", "docs/", ANYBODY),
@@ -140,8 +148,12 @@ def world(db: None, tmp_path: Path) -> dict[str, Any]:
         "benchmark": BenchmarkFactory.create(pool=pool).pk, "watch": WatchFactory.create(pool=pool).pk,
         "policy": run.policy_id, "run": run.pk,
         "view": SavedViewFactory.create(shared=True).pk,
-        "token": TokenFactory.create().pk, "user": UserFactory.create().pk,
+        "token": TokenFactory.create().pk, "user": UserFactory.create().pk, "lockout": locked_out("ann").pk,
     }  # fmt: skip
+
+
+def locked_out(username: str) -> AccessAttempt:
+    return AccessAttempt.objects.create(username=username, ip_address="192.0.2.7", failures_since_start=6)
 
 
 def send(client: APIClient, case: Case, world: dict[str, Any]) -> int:
@@ -213,7 +225,7 @@ def test_every_endpoint_is_among_the_cases() -> None:
         path = pattern
         path = path.replace("benchmark-watches/<int:pk>", "benchmark-watches/watch")
         path = path.replace("policies/<int:pk>", "policies/policy").replace("runs/<int:run>", "runs/run")
-        for name in ("hosts", "pools", "guests", "images", "jobs", "benchmarks", "views", "tokens", "users"):
+        for name in ("hosts", "pools", "guests", "images", "jobs", "benchmarks", "views", "tokens", "users", "lockouts"):
             path = path.replace(f"{name}/<int:pk>", f"{name}/{name.removesuffix('s')}")
         found.add(path)
     shown = {path.replace("active", "job").replace("failed", "job") for path in listed}

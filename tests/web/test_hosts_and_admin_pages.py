@@ -102,5 +102,5 @@ def test_a_bad_token_is_not_made(admin: Client, filled: Filled, form: dict[str, 
 
 def test_the_audit_trail_is_searched(admin: Client, filled: Filled) -> None:
     admin.post("/tokens/", {"name": "nightly", "role": "viewer"})
-    assert "nightly" in text_of(admin.get("/audit/?q=nightly").content.decode())
-    assert "Nothing recorded like that" in text_of(admin.get("/audit/?q=zebra").content.decode())
+    assert "nightly" in text_of(admin.get("/audit/?search=nightly").content.decode())
+    assert "Nothing recorded like that" in text_of(admin.get("/audit/?search=zebra").content.decode())

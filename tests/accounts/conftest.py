@@ -1,0 +1,24 @@
+"""Who acts."""
+
+import pytest
+
+from storage_admin.accounts.models import User
+from storage_admin.accounts.roles import Actor, Role
+from tests.factories import UserFactory
+
+
+@pytest.fixture
+def root(db: None) -> User:
+    """An admin of all hosts."""
+    return UserFactory.create(username="root", role="admin")
+
+
+@pytest.fixture
+def admin(root: User) -> Actor:
+    return root.actor
+
+
+@pytest.fixture
+def limited(db: None) -> Actor:
+    """An admin of one host alone."""
+    return Actor(name="ann", role=Role.ADMIN, hosts=frozenset({"a"}), user_id=-1)
