@@ -7,6 +7,7 @@ from django.http import HttpRequest
 from storage_admin.accounts.models import User
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.hosts.selectors import in_scope
+from storage_admin.jobs import automation
 from storage_admin.jobs.models import Job
 
 #: The sidebar: name of the page's URL, its word, its icon, and the lowest role that sees it.
@@ -17,6 +18,7 @@ ENTRIES = (
     ("hosts", "Hosts", "host", Role.VIEWER),
     ("guests", "Guests", "guest", Role.VIEWER),
     ("jobs", "Jobs", "job", Role.VIEWER),
+    ("policies", "Policies", "clock", Role.VIEWER),
     ("benchmarks", "Benchmarks", "gauge", Role.VIEWER),
     ("tokens", "Tokens", "token", Role.ADMIN),
     ("users", "Users", "user", Role.ADMIN),
@@ -40,8 +42,13 @@ def sidebar(request: HttpRequest) -> dict[str, Any]:
         return {}
     actor = user.actor
     role = actor.role
-    rights = {"can_operate": role >= Role.OPERATOR, "can_admin": role >= Role.ADMIN}
+    rights = {
+        "can_operate": role >= Role.OPERATOR,
+        "can_admin": role >= Role.ADMIN,
+        "can_switch": role >= Role.ADMIN and actor.hosts is None,
+    }
     if getattr(request, "htmx", False):
         return rights
     entries = [entry for entry in ENTRIES if role >= entry[3] and (actor.hosts is None or entry[0] not in EVERYWHERE)]
-    return rights | {"sidebar_entries": entries, "active_jobs": active_jobs(actor)}
+    frame = {"sidebar_entries": entries, "active_jobs": active_jobs(actor), "automation": automation.state()}
+    return rights | frame

@@ -1,0 +1,181 @@
+"""Policies: the list, one with its history, a run with what it looked at; the switch for all automation."""
+
+from typing import Any
+
+from django.contrib import messages
+from django.http.response import HttpResponseBase
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.http import url_has_allowed_host_and_scheme
+from django.views.decorators.http import require_POST, require_safe
+
+from images.models import Policy, PolicyRun
+from images.policies import selectors, services
+from images.policies.preview import not_meant, preview
+from images.policies.reasons import NOT_MEANT, word_of
+from images.policies.scope import policies_for, policy_for
+from images.policies.shape import Rules
+from images.views.access import PageRequest, attempt, live, live_body, live_context, page, paginated, wants_fragment
+from storage_admin.accounts.roles import Role
+from storage_admin.hosts.errors import NotFoundError
+from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.jobs import automation, kinds
+
+RUNS_PER_PAGE, PICKS_PER_PAGE, SHOWN = 20, 100, 25
+#: A run's picks that have a job, or wait for one, are shown on one page.
+MOST_JOBS = 500
+
+
+@require_safe
+@page()
+def policies(request: PageRequest) -> HttpResponseBase:
+    """All policies: when each opens next, and what its last run won."""
+    rows = list(policies_for(request.actor))
+    last = selectors.last_runs(rows)
+    sums = selectors.sums_of(last.values())
+    now = timezone.now()
+    lines = []
+    for policy in rows:
+        run = last.get(policy.pk)
+        coming = Rules.of(policy).schedule.next(now, 1) if policy.enabled else []
+        lines.append(
+            {
+                "policy": policy, "title": kinds.get(policy.kind).title, "next": coming[0] if coming else None,
+                "run": run, "sums": sums[run.pk] if run else None,
+            }
+        )  # fmt: skip
+    context = {"section": "policies", "lines": lines, "switch": automation.state()}
+    return render(request, "policies/list.html", context)
+
+
+@require_safe
+@page()
+def policy(request: PageRequest, policy_id: int) -> HttpResponseBase:
+    """One policy: its rules, its next windows, its runs."""
+    row = policy_for(request.actor, policy_id)
+    rules = Rules.of(row)
+    runs = paginated(request, selectors.runs_of(row), RUNS_PER_PAGE)
+    sums = selectors.sums_of(runs.object_list)
+    context = {
+        "section": "policies",
+        "policy": row,
+        "kind": kinds.get(row.kind),
+        "options": _told(row),
+        "hosts": Host.objects.filter(pk__in=row.hosts),
+        "pools": StoragePool.objects.filter(pk__in=row.pools).select_related("host"),
+        "windows": rules.schedule.next(timezone.now()) if row.enabled else [],
+        "rows": runs,
+        "runs": [(run, sums[run.pk]) for run in runs.object_list],
+        "running": row.runs.filter(state=PolicyRun.State.RUNNING).exists(),
+    }
+    return render(request, "policies/policy.html", context)
+
+
+def _told(row: Policy) -> list[tuple[str, Any]]:
+    """The options that are not as the kind's defaults have them."""
+    defaults = kinds.get(row.kind).properties
+    return [(name, value) for name, value in row.options.items() if value != defaults.get(name, {}).get("default")]
+
+
+@require_safe
+@page(Role.OPERATOR)
+def policy_preview(request: PageRequest, policy_id: int) -> HttpResponseBase:
+    """Today's choice, and everything that is left out."""
+    row = policy_for(request.actor, policy_id)
+    rules, code = Rules.of(row), request.GET.get("code", "")
+    begin = {name: _whole(request.GET.get(name)) for name in ("chosen", "skipped")}
+    found = preview(
+        rules, timezone.now(), limit=SHOWN, chosen_from=begin["chosen"], skipped_from=begin["skipped"],
+        code="" if code in NOT_MEANT else code,
+    )  # fmt: skip
+    context = {
+        "section": "policies", "policy": row, "preview": found, "code": code, "word": word_of(code), "begin": begin,
+        "on_pools": rules.on_pools, "address": reverse("policy_preview", args=[row.pk]), "per_page": SHOWN,
+        "more": {
+            "chosen": begin["chosen"] + SHOWN < found.chosen_count,
+            "skipped": begin["skipped"] + SHOWN < found.skipped_count,
+        },
+    }  # fmt: skip
+    if code in NOT_MEANT and not rules.on_pools:
+        context |= {"strangers": not_meant(rules, code, begin["skipped"], SHOWN)}
+    template = "policies/preview.html" + ("#choice" if wants_fragment(request) else "")
+    return render(request, template, context)
+
+
+def _whole(text: str | None) -> int:
+    return int(text) if text and text.isascii() and text.isdecimal() and len(text) < 10 else 0
+
+
+@require_safe
+@page()
+def policy_run(request: PageRequest, policy_id: int, run_id: int) -> HttpResponseBase:
+    """A run: its jobs, what it left out and why, what it was to win and has won."""
+    run = _run(request, policy_id, run_id)
+    code = request.GET.get("code", "").replace("\0", "")
+    url = reverse("policy_run", args=[policy_id, run_id])
+    sums = selectors.sums_of([run])[run.pk]
+    context = {
+        "run": run, "policy": run.policy, "sums": sums,
+        "jobs": selectors.picks_of(run, left_out=False)[:MOST_JOBS],
+    }  # fmt: skip
+    every = "2s" if run.finished is None else ""
+    if wants_fragment(request) and "v" in request.GET:
+        return live(request, "policies/run.html#work", context, url=url, every=every)
+    body, version = live_body(request, "policies/run.html#work", context)
+    context |= {
+        "section": "policies",
+        "left_out": selectors.skips_of([run])[run.pk],
+        "rows": paginated(request, selectors.picks_of(run, left_out=True, code=code), PICKS_PER_PAGE),
+        "code": code,
+        "rules": Rules.from_json(run.rules),
+    } | live_context(body, version, url=url, every=every)
+    return render(request, "policies/run.html", context)
+
+
+def _run(request: PageRequest, policy_id: int, run_id: int) -> PolicyRun:
+    row = policy_for(request.actor, policy_id)
+    run = row.runs.select_related("policy").filter(pk=run_id).first()
+    if run is None:
+        raise NotFoundError(f"There is no run {run_id} of this policy.")
+    return run
+
+
+@require_POST
+@page(Role.OPERATOR)
+def policy_run_now(request: PageRequest, policy_id: int) -> HttpResponseBase:
+    """Begins a run by hand."""
+    row = policy_for(request.actor, policy_id)
+    run = attempt(request, lambda: services.run_now(request.actor, row))
+    return redirect("policy_run", row.pk, run.pk) if run else redirect("policy", row.pk)
+
+
+@require_POST
+@page(Role.OPERATOR)
+def policy_run_stop(request: PageRequest, policy_id: int, run_id: int) -> HttpResponseBase:
+    """Ends a run early."""
+    run = _run(request, policy_id, run_id)
+    attempt(request, lambda: services.stop(request.actor, run), "Stopped: what is at work ends as it would.")
+    return redirect("policy_run", policy_id, run_id)
+
+
+@require_POST
+@page(Role.ADMIN)
+def policy_remove(request: PageRequest, policy_id: int) -> HttpResponseBase:
+    """Deletes a policy with its history."""
+    row = policy_for(request.actor, policy_id)
+    services.remove(request.actor, row)
+    messages.success(request, f"The policy {row.name} is deleted. Its jobs stay in the list of jobs.")
+    return redirect("policies")
+
+
+@require_POST
+@page(Role.ADMIN, everywhere=True)
+def automation_switch(request: PageRequest) -> HttpResponseBase:
+    """Pauses all automation, or lets it go on."""
+    paused = request.POST.get("paused") == "true"
+    automation.switch(request.actor, paused=paused, reason=request.POST.get("reason", "").replace("\0", "").strip())
+    messages.success(request, "Automation is paused." if paused else "Automation goes on.")
+    back = request.POST.get("next", "")
+    safe = url_has_allowed_host_and_scheme(back, allowed_hosts=None)
+    return redirect(back if safe else "policies")

@@ -1,0 +1,89 @@
+"""Policies are made and changed in a form that shows the choice and the next windows as it is filled in."""
+
+from typing import Any
+
+from django.contrib import messages
+from django.http import QueryDict
+from django.http.response import HttpResponseBase
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils import timezone
+from django.views.decorators.http import require_http_methods
+
+from images.models import Policy
+from images.policies import services
+from images.policies.preview import preview
+from images.policies.scope import policy_for, require_reach
+from images.policies.shape import Rules
+from images.policies.validation import clean
+from images.views.access import PageRequest, page, wants_fragment
+from images.views.policy_form import choices_of, texts_of, values_of
+from storage_admin.accounts.roles import ForbiddenError, Role
+from storage_admin.hosts.errors import InvalidError
+
+#: So many of each list are shown beside the form.
+SHOWN = 8
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@page(Role.ADMIN)
+def policy_add(request: PageRequest) -> HttpResponseBase:
+    """A new policy: GET shows the form, and the choice by what it holds; POST makes it."""
+    start = Policy(cron="0 22 * * *", min_reclaimable_bytes=100 << 20, min_age_hours=24 * 7)
+    return _form(request, start, reverse("policy_add"))
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@page(Role.ADMIN)
+def policy_change(request: PageRequest, policy_id: int) -> HttpResponseBase:
+    """The same for one that is there."""
+    row = policy_for(request.actor, policy_id)
+    return _form(request, row, reverse("policy_change", args=[row.pk]))
+
+
+def _form(request: PageRequest, row: Policy, address: str) -> HttpResponseBase:
+    given = request.POST if request.method == "POST" else request.GET
+    form: QueryDict = given if "cron" in given else texts_of(row)
+    errors: dict[str, str] = {}
+    status = 200
+    if request.method == "POST":
+        try:
+            saved = _save(request, row, values_of(form))
+        except InvalidError as error:
+            errors, status = error.fields or {"form": error.detail}, 400
+        else:
+            messages.success(request, f"The policy {saved.name} is kept.")
+            return redirect("policy", saved.pk)
+    fresh = Policy.objects.get(pk=row.pk) if row.pk else Policy(clock=row.clock)
+    context = {"section": "policies", "policy": fresh, "form": form, "errors": errors, "address": address}
+    context |= choices_of(form, request.actor) | _choice(request, fresh, form)
+    template = "policies/form.html"
+    if wants_fragment(request) and request.method != "POST":
+        with_options = request.htmx.trigger_name == "kind"
+        template += "#answer_with_options" if with_options else "#answer"
+    return render(request, template, context, status=status)
+
+
+def _save(request: PageRequest, row: Policy, values: dict[str, Any]) -> Policy:
+    if row._state.adding:
+        return services.create(request.actor, values)
+    return services.change(request.actor, row, values)
+
+
+def _choice(request: PageRequest, row: Policy, form: QueryDict) -> dict[str, Any]:
+    """What the policy would do if it were kept like this, or why that cannot be said."""
+    try:
+        draft = Policy(pk=row.pk, clock=row.clock, **values_of(form))
+        unnamed = not draft.name
+        draft.name = draft.name or "unnamed"
+        draft = clean(draft, request.actor)
+        require_reach(request.actor, draft, Role.ADMIN)
+    except InvalidError as error:
+        return {"problems": error.fields or {"form": error.detail}}
+    except ForbiddenError as error:
+        return {"problems": {"hosts": str(error)}}
+    rules = Rules.of(draft)
+    return {
+        "preview": preview(rules, timezone.now(), limit=SHOWN), "on_pools": rules.on_pools, "unnamed": unnamed,
+        "timezone": draft.timezone,
+    }  # fmt: skip

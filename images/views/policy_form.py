@@ -1,0 +1,166 @@
+"""The form of a policy: what its fields hold, as texts, and what that means."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.http import QueryDict
+
+from images.filters import FORMATS
+from images.models import Policy
+from images.policies.shape import KINDS
+from images.policies.windows import zones
+from images.views.lists import as_choices
+from storage_admin.accounts.roles import Actor
+from storage_admin.hosts.errors import InvalidError
+from storage_admin.hosts.selectors import hosts_for, pools_for
+from storage_admin.jobs import kinds
+from storage_admin.jobs.kinds import JobKind
+
+MIB = 1 << 20
+#: What a policy never asks for, or what would name one image.
+HIDDEN = frozenset({"when_running", "wait_hours", "start_after", "down_to"})
+TEXTS = ("name", "cron", "timezone", "name_pattern", "kind")
+NUMBERS = (
+    "window_minutes", "quiet_minutes", "min_reclaimable_percent", "min_age_hours", "min_chain_depth",
+    "max_jobs_per_host",
+)  # fmt: skip
+SWITCHES = ("enabled", "include_decayed")
+#: The form's name of each option begins with it.
+OPTION = "option-"
+
+
+@dataclass(frozen=True)
+class Field:
+    """One option of the job's kind.
+
+    Args:
+        choices: of a select element; empty for a number.
+    """
+
+    name: str
+    word: str
+    hint: str
+    value: str
+    choices: list[dict[str, Any]] = field(default_factory=list)
+
+
+def texts_of(policy: Policy) -> QueryDict:
+    """A policy as its form holds it."""
+    form = QueryDict(mutable=True)
+    for name in (*TEXTS, *NUMBERS):
+        form[name] = str(getattr(policy, name))
+    form["min_reclaimable_mib"] = _plain(policy.min_reclaimable_bytes / MIB)
+    for name in SWITCHES:
+        if getattr(policy, name):
+            form[name] = "on"
+    for name in ("hosts", "pools", "formats"):
+        form.setlist(name, [str(one) for one in getattr(policy, name)])
+    for name, value in policy.options.items():
+        form[OPTION + name] = _written(name, value)
+    return form
+
+
+def values_of(form: QueryDict) -> dict[str, Any]:
+    """What a form says, as columns of a policy.
+
+    Raises:
+        InvalidError: a field cannot be read; it names each.
+    """
+    wrong: dict[str, str] = {}
+    values: dict[str, Any] = {name: form.get(name, "").strip() for name in TEXTS}
+    for name in NUMBERS:
+        if text := form.get(name, "").strip():
+            values[name] = _number(text, name, wrong, whole=True)
+    values["min_reclaimable_bytes"] = 0
+    if text := form.get("min_reclaimable_mib", "").strip():
+        values["min_reclaimable_bytes"] = int((_number(text, "min_reclaimable_bytes", wrong) or 0) * MIB)
+    for name in SWITCHES:
+        values[name] = name in form
+    for name in ("hosts", "pools"):
+        values[name] = [int(one) for one in form.getlist(name) if one.isascii() and one.isdecimal() and len(one) < 19]
+    values["formats"] = form.getlist("formats")
+    values["options"] = _options(form, wrong) if values["kind"] in KINDS else {}
+    if wrong:
+        raise InvalidError("Some fields cannot be read.", wrong)
+    return values
+
+
+def fields_of(kind_name: str, form: QueryDict) -> list[Field]:
+    """The options of a kind, with what the form holds."""
+    kind = kinds.get(kind_name if kind_name in KINDS else KINDS[0])
+    return [_field(kind, name, form) for name in kind.properties if name not in HIDDEN]
+
+
+def choices_of(form: QueryDict, actor: Actor) -> dict[str, Any]:
+    """What the form offers."""
+    titles = [(name, kinds.get(name).title) for name in KINDS]
+    hosts, pools = set(form.getlist("hosts")), set(form.getlist("pools"))
+    return {
+        "kinds": as_choices(titles, form.get("kind", "")),
+        "zones": zones(),
+        "hosts": [(host, str(host.pk) in hosts) for host in hosts_for(actor)],
+        "pools": [(pool, str(pool.pk) in pools) for pool in pools_for(actor).order_by("host__name", "name")],
+        "formats": [(name, name in form.getlist("formats")) for name in FORMATS if name not in {"subvol", "unknown"}],
+        "options": fields_of(form.get("kind", ""), form),
+    }
+
+
+def _field(kind: JobKind, name: str, form: QueryDict) -> Field:
+    schema = kind.properties[name]
+    word, hint = name.replace("_", " "), schema.get("description", "")
+    if in_mib(name):
+        word = f"{word.removesuffix(' sec').removesuffix(' bytes')} (MiB{'/s' if name.endswith('sec') else ''})"
+    if name.endswith("_hours"):
+        word = f"{word.removesuffix(' hours')} (hours)"
+    default = _written(name, schema.get("default"))
+    value = form.get(OPTION + name, default)
+    pairs: list[tuple[str, str]] = [(one, one.replace("_", " ")) for one in schema.get("enum", ())]
+    if "boolean" in schema.get("type", ""):
+        pairs = [("true", "yes"), ("false", "no")]
+        pairs = [("", "as the host says"), *pairs] if "null" in schema["type"] else pairs
+    return Field(OPTION + name, word, hint, value, as_choices(pairs, value))
+
+
+def in_mib(name: str) -> bool:
+    """Whether the form shows an option in MiB."""
+    return name.endswith(("_bytes", "_bytes_sec"))
+
+
+def _options(form: QueryDict, wrong: dict[str, str]) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for name, schema in kinds.get(form.get("kind", "")).properties.items():
+        text = form.get(OPTION + name, "").strip()
+        if not text or name in HIDDEN:
+            continue
+        if "enum" in schema:
+            options[name] = text
+        elif "boolean" in schema["type"]:
+            options[name] = text == "true"
+        else:
+            number = _number(text, OPTION + name, wrong)
+            scaled = (number or 0) * (MIB if in_mib(name) else 1)
+            options[name] = int(scaled) if scaled == int(scaled) or in_mib(name) else scaled
+    return options
+
+
+def _number(text: str, name: str, wrong: dict[str, str], *, whole: bool = False) -> Any:
+    try:
+        value = int(text) if whole else float(text)
+        if abs(value) < 1e15:
+            return value
+    except (ValueError, OverflowError):
+        pass
+    wrong[name] = "Give a whole number." if whole else "Give a number."
+    return 0
+
+
+def _written(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return _plain(value / MIB) if in_mib(name) else _plain(value) if isinstance(value, float) else str(value)
+
+
+def _plain(value: float) -> str:
+    return str(int(value)) if value == int(value) else str(value)

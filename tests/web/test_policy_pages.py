@@ -1,0 +1,201 @@
+"""Policies in the browser's pages: made in a form that shows the choice, run by hand, read; the switch for all."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from images.models import Policy, PolicyRun
+from images.policies import runs
+from storage_admin.jobs import automation
+from storage_admin.jobs.models import Job
+from tests.factories import (
+    GIB,
+    HostFactory,
+    ImageFactory,
+    PolicyFactory,
+    PolicyPickFactory,
+    PolicyRunFactory,
+    UserFactory,
+)
+from tests.policies.test_runs import end, estimated
+from tests.web.html import inline_code, tags_of, text_of
+from tests.working import ADMIN
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
+FORM = {
+    "name": "nightly", "cron": "0 22 * * 1-5", "timezone": "Europe/Berlin", "window_minutes": "360",
+    "quiet_minutes": "30", "enabled": "on", "kind": "reclaim", "option-method": "auto", "option-undo_hours": "12",
+    "min_reclaimable_mib": "1.5", "min_reclaimable_percent": "5", "min_age_hours": "168", "min_chain_depth": "1",
+    "max_jobs_per_host": "2", "name_pattern": "web*",
+}  # fmt: skip
+
+
+def wins(**columns: Any) -> Any:
+    return ImageFactory.create(**{"reclaimable_bytes": GIB} | estimated(8) | columns)
+
+
+def test_a_policy_is_made_in_the_form_and_changed_there(admin: Client) -> None:
+    host = HostFactory.create(name="pve1")
+    answer = admin.post("/policies/add/", FORM | {"hosts": [str(host.pk)], "formats": ["qcow2"]})
+    made = Policy.objects.get()
+    assert answer["Location"] == f"/policies/{made.pk}/"
+    assert (made.options["undo_hours"], made.min_reclaimable_bytes, made.hosts) == (12, 1_572_864, [host.pk])
+    page = admin.get(f"/policies/{made.pk}/change/").content.decode()
+    held = {found["name"]: found.get("value") for tag, found in tags_of(page) if tag == "input" and "name" in found}
+    assert (held["name"], held["min_reclaimable_mib"], held["option-undo_hours"]) == ("nightly", "1.5", "12")
+    off = {name: value for name, value in FORM.items() if name != "enabled"}
+    admin.post(f"/policies/{made.pk}/change/", off | {"option-bandwidth_bytes_sec": "50"})
+    made.refresh_from_db()
+    assert (made.enabled, made.options["bandwidth_bytes_sec"], made.hosts) == (False, 50 << 20, [])
+
+
+def test_what_makes_no_sense_is_said_with_what_was_typed_still_there(admin: Client) -> None:
+    answer = admin.post("/policies/add/", FORM | {"cron": "0 99 * * *", "max_jobs_per_host": "many"})
+    page = text_of(answer.content.decode())
+    assert answer.status_code == 400
+    assert "It was not kept" in page
+    assert "max jobs per host: Give a whole number." in page
+    assert 'value="0 99 * * *"' in answer.content.decode()
+    page = text_of(admin.post("/policies/add/", FORM | {"cron": "0 99 * * *"}).content.decode())
+    assert "cron: The field for the hour cannot be read" in page
+    assert not Policy.objects.exists()
+
+
+def test_the_form_shows_the_choice_and_the_next_windows_as_it_is_filled_in(admin: Client) -> None:
+    wins(name="web-01")
+    wins(name="web-02", in_use=True, in_use_detail="guest web is running")
+    wins(name="db")
+    answer = admin.get("/policies/add/", FORM, headers={"HX-Request": "true", "HX-Trigger-Name": "name_pattern"})
+    page = text_of(answer.content.decode())
+    assert "<html" not in answer.content.decode()
+    assert "web-01" in page
+    assert "guest web is running" in page
+    assert "Its name does not match" in page
+    assert "Not yet" in text_of(
+        admin.get("/policies/add/", FORM | {"cron": "soon"}, headers={"HX-Request": "true"}).content.decode()
+    )
+    # Without JavaScript the whole page says the same.
+    assert "web-01" in text_of(admin.get("/policies/add/", FORM).content.decode())
+
+
+def test_another_kind_brings_its_own_options(admin: Client) -> None:
+    headers = {"HX-Request": "true", "HX-Trigger-Name": "kind"}
+    page = admin.get("/policies/add/", FORM | {"kind": "analyze"}, headers=headers).content.decode()
+    assert 'name="option-mode"' in page
+    assert 'hx-swap-oob="true"' in page
+    assert "option-undo_hours" not in page
+    for kind in ("flatten", "check", "benchmark"):
+        assert admin.get("/policies/add/", FORM | {"kind": kind}).status_code == 200
+
+
+def test_a_policy_runs_by_hand_and_its_run_says_what_became_of_it(operator: Client) -> None:
+    wins(name="web-01")
+    wins(name="web-02", in_use=None)
+    policy = PolicyFactory.create()
+    answer = operator.post(f"/policies/{policy.pk}/run/")
+    run = PolicyRun.objects.get()
+    assert answer["Location"] == f"/policies/{policy.pk}/runs/{run.pk}/"
+    assert "It has not chosen yet" in text_of(operator.get(answer["Location"]).content.decode())
+    runs.work(timezone.now())
+    end(before_bytes=4 * GIB, after_bytes=3 * GIB, freed_bytes=GIB)
+    runs.work(timezone.now())
+    page = text_of(operator.get(answer["Location"]).content.decode())
+    for words in ("finished", "web-01", "web-02", "who uses it is not known", "1 GiB", f"job {Job.objects.get().pk}"):
+        assert words.lower() in page.lower(), words
+    assert "1 GiB" in text_of(operator.get("/policies/").content.decode())
+    assert "by hand, the-operator" in text_of(operator.get(f"/policies/{policy.pk}/").content.decode())
+
+
+def test_a_run_is_stopped_from_its_page(operator: Client) -> None:
+    run = PolicyRunFactory.create()
+    operator.post(f"/policies/{run.policy_id}/runs/{run.pk}/stop/")
+    run.refresh_from_db()
+    assert (run.state, run.detail) == ("stopped", "Stopped by the-operator.")
+
+
+def test_a_run_page_refreshes_while_it_is_at_work_and_rests_when_it_has_ended(viewer: Client) -> None:
+    run = PolicyRunFactory.create()
+    assert 'hx-trigger="every 2s"' in viewer.get(f"/policies/{run.policy_id}/runs/{run.pk}/").content.decode()
+    PolicyRun.objects.update(state="finished", finished=timezone.now())
+    assert 'hx-trigger="every 2s"' not in viewer.get(f"/policies/{run.policy_id}/runs/{run.pk}/").content.decode()
+
+
+def test_the_preview_page_lists_what_the_policy_is_not_for_when_asked(operator: Client) -> None:
+    wins(name="web-01")
+    wins(name="db-01")
+    policy = PolicyFactory.create(name_pattern="web*")
+    page = text_of(operator.get(f"/policies/{policy.pk}/preview/").content.decode())
+    assert "web-01" in page
+    assert "db-01" not in page
+    assert "db-01" in text_of(operator.get(f"/policies/{policy.pk}/preview/?code=other_name").content.decode())
+
+
+def test_pausing_all_automation_shows_on_every_page_until_it_goes_on(admin: Client, viewer: Client) -> None:
+    admin.post("/automation/", {"paused": "true", "reason": "a move"})
+    assert automation.is_paused()
+    for address in ("/", "/jobs/", "/policies/"):
+        page = text_of(viewer.get(address).content.decode())
+        assert "All automation is paused by the-admin" in page
+        assert "a move" in page
+    assert "Let it go on" not in text_of(viewer.get("/jobs/").content.decode())
+    admin.post("/automation/", {"paused": "false"})
+    assert "All automation is paused" not in text_of(viewer.get("/").content.decode())
+
+
+def test_each_role_may_do_its_part(browser_of: Callable[[str], Client]) -> None:
+    run = PolicyRunFactory.create()
+    base = f"/policies/{run.policy_id}/"
+    viewer, operator = browser_of("viewer"), browser_of("operator")
+    for client in (viewer, operator):
+        for address in ("/policies/add/", f"{base}change/"):
+            assert client.get(address).status_code == 403
+        for address in (f"{base}remove/", "/automation/"):
+            assert client.post(address).status_code == 403
+    for address in (f"{base}run/", f"{base}runs/{run.pk}/stop/"):
+        assert viewer.post(address).status_code == 403
+    assert viewer.get(f"{base}preview/").status_code == 403
+    assert operator.get(f"{base}preview/").status_code == 200
+    assert Policy.objects.exists()
+    assert browser_of("admin").post(f"{base}remove/")["Location"] == "/policies/"
+    assert not Policy.objects.exists()
+
+
+def test_a_user_who_is_limited_to_some_hosts_sees_no_policy_that_reaches_others() -> None:
+    host = HostFactory.create(slug="mine")
+    mine, other = PolicyFactory.create(hosts=[host.pk]), PolicyFactory.create()
+    client = Client()
+    user = UserFactory.create(role="admin", hosts=["mine"])
+    client.force_login(user, "django.contrib.auth.backends.ModelBackend")
+    page = text_of(client.get("/policies/").content.decode())
+    assert mine.name in page
+    assert other.name not in page
+    assert client.get(f"/policies/{other.pk}/").status_code == 404
+    assert client.post("/automation/", {"paused": "true"}).status_code == 403
+    assert not automation.is_paused()
+
+
+@pytest.mark.parametrize("role", ["viewer", "operator", "admin"])
+def test_pages_are_whole_and_escape_what_strangers_name(browser_of: Callable[[str], Client], role: str) -> None:
+    name = '<script>alert("x")</script>'
+    automation.switch(ADMIN, paused=True, reason=name)
+    run = PolicyRunFactory.create(policy__name=name, state="missed", detail=name, finished=timezone.now())
+    PolicyPickFactory.create(run=run, label=name, image__name=name)
+    PolicyPickFactory.create(run=run, label=name, image__name=name, state="skipped", code="busy", reason=name)
+    base = f"/policies/{run.policy_id}/"
+    addresses = ["/policies/", base, f"{base}runs/{run.pk}/"]
+    addresses += [f"{base}preview/"] if role != "viewer" else []
+    addresses += ["/policies/add/", f"{base}change/"] if role == "admin" else []
+    client = browser_of(role)
+    for address in addresses:
+        answer = client.get(address)
+        page = answer.content.decode()
+        assert answer.status_code == 200, address
+        assert inline_code(page) == [], address
+        assert "<script>alert" not in page, address
+        tags = tags_of(page)
+        ids = [found["id"] for _, found in tags if "id" in found]
+        assert len(ids) == len(set(ids)), address
+        assert {found["for"] for tag, found in tags if tag == "label"} <= set(ids), address
