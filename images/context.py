@@ -18,6 +18,7 @@ ENTRIES = (
     ("hosts", "Hosts", "host", Role.VIEWER),
     ("guests", "Guests", "guest", Role.VIEWER),
     ("jobs", "Jobs", "job", Role.VIEWER),
+    ("ledger", "Ledger", "ledger", Role.VIEWER),
     ("policies", "Policies", "clock", Role.VIEWER),
     ("benchmarks", "Benchmarks", "gauge", Role.VIEWER),
     ("tokens", "Tokens", "token", Role.ADMIN),

@@ -15,6 +15,7 @@ from images.views import (
     image,
     images,
     jobs,
+    ledger,
     orphans,
     overview,
     policies,
@@ -42,6 +43,8 @@ urlpatterns = [
         path(f"images/<int:image_id>/{word}/", orphans.aside, {"kind_name": kind}, name=kind)
         for word, kind in (("set-aside", "set_aside"), ("restore", "restore_aside"), ("delete", "delete_aside"))
     ),
+    path("ledger/", ledger.ledger, name="ledger"),
+    path("ledger/export.csv", ledger.ledger_csv, name="ledger_csv"),
     path("jobs/", jobs.jobs, name="jobs"),
     path("jobs/export.csv", jobs.jobs_csv, name="jobs_csv"),
     path("jobs/count/", jobs.jobs_count, name="jobs_count"),

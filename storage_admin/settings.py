@@ -100,6 +100,7 @@ JOB_KINDS = [
 LIST_PAGES = [
     "images.views.listing.PAGE",
     "images.views.jobs.PAGE",
+    "images.views.ledger.PAGE",
     "images.views.hosts.PAGE",
     "images.views.guests.PAGE",
     "benchmarks.views.PAGE",

@@ -146,9 +146,11 @@ class ConcernSerializer(serializers.Serializer[Any]):
 class WonSerializer(serializers.Serializer[Any]):
     """Bytes that jobs freed; those that undo copies still hold are not won yet."""
 
-    freed_bytes = serializers.IntegerField()
+    freed_bytes = serializers.IntegerField(help_text="Won less taken.")
     held_bytes = serializers.IntegerField()
     jobs_count = serializers.IntegerField()
+    won_bytes = serializers.IntegerField()
+    taken_bytes = serializers.IntegerField(help_text="By jobs that left less free than there was.")
 
 
 class OverviewSerializer(serializers.Serializer[Any]):

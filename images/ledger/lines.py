@@ -28,12 +28,12 @@ def write(job: Job, pool: StoragePool | None, before: int, after: int, *, freed:
         freed: bytes, where that is not what is between the two.
     """
     freed = before - after if freed is None else freed
-    _write(job, pool, before_bytes=before, after_bytes=after, freed_bytes=freed, freed_at=timezone.now())
+    _write(job, pool, before_bytes=before, after_bytes=after, **_freed(freed))
 
 
 def write_held(job: Job, pool: StoragePool | None, before: int, after: int) -> None:
     """A job has put another file in an image's place, and the original waits as its undo copy: nothing is freed yet."""
-    _write(job, pool, before_bytes=before, after_bytes=after, freed_bytes=0, freed_at=None)
+    _write(job, pool, before_bytes=before, after_bytes=after, **_freed(0, for_good=False))
 
 
 def write_beside(job: Job, pool: StoragePool | None, made: int) -> None:
@@ -47,8 +47,7 @@ def close(job: Job, freed: int, *, undone: bool = False) -> None:
     Args:
         freed: bytes; 0 where the job was undone.
     """
-    at = None if undone else timezone.now()
-    Job.objects.filter(pk=job.pk, freed_bytes__isnull=False).update(freed_bytes=freed, freed_at=at)
+    Job.objects.filter(pk=job.pk, freed_bytes__isnull=False).update(**_freed(freed, for_good=not undone))
 
 
 def begin_in_place(job: Job, before: int) -> None:
@@ -69,6 +68,11 @@ def unfinished_in_place(host_id: int) -> Any:
     """Jobs on a host that had begun to work in place when they were cut off: nobody has told what they won."""
     jobs = Job.objects.filter(host=host_id, needs_recovery=True, target_kind="image")
     return jobs.filter(before_bytes__isnull=False, freed_bytes=None).exclude(state__in=Job.ACTIVE)
+
+
+def _freed(freed: int, *, for_good: bool = True) -> dict[str, Any]:
+    now = timezone.now() if for_good else None
+    return {"freed_bytes": freed, "freed_at": now, "freed_month": f"{now:%Y-%m}" if now else ""}
 
 
 def _running(job: Job) -> Any:

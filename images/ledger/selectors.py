@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from django.db.models import BigIntegerField, Count, F, Q, QuerySet, Sum, Value
+from django.db.models import BigIntegerField, Case, Count, F, OuterRef, Q, QuerySet, Subquery, Sum, Value, When
 from django.db.models.functions import Coalesce
 from django.db.models.lookups import Exact, In
 
+from images.models import Image
 from storage_admin.accounts.roles import Actor
-from storage_admin.hosts.models import Host
+from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs.models import Job
 
 #: How jobs of a policy are signed (``Job.created_by``).
@@ -70,14 +71,37 @@ def lines(jobs: QuerySet[Job]) -> QuerySet[Job]:
 
 
 def lines_for(actor: Actor) -> QuerySet[Job]:
-    """The lines that exist for ``actor``, without the large columns of a job.
+    """The lines that exist for ``actor``, the newest first, without the large columns of a job.
 
-    Those of hosts that were removed are among them for everybody who is limited to no host.
+    Those of hosts that were removed are among them for everybody who is limited to no host. Each has
+
+    - ``image_number``: the id of its image; null where that is not listed any more;
+    - ``host_now``, ``pool_now``: what those are called by now; null where they were removed.
     """
     rows = Job.objects.all()
     if actor.hosts is not None:
         rows = rows.filter(In(F("host_id") + 0, Host.objects.filter(slug__in=actor.hosts).values("pk")))
-    return lines(rows).defer("options", "plan", "result", "commands", "kept", "message", "error_detail")
+    told = {
+        "image_number": Subquery(Image.objects.filter(pk=_IMAGE).values("pk")[:1]),
+        "host_now": Subquery(Host.objects.filter(pk=OuterRef("host_id")).values("name")[:1]),
+        "pool_now": Subquery(StoragePool.objects.filter(pk=OuterRef("space_pool_id")).values("name")[:1]),
+    }
+    rows = lines(rows).annotate(**told)
+    return ordered(rows.defer("options", "plan", "result", "commands", "kept"), DEFAULT_ORDERING)
+
+
+#: The image of a line: what its job worked on, or the job that it undid.
+_UNDONE = Job.objects.filter(pk=OuterRef(OuterRef("target_id")), target_kind="image")
+_IMAGE = Case(
+    When(Exact(OuterRef("target_kind"), Value("image")), then=OuterRef("target_id")),
+    default=Subquery(_UNDONE.values("target_id")[:1]),
+)
+
+
+def with_image(image_id: int) -> Q:
+    """Lines of jobs on an image, and of those that undid them."""
+    jobs = Job.objects.filter(target_kind="image", target_id=image_id)
+    return Q(target_kind="image", target_id=image_id) | Q(target_kind="job", target_id__in=jobs.values("pk"))
 
 
 def with_number(column: str, value: int) -> Q:

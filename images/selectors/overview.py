@@ -1,11 +1,10 @@
 """The numbers of the first page, from the database alone."""
 
-from django.db.models import BigIntegerField, Count, F, Q, QuerySet, Sum
-from django.db.models.fields.json import KeyTextTransform
-from django.db.models.functions import Cast
+from django.db.models import F
 from django.utils import timezone
 
 from images import estimates
+from images.ledger.selectors import freed_of, lines_for
 from images.models import Image
 from images.selectors.chains import GuestRef
 from images.selectors.concerns import concerns
@@ -34,7 +33,7 @@ def overview(actor: Actor) -> Overview:
         needs_a_look=concerns(actor, pools, rows),
         at_work=tuple(jobs.filter(state=Job.State.RUNNING).order_by("id")),
         queued_count=jobs.filter(state=Job.State.QUEUED).count(),
-        won_so_far=won(jobs),
+        won_so_far=won(actor),
     )
 
 
@@ -70,11 +69,7 @@ def _candidate(image: Image) -> Candidate:
     )
 
 
-def won(jobs: QuerySet[Job]) -> Won:
-    """What finished jobs freed; what was undone won nothing, and what an undo copy holds is not won yet."""
-    freed = Cast(KeyTextTransform("freed_bytes", "result"), BigIntegerField())
-    ended = jobs.filter(state=Job.State.SUCCEEDED, rewrites=True).exclude(undo_state=Job.UndoState.UNDONE).order_by()
-    rewrites = ended.exclude(kind__in=("undo", "discard_undo")).annotate(freed=freed)
-    sums = rewrites.aggregate(sum=Sum("freed"), count=Count("id", filter=Q(freed__gt=0)))
-    held = jobs.filter(undo_state=Job.UndoState.AVAILABLE).order_by().aggregate(held=Sum("undo_bytes"))
-    return Won(freed_bytes=sums["sum"] or 0, held_bytes=held["held"] or 0, jobs_count=sums["count"])
+def won(actor: Actor) -> Won:
+    """What jobs freed for good, by the ledger; what an undo copy holds is not won yet."""
+    sums = freed_of(lines_for(actor))
+    return Won(sums.freed_bytes, sums.held_bytes, sums.jobs_count, sums.won_bytes, sums.taken_bytes)

@@ -113,11 +113,18 @@ class Concern:
 
 @dataclass(frozen=True)
 class Won:
-    """Bytes that jobs freed on disk, and bytes that undo copies still hold, which are not won yet."""
+    """Bytes that jobs freed on disk, and bytes that undo copies still hold, which are not won yet.
+
+    Args:
+        freed_bytes: what was won, less what was taken.
+        jobs_count: jobs that won or took something.
+    """
 
     freed_bytes: int
     held_bytes: int
     jobs_count: int
+    won_bytes: int
+    taken_bytes: int
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from rest_framework.routers import SimpleRouter
 import storage_admin.api.schema  # noqa: F401 (names the token's scheme to drf-spectacular)
 from benchmarks.api import BenchmarkEndpoints, WatchEndpoints
 from images.api.images import ImageEndpoints
+from images.api.ledger import LedgerEndpoints
 from images.api.others import GuestEndpoints, HostScanEndpoint, OverviewEndpoint
 from images.api.policies import AutomationEndpoint, PolicyEndpoints
 from images.api.pools import PoolEndpoints
@@ -29,6 +30,7 @@ for name, endpoints in (
     ("job-kinds", JobKindEndpoints),
     ("jobs", JobEndpoints),
     ("policies", PolicyEndpoints),
+    ("ledger", LedgerEndpoints),
     ("benchmarks", BenchmarkEndpoints),
     ("benchmark-watches", WatchEndpoints),
     ("views", SavedViewEndpoints),

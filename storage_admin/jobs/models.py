@@ -112,6 +112,8 @@ class Job(models.Model):
     freed_bytes = models.BigIntegerField(null=True)
     #: Since when that is so for good; null while an undo copy waits and where the job was undone.
     freed_at = models.DateTimeField(null=True)
+    #: The calendar month of that in UTC, as ``2026-11``; empty where there is none.
+    freed_month = models.CharField(max_length=7, blank=True, default="")
 
     class Meta:
         ordering = ["-id"]
@@ -126,11 +128,12 @@ class Job(models.Model):
             # All that the ledger filters, orders and sums by: it reads no row of the table to do so.
             models.Index(
                 fields=[
+                    "host",
+                    "space_pool",
+                    "freed_month",
                     "freed_at",
                     "finished",
                     "id",
-                    "host",
-                    "space_pool",
                     "kind",
                     "created_by",
                     "target_kind",

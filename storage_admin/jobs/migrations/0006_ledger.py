@@ -35,6 +35,11 @@ class Migration(migrations.Migration):
         ),
         migrations.AddField(
             model_name='job',
+            name='freed_month',
+            field=models.CharField(blank=True, default='', max_length=7),
+        ),
+        migrations.AddField(
+            model_name='job',
             name='host_name',
             field=models.CharField(blank=True, default='', max_length=200),
         ),
@@ -60,6 +65,6 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name='job',
-            index=models.Index(condition=models.Q(('freed_bytes__isnull', False)), fields=['freed_at', 'finished', 'id', 'host', 'space_pool', 'kind', 'created_by', 'target_kind', 'target_id', 'undo_state', 'undo_bytes', 'freed_bytes', 'before_bytes', 'after_bytes', 'predicted_bytes', 'started'], name='job_ledger'),
+            index=models.Index(condition=models.Q(('freed_bytes__isnull', False)), fields=['host', 'space_pool', 'freed_month', 'freed_at', 'finished', 'id', 'kind', 'created_by', 'target_kind', 'target_id', 'undo_state', 'undo_bytes', 'freed_bytes', 'before_bytes', 'after_bytes', 'predicted_bytes', 'started'], name='job_ledger'),
         ),
     ]

@@ -1,11 +1,15 @@
 """Lines of the ledger for jobs that ended before there was one, from what their results say."""
 
-from datetime import datetime
+from datetime import datetime, timezone
 
 from django.db import migrations
 
 #: Rows that are written at once.
 PART = 500
+COLUMNS = [
+    "before_bytes", "after_bytes", "freed_bytes", "freed_at", "freed_month", "predicted_bytes", "space_pool", "host_name",
+    "pool_name",
+]
 
 
 def line_of(job):
@@ -47,10 +51,11 @@ def write_lines(apps, schema_editor):
                 job.predicted_bytes = before - predicted
             job.space_pool_id = pool if pool in names else None
             job.host_name, job.pool_name = job.host.name, names.get(pool, "")
+            job.freed_month = job.freed_at.astimezone(timezone.utc).strftime("%Y-%m") if job.freed_at else ""
             told.append(job)
         jobs.objects.bulk_update(
             told,
-            ["before_bytes", "after_bytes", "freed_bytes", "freed_at", "predicted_bytes", "space_pool", "host_name", "pool_name"],
+            COLUMNS,
         )
 
 

@@ -1,0 +1,184 @@
+"""``ledger/``: what jobs won and lost, line by line and added up."""
+
+from typing import Any, ClassVar
+
+from django.db.models import QuerySet
+from drf_spectacular.utils import extend_schema, extend_schema_field, extend_schema_view
+from rest_framework import mixins, serializers
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from images import selectors
+from images.ledger.filters import LedgerFilters
+from images.ledger.selectors import POLICY, lines_for
+from images.ledger.sums import summary
+from storage_admin.api.views import EndpointSet
+from storage_admin.jobs.models import Job
+
+
+class LineSerializer(serializers.ModelSerializer[Job]):
+    """One job that changed space. Sizes are bytes of allocated space, on the disk."""
+
+    job = serializers.IntegerField(source="id", help_text="Id of the job; it stays when the job's host is removed.")
+    image = serializers.IntegerField(source="image_number", allow_null=True, help_text="Null once it is not listed.")
+    image_name = serializers.CharField(source="target_label")
+    host = serializers.SerializerMethodField(help_text="Id; null where the host was removed.")
+    host_name = serializers.SerializerMethodField()
+    pool = serializers.SerializerMethodField(help_text="Id of the pool whose space changed; null where it was removed.")
+    pool_name = serializers.SerializerMethodField()
+    by = serializers.CharField(source="created_by")
+    policy = serializers.SerializerMethodField(help_text="Name of the policy that asked for it, null where none did.")
+    predicted_bytes = serializers.IntegerField(allow_null=True, help_text="What the plan expected to win.")
+    predicted_after_bytes = serializers.SerializerMethodField()
+    before_bytes = serializers.IntegerField(allow_null=True, help_text="0 of a new file beside an image.")
+    after_bytes = serializers.IntegerField(allow_null=True)
+    held_bytes = serializers.IntegerField(source="undo_bytes", help_text="What its undo copy holds now.")
+    freed_bytes = serializers.IntegerField(
+        help_text="What became free for good; negative where it was taken; 0 as long as an undo copy holds it, and "
+        "where the job was undone."
+    )
+    freed_at = serializers.DateTimeField(allow_null=True, help_text="Null while it is held, and where it was undone.")
+    at = serializers.DateTimeField(allow_null=True, help_text="`freed_at`, else when the job ended.")
+    seconds = serializers.SerializerMethodField(help_text="How long the job took.")
+    undo = serializers.ChoiceField(source="undo_state", choices=Job.UndoState.choices)
+
+    class Meta:
+        model = Job
+        fields = (
+            "job", "kind", "state", "image", "image_name", "host", "host_name", "pool", "pool_name", "by", "policy",
+            "predicted_bytes", "predicted_after_bytes", "before_bytes", "after_bytes", "held_bytes", "freed_bytes",
+            "freed_at", "at", "started", "finished", "seconds", "undo",
+        )  # fmt: skip
+        read_only_fields = fields
+
+    @extend_schema_field({"type": ["integer", "null"]})
+    def get_host(self, line: Any) -> int | None:
+        return None if line.host_now is None else int(line.host_id)
+
+    def get_host_name(self, line: Any) -> str:
+        return host_of(line)
+
+    @extend_schema_field({"type": ["integer", "null"]})
+    def get_pool(self, line: Any) -> int | None:
+        return None if line.pool_now is None else int(line.space_pool_id)
+
+    def get_pool_name(self, line: Any) -> str:
+        return pool_of(line)
+
+    @extend_schema_field({"type": ["string", "null"]})
+    def get_policy(self, line: Job) -> str | None:
+        return policy_of(line)
+
+    @extend_schema_field({"type": ["integer", "null"]})
+    def get_predicted_after_bytes(self, line: Job) -> int | None:
+        known = line.before_bytes is not None and line.predicted_bytes is not None
+        return (line.before_bytes or 0) - (line.predicted_bytes or 0) if known else None
+
+    @extend_schema_field({"type": ["number", "null"]})
+    def get_seconds(self, line: Job) -> float | None:
+        return seconds_of(line)
+
+
+def host_of(line: Any) -> str:
+    """The name of a line's host: as it is now, or as it was when it was removed."""
+    return str(line.host_now or line.host_name)
+
+
+def pool_of(line: Any) -> str:
+    """The name of the pool whose space a line changed, in the same way; empty where nobody knows it."""
+    return str(line.pool_now or line.pool_name)
+
+
+def policy_of(line: Job) -> str | None:
+    """The policy that asked for a line's job."""
+    return line.created_by.removeprefix(POLICY) if line.created_by.startswith(POLICY) else None
+
+
+def seconds_of(line: Job) -> float | None:
+    """How long a line's job took."""
+    if line.started is None or line.finished is None:
+        return None
+    return round((line.finished - line.started).total_seconds(), 3)
+
+
+class SumsSerializer(serializers.Serializer[Any]):
+    """What some lines come to, in bytes."""
+
+    freed_bytes = serializers.IntegerField(help_text="Won less taken: by how much allocated space has become less.")
+    won_bytes = serializers.IntegerField(help_text="By jobs that freed something.")
+    taken_bytes = serializers.IntegerField(help_text="By jobs that took something, such as a copy beside its original.")
+    held_bytes = serializers.IntegerField(help_text="What undo copies hold now: nobody has won it yet.")
+    pending_bytes = serializers.IntegerField(help_text="What will be freed when they go.")
+    predicted_bytes = serializers.IntegerField(help_text="What plans expected.")
+    jobs_count = serializers.IntegerField(help_text="Jobs that freed or took something for good.")
+    held_count = serializers.IntegerField(help_text="Jobs whose undo copies wait.")
+
+
+class OfHostSerializer(serializers.Serializer[Any]):
+    """What came of the jobs on one host."""
+
+    id = serializers.IntegerField(allow_null=True, help_text="Null where it was removed.")
+    name = serializers.CharField(allow_blank=True)
+    sums = SumsSerializer()
+
+
+class OfPoolSerializer(serializers.Serializer[Any]):
+    """What came of the jobs in one pool."""
+
+    id = serializers.IntegerField(allow_null=True, help_text="Null where it was removed or is not known.")
+    name = serializers.CharField(allow_blank=True)
+    host_id = serializers.IntegerField(allow_null=True)
+    host = serializers.CharField(allow_blank=True)
+    sums = SumsSerializer()
+
+
+class OfMonthSerializer(serializers.Serializer[Any]):
+    """What became free or was taken in a month; what is held is in none."""
+
+    month = serializers.CharField(help_text="As `2026-11`, in UTC.")
+    sums = SumsSerializer()
+
+
+class SummarySerializer(serializers.Serializer[Any]):
+    """The ledger, added up."""
+
+    total = SumsSerializer()
+    hosts = OfHostSerializer(many=True)
+    pools = OfPoolSerializer(many=True)
+    months = OfMonthSerializer(many=True)
+
+
+@extend_schema_view(
+    list=extend_schema(
+        summary="Every job that won or lost space, newest first",
+        description="Once no undo copy waits any more, the sum of `freed_bytes` is the change of allocated bytes on "
+        "the disks, to the byte.",
+    )
+)
+class LedgerEndpoints(mixins.ListModelMixin, EndpointSet):
+    queryset = Job.objects.none()
+    serializer_class = LineSerializer
+    filterset_class = LedgerFilters
+    #: The sums are of what the list's filters leave, and have no order.
+    parameters: ClassVar[dict[str, frozenset[str]]] = {"summary": frozenset(LedgerFilters.base_filters)}
+
+    def get_queryset(self) -> QuerySet[Any]:
+        return lines_for(self.actor)
+
+    def filter_queryset(self, queryset: Any) -> Any:
+        return super(EndpointSet, self).filter_queryset(queryset)
+
+    def listed(self, rows: QuerySet[Any]) -> Any:
+        """What is cut into pages."""
+        return selectors.Matches(rows)
+
+    @extend_schema(
+        summary="The same, added up by host, pool and month",
+        description="Of what the list's filters leave.",
+        filters=True,
+        responses=SummarySerializer,
+    )
+    @action(detail=False, methods=["get"], pagination_class=None)
+    def summary(self, _request: Request) -> Response:
+        return Response(SummarySerializer(summary(self.filter_queryset(self.get_queryset()))).data)

@@ -1,0 +1,83 @@
+"""The ledger's charts, configured for Chart.js and drawn by ``storage_admin/js/charts.js``; each has its table."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from images.ledger.selectors import Sums
+from images.ledger.sums import OfMonth, Summary
+from images.templatetags.storage import size
+
+#: The last months, and the hosts and pools with the most, that a chart shows; the table beside it has all.
+MONTHS, NAMES = 24, 12
+WON_COLOUR, TAKEN_COLOUR = "--sa-fill", "--sa-chart-2"
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One chart: an id for its elements, a heading, the configuration, and the same as a table."""
+
+    id: str
+    title: str
+    config: dict[str, Any]
+    heads: tuple[str, ...]
+    table: tuple[tuple[str, ...], ...]
+    broad: bool = False
+
+
+def charts_of(summary: Summary) -> list[Chart]:
+    """Freed and taken by month, and by host and pool where there are several."""
+    found = []
+    if summary.months:
+        months = in_a_row(summary.months)
+        found.append(_chart("ledger-months", "By month", "Month (UTC)", months, months[-MONTHS:], broad=True))
+    hosts = [(host.name or "unknown", host.sums) for host in summary.hosts]
+    pools = [(f"{pool.host} / {pool.name or 'unknown'}", pool.sums) for pool in summary.pools]
+    for name, title, rows in (("ledger-hosts", "By host", hosts), ("ledger-pools", "By pool", pools)):
+        if len(rows) > 1:
+            found.append(_chart(name, title, title.removeprefix("By ").capitalize(), rows, _told_apart(rows[:NAMES])))
+    return found
+
+
+def in_a_row(months: Sequence[OfMonth]) -> list[tuple[str, Sums]]:
+    """The months from the first to the last, also those in which nothing happened."""
+    known = {month.month: month.sums for month in months}
+    year, month = (int(part) for part in months[0].month.split("-"))
+    rows = []
+    while (name := f"{year:04}-{month:02}") <= months[-1].month:
+        rows.append((name, known.get(name, Sums())))
+        year, month = (year, month + 1) if month < 12 else (year + 1, 1)
+    return rows
+
+
+def _told_apart(rows: Sequence[tuple[str, Sums]]) -> list[tuple[str, Sums]]:
+    """Two of one name stand beside each other, and not as one."""
+    seen: dict[str, int] = {}
+    named = []
+    for name, sums in rows:
+        seen[name] = seen.get(name, 0) + 1
+        named.append((name if seen[name] == 1 else f"{name} ({seen[name]})", sums))
+    return named
+
+
+def _chart(
+    name: str, title: str, head: str, rows: Sequence[tuple[str, Sums]], drawn: Sequence[tuple[str, Sums]], *,
+    broad: bool = False,
+) -> Chart:  # fmt: skip
+    sets = [_dataset("Freed", WON_COLOUR, [sums.won_bytes for _, sums in drawn])]
+    if any(sums.taken_bytes for _, sums in drawn):
+        sets.append(_dataset("Taken", TAKEN_COLOUR, [-sums.taken_bytes for _, sums in drawn]))
+    axes = {"x": {"type": "category", "stacked": True}, "y": {"beginAtZero": True, "stacked": True}}
+    labels = [label for label, _ in drawn]
+    config = {"type": "bar", "unit": "B", "data": {"labels": labels, "datasets": sets}, "options": {"scales": axes}}
+    heads = (head, "Freed", "Taken", "In all", "Held, not yet freed", "Jobs")
+    return Chart(name, title, config, heads, tuple(_row(label, sums) for label, sums in rows), broad)
+
+
+def _dataset(label: str, colour: str, values: list[int]) -> dict[str, Any]:
+    return {"label": label, "data": values, "colour": colour}
+
+
+def _row(label: str, sums: Sums) -> tuple[str, ...]:
+    amounts = (sums.won_bytes, -sums.taken_bytes, sums.freed_bytes, sums.held_bytes)
+    return (label, *(size(amount) for amount in amounts), f"{sums.jobs_count:,}")

@@ -1,0 +1,54 @@
+"""Filters and order of the ledger, for the API and the page alike."""
+
+from typing import Any
+
+import django_filters
+from django.db.models import Q, QuerySet
+
+from images.ledger.selectors import HELD, ORDERINGS, POLICY, ordered, with_image, with_number
+from storage_admin.hosts.filters import HostFilter, PoolFilter, WholeNumberFilter
+from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.jobs import kinds
+from storage_admin.jobs.models import Job
+from storage_admin.moments import period_filters
+
+
+def _kinds() -> list[tuple[str, str]]:
+    return [(kind.name, kind.title) for kind in kinds.every()]
+
+
+class LedgerFilters(period_filters("at")):  # type: ignore[misc]  # an untyped library
+    """``from`` and ``to`` are of when space became free or was taken; of what is held or undone, of the job's end."""
+
+    host = HostFilter(method="by_host")
+    pool = PoolFilter(method="by_pool")
+    image = WholeNumberFilter(method="by_image", label="Id of an image.")
+    kind = django_filters.ChoiceFilter(choices=_kinds)
+    by = django_filters.CharFilter(field_name="created_by", max_length=150, label="Who asked for the job, in full.")
+    policy = django_filters.CharFilter(method="by_policy", max_length=100, label="Name of a policy, in full.")
+    held = django_filters.ChoiceFilter(
+        choices=[("true", "true"), ("false", "false")], method="by_held", label="Whether an undo copy holds the space."
+    )
+    ordering = django_filters.ChoiceFilter(
+        choices=[(sign + name, sign + name) for name in ORDERINGS for sign in ("", "-")],
+        method="by_order",
+        label="What is unknown comes last.",
+    )
+
+    def by_host(self, rows: QuerySet[Job], _name: str, host: Host) -> QuerySet[Job]:
+        return rows.filter(with_number("host_id", host.pk))
+
+    def by_pool(self, rows: QuerySet[Job], _name: str, pool: StoragePool) -> QuerySet[Job]:
+        return rows.filter(with_number("space_pool_id", pool.pk))
+
+    def by_image(self, rows: QuerySet[Job], _name: str, value: Any) -> QuerySet[Job]:
+        return rows.filter(with_image(int(value)))
+
+    def by_policy(self, rows: QuerySet[Job], _name: str, name: str) -> QuerySet[Job]:
+        return rows.filter(created_by=f"{POLICY}{name}")
+
+    def by_held(self, rows: QuerySet[Job], _name: str, value: str) -> QuerySet[Job]:
+        return rows.filter(HELD if value == "true" else ~Q(HELD))
+
+    def by_order(self, rows: QuerySet[Job], _name: str, value: str) -> QuerySet[Job]:
+        return ordered(rows, value)
