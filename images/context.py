@@ -6,6 +6,7 @@ from django.http import HttpRequest
 
 from storage_admin.accounts.models import User
 from storage_admin.accounts.roles import Actor, Role
+from storage_admin.events.selectors import open_alerts
 from storage_admin.hosts.selectors import in_scope
 from storage_admin.jobs import automation
 from storage_admin.jobs.models import Job
@@ -19,8 +20,10 @@ ENTRIES = (
     ("guests", "Guests", "guest", Role.VIEWER),
     ("jobs", "Jobs", "job", Role.VIEWER),
     ("ledger", "Ledger", "ledger", Role.VIEWER),
+    ("alerts", "Alerts", "alert", Role.VIEWER),
     ("policies", "Policies", "clock", Role.VIEWER),
     ("benchmarks", "Benchmarks", "gauge", Role.VIEWER),
+    ("webhooks", "Webhooks", "bell", Role.ADMIN),
     ("tokens", "Tokens", "token", Role.ADMIN),
     ("users", "Users", "user", Role.ADMIN),
     ("audit", "Audit", "audit", Role.ADMIN),
@@ -51,5 +54,5 @@ def sidebar(request: HttpRequest) -> dict[str, Any]:
     if getattr(request, "htmx", False):
         return rights
     entries = [entry for entry in ENTRIES if role >= entry[3] and (actor.hosts is None or entry[0] not in EVERYWHERE)]
-    frame = {"sidebar_entries": entries, "active_jobs": active_jobs(actor), "automation": automation.state()}
-    return rights | frame
+    counts = {"active_jobs": active_jobs(actor), "open_alerts": open_alerts(actor)}
+    return rights | counts | {"sidebar_entries": entries, "automation": automation.state()}

@@ -9,6 +9,7 @@ from django.utils import timezone
 
 from images import repointing, rewriting, waiting
 from images.policies import clock, runs
+from images.watch import looking
 from images.watching import watchers
 from storage_admin.accounts.roles import SYSTEM
 from storage_admin.agent.protocol import RefusedError
@@ -94,3 +95,9 @@ def advance_policies() -> None:
     now = timezone.now()
     clock.advance(now)
     runs.work(now)
+
+
+@shared_task(base=DjangoTask, ignore_result=True)
+def look_for_trouble() -> None:
+    """Opens and closes alerts."""
+    looking.look(timezone.now())

@@ -5,6 +5,7 @@ from django.urls import path
 from images.views import (
     account,
     admin,
+    alerts,
     audit,
     bulk,
     guest,
@@ -23,6 +24,7 @@ from images.views import (
     rewrite,
     saved_views,
     users,
+    webhooks,
 )
 
 urlpatterns = [
@@ -38,13 +40,13 @@ urlpatterns = [
         path(f"images/<int:image_id>/{kind}/", rewrite.rewrite, {"kind_name": kind}, name=kind)
         for kind in ("reclaim", "flatten", "convert", "check")
     ),
+    path("ledger/", ledger.ledger, name="ledger"),
+    path("ledger/export.csv", ledger.ledger_csv, name="ledger_csv"),
     path("orphans/", orphans.orphans, name="orphans"),
     *(
         path(f"images/<int:image_id>/{word}/", orphans.aside, {"kind_name": kind}, name=kind)
         for word, kind in (("set-aside", "set_aside"), ("restore", "restore_aside"), ("delete", "delete_aside"))
     ),
-    path("ledger/", ledger.ledger, name="ledger"),
-    path("ledger/export.csv", ledger.ledger_csv, name="ledger_csv"),
     path("jobs/", jobs.jobs, name="jobs"),
     path("jobs/export.csv", jobs.jobs_csv, name="jobs_csv"),
     path("jobs/count/", jobs.jobs_count, name="jobs_count"),
@@ -78,6 +80,18 @@ urlpatterns = [
     path("views/", saved_views.view_save, name="view_save"),
     path("views/<int:view_id>/", saved_views.view_change, name="view_change"),
     path("views/<int:view_id>/delete/", saved_views.view_delete, name="view_delete"),
+    path("alerts/", alerts.alerts, name="alerts"),
+    path("alerts/count/", alerts.alerts_count, name="alerts_count"),
+    path("alerts/<int:alert_id>/", alerts.alert, name="alert"),
+    path("alerts/<int:alert_id>/acknowledge/", alerts.alert_ack, name="alert_ack"),
+    path("webhooks/", webhooks.webhooks, name="webhooks"),
+    path("webhooks/mail/test/", webhooks.mail_test, name="mail_test"),
+    path("webhooks/<int:webhook_id>/", webhooks.webhook, name="webhook"),
+    path("webhooks/<int:webhook_id>/change/", webhooks.webhook_change, name="webhook_change"),
+    path("webhooks/<int:webhook_id>/secret/", webhooks.webhook_secret, name="webhook_secret"),
+    path("webhooks/<int:webhook_id>/test/", webhooks.webhook_test, name="webhook_test"),
+    path("webhooks/<int:webhook_id>/delete/", webhooks.webhook_delete, name="webhook_delete"),
+    path("deliveries/<int:delivery_id>/resend/", webhooks.delivery_resend, name="delivery_resend"),
     path("policies/", policies.policies, name="policies"),
     path("policies/add/", policy_change.policy_add, name="policy_add"),
     path("policies/<int:policy_id>/", policies.policy, name="policy"),

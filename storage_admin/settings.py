@@ -301,20 +301,27 @@ CELERY_BEAT_SCHEDULE = {
     "expire undo copies": {"task": "images.tasks.expire_undo", "schedule": 60.0},
     "wait for guests": {"task": "images.tasks.look_at_guests", "schedule": 10.0},
     "policies": {"task": "images.tasks.advance_policies", "schedule": 15.0},
+    "alerts": {"task": "images.tasks.look_for_trouble", "schedule": 60.0},
+    "deliveries": {"task": "storage_admin.events.tasks.deliver", "schedule": 10.0},
+    "forget events": {"task": "storage_admin.events.tasks.forget", "schedule": 3600.0},
     "benchmark watches": {"task": "benchmarks.tasks.start_watches", "schedule": 10 * 60.0},
 }
 
 # --- Telling others -------------------------------------------------------------------------------------------------
 #: Who is told of alerts by mail; nobody where it is empty.
 ALERT_EMAILS = [address.strip() for address in env.list("ALERT_EMAILS", default=[]) if address.strip()]
-_mail = env.email_url("EMAIL_URL", default="smtp://localhost:25")
+_mail = env.email_url_config(env.str("EMAIL_URL", default="") or "smtp://localhost:25")
 EMAIL_BACKEND = _mail["EMAIL_BACKEND"]
 EMAIL_USE_TLS, EMAIL_USE_SSL = _mail.get("EMAIL_USE_TLS", False), _mail.get("EMAIL_USE_SSL", False)
 EMAIL_HOST = _mail["EMAIL_HOST"]
 EMAIL_PORT = _mail["EMAIL_PORT"] or (465 if EMAIL_USE_SSL else 587 if EMAIL_USE_TLS else 25)
 EMAIL_HOST_USER, EMAIL_HOST_PASSWORD = _mail["EMAIL_HOST_USER"] or "", _mail["EMAIL_HOST_PASSWORD"] or ""
 EMAIL_TIMEOUT = 15
-DEFAULT_FROM_EMAIL = env.str("EMAIL_FROM", default="Storage Admin <storage-admin@localhost>")
+#: Where people reach the dashboard, for links in mails.
+PUBLIC_URL = env.str("STORAGE_ADMIN_URL", default="").rstrip("/")
+#: For so many days events and how they were delivered are kept.
+EVENTS_KEEP_DAYS = env.int("EVENTS_KEEP_DAYS", default=30)
+DEFAULT_FROM_EMAIL = env.str("EMAIL_FROM", default="") or "Storage Admin <storage-admin@localhost>"
 
 # --- Files, language, log -------------------------------------------------------------------------------------------
 STATIC_URL = "static/"

@@ -40,6 +40,8 @@ PAGES = {
     "hosts": "/hosts/",
     "host-add": "/hosts/add/",
     "guests": "/guests/",
+    "alerts": "/alerts/",
+    "webhooks": "/webhooks/",
     "benchmarks": "/benchmarks/",
     "benchmark-start": "/benchmarks/start/?pool={pool}&kind=cluster_size",
     "benchmark": "/benchmarks/{matrix}/",

@@ -18,6 +18,7 @@ from storage_admin.accounts.api import AuditEndpoints, LockoutEndpoints, TokenEn
 from storage_admin.accounts.saved_views_api import SavedViewEndpoints
 from storage_admin.api.docs import Docs, Schema
 from storage_admin.api.views import Endpoint
+from storage_admin.events.api import AlertEndpoints, WebhookEndpoints
 from storage_admin.hosts.api import HostEndpoints
 from storage_admin.jobs.api import JobEndpoints, JobKindEndpoints
 
@@ -33,6 +34,8 @@ for name, endpoints in (
     ("ledger", LedgerEndpoints),
     ("benchmarks", BenchmarkEndpoints),
     ("benchmark-watches", WatchEndpoints),
+    ("alerts", AlertEndpoints),
+    ("webhooks", WebhookEndpoints),
     ("views", SavedViewEndpoints),
     ("tokens", TokenEndpoints),
     ("users", UserEndpoints),

@@ -171,6 +171,7 @@ def withdraw(actor: Actor, job: Job, why: str) -> bool:
             return False
         ResourceLock.objects.filter(job=job).delete()
         claims.log(job, f"withdrawn by {actor.name}: {why}")
+        tell_end(job.pk)
         audit(actor, "job cancelled", job, after={"job": job.pk, "why": why})
     return True
 

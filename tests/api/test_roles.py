@@ -11,9 +11,12 @@ from django.urls import get_resolver
 from django.utils import timezone
 from rest_framework.test import APIClient
 
+from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs.models import Job
 from tests.factories import (
+    AlertFactory,
     BenchmarkFactory,
+    DeliveryFactory,
     HostFactory,
     ImageFactory,
     ImageUseFactory,
@@ -24,6 +27,7 @@ from tests.factories import (
     TokenFactory,
     UserFactory,
     WatchFactory,
+    WebhookFactory,
     an_hour_ago,
 )
 
@@ -62,6 +66,8 @@ CASES = [
     Case("get", "images/{image}/", VIEWER),
     Case("patch", "images/{image}/", ADMIN, body={"declared_format": "qcow2"}),
     Case("get", "images/{image}/chain/", VIEWER),
+    Case("post", "images/{lonely}/set-aside/", ADMIN, 202, {"grace_days": 7}),
+    Case("post", "images/{parked}/restore/", ADMIN, 202),
     Case("get", "images/{image}/history/", VIEWER),
     Case("get", "job-kinds/", VIEWER),
     Case("get", "jobs/", VIEWER),
@@ -84,6 +90,18 @@ CASES = [
     Case("get", "benchmark-watches/", VIEWER),
     Case("post", "benchmark-watches/", OPERATOR, 201, {"kind": "dd", "pool": "{pool}", "every_hours": 24}),
     Case("delete", "benchmark-watches/{watch}/", OPERATOR, 204),
+    Case("get", "alerts/", VIEWER),
+    Case("get", "alerts/{alert}/", VIEWER),
+    Case("post", "alerts/{alert}/ack/", OPERATOR),
+    Case("get", "webhooks/", ADMIN, everywhere=True),
+    Case("post", "webhooks/", ADMIN, 201, {"name": "new", "url": "https://example.org/hook"}, everywhere=True),
+    Case("get", "webhooks/{webhook}/", ADMIN, everywhere=True),
+    Case("patch", "webhooks/{webhook}/", ADMIN, body={"name": "x"}, everywhere=True),
+    Case("delete", "webhooks/{webhook}/", ADMIN, 204, everywhere=True),
+    Case("post", "webhooks/{webhook}/rotate-secret/", ADMIN, everywhere=True),
+    Case("post", "webhooks/{webhook}/test/", ADMIN, 202, everywhere=True),
+    Case("get", "webhooks/{webhook}/deliveries/", ADMIN, everywhere=True),
+    Case("post", "webhooks/{webhook}/deliveries/{delivery}/resend/", ADMIN, 202, everywhere=True),
     Case("get", "policies/", VIEWER),
     Case("post", "policies/", ADMIN, 201, {"name": "new", "cron": "0 22 * * *", "hosts": ["{host}"]}),
     Case("get", "policies/{policy}/", VIEWER),
@@ -139,21 +157,33 @@ def world(db: None, tmp_path: Path) -> dict[str, Any]:
     job = JobFactory.create(
         target=image, state="succeeded", undo_state="available", undo_expires=timezone.now(), **ended
     )
+    hook = WebhookFactory.create()
     failed = JobFactory.create(target=host, state="failed", finished=timezone.now())
     run = PolicyRunFactory.create(policy__hosts=[host.pk], state="finished", finished=timezone.now())
     return {
         "host": host.pk, "slug": "mine", "pool": pool.pk, "spare": StoragePoolFactory.create(host=host).pk,
-        "image": image.pk, "guest": use.disk.guest.pk, "job": job.pk,
+        "image": image.pk, "guest": use.disk.guest.pk, "job": job.pk, **orphans(pool),
         "failed": failed.pk, "active": JobFactory.create(target=host, state="running").pk, "folder": str(folder),
         "benchmark": BenchmarkFactory.create(pool=pool).pk, "watch": WatchFactory.create(pool=pool).pk,
-        "policy": run.policy_id, "run": run.pk,
         "view": SavedViewFactory.create(shared=True).pk,
+        "policy": run.policy_id, "run": run.pk,
         "token": TokenFactory.create().pk, "user": UserFactory.create().pk, "lockout": locked_out("ann").pk,
+        "alert": AlertFactory.create(host="mine").pk, "webhook": hook.pk,
+        "delivery": DeliveryFactory.create(webhook=hook, state="given_up", attempts=7).pk,
     }  # fmt: skip
 
 
 def locked_out(username: str) -> AccessAttempt:
     return AccessAttempt.objects.create(username=username, ip_address="192.0.2.7", failures_since_start=6)
+
+
+def orphans(pool: StoragePool) -> dict[str, int]:
+    """An orphan, and an image that is set aside."""
+    orphan = ImageFactory.create(pool=pool, orphan=True)
+    aside = ImageFactory.create(pool=pool, orphan=None, state="set_aside", aside_since=timezone.now())
+    aside.aside_job = JobFactory.create(kind="set_aside", target=aside, state="succeeded", finished=timezone.now())
+    aside.save()
+    return {"lonely": orphan.pk, "parked": aside.pk}
 
 
 def send(client: APIClient, case: Case, world: dict[str, Any]) -> int:
@@ -225,10 +255,25 @@ def test_every_endpoint_is_among_the_cases() -> None:
         path = pattern
         path = path.replace("benchmark-watches/<int:pk>", "benchmark-watches/watch")
         path = path.replace("policies/<int:pk>", "policies/policy").replace("runs/<int:run>", "runs/run")
-        for name in ("hosts", "pools", "guests", "images", "jobs", "benchmarks", "views", "tokens", "users", "lockouts"):
+        path = path.replace("deliveries/<int:delivery>", "deliveries/delivery")
+        for name in (
+            "lockouts",
+            "alerts",
+            "webhooks",
+            "hosts",
+            "pools",
+            "guests",
+            "images",
+            "jobs",
+            "benchmarks",
+            "views",
+            "tokens",
+            "users",
+        ):
             path = path.replace(f"{name}/<int:pk>", f"{name}/{name.removesuffix('s')}")
         found.add(path)
-    shown = {path.replace("active", "job").replace("failed", "job") for path in listed}
+    stand_ins = {"active": "job", "failed": "job", "lonely": "image", "parked": "image"}
+    shown = {"/".join(stand_ins.get(part, part) for part in path.split("/")) for path in listed}
     assert found - shown == set()
 
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks import regression, results
+from benchmarks import alerting, regression, results
 from benchmarks.models import Benchmark
 from benchmarks.regression import drop_of
 from benchmarks.results import Result
+from storage_admin.events.models import Alert
 from storage_admin.hosts.models import StoragePool
 from tests.factories import BenchmarkFactory, StoragePoolFactory
 
@@ -115,3 +116,19 @@ def test_a_first_run_and_a_pasted_one_are_no_regression(pool: StoragePool, measu
     more: dict[str, Any] = {"pool": None, "job": None, "host": None, "source": "pasted", "profile_key": ""}
     assert regression.found_in(measured(pool, {"64K": [1]})) == []
     assert regression.found_in(BenchmarkFactory.create(**more)) == []
+
+
+def test_a_drop_is_an_alert_until_a_run_is_as_usual_again(pool: StoragePool, measured: Measured) -> None:
+    def ended(rate: float) -> None:
+        run = measured(pool, {"1M": [rate]})
+        run.regressions = regression.found_in(run)
+        alerting.tell_regressions(run)
+
+    for rate in (100 * MB, 101 * MB, 99 * MB, 100 * MB, 60 * MB):
+        ended(rate)
+    alert = Alert.objects.get(closed=None)
+    assert (alert.kind, alert.target_id, alert.host) == ("benchmark_regression", pool.pk, pool.host.slug)
+    assert alert.title == f"{pool} is slower than before (cluster size)"
+    assert "usually 95.4 MiB/s" in alert.detail
+    ended(99 * MB)
+    assert not Alert.objects.filter(closed=None).exists()

@@ -9,12 +9,15 @@ from django.test import Client
 from django.utils import timezone
 
 from images.models import Image
+from storage_admin.events.models import Alert
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs.models import Job
 from tests.factories import (
     GIB,
+    AlertFactory,
     AuditEntryFactory,
+    DeliveryFactory,
     HostFactory,
     ImageFactory,
     ImageSampleFactory,
@@ -25,6 +28,7 @@ from tests.factories import (
     StoragePoolFactory,
     TokenFactory,
     UserFactory,
+    WebhookFactory,
 )
 
 
@@ -69,6 +73,7 @@ class Filled:
     guest: Guest
     running: Job
     done: Job
+    alert: Alert
 
     def pages(self) -> list[str]:
         """The address of every page that only reads."""
@@ -76,10 +81,11 @@ class Filled:
             "/", "/images/", "/hosts/", "/guests/", "/jobs/", "/password/", "/account/", f"/images/{self.image.pk}/",
             f"/images/{self.base.pk}/", f"/images/{self.image.pk}/reclaim/", f"/jobs/{self.running.pk}/",
             f"/jobs/{self.done.pk}/", f"/pools/{self.pool.pk}/", f"/guests/{self.guest.pk}/",
+            "/alerts/", f"/alerts/{self.alert.pk}/",
         ]  # fmt: skip
 
 
-ADMIN_PAGES = ["/tokens/", "/users/", "/audit/"]
+ADMIN_PAGES = ["/webhooks/", "/tokens/", "/users/", "/audit/"]
 
 
 @pytest.fixture
@@ -127,4 +133,11 @@ def fill(name: str = "vm-104-disk-0.qcow2") -> Filled:
     )  # fmt: skip
     TokenFactory.create(name=name[:90])
     AuditEntryFactory.create(target=name)
-    return Filled(host, pool, base, image, use.disk.guest, running, done)
+    AlertFactory.create(key="host_unreachable:9", title=f"{name} does not answer", closed=now, host="local")
+    alert = AlertFactory.create(
+        title=f"{name} is over its threshold", detail=name, host="local", target_kind="pool", target_id=pool.pk,
+        target_label=name,
+    )  # fmt: skip
+    hook = WebhookFactory.create(name=name[:90], url="https://example.org/hook?token=secret")
+    DeliveryFactory.create(webhook=hook, state="given_up", attempts=7, problem=name)
+    return Filled(host, pool, base, image, use.disk.guest, running, done, alert)

@@ -1,0 +1,154 @@
+"""For admins: who is told of events, and how that went."""
+
+from collections.abc import Callable
+from typing import Any
+
+from django.conf import settings
+from django.contrib import messages
+from django.http.response import HttpResponse, HttpResponseBase
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
+
+from images.views.access import PageRequest, live, live_body, live_context, page, paginated, wants_fragment
+from storage_admin.accounts.roles import Role
+from storage_admin.events import addresses, selectors
+from storage_admin.events import webhooks as writes
+from storage_admin.events.errors import EventsError
+from storage_admin.events.models import Delivery, Webhook
+from storage_admin.events.services import NAMES
+from storage_admin.hosts.errors import NotFoundError
+
+PER_PAGE = 50
+#: Mails whose course is shown.
+MAILS = 20
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@page(Role.ADMIN)
+def webhooks(request: PageRequest) -> HttpResponseBase:
+    """All webhooks, and mail; POST makes a webhook and shows its secret, this once."""
+    request.actor.require_everywhere(Role.ADMIN)
+    context: dict[str, Any] = {"section": "webhooks", "names": NAMES.items()}
+    status = 200
+    if request.method == "POST":
+        post = request.POST
+        try:
+            made, secret = writes.create(
+                request.actor, post.get("name", ""), post.get("url", ""), events=post.getlist("events")
+            )
+            context |= {"hook": made, "secret": secret}
+        except EventsError as error:
+            context |= {"error": error.detail, "given": post, "chosen": post.getlist("events")}
+            status = 400
+    context |= {
+        "hooks": [{"hook": hook, "url": addresses.shown(hook.url)} for hook in selectors.webhooks()],
+        "addresses": settings.ALERT_EMAILS,
+        "mails": selectors.deliveries().filter(webhook=None)[:MAILS],
+    }
+    return _not_kept(render(request, "webhooks/list.html", context, status=status))
+
+
+def _not_kept(answer: HttpResponse) -> HttpResponse:
+    answer["Cache-Control"] = "no-store"
+    return answer
+
+
+def _hook(request: PageRequest, webhook_id: int) -> Webhook:
+    request.actor.require_everywhere(Role.ADMIN)
+    hook = selectors.webhooks().filter(pk=webhook_id).first()
+    if hook is None:
+        raise NotFoundError(f"There is no webhook {webhook_id}.")
+    return hook
+
+
+@require_safe
+@page(Role.ADMIN)
+def webhook(request: PageRequest, webhook_id: int) -> HttpResponseBase:
+    """One webhook: its settings, and its deliveries as they go."""
+    return _shown(request, _hook(request, webhook_id))
+
+
+def _shown(request: PageRequest, hook: Webhook, **more: Any) -> HttpResponse:
+    rows = paginated(request, selectors.deliveries().filter(webhook=hook), PER_PAGE)
+    url = f"/webhooks/{hook.pk}/?page={rows.number}"
+    context: dict[str, Any] = {"hook": hook, "rows": rows}
+    every = "2s" if any(row.state == Delivery.State.DUE for row in rows) else "10s"
+    if wants_fragment(request):
+        return live(request, "webhooks/webhook.html#deliveries", context, url=url, every=every)
+    body, version = live_body(request, "webhooks/webhook.html#deliveries", context)
+    events = [{"name": name, "means": means, "chosen": name in hook.events} for name, means in NAMES.items()]
+    context |= {"section": "webhooks", "url": addresses.shown(hook.url), "events": events} | more
+    context |= live_context(body, version, url=url, every=every)
+    return _not_kept(render(request, "webhooks/webhook.html", context))
+
+
+@require_POST
+@page(Role.ADMIN)
+def webhook_change(request: PageRequest, webhook_id: int) -> HttpResponseBase:
+    """Changes a webhook."""
+    hook, post = _hook(request, webhook_id), request.POST
+    _try(
+        request,
+        lambda: writes.update(
+            request.actor, hook, name=post.get("name", ""), url=post.get("url", ""), events=post.getlist("events"),
+            enabled="enabled" in post,
+        ),
+        "The webhook is changed.",
+    )  # fmt: skip
+    return redirect("webhook", webhook_id)
+
+
+@require_POST
+@page(Role.ADMIN)
+def webhook_secret(request: PageRequest, webhook_id: int) -> HttpResponseBase:
+    """Gives a webhook another secret and shows it, this once."""
+    hook = _hook(request, webhook_id)
+    return _shown(request, hook, secret=writes.rotate(request.actor, hook))
+
+
+@require_POST
+@page(Role.ADMIN)
+def webhook_test(request: PageRequest, webhook_id: int) -> HttpResponseBase:
+    """Sends a test."""
+    hook = _hook(request, webhook_id)
+    _try(request, lambda: writes.send_test(request.actor, hook), "A test is on its way: see below how it goes.")
+    return redirect("webhook", webhook_id)
+
+
+@require_POST
+@page(Role.ADMIN)
+def webhook_delete(request: PageRequest, webhook_id: int) -> HttpResponseBase:
+    """Takes a webhook away."""
+    hook = _hook(request, webhook_id)
+    writes.remove(request.actor, hook)
+    messages.success(request, f"The webhook {hook.name} is deleted: it is told nothing any more.")
+    return redirect("webhooks")
+
+
+@require_POST
+@page(Role.ADMIN)
+def delivery_resend(request: PageRequest, delivery_id: int) -> HttpResponseBase:
+    """Sends a delivery once more."""
+    request.actor.require_everywhere(Role.ADMIN)
+    delivery = selectors.deliveries().filter(pk=delivery_id).first()
+    if delivery is None:
+        raise NotFoundError(f"There is no delivery {delivery_id}.")
+    _try(request, lambda: writes.resend(request.actor, delivery), "It is on its way once more.")
+    return redirect("webhook", delivery.webhook_id) if delivery.webhook_id else redirect("webhooks")
+
+
+@require_POST
+@page(Role.ADMIN)
+def mail_test(request: PageRequest) -> HttpResponseBase:
+    """Sends every address a test."""
+    _try(request, lambda: writes.send_test_mail(request.actor), "A test mail is on its way: see below how it goes.")
+    return redirect("webhooks")
+
+
+def _try(request: PageRequest, work: Callable[[], object], done: str) -> None:
+    try:
+        work()
+    except EventsError as error:
+        messages.error(request, f"{error.detail} Nothing was changed.")
+    else:
+        messages.success(request, done)

@@ -1,0 +1,72 @@
+"""A filesystem fills up: an alert is opened, told to a webhook, acknowledged, and closed when there is room again."""
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.e2e.browser import Tab
+from tests.e2e.rest import Rest
+from tests.harness.processes import wait_until
+from tests.harness.receiver import receiver
+from tests.harness.services import Dashboard
+
+pytestmark = pytest.mark.browser
+
+#: What the scheduler has done each minute, now.
+LOOK = "from django.utils import timezone; from images.watch.looking import look; look(timezone.now())"
+
+
+def test_a_filesystem_that_fills_up_is_an_alert_until_there_is_room_again(
+    admin_tab: Callable[..., Tab], dashboard: Dashboard, rest: Rest, small_filesystem: Path
+) -> None:
+    seen = admin_tab()
+    page = seen.page
+    pool = rest.post("pools/", {"host": "local", "path": str(small_filesystem), "name": "tiny"}, expect=201)
+    title = re.compile("tiny is over its threshold of 85 %")
+    with receiver() as there:
+        seen.open("/webhooks/")
+        page.get_by_label("Name", exact=True).fill("chat")
+        page.get_by_label("Address", exact=True).fill(there.url)
+        page.get_by_label(re.compile("^alert.opened")).check()
+        page.get_by_label(re.compile("^alert.closed")).check()
+        page.get_by_role("button", name="Add the webhook").click()
+        expect(page.locator("#secret")).to_have_text(re.compile("^whsec_"))
+        page.get_by_role("link", name="chat").click()
+        page.get_by_role("button", name="Send a test").click()
+        expect(page.get_by_text("arrived")).to_be_visible(timeout=30_000)
+        assert [got.json["event"] for got in there.got] == ["test"]
+
+        seen.open("/alerts/?state=new")
+        expect(page.get_by_text(title)).to_have_count(0)
+        filler = small_filesystem / "filler.raw"
+        filler.write_bytes(b"\1" * int(shutil.disk_usage(small_filesystem).free * 0.92))
+        rest.scan()
+        dashboard.manage("shell", "-c", LOOK)
+        row = page.locator("tbody tr", has_text=title)
+        expect(row).to_be_visible(timeout=30_000)  # the page looks by itself
+        expect(page.locator(".side .count").filter(has_text=re.compile(r"^\d+$")).first).to_be_visible(timeout=30_000)
+        wait_until(lambda: "alert.opened" in [got.json["event"] for got in there.got], 30, "the webhook is told")
+        row.get_by_role("button", name="Acknowledge").click()
+        expect(page.get_by_text("You see to it")).to_be_visible()
+        seen.open("/alerts/?state=acknowledged")
+        expect(row).to_contain_text("admin")
+
+        filler.unlink()
+        rest.scan()
+        dashboard.manage("shell", "-c", LOOK)
+        expect(row).to_have_count(0, timeout=30_000)
+        seen.open("/alerts/?state=closed")
+        expect(row.first).to_contain_text("over")
+        wait_until(lambda: "alert.closed" in [got.json["event"] for got in there.got], 30, "the webhook is told")
+        told = [got.json["data"]["target"]["id"] for got in there.got if got.json["event"] != "test"]
+        assert pool["id"] in told
+        hook = next(hook for hook in rest.get("webhooks/")["results"] if hook["name"] == "chat")
+        assert (hook["given_up"], hook["failing"]) == (0, 0)
+        seen.open(f"/webhooks/{hook['id']}/")
+        page.get_by_text("Delete…").click()
+        page.get_by_role("button", name="Delete chat").click()
+        expect(page.get_by_text("it is told nothing any more")).to_be_visible()

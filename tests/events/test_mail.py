@@ -1,0 +1,92 @@
+"""Alerts by mail, to a real mail server."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from storage_admin.accounts.roles import SYSTEM, Actor, ForbiddenError, Role
+from storage_admin.events import sending, services, webhooks
+from storage_admin.events.errors import EventsError
+from storage_admin.events.models import Alert, Delivery
+from storage_admin.events.services import Trouble
+from tests.harness.mailbox import mailbox
+from tests.harness.processes import free_port
+
+pytestmark = pytest.mark.django_db
+FULL = Trouble("pool_over_threshold:1", "danger", "a / images is over\nits threshold", "96 % used: 96 of 100 GiB.", "a")
+ANN, BOB = "ann@example.org", "bob@example.org"
+
+
+@pytest.fixture(autouse=True)
+def _mail(settings: Any) -> None:
+    settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
+    settings.EMAIL_HOST, settings.EMAIL_PORT = "127.0.0.1", free_port()
+    settings.ALERT_EMAILS = [ANN, BOB]
+    settings.DEFAULT_FROM_EMAIL = "Storage Admin <sa@example.org>"
+    settings.PUBLIC_URL = "https://storage.example.org"
+
+
+def test_an_alert_and_its_end_are_told_by_mail(settings: Any) -> None:
+    with mailbox() as box:
+        settings.EMAIL_PORT = box.port
+        services.raise_alert(FULL)
+        assert sending.deliver() == 2
+        services.close_alert(FULL.key)
+        assert sending.deliver() == 2
+    assert [recipients for recipients, _ in box.got] == [[ANN], [BOB], [ANN], [BOB]]
+    opened, closed = box.got[0][1], box.got[2][1]
+    assert opened["Subject"] == "[Storage Admin] Danger: a / images is over its threshold"
+    assert closed["Subject"] == "[Storage Admin] Over: a / images is over its threshold"
+    text = opened.get_content()
+    assert "96 % used: 96 of 100 GiB." in text
+    assert f"https://storage.example.org/alerts/{Alert.objects.get().pk}/" in text
+    assert "Until: " in closed.get_content()
+    assert len({message["Message-ID"] for _, message in box.got}) == 4
+    assert box.got[0][1]["From"] == "Storage Admin <sa@example.org>"
+
+
+def test_a_mail_server_that_is_away_is_tried_again(settings: Any) -> None:
+    services.raise_alert(FULL)
+    now = timezone.now()
+    sending.deliver(now)
+    tried = Delivery.objects.get(attempts=1)
+    assert tried.problem.startswith("The mail server cannot be used: ")
+    assert tried.next_try == now + timedelta(seconds=10)
+    assert Delivery.objects.filter(attempts=0).count() == 1, "nobody answers there: one try a round is enough"
+    with mailbox(later=1) as box:
+        settings.EMAIL_PORT = box.port
+        sending.deliver(now + timedelta(seconds=11))
+        assert sorted(Delivery.objects.values_list("state", "status_code")) == [("due", 451), ("sent", None)]
+        sending.deliver(now + timedelta(minutes=5))
+    assert set(Delivery.objects.values_list("state", flat=True)) == {"sent"}
+    assert sorted(recipients[0] for recipients, _ in box.got) == [ANN, BOB]
+
+
+def test_an_address_that_is_refused_does_not_keep_the_others_from_theirs(settings: Any) -> None:
+    with mailbox(refused={ANN}) as box:
+        settings.EMAIL_PORT = box.port
+        services.raise_alert(FULL)
+        now = timezone.now()
+        for delay in (timedelta(0), *sending.DELAYS):
+            now += delay
+            sending.deliver(now)
+    assert [recipients for recipients, _ in box.got] == [[BOB]]
+    given_up = Delivery.objects.get(state="given_up")
+    assert (given_up.recipients, given_up.status_code) == ([ANN], 550)
+    assert given_up.problem == "The mail server refuses the address: no such user"
+    assert Alert.objects.get(kind="delivery_given_up").title == f"{ANN} cannot be told of events"
+
+
+def test_the_test_mail_goes_to_everybody(settings: Any) -> None:
+    with mailbox() as box:
+        settings.EMAIL_PORT = box.port
+        webhooks.send_test_mail(SYSTEM)
+        sending.deliver()
+    assert [message["Subject"] for _, message in box.got] == ["[Storage Admin] A test from Storage Admin"] * 2
+    with pytest.raises(ForbiddenError):
+        webhooks.send_test_mail(Actor("op", Role.OPERATOR))
+    settings.ALERT_EMAILS = []
+    with pytest.raises(EventsError, match="ALERT_EMAILS"):
+        webhooks.send_test_mail(SYSTEM)

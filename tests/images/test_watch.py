@@ -1,0 +1,189 @@
+"""What the dashboard looks for each minute, and when it calls it over."""
+
+from datetime import datetime, timedelta
+
+import pytest
+from django.utils import timezone
+from pytest_django import DjangoAssertNumQueries
+
+from images.models import Image
+from images.watch.looking import EACH, look
+from storage_admin.events.models import Alert
+from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.jobs import automation
+from storage_admin.jobs.models import Automation
+from tests.factories import (
+    GIB,
+    AlertFactory,
+    HostFactory,
+    ImageFactory,
+    PoolSampleFactory,
+    StoragePoolFactory,
+)
+
+pytestmark = pytest.mark.django_db
+
+
+def now() -> datetime:
+    return timezone.now()
+
+
+def open_ones() -> dict[str, str]:
+    return dict(Alert.objects.filter(closed=None).order_by("id").values_list("key", "severity"))
+
+
+def use(pool: StoragePool, percent: float) -> None:
+    StoragePool.objects.filter(pk=pool.pk).update(available_bytes=int(100 * GIB * (100 - percent) / 100))
+    look(now())
+
+
+def test_a_pool_over_its_threshold_is_told_of_until_it_is_well_below() -> None:
+    pool = StoragePoolFactory.create(warn_percent=85)
+    key = f"pool_over_threshold:{pool.pk}"
+    course = []
+    for percent in (84.9, 85.0, 84.9, 85.1, 83.1, 82.9, 84.9, 85.0, 96.0):
+        use(pool, percent)
+        course.append(open_ones().get(key, ""))
+    assert course == ["", "warning", "warning", "warning", "warning", "", "", "warning", "danger"]
+    assert Alert.objects.count() == 2
+    first = Alert.objects.first()
+    assert first is not None
+    assert first.title == f"{pool} is over its threshold of 85 %"
+    assert "96 % used: 96 GiB of 100 GiB, 4 GiB free." in first.detail
+    assert (first.host, first.target_kind, first.target_id) == (pool.host.slug, "pool", pool.pk)
+
+
+def test_a_change_of_the_threshold_opens_and_closes_it() -> None:
+    pool = StoragePoolFactory.create(available_bytes=40 * GIB)
+    for warn, found in ((50, True), (70, False)):
+        StoragePool.objects.update(warn_percent=warn)
+        look(now())
+        assert (f"pool_over_threshold:{pool.pk}" in open_ones()) is found
+
+
+def test_a_filesystem_with_many_pools_is_told_of_once_by_its_lowest_threshold() -> None:
+    first = StoragePoolFactory.create(fs_key="one", available_bytes=30 * GIB, warn_percent=85)
+    second = StoragePoolFactory.create(fs_key="one", available_bytes=30 * GIB, warn_percent=60, host=first.host)
+    look(now())
+    assert list(open_ones()) == [f"pool_over_threshold:{first.pk}"]
+    assert f"On the same filesystem: {second}." in Alert.objects.get().detail
+
+
+def test_pools_of_unknown_size_are_not_judged() -> None:
+    StoragePoolFactory.create(capacity_bytes=None, available_bytes=None, virtual_bytes=10**15, warn_overcommit=1)
+    look(now())
+    assert open_ones() == {}
+
+
+def grow(pool: StoragePool, per_day: int, days: int = 10) -> None:
+    for age in range(days):
+        at = now() - timedelta(days=age, hours=1)
+        available = (pool.available_bytes or 0) + per_day * age
+        PoolSampleFactory.create(pool=pool, at=at, available_bytes=available)
+
+
+def test_a_pool_that_is_full_soon_is_told_of_with_its_range() -> None:
+    soon = StoragePoolFactory.create(available_bytes=20 * GIB)
+    later = StoragePoolFactory.create(available_bytes=40 * GIB)
+    never = StoragePoolFactory.create(available_bytes=20 * GIB, warn_days=None)
+    for pool in (soon, later, never):
+        grow(pool, 2 * GIB)
+    look(now())
+    assert open_ones() == {f"pool_days_until_full:{soon.pk}": "warning"}
+    detail = Alert.objects.get().detail
+    assert detail.startswith(
+        "Full in about 10 days (between 10.0 and 10.0) if it goes on as in the last 10 days: 2 GiB a"
+    )
+    StoragePool.objects.filter(pk=soon.pk).update(available_bytes=34 * GIB)
+    look(now())
+    assert list(open_ones()) == [f"pool_days_until_full:{soon.pk}"], "17 days are more than 14, and not well more"
+    StoragePool.objects.filter(pk=soon.pk).update(available_bytes=36 * GIB)
+    look(now())
+    assert open_ones() == {}
+
+
+def test_overcommit_is_told_of_only_where_a_threshold_is_set_and_once_for_a_shared_storage() -> None:
+    StoragePoolFactory.create(virtual_bytes=900 * GIB)
+    pools = [
+        StoragePoolFactory.create(virtual_bytes=200 * GIB, warn_overcommit=2.0, shared_key="nfs:a", fs_key="nfs:a")
+        for _ in range(2)
+    ]
+    look(now())
+    assert open_ones() == {f"pool_overcommit:{pools[0].pk}": "warning"}
+    assert Alert.objects.get().title == f"{pools[0]} promises more than 2 times its capacity"
+    StoragePool.objects.update(virtual_bytes=191 * GIB)
+    look(now())
+    assert len(open_ones()) == 1
+    StoragePool.objects.update(virtual_bytes=189 * GIB)
+    look(now())
+    assert open_ones() == {}
+
+
+def test_undo_copies_that_hold_much_are_told_of() -> None:
+    pool = StoragePoolFactory.create(undo_bytes=25 * GIB)
+    StoragePoolFactory.create(undo_bytes=24 * GIB)
+    StoragePoolFactory.create(undo_bytes=90 * GIB, warn_undo_percent=None)
+    look(now())
+    assert open_ones() == {f"undo_held:{pool.pk}": "warning"}
+
+
+def test_a_host_that_does_not_answer_is_told_of_until_it_does() -> None:
+    host = HostFactory.create(status="unreachable", status_detail="No route to it.")
+    HostFactory.create(status="degraded")
+    look(now())
+    assert open_ones() == {f"host_unreachable:{host.pk}": "danger"}
+    assert Alert.objects.get().detail.startswith("No route to it. Last seen ")
+    Host.objects.update(status="ok")
+    look(now())
+    assert open_ones() == {}
+
+
+def test_broken_chains_and_contradicted_formats_are_told_of_image_by_image() -> None:
+    broken = ImageFactory.create(state="chain_broken", state_detail="/srv/base.qcow2 is missing.")
+    circle = ImageFactory.create(state="chain_cycle")
+    other = ImageFactory.create(state="format_mismatch")
+    ImageFactory.create(state="missing")
+    look(now())
+    keys = {f"broken_chain:{broken.pk}", f"broken_chain:{circle.pk}", f"format_mismatch:{other.pk}"}
+    assert open_ones().keys() == keys
+    assert "/srv/base.qcow2 is missing." in Alert.objects.get(target_id=broken.pk).detail
+    Image.objects.update(state="ok")
+    look(now())
+    assert open_ones() == {}
+
+
+def test_thousands_of_broken_chains_are_few_alerts() -> None:
+    pool, second = StoragePoolFactory.create(), StoragePoolFactory.create()
+    for _ in range(EACH + 7):
+        ImageFactory.create(pool=pool, state="chain_broken")
+    ImageFactory.create(pool=second, state="chain_broken")
+    look(now())
+    assert len(open_ones()) == EACH + 2
+    assert Alert.objects.get(target_kind="pool").detail.startswith("7 more than the 20 ")
+
+
+def test_what_others_raise_stays_until_they_close_it_or_its_pool_is_gone() -> None:
+    pool = StoragePoolFactory.create()
+    kept = AlertFactory.create(key=f"benchmark_regression:{pool.pk}:dd:x", target_kind="pool", target_id=pool.pk)
+    AlertFactory.create(key="benchmark_regression:999:dd:x", target_kind="pool", target_id=999)
+    policy = AlertFactory.create(key="policy_failed:1", target_kind="policy", target_id=1)
+    look(now())
+    assert set(open_ones()) == {kept.key, policy.key}
+
+
+def test_pausing_automation_does_not_pause_the_look() -> None:
+    Automation.objects.create(pk=1, paused=True)
+    assert automation.is_paused()
+    use(StoragePoolFactory.create(), 90)
+    assert len(open_ones()) == 1
+
+
+def test_a_look_costs_as_many_queries_for_many_pools_as_for_one(
+    django_assert_max_num_queries: DjangoAssertNumQueries,
+) -> None:
+    for _ in range(20):
+        grow(StoragePoolFactory.create(), GIB)
+        ImageFactory.create(state="chain_broken")
+    look(now())
+    with django_assert_max_num_queries(22):
+        look(now())

@@ -1,0 +1,190 @@
+"""Alerts and webhooks in the browser's pages."""
+
+from collections.abc import Callable
+
+import pytest
+from django.test import Client
+from pytest_django import DjangoAssertNumQueries
+
+from storage_admin.accounts.models import AuditEntry, User
+from storage_admin.events.models import Alert, Delivery, Webhook
+from tests.factories import AlertFactory, DeliveryFactory, StoragePoolFactory, WebhookFactory
+from tests.web.html import text_of
+
+pytestmark = pytest.mark.django_db
+
+
+def shown(client: Client, address: str) -> str:
+    return text_of(client.get(address).content.decode())
+
+
+def test_what_is_new_comes_first_and_history_last(viewer: Client) -> None:
+    AlertFactory.create(title="over and done", closed="2026-01-01T00:00Z")
+    AlertFactory.create(title="somebody sees to it", acknowledged="2026-01-01T00:00Z", acknowledged_by="ann")
+    AlertFactory.create(title="a warning")
+    AlertFactory.create(title="a danger", severity="danger")
+    text = shown(viewer, "/alerts/")
+    titles = ["a danger", "a warning", "somebody sees to it", "over and done"]
+    assert sorted(titles, key=text.index) == titles
+    assert "over and done" not in shown(viewer, "/alerts/?state=new")
+    assert "a danger" not in shown(viewer, "/alerts/?state=closed")
+    assert "a danger" in shown(viewer, "/alerts/?kind=pool_over_threshold&search=danger")
+    assert "No such alerts" in shown(viewer, "/alerts/?kind=broken_chain")
+
+
+def test_an_operator_acknowledges_and_their_name_stands_there(operator: Client, viewer: Client) -> None:
+    alert = AlertFactory.create(title="a / images is over its threshold")
+    assert viewer.post(f"/alerts/{alert.pk}/acknowledge/").status_code == 403
+    answer = operator.post(f"/alerts/{alert.pk}/acknowledge/", {"next": "/alerts/?state=new"})
+    assert answer["Location"] == "/alerts/?state=new"
+    assert "the-operator" in shown(viewer, "/alerts/")
+    assert "by the-operator" in shown(viewer, f"/alerts/{alert.pk}/")
+    assert AuditEntry.objects.filter(who="the-operator", what="alert acknowledged").count() == 1
+    away = operator.post(f"/alerts/{alert.pk}/acknowledge/", {"next": "https://elsewhere.example/"})
+    assert away["Location"] == "/alerts/"
+
+
+def test_the_sidebar_counts_what_is_new(viewer: Client) -> None:
+    alert = AlertFactory.create()
+    AlertFactory.create(acknowledged="2026-01-01T00:00Z")
+    assert 'title="1 new alert"' in viewer.get("/jobs/").content.decode()
+    assert viewer.get("/alerts/count/?n=1").status_code == 204
+    Alert.objects.filter(pk=alert.pk).update(closed="2026-01-01T00:00Z")
+    answer = viewer.get("/alerts/count/?n=1")
+    assert (answer.status_code, "count/?n=0" in answer.content.decode()) == (200, True)
+
+
+def test_alerts_of_other_hosts_do_not_exist(browser_of: Callable[[str], Client]) -> None:
+    client = browser_of("operator")
+    User.objects.update(hosts=["mine"])
+    AlertFactory.create(title="of mine", host="mine")
+    others = [AlertFactory.create(title="of others", host="other"), AlertFactory.create(title="of all", host="")]
+    text = shown(client, "/alerts/")
+    assert "of mine" in text
+    assert "of others" not in text
+    assert "of all" not in text
+    for alert in others:
+        assert client.get(f"/alerts/{alert.pk}/").status_code == 404
+        assert client.post(f"/alerts/{alert.pk}/acknowledge/").status_code == 404
+    assert client.get("/alerts/count/?n=1").status_code == 204
+
+
+def test_a_list_of_alerts_stays_within_its_budget(
+    viewer: Client, django_assert_max_num_queries: DjangoAssertNumQueries
+) -> None:
+    for _ in range(60):
+        AlertFactory.create(target_kind="pool", target_id=1, target_label="a / images")
+    with django_assert_max_num_queries(10):
+        viewer.get("/alerts/")
+
+
+def test_a_secret_is_shown_once(admin: Client) -> None:
+    body = {"name": "chat", "url": "https://example.org/hook?token=very-secret", "events": ["alert.opened"]}
+    answer = admin.post("/webhooks/", body)
+    page = answer.content.decode()
+    assert "whsec_" in page
+    assert answer["Cache-Control"] == "no-store"
+    hook = Webhook.objects.get()
+    assert (hook.name, hook.events, hook.enabled) == ("chat", ["alert.opened"], True)
+    secret = page.partition("whsec_")[2].partition("<")[0]
+    for address in ("/webhooks/", f"/webhooks/{hook.pk}/", "/audit/"):
+        again = admin.get(address).content.decode()
+        assert secret not in again
+        assert "very-secret" not in again
+    assert bytes(hook.secret_locked) != b""
+    assert secret.encode() not in bytes(hook.secret_locked)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ftp://example.org/", "example.org/hook", "https://", "https://user:pass@example.org/", "http://169.254.169.254/",
+        "http://[fe80::1]/", "http://0.0.0.0/", "https://example.org:99999/", "https://example.org/#part",
+        "http://[::ffff:169.254.169.254]/", "https://ex\nample.org/", "https://example.org/" + "x" * 600,
+    ],
+)  # fmt: skip
+def test_an_address_that_cannot_be_one_is_refused_with_a_sentence(admin: Client, url: str) -> None:
+    answer = admin.post("/webhooks/", {"name": "chat", "url": url})
+    assert (answer.status_code, Webhook.objects.exists()) == (400, False)
+    assert 'role="alert"' in answer.content.decode()
+
+
+def test_a_webhook_is_changed_and_the_address_as_it_is_shown_changes_nothing(admin: Client) -> None:
+    hook = WebhookFactory.create(name="old", url="https://example.org/hook?token=very-secret")
+    form = {"name": "new", "url": "https://example.org/hook?token=…", "events": ["alert.closed"], "enabled": "on"}
+    admin.post(f"/webhooks/{hook.pk}/change/", form)
+    hook.refresh_from_db()
+    assert (hook.name, hook.url, hook.events) == ("new", "https://example.org/hook?token=very-secret", ["alert.closed"])
+    entry = AuditEntry.objects.get(what="webhook changed")
+    assert (entry.before or {})["name"] == "old"
+    assert (entry.after or {})["name"] == "new"
+    assert "very-secret" not in str([entry.before, entry.after])
+
+
+def test_what_is_due_to_a_webhook_that_is_switched_off_is_given_up(admin: Client) -> None:
+    hook = WebhookFactory.create()
+    delivery = DeliveryFactory.create(webhook=hook)
+    admin.post(f"/webhooks/{hook.pk}/change/", {"name": "x", "url": hook.url})
+    delivery.refresh_from_db()
+    assert (delivery.state, delivery.problem) == ("given_up", "The webhook was switched off before it arrived.")
+    assert "is switched off" in text_of(admin.post(f"/webhooks/{hook.pk}/test/", follow=True).content.decode())
+
+
+def test_a_test_is_sent_and_what_was_given_up_is_sent_again(admin: Client) -> None:
+    hook = WebhookFactory.create()
+    given_up = DeliveryFactory.create(webhook=hook, state="given_up", attempts=7, problem="It answered 500.")
+    assert "It answered 500." in shown(admin, f"/webhooks/{hook.pk}/")
+    admin.post(f"/deliveries/{given_up.pk}/resend/")
+    admin.post(f"/webhooks/{hook.pk}/test/")
+    assert list(hook.deliveries.order_by("pk").values_list("state", "attempts", "event__name")) == [
+        ("due", 0, "job.finished"), ("due", 0, "test"),
+    ]  # fmt: skip
+    assert Delivery.objects.count() == 2
+    assert set(AuditEntry.objects.values_list("what", flat=True)) >= {"delivery sent again", "webhook tested"}
+
+
+def test_a_new_secret_is_shown_once_and_the_old_one_holds_for_a_day(admin: Client) -> None:
+    hook = WebhookFactory.create()
+    before = bytes(hook.secret_locked)
+    assert "whsec_" in admin.post(f"/webhooks/{hook.pk}/secret/").content.decode()
+    hook.refresh_from_db()
+    assert bytes(hook.old_secret_locked) == before
+    assert hook.old_secret_until is not None
+    assert "whsec_" not in admin.get(f"/webhooks/{hook.pk}/").content.decode()
+
+
+def test_a_deleted_webhook_takes_its_history_and_its_alert_along(admin: Client) -> None:
+    hook = WebhookFactory.create()
+    DeliveryFactory.create(webhook=hook)
+    AlertFactory.create(key=f"delivery_given_up:webhook:{hook.pk}")
+    admin.post(f"/webhooks/{hook.pk}/delete/")
+    assert (Webhook.objects.exists(), Delivery.objects.exists()) == (False, False)
+    assert Alert.objects.get().closed is not None
+
+
+def test_an_admin_of_some_hosts_may_not_see_webhooks(browser_of: Callable[[str], Client]) -> None:
+    client = browser_of("admin")
+    hook = WebhookFactory.create()
+    DeliveryFactory.create(webhook=hook)
+    User.objects.update(hosts=["mine"])
+    delivery = Delivery.objects.get()
+    assert client.get("/webhooks/").status_code == 403
+    assert client.get(f"/webhooks/{hook.pk}/").status_code == 403
+    posts = ["/webhooks/", "/webhooks/mail/test/", f"/deliveries/{delivery.pk}/resend/"]
+    posts += [f"/webhooks/{hook.pk}/{what}/" for what in ("change", "secret", "test", "delete")]
+    for address in posts:
+        assert client.post(address, {"name": "x", "url": "https://example.org/"}).status_code == 403, address
+    assert Webhook.objects.get().name == hook.name
+
+
+def test_the_thresholds_of_a_pool_are_set_and_ended_on_its_page(admin: Client) -> None:
+    pool = StoragePoolFactory.create()
+    form = {"name": "a", "warn_percent": "85", "warn_days": "", "warn_overcommit": "1.5", "warn_undo_percent": "10"}
+    admin.post(f"/pools/{pool.pk}/change/", form)
+    pool.refresh_from_db()
+    assert (pool.warn_days, pool.warn_overcommit, pool.warn_undo_percent) == (None, 1.5, 10)
+    assert (AuditEntry.objects.get(what="pool changed").before or {})["warn_days"] == 14
+    for name, value in (("warn_overcommit", "nan"), ("warn_overcommit", "much"), ("warn_undo_percent", "101")):
+        admin.post(f"/pools/{pool.pk}/change/", form | {name: value})
+    pool.refresh_from_db()
+    assert (pool.warn_overcommit, pool.warn_undo_percent) == (1.5, 10)
