@@ -1,0 +1,115 @@
+"""What libvirt alone knows that makes an image no orphan: snapshots, saved states, NVRAM; by a real one."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import libvirt
+import pytest
+
+from images.models import Image
+from storage_admin.hosts import libvirt_reader
+from storage_admin.jobs import services
+from tests.harness.guests import Disk, Domains
+from tests.working import ADMIN, create, image_at, run, scan, this_machine
+
+pytestmark = [
+    pytest.mark.guest,
+    pytest.mark.services,
+    pytest.mark.django_db,
+    pytest.mark.usefixtures("quiet", "libvirtd"),
+]
+
+
+def evidence(path: Path) -> tuple[bool | None, str]:
+    image = image_at(path)
+    return image.orphan, " ".join(image.orphan_evidence)
+
+
+def test_a_disk_that_only_a_snapshot_names_is_no_orphan(domains: Domains, shared_folder: Path, libvirtd: str) -> None:
+    old, new, left = (create(shared_folder / f"{name}.qcow2") for name in ("old", "new", "left"))
+    domain = domains.define([Disk(old)])
+    domain.snapshotCreateXML("<domainsnapshot><name>before</name></domainsnapshot>")
+    xml = domain.XMLDesc().replace(str(old), str(new))
+    libvirt.open(libvirtd).defineXML(xml)
+    scan(this_machine(shared_folder))
+    assert evidence(old) == (False, f"Named only in the snapshot before of guest {domain.name()}.")
+    assert evidence(new)[0] is False
+    domain.snapshotLookupByName("before").delete(libvirt.VIR_DOMAIN_SNAPSHOT_DELETE_METADATA_ONLY)
+    assert evidence(left)[0] is True, evidence(left)
+    assert "libvirt on" in evidence(left)[1]
+
+
+def test_nvram_is_no_orphan_and_arguments_of_qemu_leave_it_open(
+    domains: Domains, shared_folder: Path, libvirtd: str
+) -> None:
+    disk, nvram, left = (create(shared_folder / f"{name}.qcow2") for name in ("disk", "nvram", "left"))
+    domain = domains.define([Disk(disk)])
+    connection = libvirt.open(libvirtd)
+    plain = domain.XMLDesc()
+    assert "</os>" in plain
+    code = shared_folder / "code.fd"
+    code.write_bytes(bytes(4096))
+    loader = f"<loader readonly='yes' type='pflash'>{code}</loader><nvram>{nvram}</nvram></os>"
+    connection.defineXML(plain.replace("</os>", f"{loader}<features><acpi/></features>"))
+    host = this_machine(shared_folder)
+    scan(host)
+    assert evidence(nvram) == (False, f"It is the NVRAM of guest {domain.name()}.")
+    assert evidence(left)[0] is True
+    space = "xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'"
+    argument = f"<qemu:commandline {space}><qemu:arg value='file={left}'/></qemu:commandline></domain>"
+    connection.defineXML(plain.replace("</domain>", argument))
+    scan(host)
+    orphan, why = evidence(left)
+    assert orphan is None
+    assert f"qemu:arg file={left}" in why
+
+
+def test_an_overlay_outside_of_every_pool_that_a_guest_names_keeps_its_base(
+    domains: Domains, shared_folder: Path
+) -> None:
+    pool, elsewhere = shared_folder / "pool", shared_folder / "elsewhere"
+    pool.mkdir(mode=0o755)
+    elsewhere.mkdir(mode=0o755)
+    base, left = create(pool / "base.qcow2"), create(pool / "left.qcow2")
+    domains.define([Disk(create(elsewhere / "top.qcow2", base=str(base)))])
+    host = this_machine(pool)
+    scan(host)
+    assert evidence(base) == (False, f"{elsewhere}/top.qcow2, a guest's disk outside of every pool, stands on it.")
+    assert evidence(left)[0] is True
+    subprocess.run(
+        [
+            "qemu-img",
+            "rebase",
+            "-u",
+            "-f",
+            "qcow2",
+            "-F",
+            "qcow2",
+            "-b",
+            os.devnull.replace("null", "full"),
+            elsewhere / "top.qcow2",
+        ],
+        check=True,
+    )
+    far = create(shared_folder / "far.qcow2")
+    subprocess.run(
+        ["qemu-img", "rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", far, elsewhere / "top.qcow2"], check=True
+    )
+    scan(host)
+    orphan, why = evidence(left)
+    assert (orphan, "lies outside of every pool as well; register its folder" in why) == (None, True)
+
+
+def test_a_guest_that_is_defined_while_the_job_waits_keeps_its_disk(domains: Domains, shared_folder: Path) -> None:
+    path = create(shared_folder / "left.qcow2")
+    host = this_machine(shared_folder)
+    scan(host)
+    assert libvirt_reader.read(host) is not None
+    job = services.submit(ADMIN, "set_aside", image_at(path).pk, {})
+    domain = domains.define([Disk(path)])
+    ended = run(job)
+    assert (ended.state, ended.error_code) == ("failed", "not_orphan")
+    assert domain.name() in ended.error_detail
+    assert path.exists()
+    assert Image.every.get().state == "ok"
