@@ -25,8 +25,10 @@ from tests.nights.disks import Disks
 GIB = 1 << 30
 #: A roomy filesystem, in MiB; files on it take no more of this machine's disk than what is written to them.
 ROOMY = 8 * 1024
-#: One of which nine tenths are taken from the start.
-FULL, FULL_AT = 24 * 1024, 0.9
+#: One of which nine tenths are taken from the start: a tenth is little more than what jobs have to leave free.
+FULL, FREE_AT_FIRST = 20 * 1024 + 960, 0.1
+#: What its images take is several times what is then left for jobs and their undo copies, in MiB.
+MORE_THAN_FITS = 200
 
 
 @dataclass
@@ -129,9 +131,11 @@ def site(folder: Path, moved: clock.Clock, images: int, rng: random.Random) -> I
             disks.pool.mkdir()
             server = None if slug == "local" else stack.enter_context(sshd(folder / f"sshd-{slug}"))
             places.append(Place(slug, disks, server))
-            disks.make(round(images * share), (4, 8))
-        full = places[-1]
-        full.fill(round((1 - FULL_AT) * FULL * (1 << 20)))
+            count = round(images * share)
+            size = max(6, MORE_THAN_FITS * 3 // (2 * count))
+            disks.make(count, (size, size + 2) if slug == "south" else (4, 8))
+        full = os.statvfs(places[-1].pool)
+        places[-1].fill(round(FREE_AT_FIRST * full.f_blocks * full.f_frsize))
         redis = stack.enter_context(RedisServer(folder, folder / "redis.sock"))
         yield Site(folder, moved, redis, places, stack.enter_context(_worker(folder)), rng)
 
