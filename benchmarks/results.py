@@ -62,7 +62,8 @@ def key_of(setting: dict[str, Any]) -> str:
 def name_of(setting: dict[str, Any]) -> str:
     """A setting as one writes it: texts as they are, numbers and switches with what they are of."""
     words = []
-    for name, value in setting.items():
+    # PostgreSQL keeps no order of its own: what is laid out comes before how many of it.
+    for name, value in sorted(setting.items(), key=lambda part: part[0] != "layout"):
         of = _WORDS.get(name) or name.replace("_", " ")
         bare = isinstance(value, str) and value != "on"
         words.append(_WORDS.get(value, value) if bare else of + (f" {value}" if value != "on" else ""))
