@@ -34,12 +34,18 @@ class ListPage:
         title: of the page.
         keys: of the query string that make the list what it is; what else stands there is not kept.
         role: who may open the page.
+        everywhere: it concerns every host, and is not for those who are limited to some.
     """
 
     name: str
     title: str
     keys: frozenset[str]
     role: Role = Role.VIEWER
+    everywhere: bool = False
+
+    def open_to(self, actor: Actor) -> bool:
+        """Whether ``actor`` may open the page."""
+        return actor.role >= self.role and not (self.everywhere and actor.hosts is not None)
 
     def clean(self, query: str) -> str:
         """A query string as it is kept: known keys alone, in their order, each once, none of them empty.
@@ -56,9 +62,11 @@ class ListPage:
         return cleaned
 
 
-def list_page(name: str, title: str, filters: Iterable[str], role: Role = Role.VIEWER) -> ListPage:
+def list_page(
+    name: str, title: str, filters: Iterable[str], role: Role = Role.VIEWER, *, everywhere: bool = False
+) -> ListPage:
     """A page whose filters have these names, and which can be ordered."""
-    return ListPage(name, title, frozenset(filters) | {"ordering"}, role)
+    return ListPage(name, title, frozenset(filters) | {"ordering"}, role, everywhere)
 
 
 @cache
@@ -70,7 +78,7 @@ def pages() -> dict[str, ListPage]:
 
 def views_for(actor: Actor) -> QuerySet[SavedView]:
     """The views that exist for ``actor``: their own and shared ones, of pages that they may open, by name."""
-    open_to = [page.name for page in pages().values() if actor.role >= page.role]
+    open_to = [page.name for page in pages().values() if page.open_to(actor)]
     rows = SavedView.objects.filter(Q(shared=True) | _own(actor), page__in=open_to)
     return rows.order_by("page", "name", "id")
 
@@ -214,7 +222,7 @@ def _page(actor: Actor, name: str) -> ListPage:
     page = pages().get(name)
     if page is None:
         raise ValueError(f"There is no list {name[:40]!r}: {', '.join(sorted(pages()))}.")
-    actor.require(page.role)
+    (actor.require_everywhere if page.everywhere else actor.require)(page.role)
     return page
 
 
