@@ -40,6 +40,7 @@ PAGES = {
     "hosts": "/hosts/",
     "host-add": "/hosts/add/",
     "guests": "/guests/",
+    "views": "/images/?format=qcow2&ordering=-reclaimable_bytes",
     "alerts": "/alerts/",
     "webhooks": "/webhooks/",
     "benchmarks": "/benchmarks/",
@@ -105,6 +106,7 @@ def _take(browser: Browser, dashboard: Dashboard, folder: Path, only: list[str],
     rest = Rest(dashboard, name="automation")
     rest.scan()
     rest.quiet()
+    _views(rest)
     if not only:
         _work(rest)
     places = _places(rest) | (_measured(rest) if not only or any("benchmark" in name for name in only) else {})
@@ -132,6 +134,16 @@ def _shoot_work(rest: Rest, browser: Browser, dashboard: Dashboard, folder: Path
     for theme in THEMES:
         _shoot(browser, dashboard, folder, "bulk", "/images/", theme, cookies, then=_choose_many)
         _shoot(browser, dashboard, folder, "login", "/login/", theme, None)
+
+
+def _views(rest: Rest) -> None:
+    """Views that are offered to everybody."""
+    for name, query in (
+        ("qcow2, most to win", "format=qcow2&ordering=-reclaimable_bytes"),
+        ("Long chains", "min_chain_depth=3"),
+        ("Orphans", "orphan=true"),
+    ):
+        rest.post("views/", {"page": "images", "name": name, "query": query, "shared": True})
 
 
 def _work(rest: Rest) -> None:
