@@ -18,6 +18,11 @@ _NEITHER = ("physical_bytes",)
 _WORDS = {
     "randread": "random read", "randwrite": "random write", "randrw": "random mixed", "extended_l2": "extended L2",
 }  # fmt: skip
+#: Parts of a setting in the order in which one names them: PostgreSQL keeps none.
+_PARTS = (
+    "rw", "mode", "layout", "preallocation", "cluster_size", "extended_l2", "sync", "block", "depth", "guests",
+    "direction", "size", "files",
+)  # fmt: skip
 _SIZE = re.compile(r"([0-9]{1,12})([KMGT]?)")
 _HEADS = ("setting", "metric", "unit", "median", "min", "max", "repetitions", "note")
 #: Larger than any size.
@@ -62,8 +67,8 @@ def key_of(setting: dict[str, Any]) -> str:
 def name_of(setting: dict[str, Any]) -> str:
     """A setting as one writes it: texts as they are, numbers and switches with what they are of."""
     words = []
-    # PostgreSQL keeps no order of its own: what is laid out comes before how many of it.
-    for name, value in sorted(setting.items(), key=lambda part: part[0] != "layout"):
+    for name in sorted(setting, key=_part):
+        value = setting[name]
         of = _WORDS.get(name) or name.replace("_", " ")
         bare = isinstance(value, str) and value != "on"
         words.append(_WORDS.get(value, value) if bare else of + (f" {value}" if value != "on" else ""))
@@ -76,7 +81,7 @@ def in_order(settings: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     What has layouts compares these: there each block size has all of them, one after the other.
     """
     told = list({key_of(setting): setting for setting in settings}.values())
-    names = list(dict.fromkeys(name for setting in told for name in setting))
+    names = sorted({name for setting in told for name in setting}, key=_part)
     if "layout" in names and "block" in names:
         names.sort(key=lambda name: name != "block")
     words = {name: list(dict.fromkeys(setting.get(name) for setting in told)) for name in names}
@@ -85,6 +90,10 @@ def in_order(settings: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         return [_place(setting.get(name), words[name]) for name in names]
 
     return sorted(told, key=place)
+
+
+def _part(name: str) -> tuple[int, str]:
+    return (_PARTS.index(name) if name in _PARTS else len(_PARTS), name)
 
 
 def _place(value: Any, words: list[Any]) -> float:

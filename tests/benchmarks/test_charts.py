@@ -75,7 +75,7 @@ def test_published_figures_stand_beside_and_are_marked(pool: StoragePool, measur
         (
             [{"layout": layout, "block": block} for block in ("64K", "4K") for layout in ("raw", "qcow2")]
             + [{"layout": "chain", "depth": depth, "block": "4K"} for depth in (10, 3)],
-            ["raw 4K", "qcow2 4K", "chain depth 3 4K", "chain depth 10 4K", "raw 64K", "qcow2 64K"],
+            ["raw 4K", "qcow2 4K", "chain 4K depth 3", "chain 4K depth 10", "raw 64K", "qcow2 64K"],
         ),
         ([{"size": "4G"}, {"size": "300M"}, {"size": "odd"}, {}], ["", "300M", "4G", "odd"]),
     ],

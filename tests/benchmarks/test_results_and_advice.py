@@ -12,6 +12,7 @@ from benchmarks import advice, results, telling
 from benchmarks.models import Benchmark, Sample
 from benchmarks.results import Result
 from storage_admin.hosts.models import StoragePool
+from tests.factories import BenchmarkFactory
 
 MB = 1_000_000.0
 Measured = Callable[..., Benchmark]
@@ -95,6 +96,25 @@ def test_spreads_that_overlap_are_no_difference() -> None:
     told = advice.of("cluster_size", [sized("4K", 100, 140, 120), sized("64K", 110, 150, 130)], "fast")
     assert [(one.measurable, "no difference that can be measured" in one.sentence) for one in told] == [(False, True)]
     assert "between 4K and 64K: medians of 114 MiB/s to 124 MiB/s, and their spreads overlap." in told[0].sentence
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("setting", "name"),
+    [
+        ({"cluster_size": "128K", "extended_l2": "on"}, "128K extended L2"),
+        ({"layout": "chain", "depth": 5, "block": "4K"}, "chain 4K depth 5"),
+        ({"layout": "raw", "guests": 4}, "raw guests 4"),
+        ({"rw": "randrw", "block": "4K", "depth": 16, "direction": "read"}, "random mixed 4K depth 16 read"),
+        ({"mode": "write", "sync": "direct", "block": "1M"}, "write direct 1M"),
+    ],
+)
+def test_a_setting_is_named_the_same_by_every_database(pool: StoragePool, setting: dict[str, Any], name: str) -> None:
+    run = BenchmarkFactory.create(pool=pool)
+    for told in (setting, dict(reversed(setting.items()))):
+        Sample.objects.create(benchmark=run, setting=told, metric="write_rate", unit="B/s", value=1.0)
+    (row,) = results.of(run)
+    assert (row.name, row.repetitions) == (name, 2)
 
 
 @pytest.mark.parametrize("repetitions", [1, 2])
