@@ -94,7 +94,7 @@ def _pool(seen: _Seen, row: StoragePool, storage: StorageFacts, listing: Listing
     if lister.pk != row.pk:
         shared_storages.leave_to(row, lister)
         event |= {"shared_key": lister.shared_key, "fs_key": lister.fs_key}
-        yield event | {"detail": shared_storages.where(lister)}
+        yield event | {"detail": shared_storages.ELSEWHERE}
         return
     shared_storages.take_over(row, seen.scan)
     known = set(map(bytes, Image.every.filter(pool=row, missing_since=None).values_list("fingerprint", flat=True)))

@@ -3,6 +3,7 @@
 from django.utils import timezone
 
 from images.models import Image
+from storage_admin.guests.models import Guest
 from storage_admin.hosts import libvirt_alone, proxmox_alone
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs.plans import Refusal
@@ -117,20 +118,30 @@ def _state(image: Image) -> list[Refusal]:
     return refusals
 
 
+def _named(guest: Guest, image: Image) -> str:
+    """One of another host, on a storage that both mount, may not exist for whoever reads the sentence."""
+    return f"Guest {guest.name}" if guest.host_id == image.host_id else "A guest of another host"
+
+
 def _use(image: Image) -> list[Refusal]:
     if image.in_use is None:
         why = image.pool.owners_unknown or image.host.owners_unknown or "It was not scanned yet."
         return [Refusal("guests_unknown", f"{why} Until it is known who uses the image, it is not touched.")]
     locked = [use.disk.guest for use in image.uses.all() if use.disk.guest.lock]
     if locked:
-        sentence = f"Guest {locked[0].name} is locked ({locked[0].lock}): wait until that is over, or unlock it there."
+        sentence = (
+            f"{_named(locked[0], image)} is locked ({locked[0].lock}): wait until that is over, or unlock it there."
+        )
         return [Refusal("guest_locked", sentence)]
     if not image.in_use:
         return []
     running = [use.disk.guest for use in image.uses.all() if not use.disk.guest.off]
     if running:
         return [
-            Refusal("guest_running", f"Guest {running[0].name} is {running[0].state} and uses it: shut it down first.")
+            Refusal(
+                "guest_running",
+                f"{_named(running[0], image)} is {running[0].state} and uses it: shut it down first.",
+            )
         ]
     return [
         Refusal(

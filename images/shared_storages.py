@@ -12,6 +12,9 @@ from images.models import Image
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.names import path_key
 
+#: Said of the others' pools. Not where: that node may not exist for whoever reads it.
+ELSEWHERE = "Shared by the nodes of the cluster: its images are listed at another of them."
+
 
 def siblings(pool: StoragePool) -> list[StoragePool]:
     """The pools of the same storage on other nodes of the cluster, those that an agent walks among them."""
@@ -65,13 +68,8 @@ def leave_to(pool: StoragePool, lister: StoragePool) -> None:
             rest.delete()  # an agent has walked the folder: it is not there
         else:
             rest.update(pool=lister, host=lister.host_id)
-        values = {"shared_key": lister.shared_key, "fs_key": lister.fs_key, "state_detail": where(lister)}
+        values = {"shared_key": lister.shared_key, "fs_key": lister.fs_key, "state_detail": ELSEWHERE}
         StoragePool.objects.filter(pk=pool.pk).update(**values)
-
-
-def where(lister: StoragePool) -> str:
-    """Where the images of a shared storage are listed, in a sentence."""
-    return f"Shared by the nodes of the cluster: its images are listed at {lister.host.name}."
 
 
 def take_over(pool: StoragePool, scan: int) -> None:

@@ -59,7 +59,7 @@ class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
     @extend_schema(summary="The whole tree that it is part of", responses=ChainSerializer)
     @action(detail=True, methods=["get"], filter_backends=[], pagination_class=None)
     def chain(self, _request: Request, **_where: Any) -> Response:
-        chain = chain_of(self.get_object())
+        chain = chain_of(self.get_object(), self.actor)
         edges = [{"from": edge.overlay, "to": edge.base} for edge in chain.edges]
         return Response({**asdict(chain), "edges": edges})
 

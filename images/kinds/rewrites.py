@@ -120,7 +120,12 @@ class Rewriting(waiting.WaitsForGuests, RewriteKind):
                 *(Affected(base.pk, base.name, choice.below.get(base.pk, "read, not changed")) for base in below),
                 *(Affected(overlay.pk, overlay.name, READS_ON) for overlay in near.above),
             ),
-            affected_guests=tuple(Affected(guest.pk, guest.name, guest.state) for guest in near.guests),
+            affected_guests=tuple(
+                # One of another host, on a storage that both mount, may not exist for whoever reads the plan.
+                Affected(guest.pk, guest.name, guest.state)
+                for guest in near.guests
+                if guest.host_id == image.host_id
+            ),
             options=options,
         )
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from django.db.models import Prefetch, Q
 
 from images.models import Image, ImageUse
+from storage_admin.accounts.roles import SYSTEM, Actor
+from storage_admin.hosts.selectors import hosts_for
 
 #: Ids in one query: databases bound the number of parameters.
 BATCH = 500
@@ -71,14 +73,19 @@ class Chain:
     virtual_size: int | None
 
 
-def chain_of(image: Image) -> Chain:
-    """The tree around an image: every image of its root, and whatever stands below or above one of them."""
+def chain_of(image: Image, actor: Actor = SYSTEM) -> Chain:
+    """The tree around an image: every image of its root, and whatever stands below or above one of them.
+
+    All of it is on one host. Guests of another one, which use an image on a storage that hosts share, keep it from
+    being free, and are named to those for whom they exist.
+    """
+    seen = None if actor.hosts is None else set(hosts_for(actor).values_list("pk", flat=True))
     members = sorted(_members(image), key=lambda member: (member.chain_depth, member.name, member.pk))
     overlays: dict[int, list[int]] = {}
     for member in members:
         if member.backing_id is not None and member.state not in _GONE:
             overlays.setdefault(member.backing_id, []).append(member.pk)
-    nodes = tuple(_node(member, overlays.get(member.pk, [])) for member in members)
+    nodes = tuple(_node(member, overlays.get(member.pk, []), seen) for member in members)
     present = [member for member in members if member.state not in _GONE]
     sizes = {(member.host_id, member.dev, member.inode): member.allocated_size for member in present}
     virtual = {(member.host_id, member.dev, member.inode): member.virtual_size for member in present}
@@ -126,8 +133,9 @@ def _rows(which: Q) -> Iterable[Image]:
     return rows.defer("path_bytes", "backing_path_bytes", "header", "estimate", "snapshots", "host__capabilities")
 
 
-def _node(image: Image, overlays: list[int]) -> Node:
-    disks = [use.disk for use in image.uses.all()]
+def _node(image: Image, overlays: list[int], hosts: set[int] | None) -> Node:
+    uses = [use.disk for use in image.uses.all()]
+    disks = [disk for disk in uses if hosts is None or disk.guest.host_id in hosts]
     guests = tuple(GuestRef(disk.guest_id, disk.guest.name, disk.guest.state, disk.target) for disk in disks)
     return Node(
         id=image.pk,
@@ -141,7 +149,7 @@ def _node(image: Image, overlays: list[int]) -> Node:
         in_use=image.in_use,
         guests=guests,
         needed_by=(*overlays, *dict.fromkeys(guest.name for guest in guests)),
-        freed_if_deleted=_freed(image, needed=bool(overlays or guests)),
+        freed_if_deleted=_freed(image, needed=bool(overlays or uses)),
     )
 
 

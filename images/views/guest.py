@@ -19,6 +19,7 @@ from storage_admin.guests import proxmox_vms
 from storage_admin.guests.models import Guest, GuestDisk
 from storage_admin.hosts.errors import InvalidError
 from storage_admin.hosts.models import StoragePool
+from storage_admin.hosts.selectors import in_scope
 from storage_admin.jobs import kinds, services
 from storage_admin.jobs.errors import NotFoundError
 from storage_admin.jobs.models import Job
@@ -53,7 +54,7 @@ def guest(request: PageRequest, guest_id: int) -> HttpResponseBase:
     against = [sentence for _, sentence in proxmox_vms.offline(shown)] if shown.kind == Guest.Kind.VM else []
     context = {
         "section": "guests", "guest": shown, "against": against, "may_change": shown.kind == Guest.Kind.VM,
-        "images": {image.pk: image for image in Image.objects.filter(uses__disk__guest=shown)},
+        "images": {image.pk: image for image in in_scope(Image.objects.filter(uses__disk__guest=shown), request.actor)},
         "disks": [(disk, cache_advice(disk), discard_advice(disk)) for disk in shown.disks.all()],
         "own": {disk.target for disk in _own_disks(shown)},
         "jobs": Job.objects.filter(target_kind="guest", target_id=shown.pk)[:10],

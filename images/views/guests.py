@@ -15,7 +15,7 @@ from images.views.lists import Filtered, as_choices, columns, filtered
 from storage_admin.accounts.saved_views import list_page
 from storage_admin.csv_export import Columns, csv_answer
 from storage_admin.guests.models import Guest, GuestDisk
-from storage_admin.hosts.selectors import hosts_for
+from storage_admin.hosts.selectors import hosts_for, in_scope
 
 PER_PAGE = 50
 PAGE = list_page("guests", "Guests", GuestFilters.base_filters)
@@ -80,7 +80,9 @@ def guests(request: PageRequest) -> HttpResponseBase:
     found = _listed(request)
     values = found.values
     shown = paginated(request, selectors.Matches(found.rows), PER_PAGE)
-    images = Image.objects.filter(uses__disk__guest__in=list(shown)).only("name", "allocated_size")
+    images = in_scope(Image.objects.filter(uses__disk__guest__in=list(shown)), request.actor).only(
+        "name", "allocated_size"
+    )
     listed = [
         {"guest": guest, "disks": [(disk, cache_advice(disk), discard_advice(disk)) for disk in guest.disks.all()]}
         for guest in shown

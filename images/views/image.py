@@ -135,7 +135,7 @@ def _moment(created: Any) -> datetime | None:
 def image(request: PageRequest, image_id: int) -> HttpResponseBase:
     """All that is known of one image."""
     row = image_of(request, image_id)
-    chain = selectors.chain_of(row)
+    chain = selectors.chain_of(row, request.actor)
     jobs = jobs_for(request.actor).filter(target_kind="image", target_id=row.pk)
     tree = tree_of(chain, row.pk)
     shown = Image.objects.filter(pk__in=[line.node.id for line in tree.lines])

@@ -1,6 +1,5 @@
 """Sessions: who is signed in where, and what ends it."""
 
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
@@ -84,8 +83,8 @@ def test_who_does_something_stays_signed_in_until_the_end_of_the_session(bob: Us
 
 
 @pytest.fixture
-def admin_elsewhere(db: None) -> Iterator[Actor]:
-    yield UserFactory.create(username="root", role="admin").actor
+def admin_elsewhere(db: None) -> Actor:
+    return UserFactory.create(username="root", role="admin").actor
 
 
 def test_role_and_hosts_hold_at_the_next_request(bob: User, admin_elsewhere: Actor) -> None:
@@ -173,8 +172,7 @@ def test_sessions_that_are_over_are_forgotten(bob: User) -> None:
 @pytest.mark.parametrize(
     ("agent", "word"),
     [(FIREFOX, "Firefox on Linux"), ("", "another browser"),
-     ("Mozilla/5.0 (Windows NT 10.0; Win64; x64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/140.0 Safari/537.36 "
-      "Edg/140.0", "Edge on Windows"),
+     ("Mozilla/5.0 (Windows NT 10.0; Win64; x64) Chrome/140.0 Safari/537.36 Edg/140.0", "Edge on Windows"),
      ("Mozilla/5.0 (iPhone; CPU iPhone OS 18_0 like Mac OS X) Version/18.0 Safari/604.1", "Safari on iOS"),
      ("<script>alert(1)</script>", "another browser")],
 )  # fmt: skip

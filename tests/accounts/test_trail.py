@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.core.management import call_command
@@ -53,6 +54,7 @@ def test_a_forbidden_attempt_stands_there_once_and_then_with_how_often(db: None)
     assert AuditEntry.objects.filter(what="forbidden").count() == 2
     refusals.settle(timezone.now() + timedelta(minutes=11))
     again = AuditEntry.objects.get(what="forbidden", after__has_key="times")
+    assert again.after is not None
     assert again.after["times"] == 49
     assert not RefusedAttempts.objects.exists()
 
@@ -146,6 +148,11 @@ def test_an_address_that_is_none_is_no_error() -> None:
     assert address_of(RequestFactory().get("/", REMOTE_ADDR="")) is None
 
 
+def downloaded(client: Client, address: str) -> str:
+    answer: Any = client.get(address)
+    return b"".join(answer.streaming_content).decode()
+
+
 Get = Callable[[str], list[str]]
 
 
@@ -157,7 +164,7 @@ def targets(admin: Actor) -> Get:
 
     def get(query: str) -> list[str]:
         found = [row["target"] for row in client.get(f"/api/v1/audit/?{query}").json()["results"]]
-        lines = b"".join(client.get(f"/audit/export.csv?{query}").streaming_content).decode().splitlines()[1:]  # type: ignore[arg-type]
+        lines = downloaded(client, f"/audit/export.csv?{query}").splitlines()[1:]
         assert [line.split(",")[4] for line in lines] == found
         page = client.get(f"/audit/?{query}").content.decode()
         assert all(target in page for target in found)
@@ -193,7 +200,7 @@ def test_no_cell_of_the_csv_is_a_formula(admin: Actor) -> None:
     AuditEntryFactory.create(target='=HYPERLINK("http://example.org")', who="@SUM(1)")
     client = Client()
     client.force_login(UserFactory.create(role="admin"), "django.contrib.auth.backends.ModelBackend")
-    text = b"".join(client.get("/audit/export.csv").streaming_content).decode()  # type: ignore[arg-type]
+    text = downloaded(client, "/audit/export.csv")
     assert ",=HYPER" not in text
     assert ',"=HYPER' not in text
     assert ",@SUM" not in text
