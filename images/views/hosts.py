@@ -304,6 +304,7 @@ def pool(request: PageRequest, pool_id: int) -> HttpResponseBase:
     context = {"section": "hosts", "pool": row, "largest": largest, "chart": _chart(row)}
     context["scale"] = bar_scale((image.virtual_size, image.allocated_size) for image in largest)
     context["copies"] = undo_copies(row)
+    context["forecast"] = selectors.forecasts([row]).get(row.pk)
     context["aside"] = bytes_aside([row]).get(row.pk)
     return render(request, "hosts/pool.html", context)
 
