@@ -1,5 +1,5 @@
 # make run and make test work on a fresh Debian or Ubuntu machine by themselves: setup/prepare brings what is missing.
-.PHONY: run test bench lint fmt faults screenshots
+.PHONY: run test bench lint fmt faults nights screenshots
 VENV_PYTHON := .venv/bin/python
 
 run:
@@ -18,6 +18,11 @@ lint:
 faults:
 	@setup/prepare test
 	@exec $(VENV_PYTHON) -m tests.stages night
+
+# Ten nights of policies over 200 images on three hosts, with the time moved and faults thrown in.
+nights:
+	@setup/prepare test
+	@exec $(VENV_PYTHON) -m tests.nights
 
 bench:
 	@setup/prepare test
