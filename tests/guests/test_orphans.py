@@ -32,10 +32,12 @@ def test_a_disk_that_only_a_snapshot_names_is_no_orphan(domains: Domains, shared
     domain.snapshotCreateXML("<domainsnapshot><name>before</name></domainsnapshot>")
     xml = domain.XMLDesc().replace(str(old), str(new))
     libvirt.open(libvirtd).defineXML(xml)
-    scan(this_machine(shared_folder))
+    try:
+        scan(this_machine(shared_folder))
+    finally:
+        domain.snapshotLookupByName("before").delete(libvirt.VIR_DOMAIN_SNAPSHOT_DELETE_METADATA_ONLY)
     assert evidence(old) == (False, f"Named only in the snapshot before of guest {domain.name()}.")
     assert evidence(new)[0] is False
-    domain.snapshotLookupByName("before").delete(libvirt.VIR_DOMAIN_SNAPSHOT_DELETE_METADATA_ONLY)
     assert evidence(left)[0] is True, evidence(left)
     assert "libvirt on" in evidence(left)[1]
 

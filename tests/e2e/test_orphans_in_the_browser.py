@@ -1,0 +1,73 @@
+"""An orphan set aside and restored through the pages."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.e2e import disks
+from tests.e2e.browser import Tab
+from tests.e2e.rest import Rest
+
+pytestmark = pytest.mark.browser
+
+
+def test_an_orphan_is_set_aside_and_restored(admin_tab: Callable[..., Tab], rest: Rest, shared_folder: Path) -> None:
+    path = disks.disk(shared_folder, "left-over.qcow2")
+    content, size = path.read_bytes(), disks.physical(path)
+    pool = disks.registered(rest, shared_folder)
+    seen = admin_tab()
+    page, status = seen.page, seen.page.locator("#status")
+    listed = f"/orphans/?everywhere=true&pool={pool['id']}"
+
+    seen.open(listed)
+    row = page.locator("#orphans tbody tr").filter(has_text=path.name)
+    expect(row).to_contain_text("No overlay needs it.")
+    expect(row).to_contain_text("last changed")
+    seen.assert_accessible()
+    row.get_by_role("link", name=f"Set {path.name} aside…").click()
+    expect(page.locator("#plan")).to_contain_text("gets another name in its folder")
+    page.get_by_label("It cannot be deleted for").fill("30")
+    seen.assert_accessible()
+    page.get_by_role("button", name=f"Set {path.name} aside").click()
+    expect(page).to_have_url(re.compile(r"/jobs/\d+/$"))
+    expect(status).to_contain_text("succeeded", timeout=60_000)
+    assert not path.exists()
+    [aside] = shared_folder.glob(".sa-*.aside")
+    assert aside.read_bytes() == content
+    rest.quiet()
+
+    seen.open(listed)
+    expect(page.locator("#orphans")).to_have_count(0)
+    waiting = page.locator("#aside tbody tr").filter(has_text=path.name)
+    expect(waiting).to_contain_text("admin")
+    expect(waiting.get_by_role("link", name=f"Delete {path.name}…")).to_have_count(0)
+    seen.assert_accessible()
+    found = rest.get("images/", state="set_aside", search=path.name)["results"]
+    assert [(one["path"], one["allocated_size"]) for one in found] == [(str(path), size)]
+    assert rest.get(f"pools/{pool['id']}/")["aside_bytes"] == size
+
+    waiting.get_by_role("button", name=f"Restore {path.name}").click()
+    expect(page).to_have_url(re.compile(r"/jobs/\d+/$"))
+    expect(status).to_contain_text("succeeded", timeout=60_000)
+    assert path.read_bytes() == content
+    assert list(shared_folder.glob(".sa-*")) == []
+    rest.quiet()
+    assert rest.image(path.name)["orphan"] is True
+
+
+def test_deleting_is_by_the_typed_name_after_the_grace_period(
+    admin_tab: Callable[..., Tab], rest: Rest, shared_folder: Path
+) -> None:
+    path = disks.disk(shared_folder, "to-go.qcow2")
+    disks.registered(rest, shared_folder)
+    image = rest.image(path.name)
+    rest.finished(rest.post(f"images/{image['id']}/set-aside/", {"grace_days": 1}))
+    seen = admin_tab("dark")
+    seen.open(f"/images/{image['id']}/delete/")
+    expect(seen.page.get_by_role("alert")).to_contain_text("grace_period")
+    seen.assert_accessible()
+    refused = rest.post("jobs/", {"kind": "delete_aside", "image": image["id"], "options": {}}, expect=409)
+    assert refused["code"] == "grace_period"
