@@ -35,6 +35,7 @@ PAGES = {
     "flatten": "/images/{leaf}/flatten/",
     "convert": "/images/{leaf}/convert/",
     "check": "/images/{leaf}/check/",
+    "orphans": "/orphans/?everywhere=true",
     "jobs": "/jobs/",
     "pool": "/pools/{pool}/",
     "hosts": "/hosts/",
