@@ -4,7 +4,7 @@ from dataclasses import asdict
 from typing import Any, ClassVar
 
 from django.db.models import QuerySet
-from drf_spectacular.utils import OpenApiResponse, extend_schema, extend_schema_view
+from drf_spectacular.utils import extend_schema, extend_schema_view
 from rest_framework import mixins, status
 from rest_framework.decorators import action
 from rest_framework.request import Request
@@ -17,12 +17,10 @@ from images.selectors import Matches, chain_of, history_of, images_for
 from images.serializers import ImageBody, ImageSerializer, SampleSerializer, SetAsideBody
 from images.services import declare_format
 from storage_admin.accounts.roles import Role
-from storage_admin.api.pagination import PAGE, envelope
+from storage_admin.api.pagination import PAGE, page_of
 from storage_admin.api.views import EndpointSet
 from storage_admin.jobs import services
 from storage_admin.jobs.serializers import EmptyBody, JobSerializer
-
-_SAMPLES = {"type": "array", "items": {"$ref": "#/components/schemas/Sample"}}
 
 
 @extend_schema_view(
@@ -93,7 +91,7 @@ class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
     @extend_schema(
         summary="How large it was, oldest first",
         parameters=PAGE,
-        responses=OpenApiResponse(envelope(_SAMPLES, count={"type": "integer"})),
+        responses=page_of(SampleSerializer),
     )
     @action(detail=True, methods=["get"], filter_backends=[])
     def history(self, _request: Request, **_where: Any) -> Response:

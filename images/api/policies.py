@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from django.db.models import QuerySet
 from django.utils import timezone
 from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema, extend_schema_view
+from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_view
 from rest_framework import mixins, status
 from rest_framework.decorators import action
 from rest_framework.exceptions import NotFound, ValidationError
@@ -31,13 +31,11 @@ from images.policies.scope import policies_for, require_reach
 from images.policies.shape import Rules
 from images.policies.validation import clean
 from storage_admin.accounts.roles import Role
-from storage_admin.api.pagination import DEFAULT_LIMIT, LARGEST, MAX_LIMIT, PAGE, envelope, whole_number
+from storage_admin.api.pagination import DEFAULT_LIMIT, LARGEST, MAX_LIMIT, PAGE, page_of, whole_number
 from storage_admin.api.views import Endpoint, EndpointSet
 from storage_admin.jobs import automation
 from storage_admin.jobs.serializers import EmptyBody
 
-_RUNS = {"type": "array", "items": {"$ref": "#/components/schemas/Run"}}
-_PICKS = {"type": "array", "items": {"$ref": "#/components/schemas/Pick"}}
 _CODE = OpenApiParameter("code", OpenApiTypes.STR, description="Only those that are left out for this reason.")
 _STATE = OpenApiParameter("state", OpenApiTypes.STR, enum=PolicyPick.State.values)
 _PAGE_NAMES = frozenset({"limit", "offset"})
@@ -138,7 +136,7 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
     @extend_schema(
         summary="Its runs, the latest first, with their jobs and how many were left out by which rule",
         parameters=PAGE,
-        responses=OpenApiResponse(envelope(_RUNS, count={"type": "integer"})),
+        responses=page_of(RunSerializer),
     )
     @action(detail=True, methods=["get"], filter_backends=[])
     def runs(self, _request: Request, **_where: Any) -> Response:
@@ -148,7 +146,7 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
     @extend_schema(
         summary="What a run looked at: with its job, or with the reason why it was left out",
         parameters=[*PAGE, _STATE, _CODE],
-        responses=OpenApiResponse(envelope(_PICKS, count={"type": "integer"})),
+        responses=page_of(PickSerializer),
         operation_id="policies_runs_picks_list",
     )
     @action(detail=True, methods=["get"], url_path="runs/<int:run>/picks", filter_backends=[])

@@ -3,7 +3,8 @@
 from typing import Any
 
 from django.db.models import Model, QuerySet
-from drf_spectacular.utils import OpenApiParameter
+from drf_spectacular.utils import OpenApiParameter, inline_serializer
+from rest_framework import serializers
 from rest_framework.exceptions import NotFound, ValidationError
 from rest_framework.pagination import CursorPagination, LimitOffsetPagination
 from rest_framework.request import Request
@@ -148,3 +149,20 @@ def envelope(schema: dict[str, Any], **fields: dict[str, Any]) -> dict[str, Any]
         "required": [*fields, "next", "previous", "results"],
         "properties": {**fields, "next": link, "previous": link, "results": schema},
     }
+
+
+def page_of(shape: type[serializers.Serializer[Any]]) -> Any:
+    """A page of these, for the schema of endpoints that are no list of their own.
+
+    The shape is given itself, not by a reference to its name: a name that nothing else mentions is not in the schema,
+    and programs that are generated from it leave out what refers to it.
+    """
+    link = {"allow_null": True, "read_only": True}
+    name = shape.__name__.removesuffix("Serializer")
+    fields = {
+        "count": serializers.IntegerField(),
+        "next": serializers.URLField(**link),
+        "previous": serializers.URLField(**link),
+        "results": shape(many=True),
+    }
+    return inline_serializer(f"{name}Page", fields)

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from django.db.models import QuerySet
 from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema, extend_schema_view
+from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_view
 from rest_framework import mixins, status
 from rest_framework.decorators import action
 from rest_framework.exceptions import ValidationError
@@ -19,7 +19,7 @@ from storage_admin.api.pagination import (
     JobPagination,
     LimitPagination,
     after_page,
-    envelope,
+    page_of,
     whole_number,
 )
 from storage_admin.api.views import EndpointSet
@@ -140,9 +140,7 @@ class JobEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet
             OpenApiParameter("after", AFTER, description="Only lines with a larger `seq`."),
             PAGE[0],
         ],
-        responses=OpenApiResponse(
-            envelope({"type": "array", "items": {"$ref": "#/components/schemas/JobLog"}}, count={"type": "integer"})
-        ),
+        responses=page_of(JobLogSerializer),
     )
     @action(detail=True, methods=["get"], pagination_class=None, filter_backends=[])
     def log(self, request: Request, **_where: Any) -> Response:
