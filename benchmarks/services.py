@@ -117,6 +117,7 @@ def watch(actor: Actor, pool: StoragePool, kind: str, every_hours: int) -> Watch
             f"every_hours is from 1 to {LONGEST_WAIT_HOURS}.", {"every_hours": f"From 1 to {LONGEST_WAIT_HOURS}."}
         )
     with transaction.atomic():
+        was = Watch.objects.filter(pool=pool, kind=kind).values("kind", "every_hours").first()
         try:
             with transaction.atomic():
                 row, _made = Watch.objects.update_or_create(
@@ -125,7 +126,9 @@ def watch(actor: Actor, pool: StoragePool, kind: str, every_hours: int) -> Watch
                 )  # fmt: skip
         except IntegrityError:
             raise NotFoundError(f"There is no pool {pool.pk}.") from None
-        audit(actor, "benchmark watch set", pool.name, after={"kind": kind, "every_hours": every_hours})
+        audit(
+            actor, "benchmark watch set", pool.name, before=was, after={"kind": kind, "every_hours": every_hours}
+        )
     return row
 
 

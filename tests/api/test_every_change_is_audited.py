@@ -1,0 +1,120 @@
+"""Whatever changes something over REST stands in the audit trail: who did it, from where, and what it was before."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.utils import timezone
+from rest_framework.test import APIClient
+
+from storage_admin.accounts.models import AuditEntry
+from tests.factories import (
+    HostFactory,
+    ImageFactory,
+    JobFactory,
+    StoragePoolFactory,
+    TokenFactory,
+    UserFactory,
+    WatchFactory,
+)
+
+#: Method, address, body; what the trail calls it, and which of before and after it says.
+CHANGES = [
+    ("patch", "hosts/{host}/", {"max_jobs": 3}, "host changed", {"max_jobs": 1}, {"max_jobs": 3}),
+    ("post", "hosts/{host}/scan/", {}, "scan queued", None, {}),
+    ("delete", "hosts/{remote}/", {}, "host removed", {}, None),
+    ("post", "pools/", {"host": "mine", "path": "{folder}"}, "pool registered", None, {"host": "mine"}),
+    ("patch", "pools/{pool}/", {"warn_percent": 70}, "pool changed", {"warn_percent": 85}, {"warn_percent": 70}),
+    ("delete", "pools/{spare}/", {}, "pool removed", {"host": "mine"}, None),
+    ("patch", "images/{image}/", {"declared_format": "raw"}, "format declared", {"format": ""}, {"format": "raw"}),
+    ("post", "jobs/", {"kind": "analyze", "image": "{plain}"}, "analyze queued", None, {}),
+    ("post", "jobs/", {"kind": "reclaim", "image": "{used}"}, "reclaim refused", None, {}),
+    ("post", "jobs/{active}/cancel/", {}, "job cancelled", None, {}),
+    ("post", "jobs/{failed}/retry/", {}, "scan queued", None, {}),
+    ("post", "jobs/{done}/undo/", {}, "undo queued", None, {}),
+    ("post", "jobs/{done}/discard-undo/", {}, "discard_undo queued", None, {}),
+    ("post", "benchmarks/", {"kind": "dd", "pool": "{pool}"}, "benchmark queued", None, {}),
+    ("post", "benchmark-watches/", {"kind": "dd", "pool": "{pool}", "every_hours": 24}, "benchmark watch set", None,
+     {"kind": "dd", "every_hours": 24}),
+    ("post", "benchmark-watches/", {"kind": "fio", "pool": "{pool}", "every_hours": 48}, "benchmark watch set",
+     {"kind": "fio", "every_hours": 24}, {"every_hours": 48}),
+    ("delete", "benchmark-watches/{watch}/", {}, "benchmark watch ended", {"every_hours": 24}, None),
+    ("post", "tokens/", {"name": "new", "role": "viewer"}, "token created", None, {"role": "viewer", "hosts": []}),
+    ("delete", "tokens/{token}/", {}, "token deleted", {"role": "viewer"}, None),
+    ("post", "users/", {"username": "new", "role": "viewer"}, "user added", None, {"role": "viewer"}),
+    ("patch", "users/{user}/", {"role": "operator"}, "user changed", {"role": "viewer"}, {"role": "operator"}),
+    ("patch", "users/{user}/", {"is_active": False}, "user deactivated", {"is_active": True}, {"is_active": False}),
+    ("post", "users/{user}/reset-password/", {}, "password reset", None, {"sessions_ended": 0}),
+    ("patch", "automation/", {"paused": True}, "automation paused", {}, {}),
+]  # fmt: skip
+
+
+@pytest.fixture
+def things(db: None, tmp_path: Path) -> dict[str, Any]:
+    host = HostFactory.create(slug="mine")
+    pool = StoragePoolFactory.create(host=host)
+    image = ImageFactory.create(pool=pool, declared_format="", declared_by="")
+    done = JobFactory.create(
+        kind="reclaim", target=ImageFactory.create(pool=pool), state="succeeded", finished=timezone.now(),
+        undo_state="available", undo_expires=timezone.now(),
+    )  # fmt: skip
+    folder = tmp_path / "new"
+    folder.mkdir()
+    return {
+        "host": host.pk, "remote": HostFactory.create(kind="ssh").pk, "pool": pool.pk, "folder": str(folder),
+        "spare": StoragePoolFactory.create(host=host, source="admin").pk, "image": image.pk,
+        "used": ImageFactory.create(pool=pool, in_use=True).pk, "done": done.pk,
+        "plain": ImageFactory.create(pool=pool).pk,
+        "active": JobFactory.create(state="queued").pk,
+        "failed": JobFactory.create(kind="scan", target=HostFactory.create(), state="failed",
+                                    finished=timezone.now()).pk,
+        "watch": WatchFactory.create(pool=pool, kind="fio").pk, "token": TokenFactory.create().pk,
+        "user": UserFactory.create().pk,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "what", "before", "after"), CHANGES, ids=lambda value: str(value)[:40]
+)
+def test_a_change_is_recorded_by_whom_from_where_and_with_what_it_was_before(
+    things: dict[str, Any],
+    client_of: Callable[..., APIClient],
+    method: str,
+    path: str,
+    body: dict[str, Any],
+    what: str,
+    before: dict[str, Any] | None,
+    after: dict[str, Any] | None,
+) -> None:
+    client = client_of("admin", name="nightly")
+    filled = {
+        name: things[value[1:-1]] if isinstance(value, str) and value.startswith("{") else value
+        for name, value in body.items()
+    }
+    earlier = AuditEntry.objects.count()
+    answer = getattr(client, method)(f"/api/v1/{path.format(**things)}", filled, format="json", REMOTE_ADDR="192.0.2.7")
+    assert answer.status_code in {200, 201, 202, 204, 409}, answer.content
+    entry = AuditEntry.objects.order_by("id")[earlier]
+    assert AuditEntry.objects.count() == earlier + 1
+    assert (entry.who, entry.what, entry.address) == ("token nightly", what, "192.0.2.7")
+    assert entry.refused == (answer.status_code == 409)
+    assert (before or {}).items() <= (entry.before or {}).items()
+    assert (after or {}).items() <= (entry.after or {}).items()
+    assert (entry.before is None) == (before is None)
+
+
+@pytest.mark.parametrize(("method", "path", "body"), [change[:3] for change in CHANGES], ids=str)
+def test_what_is_not_allowed_changes_nothing_and_is_recorded_as_refused(
+    things: dict[str, Any], client_of: Callable[..., APIClient], method: str, path: str, body: dict[str, Any]
+) -> None:
+    client = client_of("viewer", name="nightly")
+    filled = {
+        name: things[value[1:-1]] if isinstance(value, str) and value.startswith("{") else value
+        for name, value in body.items()
+    }
+    address = f"/api/v1/{path.format(**things)}"
+    assert getattr(client, method)(address, filled, format="json").status_code == 403
+    entry = AuditEntry.objects.get()
+    assert (entry.who, entry.what, entry.refused) == ("token nightly", "forbidden", True)
+    assert entry.target == f"{method.upper()} {address}"
