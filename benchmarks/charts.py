@@ -26,7 +26,7 @@ Config = dict[str, Any]
 COLOURS = ("--sa-fill", "--sa-chart-2", "--sa-chart-3", "--sa-chart-4", "--sa-chart-5", "--sa-chart-6")
 PUBLISHED_COLOUR = "--sa-muted"
 #: Bars, with the room for those that are missing, that half the width of a page has room for.
-MOST_BARS = 14
+MOST_BARS = 11
 _PERCENTILES = ("latency_p50_seconds", "latency_p95_seconds", "latency_p99_seconds")
 
 TITLES = {
