@@ -7,7 +7,7 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from images.models import Policy, PolicyRun
-from images.policies import runs, telling
+from images.policies import bell, runs, telling
 from images.policies.scope import require_reach
 from images.policies.shape import Rules
 from images.policies.validation import clean
@@ -97,6 +97,7 @@ def run_now(actor: Actor, policy: Policy, now: datetime | None = None) -> Policy
             by_hand=True, started=now,
         )  # fmt: skip
         audit(actor, "policy run by hand", policy.name, after={"run": run.pk})
+        bell.ring()
     return run
 
 

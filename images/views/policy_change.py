@@ -59,8 +59,9 @@ def _form(request: PageRequest, row: Policy, address: str) -> HttpResponseBase:
     context |= choices_of(form, request.actor) | _choice(request, fresh, form)
     template = "policies/form.html"
     if wants_fragment(request) and request.method != "POST":
-        with_options = request.htmx.trigger_name == "kind"
-        template += "#answer_with_options" if with_options else "#answer"
+        # While somebody types into the options they stay as they are.
+        others = form.get("options_of") != form.get("kind")
+        template += "#answer_with_options" if others else "#answer"
     return render(request, template, context, status=status)
 
 

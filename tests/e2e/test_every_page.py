@@ -16,7 +16,7 @@ PAGES = (
     "/images/{leaf}/convert/", "/images/{leaf}/check/", "/images/{broken}/reclaim/",
     "/jobs/", "/jobs/{job}/", "/hosts/",
     "/benchmarks/", "/benchmarks/start/", "/benchmarks/paste/", "/benchmarks/compare/", "/benchmarks/pools/{pool}/",
-    "/pools/{pool}/", "/guests/", "/alerts/", "/webhooks/", "/tokens/", "/users/", "/audit/", "/password/", "/account/",
+    "/policies/", "/policies/add/", "/pools/{pool}/", "/guests/", "/alerts/", "/webhooks/", "/tokens/", "/users/", "/audit/", "/password/", "/account/",
 )  # fmt: skip
 
 

@@ -68,7 +68,7 @@ def test_the_form_shows_the_choice_and_the_next_windows_as_it_is_filled_in(admin
     wins(name="web-01")
     wins(name="web-02", in_use=True, in_use_detail="guest web is running")
     wins(name="db")
-    answer = admin.get("/policies/add/", FORM, headers={"HX-Request": "true", "HX-Trigger-Name": "name_pattern"})
+    answer = admin.get("/policies/add/", FORM, headers={"HX-Request": "true"})
     page = text_of(answer.content.decode())
     assert "<html" not in answer.content.decode()
     assert "web-01" in page
@@ -82,11 +82,14 @@ def test_the_form_shows_the_choice_and_the_next_windows_as_it_is_filled_in(admin
 
 
 def test_another_kind_brings_its_own_options(admin: Client) -> None:
-    headers = {"HX-Request": "true", "HX-Trigger-Name": "kind"}
-    page = admin.get("/policies/add/", FORM | {"kind": "analyze"}, headers=headers).content.decode()
+    headers = {"HX-Request": "true"}
+    asked = FORM | {"kind": "analyze", "options_of": "reclaim"}
+    page = admin.get("/policies/add/", asked, headers=headers).content.decode()
     assert 'name="option-mode"' in page
     assert 'hx-swap-oob="true"' in page
     assert "option-undo_hours" not in page
+    same = admin.get("/policies/add/", FORM | {"options_of": "reclaim"}, headers=headers).content.decode()
+    assert "hx-swap-oob" not in same
     for kind in ("flatten", "check", "benchmark"):
         assert admin.get("/policies/add/", FORM | {"kind": kind}).status_code == 200
 
