@@ -7,6 +7,7 @@ by, the list says itself: ``settings.LIST_PAGES`` names a :class:`ListPage` for 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 from django.conf import settings
@@ -141,9 +142,8 @@ def save(
             _require_change(actor, old)
         before = _facts(old) if old else None
         created = {"by": actor.name, **values}
-        view, new = SavedView.objects.update_or_create(
-            user_id=actor.user_id, page=page.name, name=name, defaults=values, create_defaults=created
-        )
+        own: dict[str, Any] = {"user_id": actor.user_id, "page": page.name, "name": name}
+        view, new = SavedView.objects.update_or_create(**own, defaults=values, create_defaults=created)
         _ended_sharing(view, before)
         _audit(actor, view, before)
         if default:

@@ -49,12 +49,17 @@ def measure(_folder: Path, counts: tuple[int, int] = (10_000, 100_000)) -> list[
     times: dict[int, dict[str, float]] = {}
     queries: dict[int, dict[str, int]] = {}
     for count in counts:
-        _rows_up_to(count)
-        times[count] = {what: _median(client, address) for what, address in ADDRESSES.items()}
-        queries[count] = {what: _queries(client, address) for what, address in ADDRESSES.items()}
+        rows_up_to(count)
+        times[count] = {what: median_of(client, address) for what, address in ADDRESSES.items()}
+        queries[count] = {what: queries_of(client, address) for what, address in ADDRESSES.items()}
+    clear()
+    return [row for what in ADDRESSES for row in _judged(what, counts, times, queries)]
+
+
+def clear() -> None:
+    """Removes the rows that were made for measuring."""
     Image.every.filter(host__slug__startswith="bench-").delete()
     Host.objects.filter(slug__startswith="bench-").delete()
-    return [row for what in ADDRESSES for row in _judged(what, counts, times, queries)]
 
 
 def _judged(
@@ -79,7 +84,7 @@ def _get(client: Client, address: str) -> None:
     assert b"Not understood" not in answer.content, f"{address} asks for something else"
 
 
-def _median(client: Client, address: str) -> float:
+def median_of(client: Client, address: str) -> float:
     taken = []
     for number in range(REPETITIONS + 3):
         begin = time.perf_counter()
@@ -89,13 +94,13 @@ def _median(client: Client, address: str) -> float:
     return statistics.median(taken)
 
 
-def _queries(client: Client, address: str) -> int:
+def queries_of(client: Client, address: str) -> int:
     with CaptureQueriesContext(connection) as captured:
         _get(client, address)
     return len(captured)
 
 
-def _rows_up_to(count: int) -> None:
+def rows_up_to(count: int) -> None:
     """Fills the inventory with plausible rows until there are ``count``."""
     pools = [_pool(number) for number in range(4)]
     there = Image.objects.count()

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 from django.test import Client
+from pytest_django import DjangoAssertNumQueries
 
 from images.models import Image
 from storage_admin import csv_export
@@ -133,6 +134,19 @@ def test_a_file_has_the_rows_of_all_pages_in_their_order(viewer: Client, monkeyp
     rows = rows_of(viewer, f"{FILES['images']}?ordering=-allocated_size")
     wanted = Image.objects.order_by("-allocated_size", "-id").values_list("pk", flat=True)
     assert [int(row["id"]) for row in rows] == list(wanted)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_costs_no_query_for_each_row(
+    viewer: Client, name: str, django_assert_max_num_queries: DjangoAssertNumQueries
+) -> None:
+    pool = StoragePoolFactory.create()
+    for _ in range(20):
+        image = ImageFactory.create(pool=pool)
+        ImageUseFactory.create(image=image)
+        BenchmarkFactory.create(pool=StoragePoolFactory.create(), job=JobFactory.create(target=image))
+    with django_assert_max_num_queries(9):
+        assert len(rows_of(viewer, FILES[name])) >= 20
 
 
 def test_a_row_that_is_deleted_meanwhile_is_left_out(db: None, monkeypatch: pytest.MonkeyPatch) -> None:
