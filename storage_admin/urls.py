@@ -2,7 +2,8 @@
 
 from django.urls import URLPattern, URLResolver, include, path
 
-from storage_admin.api.health import healthz, metrics
+from storage_admin.api.health import healthz
+from storage_admin.api.metrics import metrics
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("", include("storage_admin.accounts.urls")),
