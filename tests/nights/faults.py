@@ -52,7 +52,11 @@ def host_away(site: Site) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             os.kill(process.pid, signal.SIGKILL)
     time.sleep(8)
-    north.start_again()
+    while True:  # somebody's outgoing connection may have its port for a while
+        north.start_again()
+        time.sleep(1)
+        if north.process.poll() is None:
+            return
 
 
 def disk_full(site: Site) -> None:
