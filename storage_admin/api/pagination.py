@@ -157,12 +157,11 @@ def page_of(shape: type[serializers.Serializer[Any]]) -> Any:
     The shape is given itself, not by a reference to its name: a name that nothing else mentions is not in the schema,
     and programs that are generated from it leave out what refers to it.
     """
-    link = {"allow_null": True, "read_only": True}
     name = shape.__name__.removesuffix("Serializer")
-    fields = {
+    fields: dict[str, serializers.Field[Any, Any, Any, Any]] = {
         "count": serializers.IntegerField(),
-        "next": serializers.URLField(**link),
-        "previous": serializers.URLField(**link),
+        "next": serializers.URLField(allow_null=True, read_only=True),
+        "previous": serializers.URLField(allow_null=True, read_only=True),
         "results": shape(many=True),
     }
     return inline_serializer(f"{name}Page", fields)

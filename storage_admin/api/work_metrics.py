@@ -115,9 +115,10 @@ def _durations() -> Metric:
         labels=["kind"],
     )  # fmt: skip
     found: defaultdict[str, list[float]] = defaultdict(list)
-    ended = lines(Job.objects.all()).filter(started__isnull=False, finished__isnull=False).order_by()
+    ended = lines(Job.objects.all()).order_by()
     for kind, started, finished in ended.values_list("kind", "started", "finished").iterator(chunk_size=5_000):
-        found[kind].append((finished - started).total_seconds())
+        if started is not None and finished is not None:
+            found[kind].append((finished - started).total_seconds())
     for kind, took in sorted(found.items()):
         counts = [0] * (len(BUCKETS) + 1)
         for seconds in took:
