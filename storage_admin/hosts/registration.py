@@ -267,6 +267,10 @@ def remove_host(actor: Actor, host: Host) -> None:
             raise InvalidError(
                 f"Undo copies wait on {host.name}, which nobody would remove any more: undo or discard them first."
             )
+        if host.images.filter(aside_since__isnull=False).exists():
+            raise InvalidError(
+                f"Images are set aside on {host.name}, and nobody would find them again: restore or delete them first."
+            )
         audit(actor, "host removed", host, before=_shown(host))
         forget_host(host.slug)
         host.delete()

@@ -177,6 +177,8 @@ def in_the_way_of_removal(pool: StoragePool) -> str:
     images = pool.images.values("pk")
     if jobs.filter(undo_state="available", target_kind="image", target_id__in=images).exists():
         return f"{pool.name} holds undo copies, which nobody would remove any more: undo or discard them first."
+    if pool.images.filter(aside_since__isnull=False).exists():
+        return f"Images of {pool.name} are set aside, and nobody would find them again: restore or delete them first."
     return ""
 
 

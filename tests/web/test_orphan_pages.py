@@ -8,7 +8,7 @@ from django.test import Client
 from django.utils import timezone
 
 from images.models import Image
-from storage_admin.hosts.models import StoragePool
+from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs.models import Job
 from tests.factories import GIB, HostFactory, ImageFactory, JobFactory, StoragePoolFactory
 from tests.web.html import inline_code, tags_of, text_of
@@ -103,6 +103,19 @@ def test_what_is_set_aside_says_who_when_until_and_how_much(admin: Client, viewe
     assert f"/images/{waiting.pk}/delete/" not in page
     assert "Restore" not in said(viewer.get("/orphans/")).replace("Restored", "")
     assert "Set aside 2 images, 8 GiB" in said(viewer.get(f"/pools/{pool.pk}/"))
+
+
+def test_a_pool_or_host_with_images_set_aside_is_not_forgotten(admin: Client, pool: StoragePool) -> None:
+    image = aside(pool)
+    admin.post(f"/pools/{pool.pk}/remove/", {"confirm": pool.name})
+    assert "restore or delete them first" in said(admin.get(f"/pools/{pool.pk}/"))
+    HostFactory.create(slug="far", name="far", kind="ssh")
+    Image.every.filter(pk=image.pk).update(host=Host.objects.get(slug="far"))
+    admin.post(f"/hosts/{Host.objects.get(slug='far').pk}/remove/", {"confirm": "far"})
+    assert Host.objects.filter(slug="far").exists()
+    Image.every.filter(pk=image.pk).update(aside_since=None)
+    admin.post(f"/pools/{pool.pk}/remove/", {"confirm": pool.name})
+    assert not StoragePool.objects.filter(pk=pool.pk).exists()
 
 
 def test_setting_aside_shows_its_plan_first_and_then_queues_a_job(admin: Client, pool: StoragePool) -> None:
