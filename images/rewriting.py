@@ -105,6 +105,19 @@ def close_undo(job: Job, state: str, freed_bytes: int) -> None:
         write_undo_bytes(image.pool)
 
 
+def note_ready(job: Job, ready: Mapping[str, Any]) -> None:
+    """Keeps with a running job what its agent says of the files before it exchanges them.
+
+    Where the worker dies and the agent leaves no trace, a recovery tells by the inode whether it came to that, and by
+    the sizes what the job has won.
+
+    Args:
+        ready: ``before_bytes`` and ``made_bytes`` of the file that goes and the one that comes, ``made_inode`` of that.
+    """
+    job.kept = job.kept | {"ready": {name: ready[name] for name in ("before_bytes", "made_bytes", "made_inode")}}
+    claims.ours(job).update(kept=job.kept)
+
+
 def won_bytes(job: Job, copy_bytes: int | None = None) -> int:
     """What a job has won once its undo copy is gone, in bytes: what that gives back, less what the new file took.
 
@@ -133,15 +146,13 @@ def lives_on(job: Job, original: Mapping[str, Any] | None) -> Image | None:
     return there.exclude(pk=job.target_id).first()
 
 
-def undo_copy_lost(
-    job: Job, why: str, *, put_back: bool = False, original: Mapping[str, Any] | None = None, known: bool = True
-) -> bool:
+def undo_copy_lost(job: Job, why: str, *, found: Mapping[str, Any] | None = None, known: bool = True) -> bool:
     """Somebody else took a job's undo copy away: its row, its log and the audit trail say so, once.
 
     Args:
         why: what was found, as a sentence without its full stop.
-        put_back: the copy has the image's name again, so that the job was undone by hand, and nothing was won.
-        original: the copy's stamp, where that is known: the file may stand under another name.
+        found: what the agent says of it. ``put_back``: it has the image's name again, so that the job was undone by
+            hand, and nothing was won. ``original``: its stamp, where that is known: it may stand under another name.
         known: whether it is gone; else it may wait somewhere still, and nothing counts as won.
 
     Returns:
@@ -156,9 +167,12 @@ def undo_copy_lost(
         later = Job.objects.filter(
             target_kind=waiting.target_kind, target_id=waiting.target_id, rewrites=True, pk__gt=waiting.pk
         )
-        put_back = put_back and not later.filter(state=Job.State.SUCCEEDED).exists()
+        found = found or {}
+        put_back = bool(found.get("put_back")) and (
+            bool(found["surely_back"]) or not later.filter(state=Job.State.SUCCEEDED).exists()
+        )
         state = Job.UndoState.UNDONE if put_back else Job.UndoState.MISSING
-        kept = None if put_back else lives_on(waiting, original)
+        kept = None if put_back else lives_on(waiting, found.get("original"))
         if kept is not None:
             why = f"{why}; it goes on as {kept.name}, so that nothing was freed"
         close_undo(waiting, state, won_bytes(waiting, 0 if kept else None) if known and not put_back else 0)

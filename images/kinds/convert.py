@@ -176,6 +176,13 @@ class Convert(Rewriting):
         target = {**target, "format": job.options["format"], "options": words(job.options["format_options"])}
         return {"target": {**target, "replaces": job.options["replace"]}}
 
+    def made_at(self, job: Job) -> tuple[StoragePool, bytes] | None:
+        image = Image.every.select_related("pool", "host").filter(pk=job.target_id).first()
+        try:
+            return target_of(image, job.options) if image is not None else None
+        except HostsNotFoundError:
+            return None
+
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         image = find(job.target_id)
         pool, path = target_of(image, job.options)

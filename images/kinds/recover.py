@@ -7,6 +7,7 @@ from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from images import refusals, repointing, rewriting
+from images.kinds import traceless
 from images.kinds.scan import HostKind
 from images.kinds.undo import state_after_removal, undone_for_good
 from images.ledger import lines
@@ -51,7 +52,7 @@ class Recover(HostKind):
             "jobs_active": list(active.values_list("uid", flat=True)),
             "jobs_recorded": [*(kept | lost).values_list("uid", flat=True), *(one["job"] for one in aside)],
             "undo_copies": [*_where(kept), *aside],
-            "in_place": _where(lines.unfinished_in_place(job.host_id)),
+            "images": traceless.where(job.host_id),
         }
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
@@ -64,8 +65,9 @@ class Recover(HostKind):
                     _say(found, found["detail"] or "it could not be recovered; look at its files on the host", "error")
                 case _:
                     replaced |= self._settle(job, found)
-        for found in result["occupied"]:
-            _settle_in_place(job, found)
+        for found in result["images"]:
+            if found["job"] not in busy:
+                replaced |= self._settle_traceless(job, found)
         # Only what had ended before the agent looked: it may not have seen what a later one left.
         settled = Job.objects.filter(host=job.host_id, needs_recovery=True, finished__lt=job.started or job.created)
         at_work = Job.objects.filter(uid__in=busy)
@@ -95,6 +97,16 @@ class Recover(HostKind):
             claims.log(lost, f"recovered: {_cleared(lost)}")
         elif found["outcome"] == "lost" and lost.undo_available:
             _settle_lost(job, lost, found)
+        return False
+
+    @staticmethod
+    def _settle_traceless(job: Job, found: dict[str, Any]) -> bool:
+        """The same for one that left no journal."""
+        done = traceless.swapped(job, found)
+        if done is not None:
+            _finished_after_all(*done)
+            return True
+        traceless.settle_in_place(job, found)
         return False
 
     def ended(self, job: Job) -> None:
@@ -181,7 +193,7 @@ def _finished_after_all(lost: Job, found: dict[str, Any]) -> None:
     elif gone:
         rewriting.keep_undo(lost, before, timedelta())
         lines.write_held(lost, pool, before, made)
-        rewriting.undo_copy_lost(lost, found["detail"], original=found["original"])
+        rewriting.undo_copy_lost(lost, found["detail"], found=found)
     else:
         lines.write(lost, pool, before, made)
 
@@ -206,19 +218,19 @@ def _settle_lost(recovery: Job, lost: Job, found: dict[str, Any]) -> None:
         if image is None or image.state != Image.State.MISSING:
             return  # perhaps only a filesystem that is not mounted: a scan would have told that the image vanished
     undo = at_it.filter(kind="undo", needs_recovery=True).exclude(state__in=Job.ACTIVE).last()
-    if undo is not None and _is_another_file(lost, found):
+    ready = undo.kept.get("ready", {}) if undo is not None else {}
+    is_back = found["inode"] is not None and found["inode"] == ready.get("made_inode")
+    if undo is not None and (is_back or _is_another_file(lost, found)):
         # It died when all was done and its traces were gone.
-        # What its new file occupied by then, the last scan knows.
-        image = Image.every.filter(pk=lost.target_id).first()
-        gone = image.allocated_size if image is not None else None
-        _settle_undo(undo, found | {"undo_of": lost.uid, "outcome": "finished", "undone_bytes": gone})
+        gone = {"undone_bytes": ready.get("before_bytes")}
+        _settle_undo(undo, found | {"undo_of": lost.uid, "outcome": "finished"} | gone)
         return
     removal = at_it.filter(kind="discard_undo", needs_recovery=True).exclude(state__in=Job.ACTIVE).last()
     if removal is None:
-        put_back = found["put_back"]
-        rewriting.undo_copy_lost(lost, found["detail"], put_back=put_back, original=found["original"])
+        rewriting.undo_copy_lost(lost, found["detail"], found=found)
         return
-    won = rewriting.won_bytes(lost, found["discarded_bytes"])
+    told = found["discarded_bytes"]
+    won = rewriting.won_bytes(lost, removal.kept.get("freed_bytes") if told is None else told)
     rewriting.close_undo(lost, state_after_removal(lost, removal), won)
     Job.objects.filter(pk=removal.pk).update(
         state=Job.State.SUCCEEDED, error_code="", error_detail="", progress=100.0, stage="", message="",
@@ -226,17 +238,6 @@ def _settle_lost(recovery: Job, lost: Job, found: dict[str, Any]) -> None:
     )  # fmt: skip
     claims.log(removal, "recovered: the undo copy was gone already; its removal has succeeded")
     tell_end(removal.pk)
-
-
-def _settle_in_place(recovery: Job, found: dict[str, Any]) -> None:
-    """Work in place was cut off, and nobody told what it had won until then: the file tells, as it is now."""
-    jobs = lines.unfinished_in_place(recovery.host_id).filter(uid=found["job"])
-    lost = jobs.filter(finished__lt=recovery.started or recovery.created).select_related("host").first()
-    image = Image.every.filter(pk=lost.target_id).first() if lost is not None else None
-    if lost is None or image is None or image.inode != str(found["inode"]):
-        return
-    lines.write_in_place(lost, lost.before_bytes or 0, found["bytes"])
-    claims.log(lost, f"recovered: {(lost.before_bytes or 0) - found['bytes']} bytes were won before it was cut off")
 
 
 def _is_another_file(lost: Job, found: dict[str, Any]) -> bool:

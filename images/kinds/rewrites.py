@@ -160,6 +160,14 @@ class Rewriting(waiting.WaitsForGuests, RewriteKind):
             **self.asked(image, below, job),
         }
 
+    def note_ready(self, job: Job, ready: dict[str, Any]) -> None:
+        rewriting.note_ready(job, ready)
+
+    def made_at(self, job: Job) -> tuple[StoragePool, bytes] | None:
+        """The pool and the path of the file that the job makes; ``None`` where its image is not known any more."""
+        image = Image.every.select_related("pool").filter(pk=job.target_id).first()
+        return (image.pool, bytes(image.path_bytes)) if image is not None else None
+
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         image = find(job.target_id)
         before, after = result["before_bytes"], result["after_bytes"]

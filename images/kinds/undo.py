@@ -10,6 +10,7 @@ from images.kinds.targets import ancestors, facts, find, locks_on
 from images.ledger import lines
 from images.models import Image
 from storage_admin.accounts.roles import SYSTEM, Actor, Role
+from storage_admin.agent import protocol
 from storage_admin.agent.protocol import RefusedError, unb64
 from storage_admin.hosts.names import display
 from storage_admin.jobs import claims, services
@@ -134,6 +135,9 @@ class Undo(OfJob):
     def before_swap(self, job: Job) -> None:
         repointing.lead_back(self._job(job.target_id))
 
+    def note_ready(self, job: Job, ready: dict[str, Any]) -> None:
+        rewriting.note_ready(job, ready)
+
     def request(self, job: Job) -> dict[str, Any]:
         return super().request(job) | {"force": job.options["force"]}
 
@@ -185,12 +189,19 @@ class DiscardUndo(OfJob):
             options=options,
         )
 
+    def on_event(self, job: Job, event: dict[str, Any]) -> None:
+        if event["event"] != protocol.OCCUPIED:
+            super().on_event(job, event)
+        else:
+            # Whether the copy had another name nobody can tell when it is gone.
+            claims.ours(job).update(kept={"freed_bytes": event["freed_bytes"]})
+
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         undone = self._job(job.target_id)
         freed = int(result["freed_bytes"])
         if not result["found"]:
             why = "the undo copy was gone already when it was to be removed"
-            rewriting.undo_copy_lost(undone, why, put_back=result["put_back"], original=result["original"])
+            rewriting.undo_copy_lost(undone, why, found=result)
             return {"copy_bytes": 0, "of_job": undone.pk}
         if not freed and undone.undo_bytes:
             # Somebody gave the file a second name: the original lives on.

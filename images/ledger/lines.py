@@ -64,12 +64,6 @@ def write_in_place(job: Job, before: int, after: int) -> None:
     write(job, image.pool if image else None, before, after)
 
 
-def unfinished_in_place(host_id: int) -> Any:
-    """Jobs on a host that had begun to work in place when they were cut off: nobody has told what they won."""
-    jobs = Job.objects.filter(host=host_id, needs_recovery=True, target_kind="image")
-    return jobs.filter(before_bytes__isnull=False, freed_bytes=None).exclude(state__in=Job.ACTIVE)
-
-
 def _freed(freed: int, *, for_good: bool = True) -> dict[str, Any]:
     now = timezone.now() if for_good else None
     return {"freed_bytes": freed, "freed_at": now, "freed_month": f"{now:%Y-%m}" if now else ""}

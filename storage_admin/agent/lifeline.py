@@ -49,8 +49,11 @@ class AgentIO(Protocol):
     def check(self) -> None:
         """Raise StoppedError where the controller cancelled, went away or fell silent."""
 
-    def wait_for_go(self, generation: int) -> None:
-        """Say ``ready`` and return when the controller says ``go`` for this generation, else raise StoppedError."""
+    def wait_for_go(self, generation: int, **made: int) -> None:
+        """Say ``ready`` and return when the controller says ``go`` for this generation, else raise StoppedError.
+
+        What ``made`` says of the files, the controller keeps: it can tell by that whether it came to the swap.
+        """
 
 
 class Lifeline:
@@ -122,18 +125,19 @@ class Lifeline:
         if self._buffer and time.monotonic() - self._flushed > BUFFER_SECONDS:
             self._flush()
 
-    def wait_for_go(self, generation: int) -> None:
+    def wait_for_go(self, generation: int, **made: int) -> None:
         """Ask for the one permission that cannot be taken back.
 
         Args:
             generation: of the request; a ``go`` for another one is a no.
+            made: what is known of the files by now.
 
         Raises:
             StoppedError: ``no_go`` for a refusal or no answer in time; as :meth:`check` otherwise.
         """
         with self._news:
             self._answers.clear()
-        self.emit(protocol.READY, generation=generation)
+        self.emit(protocol.READY, generation=generation, **made)
         deadline = time.monotonic() + self._go_limit
         with self._news:
             while not self._answers:

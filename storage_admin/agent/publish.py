@@ -48,7 +48,7 @@ class Publication(NewFile):
         """
         os.fsync(self.new)
         self._journal.append(journal.READY, new=Stamp.of(os.fstat(self.new)))
-        io.wait_for_go(self.generation)
+        io.wait_for_go(self.generation, **self.facts())
         recheck()
         made = stat_in(self.folder, self.new_name)
         if made is None or not made.same_file(Stamp.of(os.fstat(self.new))):
@@ -101,7 +101,7 @@ class Succession(NewFile):
         """
         os.fsync(self.new)
         self._journal.append(journal.READY, new=Stamp.of(os.fstat(self.new)))
-        io.wait_for_go(self.generation)
+        io.wait_for_go(self.generation, **self.facts())
         locking.keep_writers_away(self.original)
         locking.keep_writers_away(self.new)
         recheck()

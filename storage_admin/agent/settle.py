@@ -221,16 +221,23 @@ def _settle_done(one: Journal, story: Story) -> Settled:
     return replace(settled, outcome=FINISHED)
 
 
+def is_back(named: Stamp | None, original: Stamp) -> tuple[bool, bool]:
+    """Whether a file can be an original that was put back, by its inode; and whether it surely is, by all else."""
+    if named is None or named.inode != original.inode:
+        return False, False
+    return True, (named.file_size, named.mtime_ns) == (original.file_size, original.mtime_ns)
+
+
 def _lost(one: Journal, story: Story, copy: Stamp | None) -> Settled:
     named = stat_in(one.folder, story.name_before)
-    put_back = named is not None and named.inode == story.original.inode
+    put_back, surely_back = is_back(named, story.original)
     if put_back:
         detail = "somebody else has put the original back in the image's place"
     elif copy is None:
         detail = "the undo copy was removed by somebody else"
     else:
         detail = "the undo copy was removed by somebody else, and another file has its name; look at that yourself"
-    return Settled(one.job, LOST, story.name, story.original, put_back=put_back, detail=detail)
+    return Settled(one.job, LOST, story.name, story.original, put_back=put_back, detail=detail, surely_back=surely_back)
 
 
 def _revert(one: Journal, story: Story) -> Settled:

@@ -29,6 +29,7 @@ class Settled:
         undo_waits: whether there is one: a file may occupy nothing.
         undo_of: the job that an undo undid.
         put_back: whether what became of a lost undo copy is that somebody gave it the image's name again.
+        surely_back: whether it has that one's size and time as well: the number of an inode is given again.
         detail: what an admin should know, else empty.
         made_bytes: what the new file occupied as its job left it; ``None`` where the journal does not say it.
         undone_bytes: what the new file occupied when its undo began; as little.
@@ -44,6 +45,7 @@ class Settled:
     put_back: bool = False
     detail: str = ""
     undo_waits: bool = False
+    surely_back: bool = False
     made_bytes: int | None = None
     undone_bytes: int | None = None
     discarded_bytes: int | None = None

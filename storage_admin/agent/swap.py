@@ -124,6 +124,12 @@ class NewFile(ABC):
         if locking.locked_bytes(self.new) or locking.opener([locking.file_id(self.new)]):
             raise HostError("the temporary file is used by somebody else")
 
+    def facts(self) -> dict[str, int]:
+        """What the controller is told before the swap: bytes that both files occupy, and the inode of the new one."""
+        made = Stamp.of(os.fstat(self.new))
+        before = os.fstat(self.original).st_blocks * 512
+        return {"before_bytes": before, "made_bytes": made.allocated_size, "made_inode": made.inode}
+
     @abstractmethod
     def swap(self, io: AgentIO, recheck: Callable[[], None]) -> Swapped:
         """Give the new file its name, once the controller has said ``go`` and ``recheck`` raises nothing."""
@@ -151,7 +157,7 @@ class Replacement(NewFile):
         """
         os.fsync(self.new)
         self._journal.append(journal.READY, new=Stamp.of(os.fstat(self.new)))
-        io.wait_for_go(self.generation)
+        io.wait_for_go(self.generation, **self.facts())
         # Locks first, questions afterwards: a writer that was there before does not hinder the locks.
         locking.keep_writers_away(self.original)
         locking.keep_writers_away(self.new)
@@ -251,7 +257,9 @@ def swap_back(one: Journal, request: Request, ends: Ends, io: AgentIO, recheck: 
     one.append(journal.UNDO, job=request.job, generation=request.generation, new=Stamp.of(os.fstat(ends.new)))
     undo_name = journal.file_name(one.job, "orig")
     try:
-        io.wait_for_go(request.generation)
+        gone, back = Stamp.of(os.fstat(ends.new)), Stamp.of(os.fstat(ends.old))
+        facts = {"before_bytes": gone.allocated_size, "made_bytes": back.allocated_size, "made_inode": back.inode}
+        io.wait_for_go(request.generation, **facts)
         locking.keep_writers_away(ends.new)
         locking.keep_writers_away(ends.old)
         recheck()

@@ -174,6 +174,11 @@ class JobKind(ABC):
             RefusedError, HostError: the agent is not let go, and puts its work back.
         """
 
+    def note_ready(self, job: Job, ready: dict[str, Any]) -> None:  # noqa: B027 (most kinds need nothing)
+        """Keeps what the agent says of the files that it is about to exchange, right before its ``go``: a recovery can
+        tell by it whether that came about.
+        """
+
     def in_controller(self, job: Job) -> bool:  # noqa: ARG002 (for those where it depends)
         """Whether the job is done here, by :meth:`work`, and not by an agent on its host."""
         return not self.verb

@@ -124,16 +124,17 @@ def _work(job: Job, kind: JobKind, recorder: Recorder) -> dict[str, Any]:
             if event["event"] == protocol.READY:
                 if not told:
                     told = True
-                    _let_go(job, kind, session)
+                    _let_go(job, kind, session, event)
             else:
                 _take(job, kind, recorder, event)
     raise HostError("The agent ended without an answer.", protocol.INTERRUPTED)
 
 
-def _let_go(job: Job, kind: JobKind, session: AgentSession) -> None:
+def _let_go(job: Job, kind: JobKind, session: AgentSession, ready: dict[str, Any]) -> None:
     kind.prepare(job)  # the guest's state, after the work as before it
     if claims.may_swap(job):
         kind.before_swap(job)
+        kind.note_ready(job, ready)
         # That may have taken its time.
         if claims.may_swap(job):
             session.go(job.generation)

@@ -175,13 +175,13 @@ def test_undo_of_an_overlay_stands_on_its_base_again(tmp_path: Path) -> None:
 
 def test_discard_frees_what_the_copy_held(image: Path) -> None:
     held = (image.parent / ".sa-j1.orig").stat().st_blocks * 512
-    assert discarded(image) == {"freed_bytes": held, "found": True, "put_back": False}
+    assert discarded(image) == {"freed_bytes": held, "found": True, "put_back": False, "surely_back": False}
     assert leftovers(image.parent) == set()
 
 
 def test_discard_of_a_copy_that_is_gone_clears_the_journal(image: Path) -> None:
     (image.parent / ".sa-j1.orig").unlink()
-    assert discarded(image) == {"freed_bytes": 0, "found": False, "put_back": False}
+    assert discarded(image) == {"freed_bytes": 0, "found": False, "put_back": False, "surely_back": False}
     assert leftovers(image.parent) == set()
 
 
@@ -192,7 +192,7 @@ def test_discard_is_refused_while_somebody_uses_the_copy(image: Path) -> None:
 
 def test_discard_of_a_copy_with_another_name_says_that_nothing_was_freed(image: Path) -> None:
     os.link(image.parent / ".sa-j1.orig", image.parent / "somebody-keeps-it")
-    assert discarded(image) == {"freed_bytes": 0, "found": True, "put_back": False}
+    assert discarded(image) == {"freed_bytes": 0, "found": True, "put_back": False, "surely_back": False}
 
 
 @pytest.mark.parametrize("verb", ["undo", "discard_undo"])

@@ -227,11 +227,29 @@ def test_an_original_that_somebody_put_back_by_hand_has_won_nothing(path: Path, 
 
 
 def test_an_image_that_a_later_job_has_replaced_was_not_put_back_by_hand(path: Path, job: Job) -> None:
-    (path.parent / f".sa-{job.uid}.orig").rename(path)  # or a new file that got the number of the deleted one
+    (path.parent / f".sa-{job.uid}.orig").rename(path)
+    os.utime(path, ns=(1, 1))  # as a new file that got the number of the deleted one
     JobFactory.create(kind="reclaim", target=image_at(path), state="succeeded", finished=timezone.now())
     work("recover", job.host_id)
     job.refresh_from_db()
     assert job.undo_state == "missing"
+
+
+def test_what_is_the_original_by_its_size_and_time_was_put_back_whatever_came_later(path: Path, job: Job) -> None:
+    (path.parent / f".sa-{job.uid}.orig").rename(path)
+    JobFactory.create(kind="reclaim", target=image_at(path), state="succeeded", finished=timezone.now())
+    work("recover", job.host_id)
+    job.refresh_from_db()
+    assert (job.undo_state, job.freed_bytes) == ("undone", 0)
+
+
+def test_a_copy_that_was_moved_goes_on_and_frees_nothing(path: Path, job: Job) -> None:
+    (path.parent / f".sa-{job.uid}.orig").rename(path.parent / "moved.qcow2")
+    scan(job.host)
+    recovery()
+    job.refresh_from_db()
+    assert (job.undo_state, job.freed_bytes) == ("missing", -allocated(path))
+    assert any("it goes on as moved.qcow2" in line for line in said(job))
 
 
 def test_a_copy_with_a_second_name_frees_nothing(path: Path, job: Job) -> None:

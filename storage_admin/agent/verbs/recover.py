@@ -40,8 +40,8 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         request: ``args``: ``pools`` (each ``id``, ``path_b64``, ``kind``), ``jobs_active`` (ids to leave alone),
             ``jobs_recorded`` (ids of jobs whose swap the controller has on record, so that the journal of a lost undo
             copy may go), ``undo_copies`` (those that should wait, and images that are set aside: each ``job``,
-            ``path_b64`` of the image, ``pool_path_b64``), ``in_place`` (images that were worked on where they stand
-            when that was cut off, described in the same way).
+            ``path_b64`` of the image, ``pool_path_b64``), ``images`` (of jobs that were cut off, described in
+            the same way: they are looked at).
         io: the controller.
 
     Returns:
@@ -49,10 +49,10 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         ``kept``, ``lost``, ``busy``, ``failed``), ``undo_bytes``, ``undo_waits``, ``original`` (its stamp),
         ``before_bytes``, ``after_bytes`` (of the image as it is now), ``made_bytes`` (as the job left it),
         ``undone_bytes`` (as its undo found it), ``discarded_bytes`` (what the removal of its undo copy freed), ``dev``,
-        ``inode``, ``undo_of``, ``put_back``, ``detail``. What is not known is null.
-        ``occupied``: for each of ``in_place`` that is there, ``job``, ``bytes`` and ``inode``.
+        ``inode``, ``undo_of``, ``put_back``, ``surely_back``, ``detail``. What is not known is null.
+        ``images``: for each of those that is there, ``job``, ``bytes``, ``dev`` and ``inode``.
     """
-    args = Arguments(request.args, frozenset({"pools", "jobs_active", "jobs_recorded", "undo_copies", "in_place"}))
+    args = Arguments(request.args, frozenset({"pools", "jobs_active", "jobs_recorded", "undo_copies", "images"}))
     active = frozenset(args.get("jobs_active", list, []))
     recorded = frozenset(args.get("jobs_recorded", list, []))
     expected = [_expected(fields) for fields in args.get("undo_copies", list, [])]
@@ -73,8 +73,8 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
                 recovered += _recover_benchmark(folder, job, job in active, io)
     told = {row["job"] for row in recovered} | {row["undo_of"] for row in recovered} | active
     recovered += [row for one in expected if one.job not in told for row in _without_a_trace(one, io)]
-    occupied = [_occupied(_expected(fields), io) for fields in args.get("in_place", list, [])]
-    return {"recovered": recovered, "occupied": [row for row in occupied if row is not None]}
+    seen_images = [_look_at(_expected(fields), io) for fields in args.get("images", list, [])]
+    return {"recovered": recovered, "images": [row for row in seen_images if row is not None]}
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ def _expected(fields: Any) -> _Expected:
     return _Expected(job, args.path("path_b64"), args.path("pool_path_b64"))
 
 
-def _occupied(one: _Expected, io: AgentIO) -> dict[str, Any] | None:
-    """What an image occupies by now; ``None`` where it cannot be seen."""
+def _look_at(one: _Expected, io: AgentIO) -> dict[str, Any] | None:
+    """Which file an image is by now, and what it occupies; ``None`` where it cannot be seen."""
     try:
         fd, name = open_parent(one.pool_path, one.path)
     except (OSError, RefusedError) as error:
@@ -105,7 +105,9 @@ def _occupied(one: _Expected, io: AgentIO) -> dict[str, Any] | None:
         return None
     try:
         now = settle.stat_in(fd, name)
-        return {"job": one.job, "bytes": now.allocated_size, "inode": now.inode} if now is not None else None
+        if now is None:
+            return None
+        return {"job": one.job, "bytes": now.allocated_size, "dev": now.dev, "inode": now.inode}
     finally:
         os.close(fd)
 
@@ -267,6 +269,7 @@ def _row(folder: _Folder, settled: settle.Settled) -> dict[str, Any]:
         "discarded_bytes": settled.discarded_bytes,
         "undo_of": settled.undo_of,
         "put_back": settled.put_back,
+        "surely_back": settled.surely_back,
         "detail": settled.detail,
     }
 

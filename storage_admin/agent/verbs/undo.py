@@ -14,7 +14,7 @@ from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.journal import Journal, JournalError, Stamp, file_name, parse_name
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.pools import display, open_parent
-from storage_admin.agent.protocol import INVALID, HostError, RefusedError, Request, b64
+from storage_admin.agent.protocol import INVALID, OCCUPIED, HostError, RefusedError, Request, b64
 
 _KNOWN = frozenset({"path_b64", "pool_path_b64", "undo_job"})
 
@@ -89,7 +89,7 @@ def discard(request: Request, io: AgentIO) -> dict[str, Any]:
     Returns:
         ``freed_bytes``: what the filesystem got back, 0 where the copy has another name as well; ``original``: the
         stamp of what should be there; ``found``: whether the copy was there; ``put_back``: whether it was not, because
-        somebody gave it the image's name again.
+        somebody gave it the image's name again; ``surely_back``: by its size and time as well.
 
     Raises:
         RefusedError: ``image_in_use``, where somebody uses the copy; ``stale_plan``, where it is the only one left.
@@ -112,13 +112,15 @@ def discard(request: Request, io: AgentIO) -> dict[str, Any]:
                 _refuse_used(old, "the undo copy")
                 freed = status.st_blocks * 512 if status.st_nlink == 1 else 0
                 # Afterwards nobody could tell any more.
+                io.emit(OCCUPIED, freed_bytes=freed)
                 place.journal.append(journal.DISCARD, freed_bytes=freed)
                 settle.unlink(place.folder, undo_name)
             finally:
                 os.close(old)
         place.journal.remove()
-        put_back = not found and named is not None and named.inode == story.original.inode
-        return {"freed_bytes": freed, "found": found, "put_back": put_back, "original": asdict(story.original)}
+        told: dict[str, Any] = {"freed_bytes": freed, "found": found, "original": asdict(story.original)}
+        put_back, surely_back = (False, False) if found else settle.is_back(named, story.original)
+        return {**told, "put_back": put_back, "surely_back": surely_back}
 
 
 @contextlib.contextmanager
