@@ -43,6 +43,7 @@ urlpatterns = [
     path("ledger/", ledger.ledger, name="ledger"),
     path("ledger/export.csv", ledger.ledger_csv, name="ledger_csv"),
     path("orphans/", orphans.orphans, name="orphans"),
+    path("orphans/export.csv", orphans.orphans_csv, name="orphans_csv"),
     *(
         path(f"images/<int:image_id>/{word}/", orphans.aside, {"kind_name": kind}, name=kind)
         for word, kind in (("set-aside", "set_aside"), ("restore", "restore_aside"), ("delete", "delete_aside"))

@@ -99,6 +99,7 @@ JOB_KINDS = [
 #: Every list whose filters can be kept under a name, by what it says of itself (storage_admin/accounts/saved_views.py).
 LIST_PAGES = [
     "images.views.listing.PAGE",
+    "images.views.orphans.PAGE",
     "images.views.jobs.PAGE",
     "images.views.ledger.PAGE",
     "images.views.hosts.PAGE",

@@ -20,13 +20,16 @@ from images.views.access import PageRequest, number, page, paginated
 from images.views.image import image_of
 from images.views.lists import as_choices
 from storage_admin.accounts.roles import Role
+from storage_admin.accounts.saved_views import list_page
 from storage_admin.agent.protocol import RefusedError
+from storage_admin.csv_export import Columns, csv_answer
 from storage_admin.hosts.errors import InvalidError
 from storage_admin.hosts.selectors import hosts_for, pools_for
 from storage_admin.jobs import kinds, services
 from storage_admin.jobs.kinds import JobKind
 
 PER_PAGE = 50
+PAGE = list_page("orphans", "Orphans", {"host", "pool", "age", "everywhere"})
 #: How long an image was not changed, in days, and the word for it.
 AGES = (("1", "for a day"), ("7", "for a week"), ("30", "for 30 days"), ("90", "for 90 days"), ("365", "for a year"))
 
@@ -48,6 +51,30 @@ def _filtered(request: PageRequest, rows: QuerySet[Image]) -> tuple[QuerySet[Ima
         else:
             rows = rows.filter(of_host(value)) if name == "host" else rows.filter(pool=value)
     return rows, ignored
+
+
+CSV_COLUMNS: Columns = {
+    "id": "id",
+    "name": "name",
+    "host": "host.name",
+    "pool": "pool.name",
+    "path": "path",
+    "format": "declared_format",
+    "virtual_size": "virtual_size",
+    "allocated_size": "allocated_size",
+    "last_changed": changed_at,
+    "evidence": lambda image: " ".join(selectors.evidence(image)),
+}
+
+
+@require_safe
+@page()
+def orphans_csv(request: PageRequest) -> HttpResponseBase:
+    """The whole list as it is filtered."""
+    everywhere = request.GET.get("everywhere") == "true"
+    return csv_answer(
+        "orphans", CSV_COLUMNS, _filtered(request, selectors.orphans_for(request.actor, everywhere=everywhere))[0]
+    )
 
 
 @require_safe

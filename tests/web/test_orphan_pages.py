@@ -1,5 +1,7 @@
 """The page of orphans, and the steps from there."""
 
+import csv
+import io
 from datetime import timedelta
 from typing import Any
 
@@ -82,6 +84,16 @@ def test_filters_by_host_pool_and_age(viewer: Client, pool: StoragePool) -> None
     assert "Not understood, and so not applied: age, pool" in said(viewer.get("/orphans/?age=x&pool=-1&host=")).replace(
         "pool, age", "age, pool"
     )
+
+
+def test_the_list_is_written_as_csv_with_its_evidence(viewer: Client, pool: StoragePool) -> None:
+    orphan(pool, "=cmd.raw")
+    orphan(pool, "young.raw", mtime_ns=int(timezone.now().timestamp() * 1e9))
+    answer: Any = viewer.get("/orphans/export.csv?age=30")
+    lines = list(csv.DictReader(io.StringIO(b"".join(answer.streaming_content).decode())))
+    assert [(line["allocated_size"], line["last_changed"][:10]) for line in lines] == [(str(4 * GIB), "2023-11-14")]
+    assert lines[0]["name"].startswith("'=")
+    assert EVIDENCE[0] in lines[0]["evidence"]
 
 
 def test_what_is_not_known_is_counted_with_its_reason(viewer: Client, pool: StoragePool) -> None:
