@@ -74,6 +74,9 @@ class PolicyRun(models.Model):
     started = models.DateTimeField(default=now)
     #: When its picks were written; null until then.
     chosen_at = models.DateTimeField(null=True)
+    #: Who writes them now, and since when: another one begins anew when that takes too long.
+    chooser = models.CharField(max_length=40, blank=True, default="")
+    chooser_since = models.DateTimeField(null=True)
     #: How many were left out without a pick of their own, by the code of the rule.
     left_out = models.JSONField(default=dict)
     finished = models.DateTimeField(null=True)

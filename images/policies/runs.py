@@ -5,9 +5,12 @@ once, and what a crash has cut off is taken up by the next step.
 """
 
 import logging
+import uuid
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
 
 from django.db import transaction
 from django.db.models import Count, Q, QuerySet
@@ -24,9 +27,12 @@ from storage_admin.jobs import services as jobs
 from storage_admin.jobs.models import Job
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 #: Picks left out by a rule are kept so long after their run; how many there were of each stays.
 KEPT_SKIPS = timedelta(days=30)
+#: Picks that one transaction writes, and after how long somebody who writes them is taken to be gone.
+AT_ONCE, CHOOSES_WITHIN = 1000, timedelta(minutes=5)
 #: The image was not as the plan knew it: the job's refusal leaves it out, and nothing has failed.
 _WORLD_MOVED = frozenset(
     {
@@ -55,6 +61,8 @@ def step(run: PolicyRun, now: datetime) -> None:
     running = run.state == PolicyRun.State.RUNNING
     if running and run.chosen_at is None and now < run.ends:
         _choose(run, rules, now)
+    if running and run.chosen_at is None and now < run.ends:
+        return  # somebody else is writing down what it chose
     _settle(run, now)
     if running and now >= last_start(run, rules):
         close(run, rules, "window_closed", _closed(run, rules, now))
@@ -71,29 +79,47 @@ def last_start(run: PolicyRun, rules: Rules) -> datetime:
 
 
 def _choose(run: PolicyRun, rules: Rules, now: datetime) -> None:
+    """Writes a run's picks, some at a time: a hundred thousand in one transaction would keep all others from writing.
+
+    One scheduler does it. One that does not come to its end is followed by another, which begins anew.
+    """
+    mine = uuid.uuid4().hex
+    free = Q(chooser="") | Q(chooser_since__lt=now - CHOOSES_WITHIN)
+    ours = PolicyRun.objects.filter(pk=run.pk, state=PolicyRun.State.RUNNING, chosen_at=None)
+    if ours.filter(free).update(chooser=mine, chooser_since=now) != 1:
+        return
+    run.picks.all().delete()  # of one who was cut off
     choice = choosing.choose(rules, now)
-    with transaction.atomic():
-        mine = PolicyRun.objects.filter(pk=run.pk, state=PolicyRun.State.RUNNING, chosen_at=None)
-        if mine.update(chosen_at=now, left_out=dict(choice.not_meant)) != 1:
-            return
-        PolicyPick.objects.bulk_create(_picks(run, rules, choice), batch_size=1000)
-    run.chosen_at = now
+    ours = ours.filter(chooser=mine)
+    for picks in _picks(run, rules, choice):
+        with transaction.atomic():
+            if ours.update(chooser=mine) != 1:
+                return
+            PolicyPick.objects.bulk_create(picks)
+    if ours.update(chosen_at=now, left_out=dict(choice.not_meant)) == 1:
+        run.chosen_at = now
 
 
-def _picks(run: PolicyRun, rules: Rules, choice: Choice) -> list[PolicyPick]:
-    picks = [
-        PolicyPick(run=run, place=place, predicted_bytes=one.gain, **_target(rules, one))
-        for place, one in enumerate(choice.chosen, 1)
-    ]
-    behind = len(picks) + 1
-    picks += [
-        PolicyPick(
-            run=run, place=behind, state=PolicyPick.State.SKIPPED, code=one.code, reason=one.reason,
-            **_target(rules, one),
-        )
-        for one in choice.skips
-    ]  # fmt: skip
-    return picks
+def _picks(run: PolicyRun, rules: Rules, choice: Choice) -> Iterator[list[PolicyPick]]:
+    """The picks of a choice, as many at a time as one transaction takes."""
+    behind = len(choice.chosen) + 1
+    for part in batched(enumerate(choice.chosen, 1)):
+        yield [PolicyPick(run=run, place=place, predicted_bytes=one.gain, **_target(rules, one)) for place, one in part]
+    for skips in batched(choice.skips):
+        yield [
+            PolicyPick(
+                run=run, place=behind, state=PolicyPick.State.SKIPPED, code=one.code, reason=one.reason,
+                **_target(rules, one),
+            )
+            for one in skips
+        ]  # fmt: skip
+
+
+def batched(rows: Iterable[T]) -> Iterator[list[T]]:
+    """The rows in lists of at most so many as one transaction writes."""
+    left = iter(rows)
+    while part := list(islice(left, AT_ONCE)):
+        yield part
 
 
 def _target(rules: Rules, one: Candidate | Skip) -> dict[str, Any]:

@@ -188,10 +188,10 @@ def _length(value: float) -> str:
 
 
 #: Every state's word stands beside its colour.
-GOOD = {"ok", "running", "succeeded", "available", "mounted"}
+GOOD = {"ok", "running", "succeeded", "finished", "available", "mounted"}
 WARN = {
     "degraded", "paused", "modifying", "queued", "interrupted", "outside_pool", "missing", "new", "pmsuspended",
-    "set_aside",
+    "set_aside", "missed",
 }  # fmt: skip
 BAD = {
     "unreachable", "failed", "chain_broken", "chain_cycle", "format_mismatch", "unreadable", "crashed", "gone", "error",

@@ -107,7 +107,8 @@ def choices_of(form: QueryDict, actor: Actor) -> dict[str, Any]:
 
 def _field(kind: JobKind, name: str, form: QueryDict) -> Field:
     schema = kind.properties[name]
-    word, hint = name.replace("_", " "), schema.get("description", "")
+    word = name.replace("_", " ").replace("idle io", "idle I/O")
+    hint = schema.get("description", "").replace("null for", "empty for")
     if in_mib(name):
         word = f"{word.removesuffix(' sec').removesuffix(' bytes')} (MiB{'/s' if name.endswith('sec') else ''})"
     if name.endswith("_hours"):

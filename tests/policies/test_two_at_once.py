@@ -88,3 +88,30 @@ def test_what_was_cut_off_between_two_steps_is_taken_up_by_the_next(monkeypatch:
     runs.work(NOW)
     assert run.picks.count() == 3
     assert Job.objects.count() == PolicyPick.objects.filter(state="submitted", job__isnull=False).count() == 3
+
+
+def test_a_choice_that_was_cut_off_is_made_anew_by_another_and_has_each_image_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    images(5)
+    run = services.run_now(OPERATOR, PolicyFactory.create(), NOW)
+    monkeypatch.setattr(runs, "AT_ONCE", 2)
+    written = PolicyPick.objects.bulk_create
+    calls: list[int] = []
+
+    def killed(picks: Any, **more: Any) -> Any:
+        calls.append(len(picks))
+        if len(calls) == 2:
+            raise SystemExit
+        return written(picks, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PolicyPick.objects, "bulk_create", killed)
+        with pytest.raises(SystemExit):
+            runs.work(NOW)
+    assert run.picks.count() == 2
+    runs.work(NOW + timedelta(minutes=4))
+    assert Job.objects.count() == 0
+    runs.work(NOW + timedelta(minutes=6))
+    assert sorted(run.picks.values_list("label", flat=True)) == [f"disk{number}" for number in range(5)]
+    assert Job.objects.count() == 1
