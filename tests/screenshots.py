@@ -45,6 +45,10 @@ PAGES = {
     "host-add": "/hosts/add/",
     "guests": "/guests/",
     "views": "/images/?format=qcow2&ordering=-reclaimable_bytes",
+    "policies": "/policies/",
+    "policy": "/policies/{policy}/",
+    "policy-change": "/policies/{policy}/change/",
+    "policy-preview": "/policies/{policy}/preview/",
     "alerts": "/alerts/",
     "webhooks": "/webhooks/",
     "benchmarks": "/benchmarks/",
@@ -54,6 +58,10 @@ PAGES = {
     "benchmark-compare": "/benchmarks/compare/?ids={before},{matrix}&published=0",
     "benchmark-history": "/benchmarks/pools/{pool}/",
 }
+POLICY = {
+    "name": "nightly compaction", "cron": "0 22 * * 1-5", "timezone": "Europe/Berlin", "min_reclaimable_bytes": 1 << 20,
+    "min_age_hours": 168, "formats": ["qcow2"], "name_pattern": "!*-template*", "options": {"undo_hours": 24},
+}  # fmt: skip
 #: Small enough to be done in a minute: what they show is how figures look.
 MATRIX = {"size_bytes": 16 << 20, "repetitions": 5}
 FIO = {"size_bytes": 64 << 20, "seconds": 1}
@@ -178,6 +186,7 @@ def _places(rest: Rest) -> dict[str, int]:
         "leaf": rest.image("web-02-hotfix.qcow2")["id"],
         "archive": rest.image("media-2M-clusters.qcow2")["id"],
         "pool": next(pool["id"] for pool in rest.get("pools/")["results"] if pool["name"] == "demo"),
+        "policy": rest.post("policies/", POLICY, expect=201)["id"],
     }
 
 

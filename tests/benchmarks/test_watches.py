@@ -11,9 +11,10 @@ from benchmarks import services, tasks
 from benchmarks.models import Benchmark, Watch
 from storage_admin.accounts.roles import ForbiddenError
 from storage_admin.hosts.models import StoragePool
+from storage_admin.jobs import automation
 from storage_admin.jobs.errors import InvalidError
 from storage_admin.jobs.models import Job
-from tests.working import OPERATOR, VIEWER
+from tests.working import ADMIN, OPERATOR, VIEWER
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
@@ -38,6 +39,14 @@ def test_a_watch_starts_its_quick_profile_when_it_is_due(pool: StoragePool) -> N
     assert rounds(2) == 2
     watch.refresh_from_db()
     assert timezone.now() - watch.last_started < timedelta(minutes=1)  # type: ignore[operator]
+
+
+def test_no_watch_starts_while_automation_is_paused(pool: StoragePool) -> None:
+    services.watch(OPERATOR, pool, "fio", 24)
+    automation.switch(ADMIN, paused=True)
+    assert rounds() == 0
+    automation.switch(ADMIN, paused=False)
+    assert rounds() == 1
 
 
 def test_a_run_that_still_waits_is_not_queued_twice(pool: StoragePool) -> None:
