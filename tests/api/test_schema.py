@@ -32,6 +32,7 @@ from tests.factories import (
     ImageUseFactory,
     JobFactory,
     JobLogFactory,
+    PolicyPickFactory,
     PoolSampleFactory,
     SampleFactory,
     SavedViewFactory,
@@ -84,6 +85,8 @@ def api(one_connection: None, no_network: None) -> Any:
     SampleFactory.create(benchmark__pool=base.pool)
     WatchFactory.create(pool=base.pool)
     SavedViewFactory.create(shared=True)
+    run = PolicyPickFactory.create(image=image, job=job, state="failed", code="tool_failed", reason="It broke.").run
+    PolicyPickFactory.create(run=run, image=base, state="skipped", code="guests_unknown", reason="Nobody knows.")
     return schemathesis.openapi.from_wsgi("/api/v1/schema/", application, headers=SIGNED_IN)
 
 

@@ -108,6 +108,8 @@ def test_a_policy_runs_by_hand_and_its_run_says_what_became_of_it(operator: Clie
     page = text_of(operator.get(answer["Location"]).content.decode())
     for words in ("finished", "web-01", "web-02", "who uses it is not known", "1 GiB", f"job {Job.objects.get().pk}"):
         assert words.lower() in page.lower(), words
+    job = operator.get(f"/jobs/{Job.objects.get().pk}/").content.decode()
+    assert f'href="/policies/{policy.pk}/runs/{run.pk}/"' in job
     assert "1 GiB" in text_of(operator.get("/policies/").content.decode())
     assert "by hand, the-operator" in text_of(operator.get(f"/policies/{policy.pk}/").content.decode())
 
