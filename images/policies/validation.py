@@ -96,8 +96,7 @@ def _job(policy: Policy, _actor: Actor, fields: Fields) -> None:
     try:
         policy.options = kinds.get(policy.kind).clean(policy.options)
     except InvalidError as error:
-        fields |= {"options": error.detail}
-        fields.update({"options": error.detail})
+        fields["options"] = error.detail
         return
     for name, (allowed, sentence) in _NEVER.items():
         value = policy.options.get(name, allowed)
