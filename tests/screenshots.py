@@ -37,6 +37,7 @@ PAGES = {
     "check": "/images/{leaf}/check/",
     "orphans": "/orphans/?everywhere=true",
     "jobs": "/jobs/",
+    "ledger": "/ledger/",
     "pool": "/pools/{pool}/",
     "users": "/users/",
     "audit": "/audit/",

@@ -12,7 +12,7 @@ from rest_framework.response import Response
 from images import selectors
 from images.ledger.filters import LedgerFilters
 from images.ledger.selectors import POLICY, lines_for
-from images.ledger.sums import summary
+from images.ledger.sums import Summary, summary
 from storage_admin.api.views import EndpointSet
 from storage_admin.jobs.models import Job
 
@@ -115,38 +115,45 @@ class SumsSerializer(serializers.Serializer[Any]):
     held_count = serializers.IntegerField(help_text="Jobs whose undo copies wait.")
 
 
-class OfHostSerializer(serializers.Serializer[Any]):
+class OfHostSerializer(SumsSerializer):
     """What came of the jobs on one host."""
 
     id = serializers.IntegerField(allow_null=True, help_text="Null where it was removed.")
     name = serializers.CharField(allow_blank=True)
-    sums = SumsSerializer()
 
 
-class OfPoolSerializer(serializers.Serializer[Any]):
+class OfPoolSerializer(SumsSerializer):
     """What came of the jobs in one pool."""
 
     id = serializers.IntegerField(allow_null=True, help_text="Null where it was removed or is not known.")
     name = serializers.CharField(allow_blank=True)
     host_id = serializers.IntegerField(allow_null=True)
     host = serializers.CharField(allow_blank=True)
-    sums = SumsSerializer()
 
 
-class OfMonthSerializer(serializers.Serializer[Any]):
+class OfMonthSerializer(SumsSerializer):
     """What became free or was taken in a month; what is held is in none."""
 
     month = serializers.CharField(help_text="As `2026-11`, in UTC.")
-    sums = SumsSerializer()
 
 
-class SummarySerializer(serializers.Serializer[Any]):
-    """The ledger, added up."""
+class SummarySerializer(SumsSerializer):
+    """The ledger, added up: in all, and by host, pool and month."""
 
-    total = SumsSerializer()
     hosts = OfHostSerializer(many=True)
     pools = OfPoolSerializer(many=True)
     months = OfMonthSerializer(many=True)
+
+
+def told(found: Summary) -> dict[str, Any]:
+    """Sums as the API shows them: beside the name of what they are of."""
+    groups = {"hosts": found.hosts, "pools": found.pools, "months": found.months}
+    total: dict[str, Any] = vars(found.total)
+    return total | {name: [_flat(one) for one in of_each] for name, of_each in groups.items()}
+
+
+def _flat(one: Any) -> dict[str, Any]:
+    return {**{name: value for name, value in vars(one).items() if name != "sums"}, **vars(one.sums)}
 
 
 @extend_schema_view(
@@ -181,4 +188,4 @@ class LedgerEndpoints(mixins.ListModelMixin, EndpointSet):
     )
     @action(detail=False, methods=["get"], pagination_class=None)
     def summary(self, _request: Request) -> Response:
-        return Response(SummarySerializer(summary(self.filter_queryset(self.get_queryset()))).data)
+        return Response(SummarySerializer(told(summary(self.filter_queryset(self.get_queryset())))).data)

@@ -23,6 +23,7 @@ from tests.factories import (
     StoragePoolFactory,
     WatchFactory,
 )
+from tests.ledger.rows import freed
 
 LISTS = {
     "images": 15,
@@ -31,6 +32,8 @@ LISTS = {
     "pools": 7,
     "hosts": 6,
     "overview": 30,
+    "ledger": 6,
+    "ledger/summary": 6,
     "benchmarks": 6,
     "benchmark-watches": 6,
 }
@@ -51,6 +54,7 @@ def populate(count: int) -> None:
         GuestDiskFactory.create(guest=use.disk.guest)
         JobFactory.create(target=image, kind="reclaim", state="running")
         JobFactory.create(target=image, kind="reclaim", state="failed", finished=timezone.now())
+        freed(GIB, number, image)
         StoragePoolFactory.create()
         BenchmarkFactory.create()
         WatchFactory.create()

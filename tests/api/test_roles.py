@@ -121,6 +121,8 @@ CASES = [
     Case("get", "ledger/summary/", VIEWER),
     Case("get", "ledger/", VIEWER),
     Case("get", "ledger/summary/", VIEWER),
+    Case("get", "ledger/", VIEWER),
+    Case("get", "ledger/summary/", VIEWER),
     Case("get", "overview/", VIEWER),
     Case("get", "views/", VIEWER),
     Case(

@@ -5,7 +5,8 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from images.selectors import overview
+from images.ledger import lines
+from images.selectors import Won, overview
 from storage_admin.accounts.roles import SYSTEM, Actor, Role
 from tests.factories import (
     GIB,
@@ -16,6 +17,7 @@ from tests.factories import (
     PoolSampleFactory,
     StoragePoolFactory,
 )
+from tests.ledger.rows import freed, held
 
 pytestmark = pytest.mark.django_db
 
@@ -141,21 +143,13 @@ def test_a_failed_job_that_was_repeated_with_success_is_no_concern() -> None:
     assert overview(SYSTEM).needs_a_look == ()
 
 
-def test_won_is_what_was_freed_and_held_stands_apart() -> None:
-    image = ImageFactory.create()
-
-    def job(undo_state: str, freed: int, held: int, state: str = "succeeded") -> None:
-        JobFactory.create(
-            kind="reclaim", target=image, state=state, undo_state=undo_state, undo_bytes=held,
-            result={"freed_bytes": freed, "held_bytes": held},
-        )  # fmt: skip
-
-    job("expired", 5 * GIB, 0)
-    job("available", 0, 3 * GIB)
-    job("undone", 7 * GIB, 0)
-    job("none", 9 * GIB, 0, state="failed")
-    won = overview(SYSTEM).won_so_far
-    assert (won.freed_bytes, won.held_bytes, won.jobs_count) == (5 * GIB, 3 * GIB, 1)
+def test_won_is_what_was_freed_less_what_was_taken_and_held_stands_apart() -> None:
+    freed(9 * GIB, 4 * GIB)
+    freed(0, 2 * GIB, kind="convert")
+    held(3 * GIB, GIB)
+    lines.close(held(7 * GIB, GIB, undo_state="undone", undo_bytes=0), 0, undone=True)
+    JobFactory.create(kind="reclaim", state="failed", result={"freed_bytes": 9 * GIB})
+    assert overview(SYSTEM).won_so_far == Won(3 * GIB, 3 * GIB, 2, won_bytes=5 * GIB, taken_bytes=2 * GIB)
 
 
 def test_other_hosts_do_not_exist_for_a_token_limited_to_one() -> None:

@@ -79,7 +79,7 @@ class Filled:
         """The address of every page that only reads."""
         return [
             "/", "/images/", "/orphans/?everywhere=true", "/hosts/", "/guests/", "/jobs/", "/password/", "/account/",
-            f"/images/{self.image.pk}/",
+            "/ledger/", f"/images/{self.image.pk}/",
             f"/images/{self.base.pk}/", f"/images/{self.image.pk}/reclaim/", f"/jobs/{self.running.pk}/",
             f"/jobs/{self.done.pk}/", f"/pools/{self.pool.pk}/", f"/guests/{self.guest.pk}/",
             "/alerts/", f"/alerts/{self.alert.pk}/",

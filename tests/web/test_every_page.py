@@ -9,7 +9,7 @@ from tests.factories import HostFactory
 from tests.web.conftest import ADMIN_PAGES, Filled
 from tests.web.html import inline_code, tags_of, text_of
 
-LISTS = ["/", "/images/", "/orphans/", "/hosts/", "/guests/", "/jobs/", "/password/"]
+LISTS = ["/", "/images/", "/orphans/", "/hosts/", "/guests/", "/jobs/", "/ledger/", "/password/"]
 
 
 @pytest.mark.parametrize("role", ["viewer", "operator", "admin"])

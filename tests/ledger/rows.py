@@ -1,0 +1,44 @@
+"""Jobs with a line of the ledger, as they would have ended."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from django.db.models import Model
+from django.utils import timezone
+
+from images.ledger import lines
+from images.models import Image
+from storage_admin.jobs.models import Job
+from tests.factories import GIB, ImageFactory, JobFactory
+
+NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
+
+
+def job_on(target: Model | None = None, **values: Any) -> Job:
+    """A job on an image that has ended."""
+    now = timezone.now()
+    ended: dict[str, Any] = {"kind": "reclaim", "state": "succeeded", "started": now, "finished": now, "rewrites": True}
+    return JobFactory.create(target=target or ImageFactory.create(), **ended | values)
+
+
+def freed(
+    before: int, after: int, image: Image | None = None, at: datetime | None = None, pool: Any = None, **values: Any
+) -> Job:
+    """One that has changed space for good, at a time."""
+    image = image or ImageFactory.create()
+    job = job_on(image, **values)
+    lines.write(job, pool or image.pool, before, after)
+    if at is not None:
+        Job.objects.filter(pk=job.pk).update(freed_at=at, freed_month=f"{at.astimezone(UTC):%Y-%m}", finished=at)
+    job.refresh_from_db()
+    return job
+
+
+def held(before: int = 4 * GIB, after: int = GIB, image: Image | None = None, **values: Any) -> Job:
+    """One whose undo copy waits."""
+    image = image or ImageFactory.create()
+    waits: dict[str, Any] = {"undo_state": "available", "undo_bytes": before, "undo_expires": timezone.now()}
+    job = job_on(image, **waits | values)
+    lines.write_held(job, image.pool, before, after)
+    job.refresh_from_db()
+    return job

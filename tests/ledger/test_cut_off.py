@@ -1,0 +1,145 @@
+"""Digging that ends before its end has won what it has dug until then; a swap that nobody recorded has happened."""
+
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from storage_admin.hosts.session import AgentSession
+from storage_admin.jobs import reaper, runner, services
+from storage_admin.jobs.models import Job
+from storage_admin.jobs.recorder import Recorder
+from tests.agent.harness import leftovers
+from tests.working import ADMIN, OPERATOR, image_at, run, said, scan, this_machine, work
+
+pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
+
+MIB = 1 << 20
+SLOW: dict[str, Any] = {"method": "in_place", "bandwidth_bytes_sec": MIB}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A raw image of 4 MiB, three quarters of it zeros that occupy the disk."""
+    pool = tmp_path / "pool"
+    pool.mkdir()
+    (pool / "disk.raw").write_bytes((b"x" * 65536 + bytes(3 * 65536)) * 16)
+    scan(this_machine(pool))
+    return pool / "disk.raw"
+
+
+def allocated(path: Path) -> int:
+    return path.stat().st_blocks * 512
+
+
+def recovered(job: Job) -> Job:
+    """After what is done about a job whose worker is gone."""
+    Job.objects.filter(pk=job.pk, state="running").update(heartbeat=timezone.now() - timedelta(minutes=5))
+    reaper.reap()
+    Job.objects.filter(pk=job.pk).update(finished=timezone.now() - timedelta(seconds=1))
+    reaper.recover_hosts()
+    done = run(Job.objects.get(kind="recover", state="queued"))
+    assert done.state == "succeeded", (done.error_detail, said(done))
+    job.refresh_from_db()
+    return job
+
+
+def test_digging_that_is_cancelled_has_won_what_was_dug(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, tick, started = allocated(path), Recorder.tick, time.monotonic()
+
+    def and_cancel(recorder: Recorder) -> None:
+        tick(recorder)
+        recorder.cancel_requested |= time.monotonic() - started > 1.5
+
+    monkeypatch.setattr(Recorder, "tick", and_cancel)
+    job = work("reclaim", image_at(path).pk, OPERATOR, **SLOW)
+    assert job.state == "cancelled", (job.error_detail, said(job))
+    assert 0 < before - allocated(path) < 3 * MIB
+    assert (job.before_bytes, job.after_bytes) == (before, allocated(path))
+    assert (job.freed_bytes, job.space_pool) == (before - allocated(path), image_at(path).pool)
+    assert job.freed_at is not None
+
+
+def test_digging_whose_agent_was_killed_is_measured_by_the_recovery(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, send = allocated(path), AgentSession.send
+
+    def and_kill(session: AgentSession, request: Any) -> None:
+        threading.Timer(1.5, session._process.kill).start()
+        send(session, request)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AgentSession, "send", and_kill)
+        job = work("reclaim", image_at(path).pk, OPERATOR, **SLOW)
+    assert (job.state, job.freed_bytes) == ("interrupted", None)
+    recovered(job)
+    assert (job.state, job.freed_bytes) == ("interrupted", before - allocated(path))
+    assert 0 < (job.freed_bytes or 0) < 3 * MIB
+    assert any("bytes were won before it was cut off" in line for line in said(job))
+
+
+def unrecorded(job: Job, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """A job whose worker dies between the agent's result and its record."""
+
+    def die(*_: Any) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runner, "_end_well", die)
+        with pytest.raises(SystemExit):
+            run(job)
+    return recovered(job)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("reclaim", {"method": "copy", "undo_hours": 0}),
+        ("convert", {"format": "qcow2", "replace": True, "undo_hours": 0}),
+        ("convert", {"format": "qcow2"}),
+    ],
+)
+def test_a_swap_without_an_undo_copy_that_nobody_recorded_has_succeeded(
+    path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, options: dict[str, Any]
+) -> None:
+    """Its journal was gone as well: what the agent said before the swap tells that the file is the one it made."""
+    pool, before = path.parent, allocated(path)
+    job = unrecorded(services.submit(ADMIN, kind, image_at(path).pk, options), monkeypatch)
+    assert job.state == "succeeded", (job.error_detail, said(job))
+    assert leftovers(pool) == set()
+    assert job.freed_bytes == before - sum(map(allocated, pool.iterdir()))
+    run(Job.objects.get(kind="scan", state="queued"))
+    made = path.with_suffix(".qcow2") if kind == "convert" else path
+    assert (image_at(made).state, image_at(made).allocated_size) == ("ok", allocated(made))
+
+
+def test_a_job_that_was_cut_off_before_its_swap_stays_interrupted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inode, before = path.stat().st_ino, allocated(path)
+
+    def never(session: AgentSession, _generation: int) -> None:
+        session._process.kill()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AgentSession, "go", never)
+        job = work("reclaim", image_at(path).pk, ADMIN, method="copy", undo_hours=0)
+    assert "ready" in job.kept
+    recovered(job)
+    assert (job.state, job.freed_bytes) == ("interrupted", None)
+    assert (path.stat().st_ino, allocated(path), leftovers(path.parent)) == (inode, before, set())
+
+
+def test_a_removal_that_nobody_recorded_knows_whether_the_copy_had_another_name(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = work("reclaim", image_at(path).pk, ADMIN, method="copy", undo_hours=5)
+    run(Job.objects.get(kind="scan", state="queued"))
+    (path.parent / "kept").hardlink_to(path.parent / f".sa-{job.uid}.orig")
+    removal = unrecorded(services.discard_undo(ADMIN, job), monkeypatch)
+    job.refresh_from_db()
+    assert (removal.state, job.undo_state) == ("succeeded", "discarded")
+    assert job.freed_bytes == -allocated(path)

@@ -1,0 +1,180 @@
+"""What a job's row says of space, and what becomes of that when its host, pool or image goes."""
+
+from datetime import UTC, datetime
+from importlib import import_module
+from typing import Any
+
+import pytest
+from django.apps import apps
+
+from images.ledger import lines
+from images.ledger.selectors import freed_of, lines_for
+from images.ledger.sums import summary
+from images.selectors import overview
+from storage_admin.accounts.roles import SYSTEM, Actor, Role
+from storage_admin.hosts import registration
+from storage_admin.hosts.models import Host
+from storage_admin.jobs.models import Job
+from storage_admin.jobs.selectors import jobs_for
+from tests.factories import GIB, MIB, HostFactory, ImageFactory, JobFactory, StoragePoolFactory
+from tests.ledger.rows import freed, held, job_on
+from tests.working import ADMIN
+
+pytestmark = pytest.mark.django_db
+earlier = import_module("storage_admin.jobs.migrations.0007_ledger_of_earlier_jobs")
+
+
+def test_a_line_says_what_where_and_when() -> None:
+    image = ImageFactory.create(pool__name="fast")
+    job = job_on(image, plan={"before_bytes": 10, "predicted_after_bytes": 4})
+    lines.write(job, image.pool, 12, 5)
+    job.refresh_from_db()
+    assert (job.before_bytes, job.after_bytes, job.predicted_bytes, job.freed_bytes) == (12, 5, 6, 7)
+    assert (job.space_pool, job.pool_name, job.host_name) == (image.pool, "fast", image.host.name)
+    assert job.freed_at is not None
+    assert job.freed_month == f"{job.freed_at:%Y-%m}"
+
+
+def test_nothing_is_freed_while_an_undo_copy_waits_and_what_is_undone_never_is() -> None:
+    job = held(10, 4)
+    assert (job.freed_bytes, job.freed_at, job.freed_month) == (0, None, "")
+    lines.close(job, 6)
+    job.refresh_from_db()
+    assert (job.freed_bytes, bool(job.freed_at)) == (6, True)
+    lines.close(job, 0, undone=True)
+    job.refresh_from_db()
+    assert (job.freed_bytes, job.freed_at, job.freed_month) == (0, None, "")
+
+
+def test_a_file_beside_an_image_takes_what_it_occupies() -> None:
+    job = job_on(kind="convert")
+    lines.write_beside(job, None, 7 * MIB)
+    job.refresh_from_db()
+    assert (job.before_bytes, job.after_bytes, job.freed_bytes, job.pool_name) == (0, 7 * MIB, -7 * MIB, "")
+
+
+def test_work_in_place_that_changed_nothing_has_no_line() -> None:
+    job = job_on(state="running", generation=1)
+    lines.begin_in_place(job, 9)
+    job.refresh_from_db()
+    assert (job.before_bytes, job.freed_bytes) == (9, None)
+    lines.write_in_place(job, 9, 9)
+    job.refresh_from_db()
+    assert (job.before_bytes, job.freed_bytes) == (None, None)
+    lines.write_in_place(job, 9, 2)
+    job.refresh_from_db()
+    assert job.freed_bytes == 7
+
+
+def test_a_job_that_is_not_ours_any_more_notes_nothing() -> None:
+    job = job_on(state="interrupted", generation=2)
+    lines.begin_in_place(job, 9)
+    job.refresh_from_db()
+    assert job.before_bytes is None
+
+
+def test_the_lines_of_a_host_that_is_removed_stay_in_every_sum_and_its_other_jobs_go() -> None:
+    host = HostFactory.create(kind="ssh", slug="old", name="Old one")
+    image = ImageFactory.create(pool__host=host, pool__name="old pool")
+    line = freed(5 * GIB, GIB, image, created_by="ada")
+    freed(3 * GIB, GIB)
+    JobFactory.create(target=host, state="succeeded")
+    number = host.pk
+    registration.remove_host(ADMIN, host)
+    assert not Host.objects.filter(pk=number).exists()
+    assert list(Job.objects.filter(host=number)) == [line]
+    assert [job.pk for job in jobs_for(SYSTEM)] == [job.pk for job in Job.objects.exclude(pk=line.pk)]
+    assert jobs_for(SYSTEM).count() == 1
+    assert freed_of(lines_for(SYSTEM)).freed_bytes == 6 * GIB
+    assert overview(SYSTEM).won_so_far.freed_bytes == 6 * GIB
+    found = summary(lines_for(SYSTEM))
+    of_host, of_pool = found.hosts[0], found.pools[0]
+    assert (of_host.id, of_host.name, of_host.sums.freed_bytes) == (None, "Old one", 4 * GIB)
+    assert (of_pool.id, of_pool.name, of_pool.host_id, of_pool.host) == (None, "old pool", None, "Old one")
+    told: Any = lines_for(SYSTEM).get(pk=line.pk)
+    assert (told.host_now, told.pool_now, told.image_number) == (None, None, None)
+    assert told.target_label == image.name
+
+
+def test_two_hosts_that_were_removed_under_one_name_are_two() -> None:
+    for _ in range(2):
+        host = HostFactory.create(kind="ssh", name="node")
+        freed(2 * GIB, GIB, ImageFactory.create(pool__host=host))
+        registration.remove_host(ADMIN, host)
+    assert [(one.id, one.name) for one in summary(lines_for(SYSTEM)).hosts] == [(None, "node"), (None, "node")]
+
+
+def test_the_lines_of_a_host_that_was_removed_exist_for_nobody_who_is_limited_to_hosts() -> None:
+    host = HostFactory.create(kind="ssh", slug="old")
+    freed(5 * GIB, GIB, ImageFactory.create(pool__host=host))
+    registration.remove_host(ADMIN, host)
+    HostFactory.create(slug="old")
+    limited = Actor("t", Role.ADMIN, hosts=frozenset({"old"}))
+    assert not lines_for(limited).exists()
+
+
+def test_the_lines_of_a_pool_or_an_image_that_is_gone_stay() -> None:
+    pool = StoragePoolFactory.create(name="gone")
+    line = freed(5 * GIB, GIB, ImageFactory.create(pool=pool))
+    pool.delete()
+    told: Any = lines_for(SYSTEM).get()
+    assert (told.pk, told.host_now, told.pool_now, told.pool_name) == (line.pk, line.host.name, None, "gone")
+    (found,) = summary(lines_for(SYSTEM)).pools
+    assert (found.id, found.name, found.host_id) == (None, "gone", line.host_id)
+
+
+def test_a_forced_undo_counts_what_was_written_since_to_the_image_that_it_undid() -> None:
+    image = ImageFactory.create()
+    undone = job_on(image, undo_state="undone")
+    lines.write_held(undone, image.pool, 9, 4)
+    undo = job_on(undone, kind="undo")
+    lines.write(undo, image.pool, 6, 9, freed=2)
+    told: Any = lines_for(SYSTEM).get(pk=undo.pk)
+    assert (told.image_number, told.freed_bytes) == (image.pk, 2)
+
+
+def old_job(**values: Any) -> Job:
+    finished = datetime(2026, 10, 31, 23, 30, tzinfo=UTC)
+    defaults: dict[str, Any] = {"options": {"replace": True}, "finished": finished, "plan": {}}
+    return job_on(**defaults | values)
+
+
+RESULT = {"before_bytes": 10, "after_bytes": 4, "held_bytes": 0, "freed_bytes": 6, "swapped": True}
+AT = "2026-11-03T04:05:06+00:00"
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"result": RESULT | {"freed_at": AT}}, (10, 4, 6, "2026-11")),
+        ({"result": RESULT | {"held_bytes": 10, "freed_bytes": 0}, "undo_state": "available"}, (10, 4, 0, "")),
+        ({"result": RESULT | {"freed_bytes": 0, "freed_at": AT}, "undo_state": "undone"}, (10, 4, 0, "")),
+        ({"result": RESULT | {"freed_bytes": -4, "freed_at": AT}, "undo_state": "discarded"}, (10, 4, -4, "2026-11")),
+        ({"result": RESULT | {"swapped": False}}, (10, 4, 6, "2026-10")),
+        ({"result": RESULT | {"swapped": False, "after_bytes": 10, "freed_bytes": 0}}, (None, None, None, "")),
+        (
+            {"kind": "convert", "options": {"replace": False}, "result": RESULT | {"swapped": False}},
+            (0, 4, -4, "2026-10"),
+        ),
+        ({"kind": "check", "result": {"found": {}, "swapped": False}}, (None, None, None, "")),
+        ({"kind": "undo", "result": RESULT}, (None, None, None, "")),
+        ({"result": None}, (None, None, None, "")),
+        ({"result": RESULT, "state": "failed"}, (None, None, None, "")),
+    ],
+)
+def test_jobs_from_before_there_was_a_ledger_get_lines_by_their_results(values: Any, line: Any) -> None:
+    pool = StoragePoolFactory.create(name="p")
+    job = old_job(**{"plan": {"scratch_pool": pool.pk, "before_bytes": 9, "predicted_after_bytes": 5}} | values)
+    earlier.write_lines(apps, None)
+    job.refresh_from_db()
+    assert (job.before_bytes, job.after_bytes, job.freed_bytes, job.freed_month) == line
+    assert job.predicted_bytes == (None if line[0] is None else 4)
+    assert (job.space_pool_id, job.pool_name) == ((None, "") if line[0] is None else (pool.pk, "p"))
+
+
+def test_a_pool_that_is_gone_by_then_is_not_made_up() -> None:
+    job = old_job(result=RESULT, plan={"scratch_pool": 4711})
+    earlier.write_lines(apps, None)
+    job.refresh_from_db()
+    assert (job.freed_bytes, job.space_pool_id, job.pool_name, job.predicted_bytes) == (6, None, "", None)
+    assert job.freed_at == job.finished == datetime(2026, 10, 31, 23, 30, tzinfo=UTC)
