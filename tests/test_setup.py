@@ -20,7 +20,19 @@ TOOLS = (
 PROVIDED = ("gcc", "pkg-config", "qemu-img", "redis-server", "setpriv", "node")
 PROVIDED_FOR_TESTS = (
     *("libvirtd", "virsh", "qemu-system-x86_64", "busybox", "chromium", "sshd"),
-    *("setfacl", "setfattr", "mkfs.ext4", "mkfs.xfs", "systemd-analyze", "strace", "visudo", "fio", "bonnie++"),
+    *(
+        "setfacl",
+        "setfattr",
+        "mkfs.ext4",
+        "mkfs.xfs",
+        "systemd-analyze",
+        "strace",
+        "visudo",
+        "fio",
+        "bonnie++",
+        "curl",
+        "jq",
+    ),
 )
 
 PYTHON = """#!/bin/sh

@@ -43,11 +43,22 @@ def finish(result: dict[str, Any], **_about: Any) -> dict[str, Any]:
             schema["additionalProperties"] = False
     for path, operations in result["paths"].items():
         for method, operation in operations.items():
+            for parameter in operation.get("parameters", ()):
+                _name_descending(parameter["schema"])
             if operation.get("security"):
                 _add_errors(
                     operation, changes=method in {"post", "patch", "delete"}, one="{" in path or method == "post"
                 )
     return result
+
+
+def _name_descending(schema: dict[str, Any]) -> None:
+    """Names for orders such as ``-name``: a program that is generated from the schema would call them by number."""
+    values = schema.get("enum", [])
+    if any(str(value).startswith("-") for value in values):
+        names = [str(value).removeprefix("-").upper() for value in values]
+        pairs = zip(values, names, strict=True)
+        schema["x-enum-varnames"] = [f"{name}_DESC" if value.startswith("-") else name for value, name in pairs]
 
 
 def _add_errors(operation: dict[str, Any], *, changes: bool, one: bool) -> None:

@@ -24,7 +24,9 @@ def web(bind: str, workers: int = WEB_WORKERS, log_level: str = "warning") -> tu
     """gunicorn on ``bind``, with so many processes."""
     server = (sys.executable, "-m", "gunicorn", "--bind", bind, "--no-control-socket")
     sizes = ("--workers", str(workers), "--worker-class", "gthread", "--threads", str(WEB_THREADS))
-    return (*server, *sizes, "--graceful-timeout", "5", "--log-level", log_level, "storage_admin.wsgi")
+    # Longer than clients and proxies keep an idle connection: else it may be closed just when it is used again.
+    times = ("--graceful-timeout", "5", "--keep-alive", "75")
+    return (*server, *sizes, *times, "--log-level", log_level, "storage_admin.wsgi")
 
 
 def worker(threads: int = WORKER_THREADS, log_level: str = "warning") -> tuple[str, ...]:
