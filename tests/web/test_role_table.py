@@ -1,0 +1,286 @@
+"""Every page and every button, asked by everybody, about things of one's own host, of another and none at all.
+
+A new page without a case fails: what is in no case has to answer 405.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from axes.models import AccessAttempt
+from django.db import transaction
+from django.http import StreamingHttpResponse
+from django.test import Client
+from django.urls import URLPattern, URLResolver, get_resolver
+
+from storage_admin.jobs.models import Job
+from tests.factories import DeliveryFactory, HostFactory, SavedViewFactory, TokenFactory, UserFactory, WebhookFactory
+from tests.web.test_host_scope import address, everything_on
+
+VIEWER, OPERATOR, ADMIN = "viewer", "operator", "admin"
+RANKS = [VIEWER, OPERATOR, ADMIN]
+BACKEND = "django.contrib.auth.backends.ModelBackend"
+MISSING = 987_654_321
+#: For who is not signed in, too; their own tests are elsewhere (sign-in, health, metrics, the API's table).
+OPEN = ("api/", "login/", "logout/", "password/", "healthz", "metrics")
+
+
+@dataclass(frozen=True)
+class Page:
+    """A method of a page, the role that it needs, and what it answers to who has it (a form without its values: 400,
+    302 with a sentence, or 409 with the refusals).
+    """
+
+    method: str
+    name: str
+    role: str
+    answer: int = 200
+    #: Concerns no single host: not for people who are limited to some.
+    everywhere: bool = False
+    #: The role that is asked for before the object is looked for, where that is a lower one.
+    first: str = ""
+    body: dict[str, Any] = field(default_factory=dict)
+
+
+PAGES = [
+    Page("get", "overview", VIEWER),
+    Page("get", "images", VIEWER),
+    Page("get", "images_csv", VIEWER),
+    Page("post", "images_analyze", OPERATOR, 302),
+    Page("post", "images_reclaim", OPERATOR, 302),
+    Page("get", "image", VIEWER),
+    Page("post", "image_analyze", OPERATOR, 302),
+    Page("post", "image_format", ADMIN, 302),
+    Page("get", "reclaim", VIEWER),
+    Page("post", "reclaim", OPERATOR, 409, first=VIEWER),
+    Page("get", "flatten", VIEWER),
+    Page("post", "flatten", OPERATOR, 409, first=VIEWER),
+    Page("get", "convert", VIEWER),
+    Page("post", "convert", OPERATOR, 409, first=VIEWER),
+    Page("get", "check", VIEWER),
+    Page("post", "check", OPERATOR, 409, first=VIEWER),
+    Page("get", "ledger", VIEWER),
+    Page("get", "ledger_csv", VIEWER),
+    Page("get", "orphans", VIEWER),
+    Page("get", "orphans_csv", VIEWER),
+    Page("get", "set_aside", ADMIN),
+    Page("post", "set_aside", ADMIN, 409),
+    Page("get", "restore_aside", ADMIN),
+    Page("post", "restore_aside", ADMIN, 409),
+    Page("get", "delete_aside", ADMIN),
+    Page("post", "delete_aside", ADMIN, 409),
+    Page("get", "jobs", VIEWER),
+    Page("get", "jobs_csv", VIEWER),
+    Page("get", "jobs_count", VIEWER),
+    Page("get", "job", VIEWER),
+    Page("get", "job_status", VIEWER),
+    Page("get", "job_log", VIEWER),
+    Page("post", "job_cancel", OPERATOR, 302),
+    Page("post", "job_retry", OPERATOR, 302),
+    Page("post", "job_undo", OPERATOR, 302),
+    Page("post", "job_discard_undo", ADMIN, 302),
+    Page("get", "hosts", VIEWER),
+    Page("get", "hosts_csv", VIEWER),
+    Page("get", "pools_csv", VIEWER),
+    Page("get", "host_add", ADMIN, everywhere=True),
+    Page("post", "host_add", ADMIN, 400, everywhere=True),
+    Page("get", "host_connection", ADMIN, 404),
+    Page("post", "host_connection", ADMIN, 404),
+    Page("post", "host_remove", ADMIN, 302),
+    Page("post", "host_change", ADMIN, 302),
+    Page("post", "host_scan", OPERATOR, 302),
+    Page("post", "folder_add", ADMIN, 400),
+    Page("get", "pool", VIEWER),
+    Page("post", "pool_change", ADMIN, 302),
+    Page("post", "pool_remove", ADMIN, 302),
+    Page("get", "guests", VIEWER),
+    Page("get", "guests_csv", VIEWER),
+    Page("get", "guest_io", VIEWER, 302),
+    Page("post", "guest_io", VIEWER, 302),
+    Page("get", "guest", VIEWER),
+    Page("get", "move_disk", VIEWER),
+    Page("post", "move_disk", OPERATOR, 302, first=VIEWER),
+    Page("get", "resize", VIEWER),
+    Page("post", "resize", OPERATOR, 302, first=VIEWER),
+    Page("get", "trim", VIEWER),
+    Page("post", "trim", OPERATOR, 302, first=VIEWER),
+    Page("post", "view_save", VIEWER, 302),
+    # Of another's view it changes only whether the page opens with it, for oneself.
+    Page("post", "view_change", VIEWER, 302),
+    Page("post", "view_delete", ADMIN, 302, everywhere=True, first=VIEWER),
+    Page("get", "alerts", VIEWER),
+    Page("get", "alerts_count", VIEWER),
+    Page("get", "alert", VIEWER),
+    Page("post", "alert_ack", OPERATOR, 302),
+    Page("get", "webhooks", ADMIN, everywhere=True),
+    Page("post", "webhooks", ADMIN, 400, everywhere=True),
+    Page("post", "mail_test", ADMIN, 302, everywhere=True),
+    Page("get", "webhook", ADMIN, everywhere=True),
+    Page("post", "webhook_change", ADMIN, 302, everywhere=True),
+    Page("post", "webhook_secret", ADMIN, everywhere=True),
+    Page("post", "webhook_test", ADMIN, 302, everywhere=True),
+    Page("post", "webhook_delete", ADMIN, 302, everywhere=True),
+    Page("post", "delivery_resend", ADMIN, 302, everywhere=True),
+    Page("get", "policies", VIEWER),
+    Page("get", "policy_add", ADMIN),
+    Page("post", "policy_add", ADMIN, 400),
+    Page("get", "policy", VIEWER),
+    Page("get", "policy_change", ADMIN),
+    Page("post", "policy_change", ADMIN, 302),
+    Page("get", "policy_preview", OPERATOR),
+    Page("post", "policy_run_now", OPERATOR, 302),
+    Page("post", "policy_remove", ADMIN, 302),
+    Page("get", "policy_run", VIEWER),
+    Page("post", "policy_run_stop", OPERATOR, 302),
+    Page("post", "automation_switch", ADMIN, 302, everywhere=True),
+    Page("get", "tokens", ADMIN, everywhere=True),
+    Page("post", "tokens", ADMIN, 400, everywhere=True),
+    Page("post", "token_delete", ADMIN, 302, everywhere=True),
+    Page("get", "users", ADMIN, everywhere=True),
+    Page("post", "users", ADMIN, 400, everywhere=True),
+    Page("get", "user", ADMIN, everywhere=True),
+    Page("post", "user", ADMIN, 302, everywhere=True),
+    Page("post", "user_active", ADMIN, 302, everywhere=True),
+    Page("post", "user_password", ADMIN, everywhere=True),
+    Page("post", "user_sign_out", ADMIN, 302, everywhere=True),
+    Page("post", "user_session_end", ADMIN, 404, everywhere=True),
+    Page("post", "lockout_end", ADMIN, 302, everywhere=True),
+    Page("get", "account", VIEWER),
+    Page("post", "account_sign_out", VIEWER, 302),
+    Page("post", "account_session_end", VIEWER, 404),
+    Page("get", "audit", ADMIN, everywhere=True),
+    Page("get", "audit_csv", ADMIN, everywhere=True),
+    Page("get", "benchmarks", VIEWER),
+    Page("get", "benchmarks_csv", VIEWER),
+    Page("get", "benchmark_start", VIEWER),
+    Page("post", "benchmark_start", OPERATOR, 409, first=VIEWER, body={"kind": "dd", "pool": "pool_id"}),
+    Page("get", "benchmark_paste", OPERATOR),
+    Page("post", "benchmark_paste", OPERATOR, 400, everywhere=True),
+    Page("get", "benchmark_compare_csv", VIEWER),
+    Page("get", "benchmark_compare", VIEWER),
+    Page("get", "benchmark", VIEWER),
+    Page("get", "benchmark_status", VIEWER),
+    Page("get", "benchmark_figures", VIEWER),
+    Page("get", "benchmark_csv", VIEWER),
+    Page("get", "benchmark_history", VIEWER),
+    Page("post", "benchmark_watch", OPERATOR, 302),
+    Page("post", "benchmark_unwatch", OPERATOR, 302),
+]
+
+
+@dataclass(frozen=True)
+class Asker:
+    """Who asks: with a role, limited to a host, about things that are there or not."""
+
+    role: str
+    host: str = ""
+    there: bool = True
+
+    def answer(self, page: Page, *, about_one: bool) -> int:
+        """What this one has to get."""
+        rank = RANKS.index(self.role)
+        seen = self.there and self.host != "other"
+        limited = page.everywhere and bool(self.host)
+        if about_one and not seen and not limited:
+            return 404 if rank >= RANKS.index(page.first or page.role) else 403
+        return page.answer if rank >= RANKS.index(page.role) and not limited else 403
+
+
+ASKERS = [
+    *(Asker(role) for role in RANKS),
+    *(Asker(role, "alpha") for role in (OPERATOR, ADMIN)),
+    *(Asker(role, "other") for role in RANKS),
+    *(Asker(role, there=False) for role in (VIEWER, ADMIN)),
+]
+
+
+@pytest.fixture
+def ids(db: None) -> dict[str, int]:
+    """One of everything on the host ``alpha``, by the names that they have in addresses."""
+    HostFactory.create(slug="other")
+    hook = WebhookFactory.create()
+    attempt = AccessAttempt.objects.create(username="x", ip_address="192.0.2.7", failures_since_start=6)
+    return everything_on("alpha") | {
+        "token_id": TokenFactory.create().pk, "user_id": UserFactory.create().pk, "webhook_id": hook.pk,
+        "delivery_id": DeliveryFactory.create(webhook=hook, state="given_up").pk, "lockout_id": attempt.pk,
+        "view_id": SavedViewFactory.create(shared=True).pk,
+    }  # fmt: skip
+
+
+def routes() -> Iterator[tuple[str, str]]:
+    """Name and route of every page."""
+
+    def within(patterns: list[Any], prefix: str) -> Iterator[tuple[str, str]]:
+        for pattern in patterns:
+            route = prefix + str(pattern.pattern)
+            if isinstance(pattern, URLResolver):
+                yield from within(pattern.url_patterns, route)
+            elif isinstance(pattern, URLPattern) and not route.startswith(OPEN):
+                yield str(pattern.name), route
+
+    return within(get_resolver().url_patterns, "")
+
+
+def send(client: Client, method: str, where: str, body: dict[str, Any]) -> int:
+    """The status, with all that the request changed taken back."""
+    with transaction.atomic():
+        jobs = Job.objects.count()
+        answer = getattr(client, method)(where, body)
+        if isinstance(answer, StreamingHttpResponse):
+            list(answer.streaming_content)  # type: ignore[arg-type]
+        assert answer.status_code < 400 or Job.objects.count() == jobs, where
+        transaction.set_rollback(True)
+    return int(answer.status_code)
+
+
+def body_of(page: Page, ids: dict[str, int]) -> dict[str, Any]:
+    return {name: ids.get(value, value) for name, value in page.body.items()}
+
+
+@pytest.mark.parametrize("asker", ASKERS, ids=str)
+def test_each_answer_of_the_table(ids: dict[str, int], asker: Asker) -> None:
+    client = Client()
+    client.force_login(UserFactory.create(role=asker.role, hosts=[asker.host] if asker.host else []), BACKEND)
+    client.get("/jobs/count/")  # the first request notes where the session is from
+    objects = ids if asker.there else dict.fromkeys(ids, MISSING)
+    where, wrong = dict(routes()), []
+    for page in PAGES:
+        about_one = "<" in where[page.name] or "pool" in page.body
+        if not asker.there and not about_one:
+            continue
+        expected = asker.answer(page, about_one=about_one)
+        answer = send(client, page.method, address(where[page.name], objects), body_of(page, objects))
+        if answer != expected:
+            wrong.append(f"{page.method} {page.name}: {answer}, expected {expected}")
+    assert wrong == []
+
+
+def test_nobody_and_no_token_opens_a_page_or_presses_a_button(ids: dict[str, int]) -> None:
+    TokenFactory.create(role="admin", secret="sa_admin")
+    for client in (Client(), Client(headers={"Authorization": "Bearer sa_admin"})):
+        for _, route in routes():
+            for method in ("get", "post"):
+                where = address(route, ids)
+                answer = getattr(client, method)(where)
+                assert (answer.status_code, answer["Location"].partition("?")[0]) == (302, "/login/"), where
+
+
+def test_each_page_is_in_the_table_and_other_methods_are_refused(ids: dict[str, int]) -> None:
+    listed = {(page.method, page.name) for page in PAGES}
+    where = dict(routes())
+    assert len(listed) == len(PAGES) > 110
+    assert {name for _, name in listed} == set(where)
+    client = Client()
+    client.force_login(UserFactory.create(role="admin"), BACKEND)
+    client.get("/jobs/count/")
+    others = [(method, name) for name in where for method in ("get", "post") if (method, name) not in listed]
+    others += [(method, name) for name in where for method in ("put", "delete")]
+    wrong = []
+    for method, name in others:
+        with transaction.atomic():
+            answer = getattr(client, method)(address(where[name], ids))
+            transaction.set_rollback(True)
+        if answer.status_code != 405:
+            wrong.append(f"{method} {name}: {answer.status_code}")
+    assert wrong == []
