@@ -56,6 +56,7 @@ class Disk:
     """A guest's disk; what ``target`` and ``only_in`` are, the guest's definition says."""
 
     id: int
+    #: Its name; empty for a guest of another host, which may not exist for whoever reads the sentence.
     guest: str
     guest_off: bool
     path_key: str
@@ -67,6 +68,11 @@ class Disk:
     uid: str = ""
     #: Of a guest of another host: that host's rows say which image it uses there.
     of_another_host: bool = False
+
+    @property
+    def who(self) -> str:
+        """The guest, as a sentence names it."""
+        return f"guest {self.guest}" if self.guest else "a guest of another host"
 
     @property
     def naming(self) -> Naming:
@@ -152,7 +158,7 @@ class Resolver:
         answer = self.answers[row.id]
         for disk in answer.disks:
             if disk.format:
-                answer.declared_format, answer.declared_by = disk.format, _short(f"guest {disk.guest}")
+                answer.declared_format, answer.declared_by = disk.format, _short(disk.who)
                 return
         for overlay in answer.overlays:
             if declared := self.rows[overlay].backing_format:
@@ -281,10 +287,10 @@ class Resolver:
         answer = self.answers[row.id]
         if row.missing or row.gone:
             return
-        running = [disk.guest for disk in disks if not disk.guest_off]
+        running = [disk.who for disk in disks if not disk.guest_off]
         if running or row.held:
             answer.in_use = True
-            answer.in_use_detail = f"guest {running[0]} is running" if running else row.held
+            answer.in_use_detail = f"{running[0]} is running" if running else row.held
         elif not row.owners_unknown:
             answer.in_use = False
         else:

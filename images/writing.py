@@ -98,19 +98,20 @@ def _disks(host: Host) -> list[Disk]:
     if proxmox_alone.is_alone(host) and host.cluster:
         for name in StoragePool.objects.filter(host=host, network=True).values_list("name", flat=True):
             found |= Q(guest__host__cluster=host.cluster, volume__startswith=f"{name}:")
-    known = [_disk(disk) for disk in GuestDisk.objects.filter(found).exclude(path="").select_related("guest")]
+    known = [_disk(disk, host) for disk in GuestDisk.objects.filter(found).exclude(path="").select_related("guest")]
     known_ids = {disk.id for disk in known}
     # By the path alone: a device's number is another one on each host.
     shared = [(disk, path) for disk, path in sharing.disks(host) if disk.pk not in known_ids]
     return [
         *known,
-        *(replace(_disk(disk), path_key=path_key(path), inode=":", of_another_host=True) for disk, path in shared),
+        *(replace(_disk(disk, host), path_key=path_key(path), inode=":", of_another_host=True) for disk, path in shared),
     ]
 
 
-def _disk(disk: GuestDisk) -> Disk:
+def _disk(disk: GuestDisk, host: Host) -> Disk:
+    name = disk.guest.name if disk.guest.host_id == host.pk else ""
     return Disk(
-        id=disk.pk, guest=disk.guest.name, guest_off=disk.guest.off, path_key=disk.path_key,
+        id=disk.pk, guest=name, guest_off=disk.guest.off, path_key=disk.path_key,
         inode=f"{disk.dev}:{disk.inode}", format=disk.format, target=disk.target, only_in=disk.only_in,
         kind=disk.guest.kind, uid=disk.guest.uid,
     )  # fmt: skip

@@ -24,7 +24,7 @@ class Naming:
     """A guest's disk, as far as its name and section are evidence.
 
     Args:
-        guest: its name; ``kind`` and ``uid`` as in :class:`storage_admin.guests.models.Guest`.
+        guest: its name, empty for one of another host, which is not told of; ``kind`` and ``uid`` as in :class:`storage_admin.guests.models.Guest`.
         only_in: the section of the definition that alone names it.
     """
 
@@ -37,6 +37,8 @@ class Naming:
     @property
     def sentence(self) -> str:
         """What the definition says; empty for a disk that the guest simply has."""
+        if not self.guest:
+            return "A guest of another host names it." if self.only_in or self.target.startswith("unused") else ""
         if self.target == "nvram":
             return f"It is the NVRAM of {self._who}."
         if self.target.startswith("unused"):

@@ -55,16 +55,18 @@ def _pair(pool: StoragePool, other: StoragePool) -> Shared | None:
 
 
 def unknown(host: Host) -> dict[int, str]:
-    """Pools of the host whose users are not known because another host shares them, and why."""
+    """Pools of the host whose users are not known because another host shares them, and why.
+
+    The other host is not named: it may not exist for whoever reads that.
+    """
     found: dict[int, str] = {}
     for pair in shared(host):
         other = pair.other.host
-        why = other.owners_unknown
-        if not why and other.status == Host.Status.UNREACHABLE:
-            why = "It does not answer."
-        if why:
+        away = other.status == Host.Status.UNREACHABLE
+        if other.owners_unknown or away:
+            why = "it does not answer." if away else "the page Hosts says why."
             found.setdefault(
-                pair.pool.pk, f"{other.name} shares {pair.pool.name}, and who uses it there is not known: {why}"
+                pair.pool.pk, f"Another host shares {pair.pool.name}, and who uses it there is not known: {why}"
             )
     return found
 
@@ -88,11 +90,11 @@ def needed_paths(host: Host) -> dict[str, str]:
     rows = Image.every.filter(host__in={pair.other.host_id for pair in pairs}, missing_since=None).exclude(
         backing_key=""
     )
-    outside = rows.filter(~Q(backing__pool=F("pool")) | Q(backing=None)).select_related("host")
+    outside = rows.filter(~Q(backing__pool=F("pool")) | Q(backing=None))
     found: dict[str, str] = {}
-    for row in outside.only("name", "host__name", "host_id", "backing_path_bytes"):
+    for row in outside.only("host_id", "backing_path_bytes"):
         for pair in pairs:
             path = pair.here(bytes(row.backing_path_bytes)) if pair.other.host_id == row.host_id else None
             if path is not None:
-                found[display(path)] = f"{row.name} on {row.host.name} stands on it."
+                found[display(path)] = "An image of another host stands on it."
     return found
