@@ -8,6 +8,7 @@ from images import estimates, refusals, writing
 from images.kinds.scan import HostKind
 from images.kinds.targets import ImageKind, facts, find
 from images.models import Image
+from images.policies import bell
 from storage_admin.accounts.roles import SYSTEM, Actor
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
@@ -94,6 +95,7 @@ class Analyze(ImageKind):
 
     def ended(self, job: Job) -> None:
         self._asked.pop(job.pk, None)
+        bell.ring_after(job)
 
 
 class Sample(HostKind):

@@ -13,6 +13,7 @@ from images.kinds.targets import RewriteKind, ancestors, facts, find
 from images.ledger import lines
 from images.models import Image
 from images.orphans.evidence import READS_ON
+from images.policies import bell
 from storage_admin.accounts.roles import Actor
 from storage_admin.agent.protocol import RefusedError, unb64
 from storage_admin.hosts.models import StoragePool
@@ -195,6 +196,7 @@ class Rewriting(waiting.WaitsForGuests, RewriteKind):
 
     def ended(self, job: Job) -> None:
         rewriting.rescan(job)
+        bell.ring_after(job)
 
 
 def _need(image: Image, choice: Choice, *, keeps_undo: bool) -> tuple[StoragePool, space.Need]:

@@ -1,4 +1,4 @@
-"""Rings for the next step of the policies' runs at once, so that nobody who starts one waits for the scheduler."""
+"""Rings for the next step of the policies' runs at once, so that nothing waits for the scheduler."""
 
 import logging
 
@@ -6,6 +6,9 @@ from celery import current_app
 from django.db import transaction
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
+
+from images.models import PolicyPick, PolicyRun
+from storage_admin.jobs.models import Job
 
 logger = logging.getLogger(__name__)
 
@@ -15,6 +18,12 @@ STEP = "images.tasks.advance_policies"
 def ring() -> None:
     """Asks for a step once what was written is committed. If nobody hears, the scheduler asks within seconds."""
     transaction.on_commit(_ring)
+
+
+def ring_after(job: Job) -> None:
+    """Asks for a step when a job has ended that a run waits for: its place is free for the next one."""
+    if PolicyPick.objects.filter(job=job, run__state=PolicyRun.State.RUNNING).exists():
+        _ring()
 
 
 def _ring() -> None:

@@ -1,0 +1,35 @@
+"""A run goes on when one of its jobs has ended, not only when the scheduler rings."""
+
+import pytest
+from django.utils import timezone
+
+from images.models import Policy, PolicyPick, PolicyRun
+from images.policies import bell
+from tests.factories import JobFactory
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def rung(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    rings: list[int] = []
+    monkeypatch.setattr(bell, "_ring", lambda: rings.append(1))
+    return rings
+
+
+def test_rings_when_a_job_of_a_run_at_work_has_ended(rung: list[int]) -> None:
+    job = JobFactory.create(state="succeeded")
+    now = timezone.now()
+    policy = Policy.objects.create(name="nightly", cron="0 22 * * *", created_by="ada")
+    run = PolicyRun.objects.create(policy=policy, due=now, ends=now, by="policy nightly")
+    PolicyPick.objects.create(run=run, label="vm.qcow2", state="submitted", job=job)
+    bell.ring_after(job)
+    assert rung == [1]
+    PolicyRun.objects.update(state="stopped")
+    bell.ring_after(job)
+    assert rung == [1]
+
+
+def test_is_silent_for_a_job_that_somebody_asked_for(rung: list[int]) -> None:
+    bell.ring_after(JobFactory.create(state="succeeded"))
+    assert rung == []
