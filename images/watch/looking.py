@@ -21,7 +21,8 @@ def look(now: datetime) -> None:
     What raises alerts by itself (policies, benchmarks) closes them by itself; here they end with their pool.
     """
     pools = list(StoragePool.objects.select_related("host").defer("path_bytes", "host__capabilities").order_by("pk"))
-    is_open = set(Alert.objects.filter(closed=None).values_list("key", flat=True))
+    known = Alert.objects.filter(closed=None).values_list("key", "severity")
+    is_open = {name for key, severity in known for name in (key, f"{severity} {key}")}
     found: dict[str, Iterable[Trouble]] = {
         events.POOL_OVER_THRESHOLD: of_pools.over_threshold(pools, is_open),
         events.POOL_DAYS_UNTIL_FULL: of_pools.full_soon(pools, is_open, now),

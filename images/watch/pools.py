@@ -1,7 +1,9 @@
 """What may be wrong with pools: too full, full soon, promised too often, held by undo copies.
 
-A filesystem that several pools lie on is told of once, and so is a storage that several hosts mount. An alert that is
-open closes only a little below its threshold: a pool that sits right on it would otherwise open and close one all day.
+A filesystem that several pools lie on is told of once, and so is a storage that several hosts mount; that it is full is
+told under each of these hosts to those who are limited to it. An alert that is open closes only a little below its
+threshold, and a danger stays one as long: a pool that sits right on it would otherwise open and close one, or get
+worse, all day.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -37,14 +39,30 @@ class Place:
 
     @property
     def beside(self) -> str:
-        """A sentence about the other pools; empty where there are none."""
-        others = [str(pool) for pool in self.pools[1:]]
+        """A sentence about the other pools of its host; empty where there are none. Another host may not exist for
+        whoever reads it.
+        """
+        others = [str(pool) for pool in self.pools[1:] if pool.host_id == self.pool.host_id]
         named = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if len(others) > 5 else "")
         return f" On the same filesystem: {named}." if others else ""
 
-    def trouble(self, kind: str, severity: str, title: str, detail: str) -> Trouble:
-        pool = self.pool
-        return Trouble(f"{kind}:{pool.pk}", severity, title, detail, pool.host.slug, "pool", pool.pk, str(pool))
+    def of_each_host(self) -> Iterator["Place"]:
+        """The place as each host has it, that of the first pool first."""
+        for host in dict.fromkeys(pool.host_id for pool in self.pools):
+            yield Place(tuple(pool for pool in self.pools if pool.host_id == host))
+
+    def troubles(self, kind: str, severity: str, title: str, detail: str) -> Iterator[Trouble]:
+        """One trouble, and the same once more for each other host, for those who are limited to it.
+
+        Args:
+            title: with ``{pool}`` where the pool's name stands.
+        """
+        for place in self.of_each_host():
+            pool = place.pool
+            yield Trouble(
+                f"{kind}:{pool.pk}", severity, title.format(pool=pool), detail + place.beside, pool.host.slug, "pool",
+                pool.pk, str(pool), told_under="" if pool == self.pool else self.pool.host.slug,
+            )  # fmt: skip
 
 
 def filesystems(pools: Iterable[StoragePool]) -> list[Place]:
@@ -73,13 +91,14 @@ def over_threshold(pools: list[StoragePool], is_open: Collection[str]) -> Iterat
         pool = place.pool
         capacity, used = pool.capacity_bytes or 1, pool.used_bytes or 0
         percent, limit = 100 * used / capacity, min(one.warn_percent for one in place.pools)
+        danger = DANGER_PERCENT - (MARGIN_PERCENT if f"danger {kind}:{pool.pk}" in is_open else 0.0)
         if percent >= limit - (MARGIN_PERCENT if f"{kind}:{pool.pk}" in is_open else 0.0):
-            yield place.trouble(
+            yield from place.troubles(
                 kind,
-                "danger" if percent >= DANGER_PERCENT else "warning",
-                f"{pool} is over its threshold of {limit} %",
+                "danger" if percent >= danger else "warning",
+                f"{{pool}} is over its threshold of {limit} %",
                 f"{int(percent)} % used: {size(used)} of {size(capacity)}, {size(capacity - used)} free. Win space "
-                f"back (the images page lists the largest wins), discard undo copies, or make it larger.{place.beside}",
+                "back (the images page lists the largest wins), discard undo copies, or make it larger.",
             )
 
 
@@ -93,13 +112,14 @@ def full_soon(pools: list[StoragePool], is_open: Collection[str], now: datetime)
         pool, limit, forecast = place.pool, _days(place) or 0, found.get(place.pool.pk)
         if forecast is None or forecast.days > limit * (1 + MARGIN_DAYS * (f"{kind}:{pool.pk}" in is_open)):
             continue
-        yield place.trouble(
+        in_danger = f"danger {kind}:{pool.pk}" in is_open
+        yield from place.troubles(
             kind,
-            "danger" if forecast.days <= limit / 4 else "warning",
-            f"{pool} will be full soon",
+            "danger" if forecast.days <= limit / 4 * (1 + MARGIN_DAYS * in_danger) else "warning",
+            "{pool} will be full soon",
             f"Full in about {days(forecast.days)} (between {forecast.low:.1f} and {forecast.high:.1f}) if it goes on "
             f"as in the last {forecast.over_days} days: {size(round(forecast.growth_bytes))} a day, "
-            f"{size(pool.available_bytes)} free. Told from {limit} days on.{place.beside}",
+            f"{size(pool.available_bytes)} free. Told from {limit} days on.",
         )
 
 
@@ -116,10 +136,10 @@ def overcommitted(pools: list[StoragePool], is_open: Collection[str]) -> Iterato
             continue
         ratio = pool.virtual_bytes / pool.capacity_bytes
         if ratio >= limit * (1 - MARGIN * (f"{kind}:{pool.pk}" in is_open)):
-            yield place.trouble(
+            yield from place.troubles(
                 kind,
                 "warning",
-                f"{pool} promises more than {limit:g} times its capacity",
+                f"{{pool}} promises more than {limit:g} times its capacity",
                 f"{ratio:.2f} times: images of {size(pool.virtual_bytes)} virtual size on {size(pool.capacity_bytes)}. "
                 "Where guests fill what they were promised, it is full: move images, or make it larger.",
             )
@@ -134,10 +154,10 @@ def held_by_undo(pools: list[StoragePool], is_open: Collection[str]) -> Iterator
             continue
         percent = 100 * pool.undo_bytes / pool.capacity_bytes
         if percent >= limit * (1 - MARGIN * (f"{kind}:{pool.pk}" in is_open)):
-            yield place.trouble(
+            yield from place.troubles(
                 kind,
                 "warning",
-                f"Undo copies hold much of {pool}",
+                "Undo copies hold much of {pool}",
                 f"{size(pool.undo_bytes)}, {int(percent)} % of its capacity, is not free until their windows close; "
                 f"told from {limit} % on. The pool's page lists them: discard those that nobody needs.",
             )

@@ -174,7 +174,7 @@ def _alerts() -> Iterable[Metric]:
     unseen = GaugeMetricFamily(
         "storage_admin_alerts_unacknowledged", "Those that nobody has acknowledged", labels=["kind", "severity"]
     )
-    rows = Alert.objects.filter(closed__isnull=True).order_by()
+    rows = Alert.objects.filter(closed__isnull=True, told_under="").order_by()
     counts = {
         (kind, severity): (count, seen)
         for kind, severity, count, seen in rows.values_list("kind", "severity").annotate(

@@ -9,7 +9,7 @@ from django.core.mail import EmailMessage
 from storage_admin.events.models import Delivery, Event
 from storage_admin.events.posting import KEPT, Outcome
 
-_OPENED, _CLOSED = "alert.opened", "alert.closed"
+_OPENED, _WORSE, _CLOSED = "alert.opened", "alert.worse", "alert.closed"
 
 
 def send(delivery: Delivery) -> Outcome:
@@ -40,7 +40,9 @@ def composed(event: Event) -> tuple[str, str]:
     """Subject and text of the mail about an event."""
     data = event.data
     title = " ".join(str(data.get("title") or event.name).split())
-    word = {_OPENED: str(data.get("severity", "")).capitalize(), _CLOSED: "Over"}.get(event.name, "")
+    word = {_OPENED: str(data.get("severity", "")).capitalize(), _WORSE: "Now in danger", _CLOSED: "Over"}.get(
+        event.name, ""
+    )
     lines = [title, ""]
     if detail := str(data.get("detail") or "").strip():
         lines += [detail, ""]

@@ -20,6 +20,9 @@ class Alert(models.Model):
     detail = models.TextField(blank=True)
     #: Slug of the host that it concerns, for tokens that are limited to some; empty where it concerns no single one.
     host = models.CharField(max_length=50, blank=True)
+    #: Slug of the host under which the same thing is told already: this one is then for those alone who are limited to
+    #: other hosts, and no event. Empty for all that is told by itself.
+    told_under = models.CharField(max_length=50, blank=True)
     target_kind = models.CharField(max_length=10, blank=True)
     target_id = models.BigIntegerField(null=True)
     target_label = models.TextField(blank=True)

@@ -7,8 +7,13 @@ from storage_admin.events.models import Alert, Delivery, Webhook
 
 
 def alerts_for(actor: Actor) -> QuerySet[Alert]:
-    """The alerts of hosts that exist for ``actor``; what concerns no single host is for those who see all."""
-    return Alert.objects.all() if actor.hosts is None else Alert.objects.filter(host__in=actor.hosts)
+    """The alerts of hosts that exist for ``actor``; what concerns no single host is for those who see all.
+
+    What several hosts share is told once: under the first of them, or under those that alone exist for the actor.
+    """
+    if actor.hosts is None:
+        return Alert.objects.filter(told_under="")
+    return Alert.objects.filter(host__in=actor.hosts).exclude(told_under__in=actor.hosts)
 
 
 def open_first(rows: QuerySet[Alert]) -> QuerySet[Alert]:

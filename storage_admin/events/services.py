@@ -17,15 +17,17 @@ from storage_admin.events.models import Alert, Delivery, Event, Webhook
 
 JOB_FINISHED = "job.finished"
 ALERT_OPENED = "alert.opened"
+ALERT_WORSE = "alert.worse"
 ALERT_CLOSED = "alert.closed"
 #: What a webhook can be told of, with what it means; ``test`` is sent by the button alone, to one webhook.
 NAMES = {
     JOB_FINISHED: "a job has ended, however it did",
     ALERT_OPENED: "something is wrong that was not before",
+    ALERT_WORSE: "a warning has become a danger",
     ALERT_CLOSED: "it is over",
 }
 #: Of these, mail is sent to ``settings.ALERT_EMAILS``.
-MAILED = (ALERT_OPENED, ALERT_CLOSED)
+MAILED = (ALERT_OPENED, ALERT_WORSE, ALERT_CLOSED)
 
 POOL_OVER_THRESHOLD = "pool_over_threshold"
 POOL_DAYS_UNTIL_FULL = "pool_days_until_full"
@@ -51,7 +53,7 @@ KINDS = {
     DELIVERY_GIVEN_UP: "cannot be told",
 }
 #: What of an open alert follows what is found.
-_FOLLOWS = ("severity", "title", "detail", "host", "target_kind", "target_id", "target_label")
+_FOLLOWS = ("severity", "title", "detail", "host", "told_under", "target_kind", "target_id", "target_label")
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Trouble:
         detail: what it rests on, and what to do.
         host: slug of the host that it concerns; empty where it concerns no single one.
         target_kind, target_id, target_label: what the alert leads to, as in a job.
+        told_under: slug of the host under which the same is told already; receivers are told of that one alone.
     """
 
     key: str
@@ -75,6 +78,7 @@ class Trouble:
     target_kind: str = ""
     target_id: int | None = None
     target_label: str = ""
+    told_under: str = ""
 
     @property
     def kind(self) -> str:
@@ -188,8 +192,7 @@ def _differences(alert: Alert, trouble: Trouble) -> dict[str, Any]:
 
 def _open_or_update(trouble: Trouble, alert: Alert | None) -> None:
     if alert is not None:
-        if changes := _differences(alert, trouble):
-            Alert.objects.filter(pk=alert.pk, closed=None).update(updated=timezone.now(), **changes)
+        _update(alert, _differences(alert, trouble))
         return
     columns = {name: getattr(trouble, name) for name in _FOLLOWS} | {"title": trouble.title[:200]}
     try:
@@ -197,13 +200,37 @@ def _open_or_update(trouble: Trouble, alert: Alert | None) -> None:
             alert = Alert.objects.create(key=trouble.key, kind=trouble.kind, **columns)
     except IntegrityError:
         return  # somebody else has opened it in this moment
-    emit(ALERT_OPENED, host=alert.host, data=in_short(alert))
+    _tell(ALERT_OPENED, alert)
+
+
+def _update(alert: Alert, changes: dict[str, Any]) -> None:
+    """What lasts follows what is found. That it got worse is told, as whoever saw a warning may have let it be; what
+    changes in its words, or gets better, is not.
+    """
+    was, was_under = alert.severity, alert.told_under
+    if not changes or not Alert.objects.filter(pk=alert.pk, closed=None, severity=was, told_under=was_under).update(
+        updated=timezone.now(), **changes
+    ):
+        return
+    if "told_under" in changes and not was_under:
+        _tell(ALERT_CLOSED, alert)  # it is told under another host from now on
+    for name, value in changes.items():
+        setattr(alert, name, value)
+    if "told_under" in changes:
+        _tell(ALERT_OPENED, alert)
+    elif (was, alert.severity) == (Alert.Severity.WARNING, Alert.Severity.DANGER):
+        _tell(ALERT_WORSE, alert)
 
 
 def _close(alert: Alert) -> None:
     alert.closed = timezone.now()
     if Alert.objects.filter(pk=alert.pk, closed=None).update(closed=alert.closed) == 1:
-        emit(ALERT_CLOSED, host=alert.host, data=in_short(alert))
+        _tell(ALERT_CLOSED, alert)
+
+
+def _tell(name: str, alert: Alert) -> None:
+    if not alert.told_under:
+        emit(name, host=alert.host, data=in_short(alert))
 
 
 def in_short(alert: Alert) -> dict[str, Any]:

@@ -8,7 +8,10 @@ from pytest_django import DjangoAssertNumQueries
 
 from images.models import Image
 from images.watch.looking import EACH, look
-from storage_admin.events.models import Alert
+from storage_admin.accounts.roles import SYSTEM, Actor, Role
+from storage_admin.events.models import Alert, Event
+from storage_admin.events.selectors import alerts_for
+from storage_admin.events.services import acknowledge
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import automation
 from storage_admin.jobs.models import Automation
@@ -19,6 +22,7 @@ from tests.factories import (
     ImageFactory,
     PoolSampleFactory,
     StoragePoolFactory,
+    WebhookFactory,
 )
 
 pytestmark = pytest.mark.django_db
@@ -67,6 +71,42 @@ def test_a_filesystem_with_many_pools_is_told_of_once_by_its_lowest_threshold() 
     look(now())
     assert list(open_ones()) == [f"pool_over_threshold:{first.pk}"]
     assert f"On the same filesystem: {second}." in Alert.objects.get().detail
+
+
+def test_a_storage_of_several_hosts_is_told_of_to_whoever_is_limited_to_any_of_them_without_naming_the_others() -> None:
+    pools = [StoragePoolFactory.create(fs_key="nfs:a", shared_key="nfs:a/", available_bytes=10 * GIB) for _ in range(3)]
+    WebhookFactory.create()
+    look(now())
+    hosts = [pool.host for pool in pools]
+    assert [alert.host for alert in alerts_for(SYSTEM)] == [hosts[0].slug]
+    assert Event.objects.count() == 1  # receivers are told once
+    for host, pool in zip(hosts, pools, strict=True):
+        [alert] = alerts_for(Actor("x", Role.OPERATOR, frozenset({host.slug})))
+        assert (alert.target_id, alert.title) == (pool.pk, f"{pool} is over its threshold of 85 %")
+        assert not [other for other in hosts if other != host and other.name in alert.title + alert.detail]
+        acknowledge(Actor("x", Role.OPERATOR, frozenset({host.slug})), alert)
+    both = Actor("x", Role.VIEWER, frozenset({hosts[0].slug, hosts[1].slug}))
+    assert [alert.host for alert in alerts_for(both)] == [hosts[0].slug]
+    # The pool that it is told under goes: the next one's takes its place, as a new one does.
+    pools[0].delete()
+    look(now())
+    assert [alert.host for alert in alerts_for(SYSTEM).filter(closed=None)] == [hosts[1].slug]
+    names = list(Event.objects.order_by("id").values_list("name", "host"))
+    assert sorted(names[1:]) == [("alert.closed", hosts[0].slug), ("alert.opened", hosts[1].slug)]
+    StoragePool.objects.update(available_bytes=90 * GIB)
+    look(now())
+    assert open_ones() == {}
+    assert list(Event.objects.order_by("id").values_list("name", "host"))[3:] == [("alert.closed", hosts[1].slug)]
+
+
+def test_a_pool_that_sits_on_the_edge_of_danger_gets_worse_once() -> None:
+    pool = StoragePoolFactory.create()
+    WebhookFactory.create()
+    for percent in (90.0, 95.1, 94.9, 95.1, 94.0, 92.9, 95.0):
+        use(pool, percent)
+    names = list(Event.objects.order_by("id").values_list("name", flat=True))
+    assert names == ["alert.opened", "alert.worse", "alert.worse"]
+    assert Event.objects.filter(name="alert.worse").first().data["severity"] == "danger"  # type: ignore[union-attr]
 
 
 def test_pools_of_unknown_size_are_not_judged() -> None:
