@@ -119,10 +119,6 @@ CASES = [
     Case("patch", "automation/", ADMIN, body={"paused": True}, everywhere=True),
     Case("get", "ledger/", VIEWER),
     Case("get", "ledger/summary/", VIEWER),
-    Case("get", "ledger/", VIEWER),
-    Case("get", "ledger/summary/", VIEWER),
-    Case("get", "ledger/", VIEWER),
-    Case("get", "ledger/summary/", VIEWER),
     Case("get", "overview/", VIEWER),
     Case("get", "views/", VIEWER),
     Case(

@@ -41,6 +41,8 @@ class Page:
     #: The role that is asked for before the object is looked for, where that is a lower one.
     first: str = ""
     body: dict[str, Any] = field(default_factory=dict)
+    #: What it is about belongs to no host, and is there for everybody.
+    of_a_host: bool = True
 
 
 PAGES = [
@@ -107,7 +109,7 @@ PAGES = [
     Page("post", "trim", OPERATOR, 302, first=VIEWER),
     Page("post", "view_save", VIEWER, 302),
     # Of another's view it changes only whether the page opens with it, for oneself.
-    Page("post", "view_change", VIEWER, 302),
+    Page("post", "view_change", VIEWER, 302, of_a_host=False),
     Page("post", "view_delete", ADMIN, 302, everywhere=True, first=VIEWER),
     Page("get", "alerts", VIEWER),
     Page("get", "alerts_count", VIEWER),
@@ -180,7 +182,7 @@ class Asker:
     def answer(self, page: Page, *, about_one: bool) -> int:
         """What this one has to get."""
         rank = RANKS.index(self.role)
-        seen = self.there and self.host != "other"
+        seen = self.there and (self.host != "other" or not page.of_a_host)
         limited = page.everywhere and bool(self.host)
         if about_one and not seen and not limited:
             return 404 if rank >= RANKS.index(page.first or page.role) else 403
