@@ -26,11 +26,11 @@ class Chart:
 
 
 def charts_of(summary: Summary) -> list[Chart]:
-    """Freed and taken by month, and by host and pool where there are several."""
-    found = []
-    if summary.months:
-        months = in_a_row(summary.months)
-        found.append(_chart("ledger-months", "By month", "Month (UTC)", months, months[-MONTHS:], broad=True))
+    """Freed and taken by month, and by host and pool where there are several; none where all is held."""
+    if not summary.months:
+        return []
+    months = in_a_row(summary.months)
+    found = [_chart("ledger-months", "By month", "Month (UTC)", months, months[-MONTHS:], broad=True)]
     hosts = [(host.name or "unknown", host.sums) for host in summary.hosts]
     pools = [(f"{pool.host} / {pool.name or 'unknown'}", pool.sums) for pool in summary.pools]
     for name, title, rows in (("ledger-hosts", "By host", hosts), ("ledger-pools", "By pool", pools)):

@@ -52,3 +52,9 @@ class LedgerFilters(period_filters("at")):  # type: ignore[misc]  # an untyped l
 
     def by_order(self, rows: QuerySet[Job], _name: str, value: str) -> QuerySet[Job]:
         return ordered(rows, value)
+
+
+class SumFilters(LedgerFilters):
+    """The same without ``held``, by which the page only chooses what it lists: sums tell both apart."""
+
+    held = None

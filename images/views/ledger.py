@@ -9,16 +9,15 @@ from django.views.decorators.http import require_safe
 from images import selectors
 from images.api.ledger import host_of, policy_of, pool_of, seconds_of
 from images.ledger.chart import charts_of
-from images.ledger.filters import LedgerFilters
+from images.ledger.filters import LedgerFilters, SumFilters
 from images.ledger.selectors import DEFAULT_ORDERING, HELD, lines_for
 from images.ledger.sums import summary
 from images.views.access import PageRequest, page, paginated, wants_fragment
-from images.views.lists import Filtered, as_choices, columns, filtered
+from images.views.lists import as_choices, columns, filtered
 from storage_admin.accounts.saved_views import list_page
 from storage_admin.csv_export import Columns, csv_answer
 from storage_admin.hosts.selectors import hosts_for, pools_for
 from storage_admin.jobs import kinds
-from storage_admin.jobs.models import Job
 
 PER_PAGE = 50
 PAGE = list_page("ledger", "Ledger", LedgerFilters.base_filters)
@@ -43,16 +42,13 @@ HELD_COLUMNS = tuple(
 )
 
 
-def _listed(request: PageRequest) -> Filtered[Job]:
-    return filtered(request, LedgerFilters, lines_for(request.actor))
-
-
 @require_safe
 @page()
 def ledger(request: PageRequest) -> HttpResponseBase:
     """Sums, charts and lines by filters. Without ``held`` the lines are of what is free or taken for good."""
-    found = _listed(request)
-    values, held = found.values, found.values.get("held") == "true"
+    found = filtered(request, SumFilters, lines_for(request.actor))
+    held = request.GET.get("held") == "true"
+    values = found.values | ({"held": "true"} if held else {})
     told = summary(found.rows)
     rows = paginated(request, selectors.Matches(found.rows.filter(HELD if held else ~HELD)), PER_PAGE)
     context: dict[str, Any] = {
@@ -122,4 +118,4 @@ CSV_COLUMNS: Columns = {
 @page()
 def ledger_csv(request: PageRequest) -> HttpResponseBase:
     """All lines as they are filtered and ordered, those that are held among them."""
-    return csv_answer("ledger", CSV_COLUMNS, _listed(request).rows)
+    return csv_answer("ledger", CSV_COLUMNS, filtered(request, LedgerFilters, lines_for(request.actor)).rows)

@@ -34,6 +34,8 @@ def test_won_less_taken_is_what_was_freed_and_what_is_held_stands_apart() -> Non
 def test_nothing_comes_to_zeros() -> None:
     assert freed_of(Job.objects.all()) == Sums()
     assert summary(lines_for(SYSTEM)).total == Sums()
+    held()
+    held()
     assert charts_of(summary(lines_for(SYSTEM))) == []
 
 

@@ -31,6 +31,7 @@ def test_what_is_free_and_what_is_held_are_told_apart(viewer: Client) -> None:
     assert f"{done.pk} · Reclaim" in text
     assert f"{waits.pk} · Reclaim" not in text
     apart = text_of(page(viewer, "?held=true"))
+    assert "Freed 3 GiB by 1 job, for good" in apart
     assert f"{waits.pk} · Reclaim" in apart
     assert f"{done.pk} · Reclaim" not in apart
 
