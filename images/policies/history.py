@@ -40,9 +40,14 @@ class Regrown(NamedTuple):
     at: datetime
 
 
-def last_jobs(kind: str, target_kind: str) -> dict[int, Last]:
-    """The last job of a kind that ended well, by its target's id."""
+def last_jobs(kind: str, target_kind: str, among: Collection[int] | None = None) -> dict[int, Last]:
+    """The last job of a kind that ended well, by its target's id.
+
+    Args:
+        among: only those of these targets.
+    """
     ended = Job.objects.filter(kind=kind, target_kind=target_kind, state=Job.State.SUCCEEDED)
+    ended = ended if among is None else ended.filter(target_id__in=among)
     latest = ended.order_by().values("target_id").annotate(last=Max("pk")).values("last")
     rows = Job.objects.filter(pk__in=latest).values_list(
         "target_id", "pk", "finished", "result__before_bytes", "result__after_bytes", "undo_state"

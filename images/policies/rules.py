@@ -255,15 +255,13 @@ class _Judge:
         return None
 
     def _past(self, row: _Row) -> tuple[Any, ...] | None:
-        kind, last = self._rules.kind, self._last.get(row.id)
+        last = self._last.get(row.id)
         if last is None:
             return None
-        if last.undone:
-            return ("undone", kind, last.job_id)
-        back = self._regrown.get(row.id)
+        back = None if last.undone else self._regrown.get(row.id)
         if back is not None:
             return ("decayed", last.won_bytes, back.grown_bytes, last.job_id, last.finished, back.at)
-        return _too_young(self._rules, last, self._now)
+        return done_lately(self._rules, last, self._now)
 
     def _gain(self, row: _Row) -> tuple[Any, ...] | None:
         if not self._gains:
@@ -291,7 +289,10 @@ def gains_too_little(rules: Rules, gain: int | None, size: int | None) -> tuple[
     return None
 
 
-def _too_young(rules: Rules, last: history.Last, now: datetime) -> tuple[Any, ...] | None:
+def done_lately(rules: Rules, last: history.Last, now: datetime) -> tuple[Any, ...] | None:
+    """The code and facts of a skip where the last job of the kind was undone, or is not old enough."""
+    if last.undone:
+        return ("undone", rules.kind, last.job_id)
     if last.finished + timedelta(hours=rules.min_age_hours) <= now:
         return None
     return ("too_young", rules.kind, last.job_id, last.finished, rules.min_age_hours)
@@ -311,7 +312,7 @@ def _choose_pools(rules: Rules, now: datetime) -> Choice:
             choice.not_meant["other_name"] += 1
         else:
             done = last.get(pool.pk)
-            found = ("busy",) if pool.pk in held else _too_young(rules, done, now) if done else None
+            found = ("busy",) if pool.pk in held else done_lately(rules, done, now) if done else None
             if found is None:
                 kept.append((done.finished.timestamp() if done else 0.0, pool))
             else:

@@ -70,6 +70,9 @@ def step(run: PolicyRun, now: datetime) -> None:
         _hold_back(run, rules)
     elif running:
         submitting.submit(run, rules, now)
+    elif not running:
+        # What another scheduler submitted, or held back, while this run was being stopped.
+        close(run, rules, "policy_stopped", run.detail)
     _finish(run, now)
 
 

@@ -65,6 +65,8 @@ def remove(actor: Actor, policy: Policy) -> None:
     """
     require_reach(actor, policy, Role.ADMIN)
     with transaction.atomic():
+        # Whoever submits a job of it has this row too: so no job is left of which nobody knows the run.
+        Policy.objects.select_for_update().filter(pk=policy.pk).first()
         for run in policy.runs.filter(finished=None):
             _stop(run, f"The policy was deleted by {actor.name}.")
         audit(actor, "policy deleted", policy.name, before=shown(policy))

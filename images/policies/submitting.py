@@ -7,7 +7,10 @@ from django.db import transaction
 from django.db.models import QuerySet
 
 from images.models import Policy, PolicyPick, PolicyRun
+from images.policies import history
+from images.policies import rules as choosing
 from images.policies.planned import Planned, planned
+from images.policies.reasons import Skip
 from images.policies.rules import Candidate
 from images.policies.shape import ALONE, Rules
 from images.space import Admitted
@@ -47,7 +50,8 @@ def _is_being_scanned(rules: Rules, host_id: int, now: datetime) -> bool:
 def _fill(run: PolicyRun, rules: Rules, host_id: int, now: datetime) -> None:
     waiting = run.picks.filter(state=PolicyPick.State.CHOSEN, host=host_id).order_by("place", "id")
     admitted, free = Admitted(), _free(run, rules, host_id)
-    for picks in _batches(waiting, rules):
+    for batch in _batches(waiting, rules):
+        picks = _still_due(rules, batch, now)
         found = planned(rules, [_candidate(rules, pick) for pick in picks], admitted, until=run.ends, now=now)
         for pick, plan in zip(picks, found, strict=True):
             if free <= 0:
@@ -67,6 +71,24 @@ def _batches(waiting: QuerySet[PolicyPick], rules: Rules) -> Iterator[list[Polic
         found = {pick.pk: pick for pick in PolicyPick.objects.filter(pk__in=part, state=PolicyPick.State.CHOSEN)}
         yield [found[pk] for pk in part if pk in found]
         begin, length = begin + length, TOGETHER
+
+
+def _still_due(rules: Rules, picks: list[PolicyPick], now: datetime) -> list[PolicyPick]:
+    """Those that nobody else, as another run or a person, has done or undone since the run chose them."""
+    candidates = [_candidate(rules, pick) for pick in picks]
+    target = "pool" if rules.on_pools else "image"
+    last = history.last_jobs(rules.kind, target, [one.id for one in candidates])
+    due = []
+    for pick, one in zip(picks, candidates, strict=True):
+        done = last.get(one.id)
+        found = choosing.done_lately(rules, done, now) if done else None
+        if found is None:
+            due.append(pick)
+        else:
+            code, *facts = found
+            skip = Skip(one.id, one.host_id, one.pool_id, one.label, code, tuple(facts))
+            _end(pick, PolicyPick.State.SKIPPED, code, skip.reason)
+    return due
 
 
 def _candidate(rules: Rules, pick: PolicyPick) -> Candidate:
@@ -105,6 +127,7 @@ def _submitted(run: PolicyRun, rules: Rules, pick: PolicyPick, found: Planned) -
         if mine.update(state=PolicyPick.State.SUBMITTED, code="", reason="") != 1:
             return 0
         job = services.submit(rules.actor, rules.kind, found.candidate.id, rules.options)
+        automation.begin_before(job, run.ends - timedelta(minutes=rules.quiet_minutes))
         predicted = pick.predicted_bytes if found.won_bytes is None else found.won_bytes
         PolicyPick.objects.filter(pk=pick.pk).update(job=job, predicted_bytes=predicted)
     return 1

@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from storage_admin.agent import protocol
 from storage_admin.hosts.models import Host
-from storage_admin.jobs import kinds, routing
+from storage_admin.jobs import automation, kinds, routing
 from storage_admin.jobs.kinds import JobKind, Wait
 from storage_admin.jobs.models import Job, JobLog, ResourceLock
 from storage_admin.jobs.telling import tell_end
@@ -73,6 +73,8 @@ def _leave(job: Job) -> None:
 
 
 def _must_wait(job: Job, worker: str) -> str:
+    if held_back := automation.held_back(job):
+        return held_back
     kind = kinds.get(job.kind)
     running = Job.objects.filter(host=job.host_id, state=Job.State.RUNNING)
     if job.rewrites and running.filter(rewrites=True).count() >= job.host.max_jobs:
