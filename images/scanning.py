@@ -319,9 +319,19 @@ def _add_proxmox_storage(host: Host, storage: dict[str, Any]) -> bool:
 
 def known_fingerprints(pool: StoragePool) -> str:
     """The fingerprints of a pool's images as they travel: 16 bytes each."""
-    known: Iterable[Any] = Image.every.filter(pool=pool, missing_since=None, aside_since=None).values_list(
-        "fingerprint", flat=True
-    )
+    return _fingerprints(Image.every.filter(pool=pool, missing_since=None, aside_since=None))
+
+
+def linked_fingerprints(pool: StoragePool) -> str:
+    """Of those only what is known to stand on which image: what a scan at work has read, or one that died, is not yet,
+    and neither is what describes its base instead of naming it.
+    """
+    known = Image.objects.filter(pool=pool, missing_since=None, aside_since=None, backing_unsafe="")
+    return _fingerprints(known.filter(changed_scan__lte=pool.host.resolved_scan))
+
+
+def _fingerprints(rows: QuerySet[Image]) -> str:
+    known: Iterable[Any] = rows.values_list("fingerprint", flat=True)
     return b64(b"".join(map(bytes, known)))
 
 

@@ -227,7 +227,7 @@ def looked_through(host: Host) -> list[dict[str, str]]:
         {
             "path_b64": b64(bytes(pool.path_bytes)),
             "kind": layout(pool),
-            "known_b64": scanning.known_fingerprints(pool),
+            "known_b64": scanning.linked_fingerprints(pool),
         }
         for pool in folders
     ]

@@ -70,6 +70,7 @@ class World:
         unseen: why it is not known what processes have open; empty where it is.
         needed_paths: shown paths that other images' headers name (a data file, an extent), and a sentence for each.
         needed_files: ``device:inode`` of files that something outside of the pools stands on, and the sentence.
+        described: names of files that a header may mean which describes its base, and a sentence for each.
         kept: ids of images that something of ours needs (an undo copy), and the sentence.
         elsewhere: guests' numbers on other nodes of a cluster, and the sentence.
         busy: numbers of guests of this node that are being made or moved, and the sentence.
@@ -81,6 +82,7 @@ class World:
     unseen: str = ""
     needed_paths: Mapping[str, str] = field(default_factory=dict)
     needed_files: Mapping[str, str] = field(default_factory=dict)
+    described: Mapping[str, str] = field(default_factory=dict)
     kept: Mapping[int, str] = field(default_factory=dict)
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     busy: Mapping[str, str] = field(default_factory=dict)
@@ -127,7 +129,13 @@ def judge(image: Facts, world: World) -> tuple[bool | None, list[str]]:
     if image.held:
         return False, []
     number = number_of(image.name, image.path)
-    against = [world.unread, world.unseen, world.elsewhere.get(number, ""), world.busy.get(number, "")]
+    against = [
+        world.unread,
+        world.unseen,
+        world.described.get(image.name, ""),
+        world.elsewhere.get(number, ""),
+        world.busy.get(number, ""),
+    ]
     if any(against):
         return None, [sentence for sentence in against if sentence]
     told = [world.asked, "No overlay needs it.", "No process has it open."]

@@ -6,6 +6,7 @@ from django.db.models.functions import Cast
 from images.models import Claim, Image
 from images.orphans import sharing
 from images.orphans.evidence import READS_ON, World, bases_in_ids
+from storage_admin.agent.described import names_in
 from storage_admin.guests.models import Guest, GuestDisk
 from storage_admin.hosts.models import Host
 from storage_admin.jobs.models import Job
@@ -38,6 +39,7 @@ def of(host: Host) -> World:
         unseen=" ".join(unseen),
         needed_paths=_needed_paths(host),
         needed_files={key: why for kind, key, why in claims if kind == Claim.Kind.FILE},
+        described=_described(host),
         kept=_kept(host),
         elsewhere={key: why for kind, key, why in claims if kind == Claim.Kind.NUMBER},
         busy={
@@ -99,6 +101,19 @@ def _needed_paths(host: Host) -> dict[str, str]:
                 found[_beside(path, part)] = f"{name} keeps its data in it."
     volumes = GuestDisk.objects.filter(guest__host=host, volume__contains="/")
     return found | bases_in_ids(volumes.values_list("volume", "path", "guest__name"))
+
+
+def _described(host: Host) -> dict[str, str]:
+    """Last names of files that may be meant where an image describes what it stands on instead of naming it."""
+    hosts = {host.pk, *(pair.other.host_id for pair in sharing.shared(host))}
+    rows = Image.every.filter(host__in=hosts, missing_since=None).exclude(backing_unsafe="").order_by()
+    found: dict[str, str] = {}
+    for there, name, base in rows.values_list("host_id", "name", "backing_file"):
+        # One of another host may not exist for whoever reads the sentence.
+        who = name if there == host.pk else "An image of another host, on a storage that both mount,"
+        why = f"{who} describes what it stands on instead of naming a plain file, and may mean it."
+        found |= {one.rpartition("/")[2]: why for one in names_in(base)}
+    return found
 
 
 def _beside(path: str, name: str) -> str:

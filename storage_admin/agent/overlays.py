@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from storage_admin.agent.arguments import Arguments
+from storage_admin.agent.described import names_in
 from storage_admin.agent.formats import UnreadableError, guess, read_as
 from storage_admin.agent.formats.reader import Reader
 from storage_admin.agent.lifeline import AgentIO
@@ -50,12 +51,25 @@ class LookedAt:
         return cls(args.path("path_b64"), args.choice("kind", frozenset({"dir", "libvirt", "proxmox"}), "dir"), prints)
 
 
-def refuse_needed(pools: list[LookedAt], image: FileId, shown: str, io: AgentIO) -> None:
-    """Refuse where a file of these pools needs the image.
+@dataclass(frozen=True)
+class Wanted:
+    """The image that files may need.
 
     Args:
-        image: device and inode.
+        id: its device and inode.
+        folder: those of the folder of its own name.
+        name: its own name, whether it has that now or not.
         shown: its path for a sentence.
+    """
+
+    id: FileId
+    folder: FileId
+    name: bytes
+    shown: str
+
+
+def refuse_needed(pools: list[LookedAt], image: Wanted, io: AgentIO) -> None:
+    """Refuse where a file of these pools needs the image.
 
     Raises:
         RefusedError: ``has_overlays``; ``guests_unknown``, where a pool cannot be looked through.
@@ -75,7 +89,8 @@ def refuse_needed(pools: list[LookedAt], image: FileId, shown: str, io: AgentIO)
                 path = folder.path.rstrip(b"/") + b"/" + os.fsencode(name)
                 if _needs(folder, name, path, known, image, recorder):
                     raise RefusedError(
-                        "has_overlays", f"{display(path)} stands on {shown}, or keeps its data there; scan the host"
+                        "has_overlays",
+                        f"{display(path)} stands on {image.shown}, or keeps its data there; scan the host",
                     )
 
 
@@ -101,10 +116,10 @@ def _unreadable(what: str, why: str | None) -> RefusedError:
     return RefusedError("guests_unknown", sentence)
 
 
-def _needs(folder: Folder, name: str, path: bytes, known: frozenset[bytes], image: FileId, recorder: Recorder) -> bool:
+def _needs(folder: Folder, name: str, path: bytes, known: frozenset[bytes], image: Wanted, recorder: Recorder) -> bool:
     try:
         status = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
-        if not stat.S_ISREG(status.st_mode) or FileId(status.st_dev, status.st_ino) == image:
+        if not stat.S_ISREG(status.st_mode) or FileId(status.st_dev, status.st_ino) == image.id:
             return False
         if fingerprint(path, status) in known:
             return False
@@ -121,10 +136,28 @@ def _needs(folder: Folder, name: str, path: bytes, known: frozenset[bytes], imag
         return False  # the controller shows it as unreadable
     finally:
         os.close(fd)
-    named = [facts.backing_file, facts.data_file, *facts.extents]
+    named = [one for one in (facts.backing_file, facts.data_file, *facts.extents) if one is not None]
     inside = os.path.dirname(path) or b"/"
-    for one in named:
-        found = None if one is None or backing_unsafe(one) else recorder.look(absolute(inside, one))
-        if found is not None and FileId(found.st_dev, found.st_ino) == image:
-            return True
-    return False
+    return any(_means(one, inside, image, recorder) for one in named)
+
+
+def _means(name: bytes, inside: bytes, image: Wanted, recorder: Recorder) -> bool:
+    """Whether a name in the header of a file of this folder is the image's, or may be."""
+    if backing_unsafe(name) is None:
+        return _leads_to(absolute(inside, name), image, recorder)
+    # What qemu would make of a description is not worked out: the same last name is enough.
+    described = [os.fsencode(one) for one in names_in(os.fsdecode(name)) if "\0" not in one]
+    return any(
+        os.path.basename(one) == image.name or _leads_to(absolute(inside, one), image, recorder) for one in described
+    )
+
+
+def _leads_to(path: bytes, image: Wanted, recorder: Recorder) -> bool:
+    found = recorder.look(path)
+    if found is not None:
+        return FileId(found.st_dev, found.st_ino) == image.id
+    # It has lost its own name already, and misses it.
+    if os.path.basename(path) != image.name:
+        return False
+    folder = recorder.look(os.path.dirname(path) or b"/")
+    return folder is not None and FileId(folder.st_dev, folder.st_ino) == image.folder

@@ -15,7 +15,7 @@ from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.formats import UnreadableError
 from storage_admin.agent.journal import Journal, JournalError, Stamp, file_name, parse_name
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.overlays import LookedAt, refuse_needed
+from storage_admin.agent.overlays import LookedAt, Wanted, refuse_needed
 from storage_admin.agent.pools import display, open_parent
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError, Request, b64
 from storage_admin.agent.settle_aside import AsideStory
@@ -35,8 +35,8 @@ class _Image:
     fd: int
 
     @property
-    def id(self) -> locking.FileId:
-        return locking.file_id(self.fd)
+    def wanted(self) -> Wanted:
+        return Wanted(locking.file_id(self.fd), locking.file_id(self.folder), self.name, self.shown)
 
 
 def set_aside(request: Request, io: AgentIO) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def set_aside(request: Request, io: AgentIO) -> dict[str, Any]:
             if not children_known:
                 raise RefusedError("guests_unknown", f"who needs {image.shown} is not known; scan the host first")
             _refuse_used(image.fd, image.shown)
-            refuse_needed(pools, image.id, image.shown, io)
+            refuse_needed(pools, image.wanted, io)
 
         recheck()
         swap.clear_earlier(image.folder, request)
@@ -167,7 +167,7 @@ def delete(request: Request, io: AgentIO) -> dict[str, Any]:
             if now.inode != inode or _content(now) != _content(story.original):
                 raise RefusedError("stale_plan", f"{shown} was written to since it was set aside; restore it and look")
             _refuse_used(fd, shown)
-            refuse_needed(pools, locking.file_id(fd), shown, io)
+            refuse_needed(pools, Wanted(locking.file_id(fd), locking.file_id(one.folder), story.name, shown), io)
 
         recheck()
         before = os.fstat(fd)
