@@ -82,6 +82,7 @@ urlpatterns = [
     path("views/<int:view_id>/", saved_views.view_change, name="view_change"),
     path("views/<int:view_id>/delete/", saved_views.view_delete, name="view_delete"),
     path("alerts/", alerts.alerts, name="alerts"),
+    path("alerts/export.csv", alerts.alerts_csv, name="alerts_csv"),
     path("alerts/count/", alerts.alerts_count, name="alerts_count"),
     path("alerts/<int:alert_id>/", alerts.alert, name="alert"),
     path("alerts/<int:alert_id>/acknowledge/", alerts.alert_ack, name="alert_ack"),

@@ -104,6 +104,8 @@ LIST_PAGES = [
     "images.views.ledger.PAGE",
     "images.views.hosts.PAGE",
     "images.views.guests.PAGE",
+    "images.views.alerts.PAGE",
+    "images.views.audit.PAGE",
     "benchmarks.views.PAGE",
 ]
 

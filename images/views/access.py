@@ -14,6 +14,7 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import render
 from django.template.loader import render_to_string
 from django.utils.cache import patch_vary_headers
+from django.utils.http import url_has_allowed_host_and_scheme
 from django_htmx.middleware import HtmxDetails
 
 from images.views.lists import opened_with
@@ -138,6 +139,12 @@ def live_context(body: str, version: str, *, url: str, every: str) -> dict[str, 
 def paginated(request: HttpRequest, rows: Any, per_page: int) -> Page[Any]:
     """The page that the address bar asks for; the nearest one where it asks for nonsense."""
     return Paginator(rows, per_page).get_page(request.GET.get("page"))
+
+
+def local(where: str, otherwise: str) -> str:
+    """An address of the dashboard that a form names as where to go next; ``otherwise`` where it is none."""
+    is_path = where.startswith("/") and where.isprintable()
+    return where if is_path and url_has_allowed_host_and_scheme(where, allowed_hosts=None) else otherwise
 
 
 def number(value: str | None) -> int | None:

@@ -2,15 +2,27 @@
 
 from typing import Any
 
-from django.http import HttpResponse
+from django.http import HttpResponse, HttpResponseRedirect
 from django.http.response import HttpResponseBase
-from django.shortcuts import redirect, render
+from django.shortcuts import render
 from django.urls import NoReverseMatch, reverse
-from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.http import require_POST, require_safe
 
-from images.views.access import PageRequest, attempt, live, live_body, live_context, page, paginated, wants_fragment
+from images.views.access import (
+    PageRequest,
+    attempt,
+    live,
+    live_body,
+    live_context,
+    local,
+    page,
+    paginated,
+    wants_fragment,
+)
+from images.views.lists import Filtered, filtered
 from storage_admin.accounts.roles import Role
+from storage_admin.accounts.saved_views import list_page
+from storage_admin.csv_export import Columns, csv_answer
 from storage_admin.events import services
 from storage_admin.events.filters import AlertFilters
 from storage_admin.events.models import Alert
@@ -18,6 +30,14 @@ from storage_admin.events.selectors import alerts_for, open_alerts, open_first
 from storage_admin.hosts.errors import NotFoundError
 
 PER_PAGE = 50
+PAGE = list_page("alerts", "Alerts", AlertFilters.base_filters)
+CSV_COLUMNS: Columns = {
+    name: name
+    for name in (
+        "id", "kind", "severity", "title", "detail", "host", "target_kind", "target_id", "target_label", "opened",
+        "updated", "closed", "acknowledged", "acknowledged_by",
+    )
+}  # fmt: skip
 STATES = (("", "all"), ("new", "new"), ("acknowledged", "acknowledged"), ("closed", "over"))
 #: The page of what an alert is about: the name of its URL, and whether it takes an id.
 PAGES = {"image": True, "pool": True, "job": True, "policy": True, "webhook": True, "hosts": False}
@@ -34,22 +54,16 @@ def link_of(alert: Alert) -> str:
         return ""
 
 
-def _filtered(request: PageRequest) -> tuple[dict[str, str], Any]:
-    """The filters that are set and mean something, and the rows that they leave."""
-    rows = open_first(alerts_for(request.actor))
-    given = {name: str(text).replace("\0", "").strip() for name, text in request.GET.items()}
-    values = {name: text for name, text in given.items() if text and name in AlertFilters.base_filters}
-    errors = AlertFilters(values, rows).form.errors
-    values = {name: text for name, text in values.items() if name not in errors}
-    return values, AlertFilters(values, rows).qs
+def _listed(request: PageRequest) -> Filtered[Alert]:
+    return filtered(request, AlertFilters, open_first(alerts_for(request.actor)))
 
 
 @require_safe
 @page()
 def alerts(request: PageRequest) -> HttpResponseBase:
     """All alerts, what is open and new first. The rows look for changes by themselves."""
-    values, found = _filtered(request)
-    rows = paginated(request, found, PER_PAGE)
+    found = _listed(request)
+    values, rows = found.values, paginated(request, found.rows, PER_PAGE)
     query = request.GET.copy()
     query.pop("v", None)
     url = f"{reverse('alerts')}?{query.urlencode()}"
@@ -57,14 +71,23 @@ def alerts(request: PageRequest) -> HttpResponseBase:
         {"alert": alert, "link": link_of(alert), "kind": services.KINDS.get(alert.kind, alert.kind)} for alert in rows
     ]
     context: dict[str, Any] = {"rows": rows, "shown": shown, "here": url, "narrowed": bool(values)}
+    context["ignored"] = found.ignored
     if wants_fragment(request):
         return live(request, "alerts/list.html#rows", context, url=url, every="10s")
     body, version = live_body(request, "alerts/list.html#rows", context)
     kinds = [
         {"value": kind, "word": word, "chosen": kind == values.get("kind")} for kind, word in services.KINDS.items()
     ]
-    context |= {"section": "alerts", "states": STATES, "kinds": kinds, "values": values}
+    kept = [(name, values[name]) for name in ("state", "severity", "host", "ordering") if name in values]
+    context |= {"section": "alerts", "states": STATES, "kinds": kinds, "values": values, "kept": kept}
     return render(request, "alerts/list.html", context | live_context(body, version, url=url, every="10s"))
+
+
+@require_safe
+@page()
+def alerts_csv(request: PageRequest) -> HttpResponseBase:
+    """The whole list as it is filtered."""
+    return csv_answer("alerts", CSV_COLUMNS, _listed(request).rows)
 
 
 @require_safe
@@ -101,6 +124,4 @@ def alert_ack(request: PageRequest, alert_id: int) -> HttpResponseBase:
     row = _alert(request, alert_id)
     attempt(request, lambda: services.acknowledge(request.actor, row), f"You see to it: {row.title}.")
     where = request.POST.get("next", "")
-    if not url_has_allowed_host_and_scheme(where, allowed_hosts=None):
-        where = reverse("alerts")
-    return redirect(where)
+    return HttpResponseRedirect(local(where, reverse("alerts")))

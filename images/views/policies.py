@@ -3,11 +3,10 @@
 from typing import Any
 
 from django.contrib import messages
-from django.http.response import HttpResponseBase
+from django.http.response import HttpResponseBase, HttpResponseRedirect
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
-from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.http import require_POST, require_safe
 
 from images.models import Policy, PolicyRun
@@ -16,7 +15,17 @@ from images.policies.preview import not_meant, preview
 from images.policies.reasons import NOT_MEANT, word_of
 from images.policies.scope import policies_for, policy_for
 from images.policies.shape import Rules
-from images.views.access import PageRequest, attempt, live, live_body, live_context, page, paginated, wants_fragment
+from images.views.access import (
+    PageRequest,
+    attempt,
+    live,
+    live_body,
+    live_context,
+    local,
+    page,
+    paginated,
+    wants_fragment,
+)
 from storage_admin.accounts.roles import Role
 from storage_admin.hosts.errors import NotFoundError
 from storage_admin.hosts.models import Host, StoragePool
@@ -176,6 +185,4 @@ def automation_switch(request: PageRequest) -> HttpResponseBase:
     paused = request.POST.get("paused") == "true"
     automation.switch(request.actor, paused=paused, reason=request.POST.get("reason", "").replace("\0", "").strip())
     messages.success(request, "Automation is paused." if paused else "Automation goes on.")
-    back = request.POST.get("next", "")
-    safe = url_has_allowed_host_and_scheme(back, allowed_hosts=None)
-    return redirect(back if safe else "policies")
+    return HttpResponseRedirect(local(request.POST.get("next", ""), reverse("policies")))

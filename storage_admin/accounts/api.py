@@ -1,9 +1,10 @@
 """Endpoints of tokens, users and the audit trail: for admins who are limited to no host."""
 
 from typing import Any, ClassVar
+from uuid import UUID
 
 from axes.models import AccessAttempt
-from drf_spectacular.utils import extend_schema, extend_schema_view
+from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_view
 from rest_framework import mixins, status
 from rest_framework.decorators import action
 from rest_framework.exceptions import NotFound
@@ -126,6 +127,17 @@ class UserEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, AdminEndpo
     def sessions(self, _request: Request, **_where: Any) -> Response:
         rows = self.paginate_queryset(selectors.sessions_of(self.get_object()))
         return self.get_paginated_response(SessionSerializer(rows, many=True).data)
+
+    @extend_schema(
+        summary="Sign a user out of one browser (admin)",
+        responses={204: None},
+        parameters=[OpenApiParameter("uid", UUID, OpenApiParameter.PATH, description="The session's `id`.")],
+    )
+    @action(detail=True, methods=["delete"], url_path="sessions/<uuid:uid>", url_name="session")
+    def end_session(self, _request: Request, uid: UUID, **_where: Any) -> Response:
+        if not users.end_session(self.actor, self.get_object(), uid):
+            raise NotFound
+        return Response(status=status.HTTP_204_NO_CONTENT)
 
     @extend_schema(
         summary="Sign a user out everywhere (admin)",

@@ -1,6 +1,7 @@
 """Whatever changes something over REST stands in the audit trail: who did it, from where, and what it was before."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,15 @@ import pytest
 from django.utils import timezone
 from rest_framework.test import APIClient
 
-from storage_admin.accounts.models import AuditEntry
+from storage_admin.accounts.models import AuditEntry, Session
 from tests.factories import (
+    AlertFactory,
+    DeliveryFactory,
     HostFactory,
     ImageFactory,
     JobFactory,
+    PolicyFactory,
+    SavedViewFactory,
     StoragePoolFactory,
     TokenFactory,
     UserFactory,
@@ -45,8 +50,35 @@ CHANGES = [
     ("post", "users/", {"username": "new", "role": "viewer"}, "user added", None, {"role": "viewer"}),
     ("patch", "users/{user}/", {"role": "operator"}, "user changed", {"role": "viewer"}, {"role": "operator"}),
     ("patch", "users/{user}/", {"is_active": False}, "user deactivated", {"is_active": True}, {"is_active": False}),
-    ("post", "users/{user}/reset-password/", {}, "password reset", None, {"sessions_ended": 0}),
-    ("patch", "automation/", {"paused": True}, "automation paused", {}, {}),
+    ("post", "users/{user}/reset-password/", {}, "password reset", None, {"sessions_ended": 1}),
+    ("delete", "users/{user}/sessions/{session}/", {}, "session ended", {"browser": "Firefox on Linux"}, None),
+    ("post", "users/{user}/end-sessions/", {}, "sessions ended", {"sessions": 1}, None),
+    ("patch", "automation/", {"paused": True, "reason": "move"}, "automation paused", {"paused": False},
+     {"paused": True, "reason": "move"}),
+    ("post", "policies/", {"name": "new", "cron": "0 1 * * *"}, "policy created", None, {"cron": "0 1 * * *"}),
+    ("patch", "policies/{policy}/", {"min_age_hours": 5}, "policy changed", {"min_age_hours": 0}, {"min_age_hours": 5}),
+    ("delete", "policies/{policy}/", {}, "policy deleted", {"cron": "0 22 * * *"}, None),
+    ("post", "policies/{policy}/run/", {}, "policy run by hand", None, {}),
+    ("post", "alerts/{alert}/ack/", {}, "alert acknowledged", {"acknowledged_by": ""},
+     {"acknowledged_by": "token nightly"}),
+    ("post", "webhooks/", {"name": "new", "url": "https://example.org/?token=abc"}, "webhook created", None,
+     {"url": "https://example.org/?token=…"}),
+    ("patch", "webhooks/{hook}/", {"url": "http://[2001:db8::1]/"}, "webhook changed",
+     {"url": "http://127.0.0.1:9/hook"}, {"url": "http://[2001:db8::1]/"}),
+    ("delete", "webhooks/{hook}/", {}, "webhook deleted", {"url": "http://127.0.0.1:9/hook"}, None),
+    ("post", "webhooks/{hook}/rotate-secret/", {}, "webhook secret rotated", None, {}),
+    ("post", "webhooks/{hook}/test/", {}, "webhook tested", None, None),
+    ("post", "webhooks/{hook}/deliveries/{delivery}/resend/", {}, "delivery sent again", None,
+     {"delivery": "{delivery}"}),
+    ("post", "images/{orphan}/set-aside/", {"grace_days": 3}, "set_aside queued", None, {}),
+    ("post", "images/{aside}/restore/", {}, "restore_aside refused", None, {}),
+    ("post", "jobs/", {"kind": "delete_aside", "image": "{aside}", "options": {"confirm_name": "left.qcow2"}},
+     "delete_aside refused", None, {}),
+    ("post", "views/", {"page": "jobs", "name": "new", "query": "state=failed", "shared": True}, "view shared", None,
+     {"query": "state=failed"}),
+    ("patch", "views/{view}/", {"query": "state=missing"}, "shared view changed", {"query": "state=ok"},
+     {"query": "state=missing"}),
+    ("delete", "views/{view}/", {}, "shared view deleted", {"query": "state=ok"}, None),
 ]  # fmt: skip
 
 
@@ -59,6 +91,12 @@ def things(db: None, tmp_path: Path) -> dict[str, Any]:
         kind="reclaim", target=ImageFactory.create(pool=pool), state="succeeded", finished=timezone.now(),
         undo_state="available", undo_expires=timezone.now(),
     )  # fmt: skip
+    user, delivery = UserFactory.create(), DeliveryFactory.create(state="given_up")
+    long_ago = timezone.now() - timedelta(days=60)
+    session = Session.objects.create(
+        session_key="k", session_data="", expire_date=timezone.now() + timedelta(days=1), user=user,
+        address="192.0.2.9", browser="Firefox on Linux",
+    )  # fmt: skip
     folder = tmp_path / "new"
     folder.mkdir()
     return {
@@ -70,7 +108,13 @@ def things(db: None, tmp_path: Path) -> dict[str, Any]:
         "failed": JobFactory.create(kind="scan", target=HostFactory.create(), state="failed",
                                     finished=timezone.now()).pk,
         "watch": WatchFactory.create(pool=pool, kind="fio").pk, "token": TokenFactory.create().pk,
-        "user": UserFactory.create().pk,
+        "user": user.pk, "session": session.uid, "policy": PolicyFactory.create().pk,
+        "alert": AlertFactory.create(host="mine").pk, "hook": delivery.webhook_id,
+        "delivery": delivery.pk, "orphan": ImageFactory.create(pool=pool, orphan=True).pk,
+        "aside": ImageFactory.create(
+            pool=pool, name="left.qcow2", state="set_aside", aside_since=long_ago, aside_until=long_ago, aside_by="ann",
+        ).pk,
+        "view": SavedViewFactory.create(shared=True).pk,
     }  # fmt: skip
 
 
@@ -99,8 +143,12 @@ def test_a_change_is_recorded_by_whom_from_where_and_with_what_it_was_before(
     assert AuditEntry.objects.count() == earlier + 1
     assert (entry.who, entry.what, entry.address) == ("token nightly", what, "192.0.2.7")
     assert entry.refused == (answer.status_code == 409)
+    wanted = {
+        name: things[value[1:-1]] if isinstance(value, str) and value.startswith("{") else value
+        for name, value in (after or {}).items()
+    }
     assert (before or {}).items() <= (entry.before or {}).items()
-    assert (after or {}).items() <= (entry.after or {}).items()
+    assert wanted.items() <= (entry.after or {}).items()
     assert (entry.before is None) == (before is None)
 
 

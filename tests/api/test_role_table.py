@@ -6,6 +6,7 @@ The cases are those of ``test_roles``; whatever the API gets in the future needs
 from collections.abc import Callable, Iterator
 from string import Formatter
 from typing import Any
+from uuid import UUID
 
 import pytest
 from django.db import transaction
@@ -37,7 +38,8 @@ def token(role: str, hosts: list[str] | None = None) -> APIClient:
 
 def missing(world: dict[str, Any]) -> dict[str, Any]:
     """The same world, in which nothing is there."""
-    return {name: MISSING if isinstance(value, int) else "nowhere" for name, value in world.items()}
+    nothing = {int: MISSING, UUID: UUID(int=MISSING)}
+    return {name: nothing.get(type(value), "nowhere") for name, value in world.items()}
 
 
 def gone(case: Case) -> int:
@@ -88,7 +90,8 @@ def test_each_answer_of_the_table(world: dict[str, Any], case: Case) -> None:
 
 def test_each_method_of_each_address_has_a_case() -> None:
     names = {name for case in CASES for _, name, _, _ in Formatter().parse(case.path) if name is not None}
-    addresses = [(case.method, case.path.partition("?")[0].format(**dict.fromkeys(names, 1))) for case in CASES]
+    ones: dict[str, Any] = dict.fromkeys(names, 1) | {"session": UUID(int=1)}
+    addresses = [(case.method, case.path.partition("?")[0].format(**ones)) for case in CASES]
     asked = {(method, resolve(f"/api/v1/{address}").route) for method, address in addresses}
     there = set(methods(get_resolver("storage_admin.api.urls").url_patterns, "api/v1/"))
     assert len(there) > 70

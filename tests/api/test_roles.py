@@ -10,6 +10,7 @@ from axes.models import AccessAttempt
 from django.utils import timezone
 from rest_framework.test import APIClient
 
+from storage_admin.accounts.models import Session, User
 from storage_admin.hosts.models import StoragePool
 from tests.factories import (
     AlertFactory,
@@ -140,6 +141,7 @@ CASES = [
     Case("patch", "users/{user}/", ADMIN, body={"role": "operator"}, everywhere=True),
     Case("post", "users/{user}/reset-password/", ADMIN, everywhere=True),
     Case("get", "users/{user}/sessions/", ADMIN, everywhere=True),
+    Case("delete", "users/{user}/sessions/{session}/", ADMIN, 204, everywhere=True),
     Case("post", "users/{user}/end-sessions/", ADMIN, everywhere=True),
     Case("get", "lockouts/", ADMIN, everywhere=True),
     Case("delete", "lockouts/{lockout}/", ADMIN, 204, everywhere=True),
@@ -165,6 +167,7 @@ def world(db: None, tmp_path: Path) -> dict[str, Any]:
     hook = WebhookFactory.create()
     failed = JobFactory.create(target=host, state="failed", finished=timezone.now())
     run = PolicyRunFactory.create(policy__hosts=[host.pk], state="finished", finished=timezone.now())
+    user = UserFactory.create()
     return {
         "host": host.pk, "slug": "mine", "pool": pool.pk, "spare": StoragePoolFactory.create(host=host).pk,
         "image": image.pk, "guest": use.disk.guest.pk, "job": job.pk, **orphans(pool),
@@ -172,10 +175,15 @@ def world(db: None, tmp_path: Path) -> dict[str, Any]:
         "benchmark": BenchmarkFactory.create(pool=pool).pk, "watch": WatchFactory.create(pool=pool).pk,
         "view": SavedViewFactory.create(shared=True).pk,
         "policy": run.policy_id, "run": run.pk,
-        "token": TokenFactory.create().pk, "user": UserFactory.create().pk, "lockout": locked_out("ann").pk,
+        "token": TokenFactory.create().pk, "user": user.pk, "session": signed_in(user).uid,
+        "lockout": locked_out("ann").pk,
         "alert": AlertFactory.create(host="mine").pk, "webhook": hook.pk,
         "delivery": DeliveryFactory.create(webhook=hook, state="given_up", attempts=7).pk,
     }  # fmt: skip
+
+
+def signed_in(user: User) -> Session:
+    return Session.objects.create(session_key="k", session_data="", expire_date=timezone.now(), user=user)
 
 
 def locked_out(username: str) -> AccessAttempt:

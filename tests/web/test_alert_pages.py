@@ -4,12 +4,13 @@ from collections.abc import Callable
 
 import pytest
 from django.test import Client
+from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
-from storage_admin.accounts.models import AuditEntry, User
+from storage_admin.accounts.models import AuditEntry, SavedView, User
 from storage_admin.events.models import Alert, Delivery, Webhook
 from tests.factories import AlertFactory, DeliveryFactory, StoragePoolFactory, WebhookFactory
-from tests.web.html import text_of
+from tests.web.html import tags_of, text_of
 
 pytestmark = pytest.mark.django_db
 
@@ -74,7 +75,7 @@ def test_a_list_of_alerts_stays_within_its_budget(
 ) -> None:
     for _ in range(60):
         AlertFactory.create(target_kind="pool", target_id=1, target_label="a / images")
-    with django_assert_max_num_queries(10):
+    with django_assert_max_num_queries(12):
         viewer.get("/alerts/")
 
 
@@ -188,3 +189,33 @@ def test_the_thresholds_of_a_pool_are_set_and_ended_on_its_page(admin: Client) -
         admin.post(f"/pools/{pool.pk}/change/", form | {name: value})
     pool.refresh_from_db()
     assert (pool.warn_overcommit, pool.warn_undo_percent) == (1.5, 10)
+
+
+def test_alerts_as_csv_are_those_of_the_filters_and_no_formulas(viewer: Client) -> None:
+    AlertFactory.create(title="=HYPERLINK(1)", detail="+1", target_label="@x", severity="danger", key="broken_chain:7")
+    AlertFactory.create(title="over", closed=timezone.now(), key="broken_chain:8")
+    answer = viewer.get("/alerts/export.csv?state=open").getvalue().decode()
+    assert "'=HYPERLINK(1)" in answer
+    assert "'+1" in answer
+    assert "'@x" in answer
+    assert "over" not in answer
+    assert answer.count("\r\n") == 2
+
+
+def test_a_filter_that_means_nothing_is_named_and_stays_with_the_others(viewer: Client) -> None:
+    AlertFactory.create(title="a danger", severity="danger")
+    page = viewer.get("/alerts/?severity=danger&kind=nonsense&host=local&ordering=-opened")
+    assert "Not understood, and so not applied: kind." in text_of(page.content.decode())
+    kept = [found["name"] for tag, found in tags_of(page.content.decode()) if found.get("type") == "hidden"]
+    assert {"severity", "host", "ordering"} <= set(kept)
+
+
+def test_who_may_not_open_the_trail_is_shown_no_view_of_it_and_saves_none(browser_of: Callable[[str], Client]) -> None:
+    admin, operator = browser_of("admin"), browser_of("operator")
+    admin.post("/views/", {"page": "audit", "name": "of-root", "query": "who=root", "shared": "on"})
+    view = SavedView.objects.get()
+    assert "of-root" in admin.get("/audit/").content.decode()
+    assert operator.post("/views/", {"page": "audit", "name": "x", "query": ""}).status_code == 403
+    for address in (f"/views/{view.pk}/", f"/views/{view.pk}/delete/"):
+        assert operator.post(address, {"name": "x"}).status_code == 404
+    assert SavedView.objects.get().name == "of-root"

@@ -16,6 +16,7 @@ from storage_admin.csv_export import PART, cell, csv_answer, in_parts, lines
 from storage_admin.jobs.models import Job
 from tests.factories import (
     GIB,
+    AlertFactory,
     BenchmarkFactory,
     GuestFactory,
     HostFactory,
@@ -34,6 +35,7 @@ FILES = {
     "pools": "/pools/export.csv",
     "guests": "/guests/export.csv",
     "benchmarks": "/benchmarks/export.csv",
+    "alerts": "/alerts/export.csv",
 }
 
 
@@ -119,6 +121,7 @@ def test_who_is_limited_to_a_host_gets_its_rows_alone(name: str, db: None) -> No
         image = ImageFactory.create(pool=pool)
         ImageUseFactory.create(image=image)
         BenchmarkFactory.create(pool=pool, job=JobFactory.create(target=image))
+        AlertFactory.create(host=slug)
     client = Client()
     user = UserFactory.create(hosts=["mine"])
     client.force_login(user, "django.contrib.auth.backends.ModelBackend")
@@ -145,6 +148,7 @@ def test_a_file_costs_no_query_for_each_row(
         image = ImageFactory.create(pool=pool)
         ImageUseFactory.create(image=image)
         BenchmarkFactory.create(pool=StoragePoolFactory.create(), job=JobFactory.create(target=image))
+        AlertFactory.create()
     with django_assert_max_num_queries(9):
         assert len(rows_of(viewer, FILES[name])) >= 20
 

@@ -113,6 +113,7 @@ PAGES = [
     Page("post", "view_delete", ADMIN, 302, everywhere=True, first=VIEWER),
     Page("get", "alerts", VIEWER),
     Page("get", "alerts_count", VIEWER),
+    Page("get", "alerts_csv", VIEWER),
     Page("get", "alert", VIEWER),
     Page("post", "alert_ack", OPERATOR, 302),
     Page("get", "webhooks", ADMIN, everywhere=True),
