@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from django.db.models import QuerySet
+
 from images.kinds import aside
 from images.ledger import lines
 from images.models import Image
@@ -30,7 +32,7 @@ def settle(recovery: Job, lost: Job, found: dict[str, Any]) -> bool:
     if found["undo_of"] is not None:
         return _settle_later(lost, image, found)
     if found["outcome"] == "kept":
-        return _settle_kept(lost, image, found)
+        return _settle_kept(recovery, lost, image, found)
     if found["outcome"] == "reverted" and lost.needs_recovery:
         claims.log(lost, "recovered: the image has its own name, as if nothing had happened")
     if found["outcome"] == "lost" and image.aside_job_id == lost.pk and image.state == Image.State.SET_ASIDE:
@@ -38,14 +40,42 @@ def settle(recovery: Job, lost: Job, found: dict[str, Any]) -> bool:
     return False
 
 
-def _settle_kept(lost: Job, image: Image, found: dict[str, Any]) -> bool:
+def _settle_kept(recovery: Job, lost: Job, image: Image, found: dict[str, Any]) -> bool:
     """The image waits under its other name: the job has succeeded, whether somebody could write that down or not."""
-    if image.state == Image.State.SET_ASIDE or lost.state == Job.State.SUCCEEDED:
+    if image.state == Image.State.SET_ASIDE:
         return False
+    if lost.state == Job.State.SUCCEEDED:
+        return image.state in Image.NOT_THERE and _settle_found_again(recovery, lost, image)
     rows.set_aside(image, lost)
     _succeed(lost, aside.aside_result(found["undo_bytes"], None))
     claims.log(lost, "recovered: the image was set aside already; the job has succeeded")
     return True
+
+
+def _settle_found_again(recovery: Job, lost: Job, image: Image) -> bool:
+    """It was taken for gone, as on a filesystem that was not mounted, and waits there after all."""
+    if _is_at_work(recovery, lost, image):
+        return False
+    audit(SYSTEM, "image set aside found again", image.path, after={"job": lost.pk})
+    rows.set_aside(image, lost)
+    Job.objects.filter(pk=lost.pk).update(
+        result=(lost.result or {}) | {"held_bytes": image.allocated_size or 0}
+    )  # fmt: skip
+    claims.log(lost, "the image that was missing waits where it was set aside; its grace period begins anew")
+    return True
+
+
+def _is_at_work(recovery: Job, lost: Job, image: Image) -> bool:
+    """Whether a later job was at the image while the agent looked: its own end tells what it did."""
+    began = recovery.started or recovery.created
+    later = _later(lost, image)
+    return (
+        later.filter(state__in=Job.ACTIVE).exists() or later.filter(finished__gte=began, needs_recovery=False).exists()
+    )
+
+
+def _later(lost: Job, image: Image) -> QuerySet[Job]:
+    return Job.objects.filter(target_kind="image", target_id=image.pk, kind__in=rows.KINDS, pk__gt=lost.pk)
 
 
 def _settle_later(later: Job, image: Image, found: dict[str, Any]) -> bool:
@@ -81,12 +111,10 @@ def _succeed(job: Job, result: dict[str, Any]) -> None:
 
 def _settle_lost(recovery: Job, lost: Job, image: Image, found: dict[str, Any]) -> bool:
     """The file does not wait where it should: our own work was cut off at its very end, or somebody else took it."""
-    later = Job.objects.filter(target_kind="image", target_id=image.pk, kind__in=rows.KINDS, pk__gt=lost.pk)
-    began = recovery.started or recovery.created
-    if later.filter(state__in=Job.ACTIVE).exists() or later.filter(finished__gte=began, needs_recovery=False).exists():
-        return False  # at work while the agent looked: its own end tells what it did
+    if _is_at_work(recovery, lost, image):
+        return False
     is_back = found["inode"] is not None and str(found["inode"]) == image.inode
-    cut_off = later.filter(needs_recovery=True).exclude(state__in=Job.ACTIVE).order_by("-pk").first()
+    cut_off = _later(lost, image).filter(needs_recovery=True).exclude(state__in=Job.ACTIVE).order_by("-pk").first()
     if cut_off is not None and (is_back if cut_off.kind == "restore_aside" else not is_back):
         _finish(cut_off, image)
         return True

@@ -25,8 +25,8 @@ def set_aside(image: Image, job: Job) -> None:
     image.path_key = path_key(folder + f"/.sa-{job.uid}.aside".encode())
     image.aside_job, image.aside_since, image.aside_by = job, now, job.created_by
     image.aside_until = now + timedelta(days=int(job.options.get("grace_days", 14)))
-    image.missing_since, image.held = None, ""
-    _write(image, ["aside_job", "aside_since", "aside_by", "aside_until", "missing_since", "held"])
+    image.missing_since, image.deleted_at, image.held = None, None, ""
+    _write(image, ["aside_job", "aside_since", "aside_by", "aside_until", "missing_since", "deleted_at", "held"])
 
 
 def restored(image: Image) -> None:
