@@ -11,22 +11,22 @@ from storage_admin.hosts.selectors import in_scope
 from storage_admin.jobs import automation
 from storage_admin.jobs.models import Job
 
-#: The sidebar: name of the page's URL, its word, its icon, and the lowest role that sees it.
+#: The sidebar: name of the page's URL, its word, its icon, the lowest role that sees it, and its group's title.
 ENTRIES = (
-    ("overview", "Overview", "overview", Role.VIEWER),
-    ("images", "Images", "image", Role.VIEWER),
-    ("orphans", "Orphans", "orphan", Role.VIEWER),
-    ("hosts", "Hosts", "host", Role.VIEWER),
-    ("guests", "Guests", "guest", Role.VIEWER),
-    ("jobs", "Jobs", "job", Role.VIEWER),
-    ("ledger", "Ledger", "ledger", Role.VIEWER),
-    ("alerts", "Alerts", "alert", Role.VIEWER),
-    ("policies", "Policies", "clock", Role.VIEWER),
-    ("benchmarks", "Benchmarks", "gauge", Role.VIEWER),
-    ("webhooks", "Webhooks", "bell", Role.ADMIN),
-    ("tokens", "Tokens", "token", Role.ADMIN),
-    ("users", "Users", "user", Role.ADMIN),
-    ("audit", "Audit", "audit", Role.ADMIN),
+    ("overview", "Overview", "overview", Role.VIEWER, ""),
+    ("alerts", "Alerts", "alert", Role.VIEWER, ""),
+    ("images", "Images", "image", Role.VIEWER, "Storage"),
+    ("orphans", "Orphans", "orphan", Role.VIEWER, "Storage"),
+    ("guests", "Guests", "guest", Role.VIEWER, "Storage"),
+    ("hosts", "Hosts", "host", Role.VIEWER, "Storage"),
+    ("jobs", "Jobs", "job", Role.VIEWER, "Work"),
+    ("policies", "Policies", "clock", Role.VIEWER, "Work"),
+    ("ledger", "Ledger", "ledger", Role.VIEWER, "Work"),
+    ("benchmarks", "Benchmarks", "gauge", Role.VIEWER, "Work"),
+    ("users", "Users", "user", Role.ADMIN, "Administration"),
+    ("tokens", "Tokens", "token", Role.ADMIN, "Administration"),
+    ("webhooks", "Webhooks", "bell", Role.ADMIN, "Administration"),
+    ("audit", "Audit", "audit", Role.ADMIN, "Administration"),
 )
 
 
