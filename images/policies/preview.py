@@ -60,6 +60,18 @@ class Preview:
         return [one for one in self.chosen if one.refusal is not None]
 
     @property
+    def accepted_count(self) -> int:
+        """How many would get a job, of all: plans of other pages are not made yet and may still refuse."""
+        return self.chosen_count - len(self.refused)
+
+    @property
+    def expected_bytes(self) -> int | None:
+        """What all candidates would win together without those of this page that their plans refuse."""
+        if self.predicted_bytes is None:
+            return None
+        return self.predicted_bytes - sum(one.candidate.gain or 0 for one in self.refused)
+
+    @property
     def accepted_bytes(self) -> int:
         """What those of this page would win whose jobs would be submitted."""
         return sum(one.won_bytes or 0 for one in self.accepted)

@@ -17,7 +17,7 @@ from images.policies.scope import policy_for, require_reach
 from images.policies.shape import Rules
 from images.policies.validation import clean
 from images.views.access import PageRequest, page, wants_fragment
-from images.views.policy_form import choices_of, texts_of, values_of
+from images.views.policy_form import by_label, choices_of, texts_of, values_of
 from storage_admin.accounts.roles import ForbiddenError, Role
 from storage_admin.hosts.errors import InvalidError
 
@@ -50,7 +50,7 @@ def _form(request: PageRequest, row: Policy, address: str) -> HttpResponseBase:
         try:
             saved = _save(request, row, values_of(form))
         except InvalidError as error:
-            errors, status = error.fields or {"form": error.detail}, 400
+            errors, status = by_label(error.fields or {"form": error.detail}), 400
         else:
             messages.success(request, f"The policy {saved.name} is kept.")
             return redirect("policy", saved.pk)
@@ -80,9 +80,9 @@ def _choice(request: PageRequest, row: Policy, form: QueryDict) -> dict[str, Any
         draft = clean(draft, request.actor)
         require_reach(request.actor, draft, Role.ADMIN)
     except InvalidError as error:
-        return {"problems": error.fields or {"form": error.detail}}
+        return {"problems": by_label(error.fields or {"form": error.detail})}
     except ForbiddenError as error:
-        return {"problems": {"hosts": str(error)}}
+        return {"problems": by_label({"hosts": str(error)})}
     rules = Rules.of(draft)
     return {
         "preview": preview(rules, timezone.now(), limit=SHOWN), "on_pools": rules.on_pools, "unnamed": unnamed,

@@ -25,6 +25,13 @@ NUMBERS = (
     "max_jobs_per_host",
 )  # fmt: skip
 SWITCHES = ("enabled", "include_decayed")
+#: What fields are called on the page, where that is not their name.
+LABELS = {
+    "cron": "Opens", "window_minutes": "Open for", "quiet_minutes": "Quiet at its end", "name_pattern": "Names",
+    "min_reclaimable_bytes": "Wins at least (MiB)", "min_reclaimable_percent": "Wins at least (%)",
+    "min_age_hours": "Since the last such job", "max_jobs_per_host": "At once on each host", "kind": "Job",
+    "include_decayed": "Also images that grew back", "form": "As a whole",
+}  # fmt: skip
 #: The form's name of each option begins with it.
 OPTION = "option-"
 
@@ -58,6 +65,12 @@ def texts_of(policy: Policy) -> QueryDict:
     for name, value in policy.options.items():
         form[OPTION + name] = _written(name, value)
     return form
+
+
+def by_label(problems: dict[str, str]) -> dict[str, str]:
+    """What is wrong with fields, by what the page calls them."""
+    named = {name: LABELS.get(name, name.removeprefix(OPTION).replace("_", " ").capitalize()) for name in problems}
+    return {named[name]: text for name, text in problems.items()}
 
 
 def values_of(form: QueryDict) -> dict[str, Any]:
@@ -109,7 +122,10 @@ def _field(kind: JobKind, name: str, form: QueryDict) -> Field:
     schema = kind.properties[name]
     word = name.replace("_", " ").replace("idle io", "idle I/O")
     hint = schema.get("description", "").replace("null for", "empty for")
+    if "boolean" in schema.get("type", ""):
+        hint = hint.replace("empty for what its host says, which is", "what a host says is")
     if in_mib(name):
+        hint = hint.replace("so many bytes a second", "so much")
         word = f"{word.removesuffix(' sec').removesuffix(' bytes')} (MiB{'/s' if name.endswith('sec') else ''})"
     if name.endswith("_hours"):
         word = f"{word.removesuffix(' hours')} (hours)"
