@@ -1,6 +1,6 @@
 """How numbers, times and states are shown: the same on every page."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -93,18 +93,27 @@ def ago(moment: datetime | None, never: str = "never") -> SafeString:
     if moment is None:
         return format_html('<span class="quiet">{}</span>', never)
     passed = (timezone.now() - moment).total_seconds()
-    words = "just now" if 0 <= passed < 10 else f"{_coarse(passed)} ago" if passed >= 0 else f"in {_coarse(-passed)}"
+    words = (
+        "just now" if 0 <= passed < 10 else f"{_coarse(passed)} ago" if passed >= 0 else f"in {_coarse(-passed, round)}"
+    )
     return format_html(
         '<time datetime="{}" title="{} UTC">{}</time>', moment.isoformat(), f"{moment:%Y-%m-%d %H:%M:%S}", words
     )
 
 
-def _coarse(passed: float) -> str:
+@register.filter
+def passed(moment: datetime | None) -> bool:
+    """Whether a time is over; one that is not known is not."""
+    return moment is not None and moment <= timezone.now()
+
+
+def _coarse(passed: float, whole: Callable[[float], int] = int) -> str:
+    """Ages are cut off, and times to come rounded: what was just given 90 days has 90, not 89."""
     for length, word in ((86400, "day"), (3600, "hour"), (60, "min")):
         if passed >= length * (2 if word == "day" else 1):
-            count = int(passed // length)
+            count = whole(passed / length)
             return f"{count} {word}" if word == "min" or count == 1 else f"{count} {word}s"
-    return f"{int(passed)} s"
+    return f"{whole(passed)} s"
 
 
 @register.simple_tag

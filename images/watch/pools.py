@@ -92,11 +92,15 @@ def over_threshold(pools: list[StoragePool], is_open: Collection[str]) -> Iterat
         capacity, used = pool.capacity_bytes or 1, pool.used_bytes or 0
         percent, limit = 100 * used / capacity, min(one.warn_percent for one in place.pools)
         danger = DANGER_PERCENT - (MARGIN_PERCENT if f"danger {kind}:{pool.pk}" in is_open else 0.0)
+        # The name in the title is one of several: which of them asks for it may be nobody's business who reads it.
+        whose = (
+            "its threshold" if {one.warn_percent for one in place.pools} == {limit} else "its filesystem's threshold"
+        )
         if percent >= limit - (MARGIN_PERCENT if f"{kind}:{pool.pk}" in is_open else 0.0):
             yield from place.troubles(
                 kind,
                 "danger" if percent >= danger else "warning",
-                f"{{pool}} is over its threshold of {limit} %",
+                f"{{pool}} is over {whose} of {limit} %",
                 f"{int(percent)} % used: {size(used)} of {size(capacity)}, {size(capacity - used)} free. Win space "
                 "back (the images page lists the largest wins), discard undo copies, or make it larger.",
             )

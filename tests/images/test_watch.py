@@ -70,6 +70,7 @@ def test_a_filesystem_with_many_pools_is_told_of_once_by_its_lowest_threshold() 
     second = StoragePoolFactory.create(fs_key="one", available_bytes=30 * GIB, warn_percent=60, host=first.host)
     look(now())
     assert list(open_ones()) == [f"pool_over_threshold:{first.pk}"]
+    assert Alert.objects.get().title == f"{first} is over its filesystem's threshold of 60 %"
     assert f"On the same filesystem: {second}." in Alert.objects.get().detail
 
 

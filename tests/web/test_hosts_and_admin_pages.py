@@ -9,7 +9,7 @@ from django.test import Client
 from storage_admin.accounts.models import Token
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs.models import Job
-from tests.factories import GuestDiskFactory, HostFactory
+from tests.factories import AuditEntryFactory, GuestDiskFactory, HostFactory
 from tests.web.conftest import Filled
 from tests.web.html import tags_of, text_of
 
@@ -104,3 +104,16 @@ def test_the_audit_trail_is_searched(admin: Client, filled: Filled) -> None:
     admin.post("/tokens/", {"name": "nightly", "role": "viewer"})
     assert "nightly" in text_of(admin.get("/audit/?search=nightly").content.decode())
     assert "Nothing recorded like that" in text_of(admin.get("/audit/?search=zebra").content.decode())
+
+
+def test_the_audit_trail_shows_what_changed_and_options_as_words(admin: Client) -> None:
+    AuditEntryFactory.create(
+        before={"name": "a", "options": {"undo_hours": 24, "method": "auto"}, "hosts": []},
+        after={"name": "a", "options": {"undo_hours": 12, "method": "auto"}, "hosts": []},
+    )
+    AuditEntryFactory.create(before=None, after={"options": {"method": "copy", "idle_io": None}, "hosts": []})
+    page = admin.get("/audit/").content.decode()
+    assert "option undo_hours: <del>24</del> → 12" in page
+    assert "name: " not in page
+    assert "options: method copy<" in page
+    assert "hosts: all" in page

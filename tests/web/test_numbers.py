@@ -55,6 +55,8 @@ def test_times_say_how_long_ago_and_when() -> None:
     assert "never" in ago(None)
     assert ">3 hours ago<" in ago(timezone.now() - timedelta(hours=3, minutes=20))
     assert ">in 2 days<" in ago(timezone.now() + timedelta(days=2, hours=1))
+    assert ">in 90 days<" in ago(timezone.now() + timedelta(days=90, seconds=-20))  # what was asked for, not 89
+    assert ">in 24 hours<" in ago(timezone.now() + timedelta(hours=24, seconds=-20))
     assert "2020-01-02 03:04:05 UTC" in ago(datetime(2020, 1, 2, 3, 4, 5, tzinfo=UTC))
 
 
