@@ -29,6 +29,19 @@ def address_of(request: Any) -> str | None:
     return None if found is None else str(found)
 
 
+def tries_of(request: Any) -> str | None:
+    """Under which address wrong passwords are counted: of IPv6 the network (/64), as whoever has one of its addresses
+    has them all.
+
+    Args:
+        request: as for :func:`address_of`.
+    """
+    address = address_of(request)
+    if address is None or ":" not in address:
+        return address
+    return str(ip_network(f"{address}/64", strict=False).network_address)
+
+
 def _parsed(text: str) -> Address | None:
     try:
         found = ip_address(text.strip().strip("[]"))

@@ -16,7 +16,7 @@ from django.shortcuts import render
 from django.utils import timezone
 
 from storage_admin.accounts import refusals
-from storage_admin.accounts.addresses import address_of
+from storage_admin.accounts.addresses import address_of, tries_of
 from storage_admin.accounts.models import User
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.accounts.services import audit
@@ -30,6 +30,7 @@ class Lockout:
 
     Args:
         id: of the first of its rows.
+        address: of IPv6 that of its network.
         until: when it ends by itself.
     """
 
@@ -72,7 +73,7 @@ def answer(request: HttpRequest, *_about: Any) -> HttpResponse:
     address = address_of(request)
     now = timezone.now()
     attempts = AccessAttempt.objects.filter(
-        username=username, ip_address=address, attempt_time__gte=now - _cool_off()
+        username=username, ip_address=tries_of(request), attempt_time__gte=now - _cool_off()
     ).order_by("attempt_time")
     found = _lockouts(attempts)
     until = found[0].until if found else now + _cool_off()
