@@ -85,19 +85,20 @@ def _settle_later(later: Job, image: Image, found: dict[str, Any]) -> bool:
         return False
     if image.state != Image.State.SET_ASIDE:
         return False
-    _finish(later, image)
+    _finish(later, image, found)
     return True
 
 
-def _finish(later: Job, image: Image) -> None:
+def _finish(later: Job, image: Image, found: dict[str, Any]) -> None:
     size = image.allocated_size or 0
     if later.kind == "restore_aside":
         rows.restored(image)
         _succeed(later, aside.aside_result(size, None) | {"held_bytes": 0})
     else:
         rows.deleted(image)
-        _succeed(later, aside.deletion_result(size, size, None))
-        lines.write(later, image.pool, size, 0)
+        freed = size if found["discarded_bytes"] is None else found["discarded_bytes"]
+        _succeed(later, aside.deletion_result(size, freed, None))
+        lines.write(later, image.pool, size, 0, freed=freed)
     claims.log(later, "recovered: it was done already; the job has succeeded")
 
 
@@ -116,7 +117,7 @@ def _settle_lost(recovery: Job, lost: Job, image: Image, found: dict[str, Any]) 
     is_back = found["inode"] is not None and str(found["inode"]) == image.inode
     cut_off = _later(lost, image).filter(needs_recovery=True).exclude(state__in=Job.ACTIVE).order_by("-pk").first()
     if cut_off is not None and (is_back if cut_off.kind == "restore_aside" else not is_back):
-        _finish(cut_off, image)
+        _finish(cut_off, image, found)
         return True
     if found["before_bytes"] is None and not is_back and image.pool.state != "ok":
         return False  # perhaps only a filesystem that is not mounted

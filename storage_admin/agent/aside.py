@@ -138,6 +138,10 @@ def remove(one: Journal, fd: int, request: Request, io: AgentIO, recheck: Callab
     io.wait_for_go(request.generation)
     locking.keep_everybody_away(fd)
     recheck()
+    status = os.fstat(fd)
+    freed = status.st_blocks * 512 if status.st_nlink == 1 else 0
+    # Afterwards nobody could tell any more.
+    one.append(journal.DELETE, job=request.job, generation=request.generation, freed_bytes=freed)
     try:
         unlink(one.folder, journal.file_name(one.job, "aside"))
     except PermissionError as error:

@@ -24,12 +24,14 @@ class AsideStory:
         original: the image before it was set aside.
         aside: the same file when it had its other name alone; ``None`` before that.
         later: what has begun since (``restore`` or ``delete``) and the job that began it; ``None`` where nothing has.
+        freed_bytes: what the filesystem gets back by a deletion, where that has begun.
     """
 
     name: bytes
     original: Stamp
     aside: Stamp | None = None
     later: tuple[str, str] | None = None
+    freed_bytes: int | None = None
 
     @classmethod
     def of(cls, records: list[dict[str, Any]]) -> AsideStory:
@@ -46,7 +48,9 @@ class AsideStory:
             if step == journal.ASIDE:
                 story = replace(story, aside=Stamp.parse(record.get("aside")))
             elif step in {journal.RESTORE, journal.DELETE}:
-                story = replace(story, later=(step, str(record.get("job"))))
+                freed = record.get("freed_bytes")
+                freed = freed if type(freed) is int else None
+                story = replace(story, later=(step, str(record.get("job"))), freed_bytes=freed)
             elif step == journal.STAYED:
                 story = replace(story, later=None)
         return story
@@ -115,15 +119,24 @@ def _without_the_file(one: Journal, story: AsideStory, names: _Names) -> Settled
     return Settled(one.job, LOST, story.name, story.original, put_back=names.is_back, detail=detail)
 
 
+def _is_surely_back(story: AsideStory, names: _Names) -> bool:
+    """Not only by its number, which the filesystem gives again to a file that comes later."""
+    own, was = names.own, story.original
+    return own is not None and names.is_back and (own.file_size, own.mtime_ns) == (was.file_size, was.mtime_ns)
+
+
 def _settle_later(one: Journal, story: AsideStory, names: _Names) -> Settled:
     """A restore or a deletion that has begun: done where the names say so, else as if it had not begun."""
     step, job = story.later or ("", "")
-    is_done = names.is_back if step == journal.RESTORE else names.held is None
+    is_done = names.is_back if step == journal.RESTORE else names.held is None and not _is_surely_back(story, names)
     if is_done:
         if names.held is not None:
             unlink(one.folder, journal.file_name(one.job, "aside"))
         one.remove()
-        return Settled(job, FINISHED, story.name, story.original, undo_of=one.job, put_back=names.is_back)
+        return Settled(
+            job, FINISHED, story.name, story.original, undo_of=one.job, put_back=names.is_back,
+            discarded_bytes=story.freed_bytes,
+        )  # fmt: skip
     if names.held is None:
         return _without_the_file(one, story, names)
     one.append(journal.STAYED, job=job)

@@ -97,6 +97,38 @@ def test_a_deletion_that_dies_at_any_step_has_happened_or_not(tmp_path: Path, wh
     assert outcomes == {"", ASIDE}
 
 
+def test_a_deletion_that_dies_is_not_taken_for_done_where_somebody_put_the_image_back(tmp_path: Path) -> None:
+    outcomes = set()
+    for at in range(1, MOST_STEPS):
+        place = Place(tmp_path / str(at))
+        ask("set_aside", aside_args(place.image))
+        if run_to_death("delete_aside", delete_args(place.image, place.inode), "j2", at, "before") is None:
+            break
+        if place.aside.exists():
+            place.aside.rename(place.image)
+            [row] = ask("recover", recover_args(place.pool), job="r1")["recovered"]
+            outcomes.add((row["job"], row["outcome"], row["put_back"]))
+            assert place.image.read_bytes() == place.content
+    assert outcomes == {("j1", "lost", True)}
+
+
+def test_a_deletion_that_dies_says_what_it_has_freed(tmp_path: Path) -> None:
+    told = set()
+    for at in range(1, MOST_STEPS):
+        place = Place(tmp_path / str(at))
+        ask("set_aside", aside_args(place.image))
+        size = place.aside.stat().st_blocks * 512
+        if has_another := at % 2:
+            (tmp_path / f"kept{at}").hardlink_to(place.aside)
+        if run_to_death("delete_aside", delete_args(place.image, place.inode), "j2", at, "after") is None:
+            break
+        for row in ask("recover", recover_args(place.pool), job="r1")["recovered"]:
+            if row["outcome"] == "finished":
+                assert row["discarded_bytes"] == (0 if has_another else size)
+                told.add(row["discarded_bytes"])
+    assert told
+
+
 def test_a_guest_that_starts_in_that_moment_is_refused_or_wins(tmp_path: Path) -> None:
     """As for the swap: no guest on a file without its name, and none without its image."""
     trials = Trials("F7", "start while an image is set aside", points=20)
