@@ -11,6 +11,8 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 from storage_admin.events.errors import EventsError
 
 LONGEST = 500
+#: Where clouds have their metadata outside of the link-local addresses: AWS by IPv6, Alibaba.
+_METADATA = frozenset(map(ipaddress.ip_address, ("fd00:ec2::254", "100.100.100.200")))
 #: Stands for what is not shown.
 HIDDEN = "…"
 
@@ -56,7 +58,7 @@ def forbidden(host: str) -> bool:
     except ValueError:
         return False
     address = getattr(address, "ipv4_mapped", None) or address
-    return address.is_link_local or address.is_multicast or address.is_unspecified
+    return address in _METADATA or address.is_link_local or address.is_multicast or address.is_unspecified
 
 
 def shown(url: str) -> str:

@@ -33,6 +33,9 @@ def send(delivery: Delivery) -> Outcome:
         return Outcome(code, f"The mail server refuses the address: {words.decode(errors='replace')[:KEPT]}")
     except (OSError, smtplib.SMTPException) as error:
         return Outcome(problem=f"The mail server cannot be used: {(str(error) or type(error).__name__)[:KEPT]}")
+    except ValueError as error:
+        # A text that no mail can carry is given up like any other failure, and holds up no mail after it.
+        return Outcome(problem=f"No mail can be made of it: {type(error).__name__}.")
     return Outcome()
 
 

@@ -7,9 +7,9 @@ import pytest
 from django.utils import timezone
 
 from storage_admin.accounts.roles import SYSTEM, Actor, ForbiddenError, Role
-from storage_admin.events import sending, services, webhooks
+from storage_admin.events import mailing, sending, services, webhooks
 from storage_admin.events.errors import EventsError
-from storage_admin.events.models import Alert, Delivery
+from storage_admin.events.models import Alert, Delivery, Event
 from storage_admin.events.services import Trouble
 from tests.harness.mailbox import mailbox
 from tests.harness.processes import free_port
@@ -90,3 +90,27 @@ def test_the_test_mail_goes_to_everybody(settings: Any) -> None:
     settings.ALERT_EMAILS = []
     with pytest.raises(EventsError, match="ALERT_EMAILS"):
         webhooks.send_test_mail(SYSTEM)
+
+
+@pytest.mark.parametrize("name", ["a\r\nBcc: eve@example.org", "a\u2028b", "a\x00b", "=?utf-8?q?x?=", "\x0b\x85"])
+def test_a_hostile_name_makes_no_header_and_holds_up_nothing(settings: Any, name: str) -> None:
+    settings.ALERT_EMAILS = [ANN]
+    event = Event(name=services.ALERT_OPENED, host=name, data={"title": name, "detail": name, "severity": "danger"})
+    event.pk = 7
+    with mailbox() as box:
+        settings.EMAIL_PORT = box.port
+        outcome = mailing.send(Delivery(pk=3, event=event, recipients=[ANN]))
+    assert outcome.problem == ""
+    [(recipients, message)] = box.got
+    assert recipients == [ANN]
+    assert message["Bcc"] is None
+    assert "\n" not in message["Subject"]
+
+
+def test_what_no_mail_can_carry_is_a_failure_like_any_other(settings: Any) -> None:
+    event = Event(name=services.ALERT_OPENED, data={"title": "\udc80"})
+    event.pk = 7
+    with mailbox() as box:
+        settings.EMAIL_PORT = box.port
+        assert mailing.send(Delivery(pk=3, event=event, recipients=[ANN])).problem.startswith("No mail can be made")
+    assert box.got == []

@@ -94,8 +94,9 @@ def test_names_of_policies_views_webhooks_and_what_is_recorded_stay_text(admin: 
 @pytest.mark.parametrize(
     "options",
     [
-        {"when_running": "shutdown"}, {"start_after": True}, {"when_running": "wait"}, {"force": True}, {"confirm_name": "x"},
-        {"down_to": 1}, {"undo_hours": -1}, {"when_running": "shut_down", "method": "compress"}, {"__class__": "x"},
+        {"when_running": "shutdown"}, {"start_after": True}, {"when_running": "wait"}, {"force": True},
+        {"confirm_name": "x"}, {"down_to": 1}, {"undo_hours": -1},
+        {"when_running": "shut_down", "method": "compress"}, {"__class__": "x"},
     ],
 )  # fmt: skip
 def test_no_policy_takes_an_option_that_shuts_guests_down_or_forces(admin: Client, options: dict[str, Any]) -> None:
