@@ -57,8 +57,8 @@ def test_a_removal_that_dies_at_any_step_leaves_the_whole_copy_or_none(
             scene.verify()
     else:
         raise AssertionError("no run came to its end")
-    # Taking the copy's name away is the first step of all.
-    assert found == ({True, False} if when == "before" else {False})
+    # What becomes free is noted first, then the copy's name is taken away.
+    assert found == {True, False}
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

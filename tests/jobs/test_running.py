@@ -35,7 +35,7 @@ def hear(seconds=20):
     return json.loads(sys.stdin.readline()) if select.select([sys.stdin], [], [], seconds)[0] else None
 HELLO = dict(protocol=1, hash=sys.argv[1], uid=0, python="3")
 RESULT = dict(method="compress", before_bytes=100, after_bytes=40, held_bytes=100, freed_bytes=0, compression="zstd",
-              dev=1, inode=2, swapped=True, seconds=0.1, undo=None)
+              dev=1, inode=2, swapped=True, seconds=0.1, undo=dict(path=".sa-x.orig", bytes=100))
 """
 POLITE = PROGRAM + 'say("hello", **HELLO)\nrequest = hear()\n'
 
@@ -139,7 +139,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, act: Any) -> None:
 READY = (
     POLITE
     + """
-say("ready", generation=request["generation"])
+say("ready", generation=request["generation"], before_bytes=100, made_bytes=40, made_inode=2)
 answer = hear()
 say("log", text="heard " + answer["event"])
 if answer["event"] == "go":
