@@ -39,9 +39,6 @@ PAGES = {
     "jobs": "/jobs/",
     "ledger": "/ledger/",
     "pool": "/pools/{pool}/",
-    "users": "/users/",
-    "audit": "/audit/",
-    "account": "/account/",
     "hosts": "/hosts/",
     "host-add": "/hosts/add/",
     "guests": "/guests/",
@@ -52,6 +49,9 @@ PAGES = {
     "policy-preview": "/policies/{policy}/preview/",
     "alerts": "/alerts/",
     "webhooks": "/webhooks/",
+    "users": "/users/",
+    "audit": "/audit/",
+    "account": "/account/",
     "benchmarks": "/benchmarks/",
     "benchmark-start": "/benchmarks/start/?pool={pool}&kind=cluster_size",
     "benchmark": "/benchmarks/{matrix}/",
@@ -122,7 +122,9 @@ def _take(browser: Browser, dashboard: Dashboard, folder: Path, only: list[str],
     _views(rest)
     if not only:
         _work(rest)
-    places = _places(rest) | (_measured(rest) if not only or any("benchmark" in name for name in only) else {})
+    places: dict[str, object] = {**_places(rest)}
+    if not only or any("benchmark" in name for name in only):
+        places |= _measured(rest, places["pool"])
     cookies = folder / ".cookies"
     with tab(browser, dashboard.url) as opened:
         opened.log_in("admin", dashboard.password)
@@ -156,7 +158,7 @@ def _views(rest: Rest) -> None:
         ("Long chains", "min_chain_depth=3"),
         ("Orphans", "orphan=true"),
     ):
-        rest.post("views/", {"page": "images", "name": name, "query": query, "shared": True})
+        rest.post("views/", {"page": "images", "name": name, "query": query, "shared": True}, expect=201)
 
 
 def _work(rest: Rest) -> None:
@@ -170,9 +172,8 @@ def _reclaim(rest: Rest, name: str, **options: object) -> dict[str, object]:
     return dict(rest.post("jobs/", {"kind": "reclaim", "image": rest.image(name)["id"], "options": options}))
 
 
-def _measured(rest: Rest) -> dict[str, object]:
+def _measured(rest: Rest, pool: object) -> dict[str, object]:
     """Benchmarks that have ended: a matrix several times, and fio; their ids."""
-    pool = _places(rest)["pool"]
     runs = []
     for kind, options in [("fio", FIO)] + [("cluster_size", MATRIX)] * 5:
         run = rest.post("benchmarks/", {"kind": kind, "pool": pool, "options": options})
