@@ -250,7 +250,7 @@ def changed_to(actor: Actor, host: Host, changed: Host) -> Host:
 
 
 def remove_host(actor: Actor, host: Host) -> None:
-    """Forgets a host, its pools, images, guests and jobs. Nothing on the host is touched.
+    """Forgets a host, its pools, images, guests and jobs, but for the lines of the ledger. Nothing there is touched.
 
     Raises:
         ForbiddenError: the actor is no admin.

@@ -15,6 +15,9 @@ def forget_all_but_the_ledger(collector: Any, field: Any, jobs: Any, using: str)
     host's id and name as they were; the others go with it.
     """
     models.CASCADE(collector, field, jobs.filter(freed_bytes__isnull=True), using)
+    # Nobody gets such a job as the answer to a request any more.
+    answers = IdempotentAnswer.objects.using(using).filter(job__in=jobs.filter(freed_bytes__isnull=False).values("pk"))
+    models.CASCADE(collector, IdempotentAnswer._meta.get_field("job"), answers, using)
 
 
 def _uid() -> str:

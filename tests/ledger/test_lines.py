@@ -14,9 +14,18 @@ from images.selectors import overview
 from storage_admin.accounts.roles import SYSTEM, Actor, Role
 from storage_admin.hosts import registration
 from storage_admin.hosts.models import Host
+from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.selectors import jobs_for
-from tests.factories import GIB, MIB, HostFactory, ImageFactory, JobFactory, StoragePoolFactory
+from tests.factories import (
+    GIB,
+    MIB,
+    HostFactory,
+    IdempotentAnswerFactory,
+    ImageFactory,
+    JobFactory,
+    StoragePoolFactory,
+)
 from tests.ledger.rows import freed, held, job_on
 from tests.working import ADMIN
 
@@ -94,6 +103,16 @@ def test_the_lines_of_a_host_that_is_removed_stay_in_every_sum_and_its_other_job
     told: Any = lines_for(SYSTEM).get(pk=line.pk)
     assert (told.host_now, told.pool_now, told.image_number) == (None, None, None)
     assert told.target_label == image.name
+
+
+def test_a_key_that_was_answered_with_a_job_of_a_host_that_is_gone_is_free_again() -> None:
+    host = HostFactory.create(kind="ssh")
+    line = freed(5, 1, ImageFactory.create(pool__host=host))
+    IdempotentAnswerFactory.create(job=line, actor=ADMIN.name, key="k")
+    other = ImageFactory.create()
+    registration.remove_host(ADMIN, host)
+    job = services.submit(ADMIN, "analyze", other.pk, {}, idempotency_key="k")
+    assert services.submit(ADMIN, "analyze", other.pk, {}, idempotency_key="k") == job
 
 
 def test_two_hosts_that_were_removed_under_one_name_are_two() -> None:
