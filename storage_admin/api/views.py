@@ -32,6 +32,8 @@ class Endpoint(APIView):
     """
 
     content_negotiation_class = JsonOnly
+    #: What an endpoint is, the schema says: OPTIONS is no method of the API.
+    http_method_names = ["get", "post", "put", "patch", "delete", "head"]
     #: The role that each action (or lower-case method) needs at least; what is not named needs a viewer.
     roles: ClassVar[dict[str, Role]] = {}
     #: Parameters of the query string by action (or lower-case method).
