@@ -87,14 +87,15 @@ def _recent(now: datetime) -> Iterable[Metric]:
         f"How far back that goes: a day, or less where more than {RECENT_ROWS} jobs were submitted since",
     )
     newest = Job.objects.order_by("-id").values_list("kind", "state", "created", "started", "finished")[:RECENT_ROWS]
-    rows = list(newest)
-    begin = now - RECENT
-    if len(rows) == RECENT_ROWS:
-        begin = max(begin, rows[-1][2])
+    begin, looked_at, oldest = now - RECENT, 0, now
     counts: Counter[tuple[str, str]] = Counter()
     seconds: defaultdict[str, list[float]] = defaultdict(list)
-    for kind, state, created, started, finished in rows:
-        if created < begin or finished is None:
+    # Ids and times rise together: what follows an older one is older still, and is not read.
+    for kind, state, created, started, finished in newest.iterator(chunk_size=500):
+        if created < begin:
+            break
+        looked_at, oldest = looked_at + 1, created
+        if finished is None:
             continue
         counts[kind, state] += 1
         if started is not None:
@@ -104,6 +105,8 @@ def _recent(now: datetime) -> Iterable[Metric]:
     for kind, took in sorted(seconds.items()):
         middle.add_metric([kind], median(took))
         longest.add_metric([kind], max(took))
+    if looked_at == RECENT_ROWS:
+        begin = oldest
     window.add_metric([], (now - begin).total_seconds())
     return ended, middle, longest, window
 

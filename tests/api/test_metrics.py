@@ -52,6 +52,9 @@ def one_of_everything() -> None:
     now = timezone.now()
     pool = StoragePoolFactory.create(host__slug="alpha", name="fast", reclaimable_bytes=GIB, undo_bytes=2 * GIB)
     image = ImageFactory.create(pool=pool)
+    JobFactory.create(kind="analyze", target=image, state="failed", created=now - timedelta(days=3), finished=now)
+    JobFactory.create(kind="check", target=image, state="queued", created=now - timedelta(days=2), parked_at=now)
+    JobFactory.create(kind="check", target=image, state="running", created=now - timedelta(days=2))
     common = {"kind": "reclaim", "target": image, "created": now - timedelta(hours=2), "started": now}
     for seconds, freed in ((4, 3 * GIB), (70, GIB)):
         JobFactory.create(
@@ -63,9 +66,6 @@ def one_of_everything() -> None:
     )  # fmt: skip
     JobFactory.create(kind="scan", target=pool.host, state="queued", created=now - timedelta(seconds=100))
     JobFactory.create(kind="scan", target=pool.host, state="queued", created=now - timedelta(seconds=10))
-    JobFactory.create(kind="check", target=image, state="queued", created=now - timedelta(days=2), parked_at=now)
-    JobFactory.create(kind="check", target=image, state="running", created=now - timedelta(days=2))
-    JobFactory.create(kind="analyze", target=image, state="failed", created=now - timedelta(days=3), finished=now)
     PolicyRunFactory.create(policy__name="nights", state="finished", due=now - timedelta(days=1))
     PolicyRunFactory.create(policy__name="days", state="failed", due=now)
     AlertFactory.create(key="pool_over_threshold:1", acknowledged=now, acknowledged_by="ann")
