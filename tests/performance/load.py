@@ -8,17 +8,19 @@ import threading
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 
 from django.conf import settings
-from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
-from django.contrib.sessions.backends.db import SessionStore
+from django.test import Client
+from django.utils import timezone
 
 from images.models import Image
 from storage_admin.accounts.models import User
 from storage_admin.accounts.roles import SYSTEM, Role
 from storage_admin.accounts.services import create_token
-from storage_admin.hosts.models import Host
+from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.jobs.models import Job
 from storage_admin.supervisor import commands
 from tests.harness.processes import Daemon, free_port
 from tests.harness.services import ROOT
@@ -26,6 +28,7 @@ from tests.performance import pages
 from tests.performance.report import Row, seconds
 
 COUNT, RATE, SECONDS = 10_000, 40, 300
+JOBS = 10_000
 P95_LIMIT = 0.3
 THREADS = 24
 NOTES = (
@@ -34,8 +37,10 @@ NOTES = (
         f"each), SQLite with {COUNT:,} images, {RATE} requests a second at fixed times for {SECONDS} s from "
         f"{THREADS} connections that are kept open; how long a request took counts from the moment at which it was "
         "due, so that one that waits for others is not left out. Half of them are REST with a token (lists, filters, "
-        "one image, its chain, jobs, pools, a plan), half are pages of somebody who is signed in (overview, images, "
-        "one image, jobs). The client shares the 2 cores."
+        "one image, its chain, jobs, pools, the ledger and its sums, policies, alerts), half are pages of somebody who "
+        "is signed in (overview, images, one image, jobs, ledger, policies, alerts and their count). Once a second "
+        f"/metrics is asked for beside them. There are {JOBS:,} jobs, half of them lines of the ledger. The client "
+        "shares the 2 cores."
     ),
 )
 
@@ -49,6 +54,10 @@ REST = {
     "/api/v1/jobs/": 5,
     "/api/v1/pools/": 3,
     "/api/v1/overview/": 2,
+    "/api/v1/ledger/?limit=50": 3,
+    "/api/v1/ledger/summary/": 1,
+    "/api/v1/policies/": 2,
+    "/api/v1/alerts/": 2,
 }
 PAGES = {
     "/images/": 14,
@@ -57,7 +66,13 @@ PAGES = {
     "/": 8,
     "/images/{id}/": 12,
     "/jobs/": 6,
+    "/ledger/": 2,
+    "/policies/": 2,
+    "/alerts/": 2,
+    "/alerts/count/": 2,
 }
+#: Asked for once a second beside them.
+SCRAPED = "/metrics"
 
 
 @dataclass
@@ -77,7 +92,8 @@ class Asked:
 
 def measure(folder: Path, count: int = COUNT, length: int = SECONDS) -> list[Row]:
     """Keeps the server busy, and tells how long answers took."""
-    pages._rows_up_to(count)
+    pages.rows_up_to(count)
+    _jobs(JOBS)
     ids = list(Image.objects.order_by("id").values_list("pk", flat=True)[:count:97])
     _token, secret = create_token(SYSTEM, "load", Role.OPERATOR)
     port = free_port()
@@ -85,6 +101,7 @@ def measure(folder: Path, count: int = COUNT, length: int = SECONDS) -> list[Row
     with Daemon(argv, folder / "web.log", cwd=ROOT, env=os.environ | commands.ENVIRONMENT) as server:
         server.wait_for(lambda: _answers(port), 60, "the web server answers")
         asked = _load(port, {"Authorization": f"Bearer {secret}"}, {"Cookie": _session()}, ids, length)
+    Job.objects.filter(created_by="bench").delete()
     Image.every.filter(host__slug__startswith="bench-").delete()
     Host.objects.filter(slug__startswith="bench-").delete()
     every = [took for taken in asked.taken.values() for took in taken]
@@ -102,14 +119,35 @@ def measure(folder: Path, count: int = COUNT, length: int = SECONDS) -> list[Row
     ]  # fmt: skip
 
 
+def _jobs(count: int) -> None:
+    """Jobs that have ended, on the benchmark's hosts: every second one is a line of the ledger."""
+    pools = list(StoragePool.objects.filter(host__slug__startswith="bench-").order_by("id"))
+    now = timezone.now()
+    rows = []
+    for number in range(count):
+        pool, ended = pools[number % len(pools)], now - timedelta(minutes=10 * (count - number))
+        line = {"space_pool": pool, "host_name": pool.host.name, "pool_name": pool.name} if number % 2 else {}
+        freed = {"freed_bytes": number << 20, "freed_at": ended, "freed_month": f"{ended:%Y-%m}"} if number % 2 else {}
+        rows.append(
+            Job(
+                kind="reclaim" if number % 2 else "sample", state="succeeded" if number % 9 else "failed",
+                host=pool.host, target_kind="pool", target_id=pool.pk, target_label=pool.name, created_by="bench",
+                created=ended, started=ended, finished=ended + timedelta(seconds=number % 700), **line, **freed,
+            )
+        )  # fmt: skip
+    Job.objects.bulk_create(rows, batch_size=500)
+
+
+def _when(due: tuple[float, str, dict[str, str]]) -> float:
+    return due[0]
+
+
 def _session() -> str:
+    """The cookie of somebody who has signed in; the session is one that the dashboard knows."""
     user, _ = User.objects.get_or_create(username="bench", defaults={"role": "admin"})
-    store = SessionStore()
-    store[SESSION_KEY] = str(user.pk)
-    store[BACKEND_SESSION_KEY] = settings.AUTHENTICATION_BACKENDS[-1]
-    store[HASH_SESSION_KEY] = user.get_session_auth_hash()
-    store.create()
-    return f"{settings.SESSION_COOKIE_NAME}={store.session_key}"
+    client = Client(REMOTE_ADDR="127.0.0.1")
+    client.force_login(user, settings.AUTHENTICATION_BACKENDS[-1])
+    return f"{settings.SESSION_COOKIE_NAME}={client.cookies[settings.SESSION_COOKIE_NAME].value}"
 
 
 def _answers(port: int) -> bool:
@@ -130,18 +168,19 @@ def _load(port: int, token: dict[str, str], session: dict[str, str], ids: list[i
     rng = random.Random(7)
     weighted = [(path, token) for path, share in REST.items() for _ in range(share)]
     weighted += [(path, session) for path, share in PAGES.items() for _ in range(share)]
-    plan = [rng.choice(weighted) for _ in range(RATE * length)]
-    asked, begin, turn, lock = Asked(), time.monotonic() + 1, iter(enumerate(plan)), threading.Lock()
+    due = [(number / RATE, *rng.choice(weighted)) for number in range(RATE * length)]
+    due += [(float(second), SCRAPED, token) for second in range(length)]
+    asked, begin, turn, lock = Asked(), time.monotonic() + 1, iter(enumerate(sorted(due, key=_when))), threading.Lock()
 
     def work() -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
         while True:
             with lock:
-                number, (what, headers) = next(turn, (-1, ("", {})))
+                number, (at, what, headers) = next(turn, (-1, (0.0, "", {})))
             if number < 0:
                 return
-            due = begin + number / RATE
-            time.sleep(max(due - time.monotonic(), 0))
+            moment = begin + at
+            time.sleep(max(moment - time.monotonic(), 0))
             problem = ""
             try:
                 status = _ask(connection, what.format(id=ids[number % len(ids)]), headers)
@@ -149,7 +188,7 @@ def _load(port: int, token: dict[str, str], session: dict[str, str], ids: list[i
             except (OSError, http.client.HTTPException) as error:
                 problem = repr(error)
                 connection.close()
-            asked.note(what, time.monotonic() - due, problem)
+            asked.note(what, time.monotonic() - moment, problem)
 
     threads = [threading.Thread(target=work) for _ in range(THREADS)]
     for thread in threads:
