@@ -126,9 +126,7 @@ def watch(actor: Actor, pool: StoragePool, kind: str, every_hours: int) -> Watch
                 )  # fmt: skip
         except IntegrityError:
             raise NotFoundError(f"There is no pool {pool.pk}.") from None
-        audit(
-            actor, "benchmark watch set", pool.name, before=was, after={"kind": kind, "every_hours": every_hours}
-        )
+        audit(actor, "benchmark watch set", pool.name, before=was, after={"kind": kind, "every_hours": every_hours})
     return row
 
 

@@ -93,7 +93,9 @@ class GuestFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untype
     host = HostFilter()
     kind = django_filters.ChoiceFilter(choices=Guest.Kind.choices)
     state = django_filters.ChoiceFilter(choices=[(state, state) for state in GUEST_STATES])
-    search = django_filters.CharFilter(method="by_text", max_length=200, label="Part of the name, or the beginning of the UUID.")
+    search = django_filters.CharFilter(
+        method="by_text", max_length=200, label="Part of the name, or the beginning of the UUID."
+    )
     ordering = django_filters.ChoiceFilter(
         choices=[(sign + name, sign + name) for name in GUEST_ORDERINGS for sign in ("", "-")], method="by_order"
     )

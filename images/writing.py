@@ -104,7 +104,10 @@ def _disks(host: Host) -> list[Disk]:
     shared = [(disk, path) for disk, path in sharing.disks(host) if disk.pk not in known_ids]
     return [
         *known,
-        *(replace(_disk(disk, host), path_key=path_key(path), inode=":", of_another_host=True) for disk, path in shared),
+        *(
+            replace(_disk(disk, host), path_key=path_key(path), inode=":", of_another_host=True)
+            for disk, path in shared
+        ),
     ]
 
 

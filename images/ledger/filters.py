@@ -4,6 +4,7 @@ from typing import Any
 
 import django_filters
 from django.db.models import Q, QuerySet
+from drf_spectacular.utils import extend_schema_field
 
 from images.ledger.selectors import HELD, ORDERINGS, POLICY, ordered, with_image, with_number
 from storage_admin.hosts.filters import HostFilter, PoolFilter, WholeNumberFilter
@@ -38,6 +39,7 @@ class LedgerFilters(period_filters("at")):  # type: ignore[misc]  # an untyped l
     def by_host(self, rows: QuerySet[Job], _name: str, host: Host) -> QuerySet[Job]:
         return rows.filter(with_number("host_id", host.pk))
 
+    @extend_schema_field({"type": "integer", "description": "Id of a pool."})
     def by_pool(self, rows: QuerySet[Job], _name: str, pool: StoragePool) -> QuerySet[Job]:
         return rows.filter(with_number("space_pool_id", pool.pk))
 

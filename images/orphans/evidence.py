@@ -24,7 +24,8 @@ class Naming:
     """A guest's disk, as far as its name and section are evidence.
 
     Args:
-        guest: its name, empty for one of another host, which is not told of; ``kind`` and ``uid`` as in :class:`storage_admin.guests.models.Guest`.
+        guest: its name, empty for one of another host, which is not told of; ``kind`` and ``uid`` as in
+            :class:`storage_admin.guests.models.Guest`.
         only_in: the section of the definition that alone names it.
     """
 

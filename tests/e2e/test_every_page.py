@@ -16,7 +16,8 @@ PAGES = (
     "/images/{leaf}/convert/", "/images/{leaf}/check/", "/images/{broken}/reclaim/",
     "/jobs/", "/jobs/{job}/", "/ledger/", "/ledger/?held=true", "/hosts/",
     "/benchmarks/", "/benchmarks/start/", "/benchmarks/paste/", "/benchmarks/compare/", "/benchmarks/pools/{pool}/",
-    "/policies/", "/policies/add/", "/pools/{pool}/", "/guests/", "/alerts/", "/webhooks/", "/tokens/", "/users/", "/audit/", "/password/", "/account/",
+    "/policies/", "/policies/add/", "/pools/{pool}/", "/guests/", "/alerts/",
+    "/webhooks/", "/tokens/", "/users/", "/audit/", "/password/", "/account/",
 )  # fmt: skip
 
 

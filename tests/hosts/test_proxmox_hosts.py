@@ -149,7 +149,7 @@ def test_a_secret_that_cannot_be_read_any_more_is_asked_for_and_replaced(server:
     host = add(server)
     Host.objects.filter(pk=host.pk).update(token_locked=Fernet(Fernet.generate_key()).encrypt(b"x"))
     host.refresh_from_db()
-    with pytest.raises(InvalidError, match="Give the host its secret again") as refused:
+    with pytest.raises(InvalidError, match="Give the secret again") as refused:
         proxmox_hosts.change_node(ADMIN, host, {"address": server.address})
     assert set(refused.value.fields) == {"token_secret"}
     proxmox_hosts.change_node(ADMIN, host, {"token_secret": SECRET})

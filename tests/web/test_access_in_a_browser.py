@@ -48,7 +48,7 @@ def test_a_user_is_added_chooses_a_password_and_is_out_when_deactivated(
     expect(bob.get_by_text("this one")).to_be_visible()
 
     for scheme in ("light", "dark"):
-        admin.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        admin.emulate_media(color_scheme=scheme)
         admin.goto(f"{live_server.url}/users/{User.objects.get(username='bob').pk}/")
         admin.evaluate(AXE.read_text())
         assert admin.evaluate(RUN_AXE) == [], scheme
