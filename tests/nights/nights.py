@@ -228,11 +228,23 @@ def _truths(site: Site, number: int, evening: datetime) -> None:
         place.disks.verify()
         _only_what_is_known(place)
     full = site.places[-1]
-    assert full.least_free >= refusals.RESERVE_BYTES, full.least_free
+    assert full.least_free >= refusals.RESERVE_BYTES, _who_took_it(full)
     assert picks.filter(host__slug=full.slug, code="not_enough_space").exists(), "everything fitted into the full pool"
     states = Counter(picks.values_list("state", flat=True))
     reasons = Counter(picks.exclude(code="").values_list("code", flat=True))
     print(f"night {number + 1}: {dict(states)}; {dict(reasons)}", flush=True)
+
+
+def _who_took_it(place: Place) -> str:
+    """The jobs of the pool in the order in which they began, with what each was to need and took."""
+    rows = Job.objects.filter(host__slug=place.slug, rewrites=True).exclude(started=None).order_by("started")
+    lines = [
+        f"{job.started:%H:%M:%S.%f} to {job.finished:%H:%M:%S.%f} {job.kind} {job.target_label} {job.state} "
+        f"{job.error_code}: planned {job.plan.get('scratch_bytes')}, {job.before_bytes} before, {job.after_bytes} after"
+        for job in rows
+    ]
+    below = refusals.RESERVE_BYTES - place.least_free
+    return "\n".join([f"{below} bytes below the reserve, last at {place.least_at:%H:%M:%S.%f}", *lines])
 
 
 def _only_what_is_known(place: Place) -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 import django
@@ -40,6 +41,7 @@ class Place:
     server: Sshd | None = None
     #: The least that was free on it while somebody watched, in bytes.
     least_free: int = 1 << 62
+    least_at: datetime = datetime.min
 
     @property
     def pool(self) -> Path:
@@ -86,7 +88,9 @@ class Site:
         def look() -> None:
             while not self._watching.is_set():
                 for place in self.places:
-                    place.least_free = min(place.least_free, place.free())
+                    free = place.free()
+                    if free < place.least_free:
+                        place.least_free, place.least_at = free, self.clock.now()
                 time.sleep(0.01)
 
         thread = threading.Thread(target=look, daemon=True)
