@@ -244,7 +244,7 @@ def _who_took_it(place: Place) -> str:
         for job in rows
     ]
     below = refusals.RESERVE_BYTES - place.least_free
-    return "\n".join([f"{below} bytes below the reserve, last at {place.least_at:%H:%M:%S.%f}", *lines])
+    return "\n".join([f"{below} bytes below the reserve, last at {place.least_at}", *lines])
 
 
 def _only_what_is_known(place: Place) -> None:

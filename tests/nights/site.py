@@ -41,7 +41,7 @@ class Place:
     server: Sshd | None = None
     #: The least that was free on it while somebody watched, in bytes.
     least_free: int = 1 << 62
-    least_at: datetime = datetime.min
+    least_at: datetime | None = None
 
     @property
     def pool(self) -> Path:
