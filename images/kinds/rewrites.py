@@ -15,7 +15,7 @@ from images.models import Image
 from images.orphans.evidence import READS_ON
 from images.policies import bell
 from storage_admin.accounts.roles import Actor
-from storage_admin.agent.protocol import RefusedError, unb64
+from storage_admin.agent.protocol import SPACE, RefusedError, unb64
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs.kinds import Target
 from storage_admin.jobs.models import Job
@@ -168,6 +168,14 @@ class Rewriting(waiting.WaitsForGuests, RewriteKind):
         """The pool and the path of the file that the job makes; ``None`` where its image is not known any more."""
         image = Image.every.select_related("pool").filter(pk=job.target_id).first()
         return (image.pool, bytes(image.path_bytes)) if image is not None else None
+
+    def on_event(self, job: Job, event: dict[str, Any]) -> None:
+        if event["event"] != SPACE:
+            super().on_event(job, event)
+        elif event["needed_bytes"] > (job.plan.get("scratch_bytes") or 0):
+            # The plan knew less, as of bases that are compressed: jobs that come after count with the larger one.
+            job.plan = job.plan | {"scratch_bytes": event["needed_bytes"]}
+            job.save(update_fields=["plan"])
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         image = find(job.target_id)

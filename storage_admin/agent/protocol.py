@@ -36,6 +36,8 @@ HELLO, PROGRESS, LOG, COMMAND, READY, RESULT, ERROR = "hello", "progress", "log"
 HOST, POOL, IMAGE, SEEN = "host", "pool", "image", "seen"
 #: Of work that changes an image where it stands: what it occupied before, and what it does now, however that ended.
 OCCUPIED = "occupied"
+#: Of work that makes a new file: the most that it may write, as measured on the spot.
+SPACE = "space"
 #: Events of a benchmark: what its figures depend on, one figure, a tool's words, and what to know of them.
 ENVIRONMENT, ENVIRONMENT_AFTER = "environment", "environment_after"
 SAMPLE, OUTPUT, NOTE = "sample", "output", "note"

@@ -23,7 +23,7 @@ from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.links import Chain, Link, Planned
 from storage_admin.agent.mounts import Mounts
 from storage_admin.agent.pools import display, open_parent
-from storage_admin.agent.protocol import INVALID, HostError, RefusedError, Request
+from storage_admin.agent.protocol import INVALID, SPACE, HostError, RefusedError, Request
 from storage_admin.agent.qemu_img import Node
 from storage_admin.agent.swap import NewFile, Replacement, Swapped, clear_earlier
 
@@ -191,7 +191,9 @@ class Rewrite:
         self.io.progress("checking", 0, None, "looking at the image and who uses it")
         clear_earlier(self.folder, self.request)
         self._refuse()
-        space.require(self.folder, self.recipe.needed(self), self.wish.reserve, self.wish.reserved_elsewhere)
+        needed = self.recipe.needed(self)
+        space.require(self.folder, needed, self.wish.reserve, self.wish.reserved_elsewhere)
+        self.io.emit(SPACE, needed_bytes=needed)  # others who look for space have to count with all of it
         before = space.allocated_on_disk(self.chain.image.fd)
         with self.recipe.begin(self) as replacement:
             replacement.note_left([(link.planned.path, link.stamp) for link in self._left()])

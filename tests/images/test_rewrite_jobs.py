@@ -66,6 +66,21 @@ def test_a_chain_is_flattened_and_comes_back(pool: Path) -> None:
     assert same_content(top, before(top))
 
 
+def test_others_count_with_the_space_that_the_agent_measured_and_not_with_less_that_the_plan_knew(pool: Path) -> None:
+    for name, below in (("base.qcow2", None), ("middle.qcow2", "base.qcow2")):
+        write(pool / name, 0x44, "0", "7M")  # compresses to nearly nothing
+        based = ["-B", below, "-F", "qcow2"] if below else []
+        small = pool / "small.qcow2"
+        qemu_img("convert", "-c", "-f", "qcow2", "-O", "qcow2", *based, pool / name, small)
+        small.replace(pool / name)
+    scan(image_at(pool / "top.qcow2").host)
+    planned = services.plan(OPERATOR, "flatten", image_at(pool / "top.qcow2").pk, {}).scratch_bytes
+    job = done("flatten", pool / "top.qcow2")
+    assert planned is not None
+    assert job.after_bytes is not None
+    assert planned < job.after_bytes <= job.plan["scratch_bytes"]
+
+
 def test_a_chain_is_flattened_down_to_an_image_in_the_middle(pool: Path) -> None:
     top, base = pool / "top.qcow2", image_at(pool / "base.qcow2")
     done("flatten", top, down_to=base.pk)
