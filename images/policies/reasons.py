@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from images.models import Image
 from images.templatetags.storage import between, size
 
 #: Left out because the policy is not meant for them: counted, and listed page by page when somebody asks.
 NOT_MEANT = {
-    "gone": "Not there any more since the last scan.",
+    "gone": "Not there any more since the last scan, or set aside.",
     "listed_elsewhere": "Listed by another host that mounts the same storage: it is looked at there.",
     "other_host": "On a host that the policy does not name.",
     "other_pool": "In a pool that the policy does not name.",
@@ -43,6 +44,10 @@ def _too_little(gain: int, percent: float, least: int, least_percent: int) -> st
     return f"{wins}; the policy asks for {' and '.join(wanted)}." if wanted else f"{wins}."
 
 
+def _in_state(detail: str) -> str:
+    return detail or "Its state has to be looked at first."
+
+
 _SENTENCES: dict[str, Callable[..., str]] = {
     "not_analyzed": lambda: "What it would win is not known: it was not analyzed since it changed.",
     "too_little": _too_little,
@@ -64,6 +69,11 @@ _SENTENCES: dict[str, Callable[..., str]] = {
     "guest_running": lambda detail: f"It is in use: {detail}. A policy never shuts a guest down.",
     "guests_unknown": lambda detail: f"Who uses it is not known. {detail or 'It was not scanned yet.'}",
     "busy": lambda: "Another job has it.",
+    "encrypted": lambda: "It is encrypted: nothing can be won back from outside of it.",
+    "format_undeclared": lambda looks: (
+        f"Nothing declares its format; it looks like {looks}. Declare it on the image's page first."
+    ),
+    **{state: _in_state for state in Image.State.values if state != Image.State.OK},
 }
 #: What each code means, without the numbers of one image.
 WORDS = NOT_MEANT | {

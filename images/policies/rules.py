@@ -64,6 +64,7 @@ class _Row(NamedTuple):
     host_id: int
     pool_id: int
     name: str
+    declared: str
     format: str
     size: int | None
     gain: int | None
@@ -71,6 +72,9 @@ class _Row(NamedTuple):
     in_use: bool | None
     in_use_detail: str
     analyzed_at: datetime | None
+    state: str
+    state_detail: str
+    encrypted: bool | None
 
 
 def choose(rules: Rules, now: datetime) -> Choice:
@@ -86,9 +90,9 @@ def not_meant(rules: Rules, code: str, hosts: frozenset[int] | None = None) -> Q
     """
     scope = Image.objects.all() if hosts is None else Image.objects.filter(host__in=hosts)
     listed, elsewhere = _pools(rules)
-    there = scope.exclude(state=Image.State.MISSING)
+    there = scope.exclude(state__in=Image.NOT_THERE)
     if code == "gone":
-        return scope.filter(state=Image.State.MISSING)
+        return scope.filter(state__in=Image.NOT_THERE)
     if code == "listed_elsewhere":
         return there.filter(pool__in=elsewhere)
     there = there.exclude(pool__in=elsewhere)
@@ -148,12 +152,11 @@ def _again() -> set[int]:
 def _images(rules: Rules, left: Counter[str]) -> QuerySet[Image]:
     """The images on the policy's hosts and in its pools; how many are not is counted."""
     listed, elsewhere = _pools(rules)
-    missing = Image.State.MISSING
     for pool, host, state, count in (
         Image.objects.order_by().values("pool_id", "host_id", "state").annotate(count=Count("pk"))
         .values_list("pool_id", "host_id", "state", "count")
     ):  # fmt: skip
-        if state == missing:
+        if state in Image.NOT_THERE:
             left["gone"] += count
         elif pool in elsewhere:
             left["listed_elsewhere"] += count
@@ -161,7 +164,7 @@ def _images(rules: Rules, left: Counter[str]) -> QuerySet[Image]:
             left["other_host"] += count
         elif listed is not None and pool not in listed:
             left["other_pool"] += count
-    rows = Image.objects.exclude(state=missing).exclude(pool__in=elsewhere)
+    rows = Image.objects.exclude(state__in=Image.NOT_THERE).exclude(pool__in=elsewhere)
     if rules.hosts:
         rows = rows.filter(host__in=rules.hosts)
     return rows.filter(pool__in=listed) if listed is not None else rows
@@ -176,7 +179,7 @@ def _meant(rules: Rules, rows: QuerySet[Image], left: Counter[str]) -> Iterable[
         gain = Cast(KT(f"estimate__methods__{method}__reclaimable_bytes"), BigIntegerField())
     columns = rows.order_by().annotate(gain=gain).values_list(
         "pk", "host_id", "pool_id", "name", "declared_format", "format", "allocated_size", "gain", "chain_depth",
-        "in_use", "in_use_detail", "analyzed_at",
+        "in_use", "in_use_detail", "analyzed_at", "state", "state_detail", "encrypted",
     )  # fmt: skip
     for pk, host, pool, name, declared, looks, *rest in columns.iterator(chunk_size=5000):
         form = declared or looks
@@ -185,7 +188,7 @@ def _meant(rules: Rules, rows: QuerySet[Image], left: Counter[str]) -> Iterable[
         elif rules.formats and form not in rules.formats:
             left["other_format"] += 1
         else:
-            yield _Row(pk, host, pool, name, form, *rest)
+            yield _Row(pk, host, pool, name, declared, form, *rest)
 
 
 class _Names:
@@ -234,11 +237,21 @@ class _Judge:
 
     def skip(self, row: _Row) -> Skip | None:
         """Why an image is left out; ``None`` where it is not."""
-        found = self._use(row) or self._chain(row) or self._past(row) or self._gain(row)
+        found = self._state(row) or self._use(row) or self._chain(row) or self._past(row) or self._gain(row)
         if found is None:
             return None
         code, *facts = found
         return Skip(row.id, row.host_id, row.pool_id, row.name, code, tuple(facts))
+
+    def _state(self, row: _Row) -> tuple[Any, ...] | None:
+        """What no run will change: somebody has to look at it first."""
+        if row.state != Image.State.OK:
+            return (row.state, row.state_detail)
+        if self._alone and not row.declared:
+            return ("format_undeclared", row.format)
+        if self._gains and row.encrypted:
+            return ("encrypted",)
+        return None
 
     def _use(self, row: _Row) -> tuple[Any, ...] | None:
         if row.id in self._held:

@@ -105,7 +105,7 @@ def test_a_pool_has_to_be_on_one_of_the_hosts(admin: APIClient) -> None:
 def test_the_preview_tells_the_choice_in_order_and_every_reason(operator: APIClient) -> None:
     small, large = wins(name="small", reclaimable_bytes=GIB // 2), wins(name="large")
     running = wins(name="running", in_use=True, in_use_detail="guest web is running")
-    locked = wins(name="locked", encrypted=True)
+    locked = wins(name="locked", header={"data_file": "data.raw"})
     raw = wins(name="other", declared_format="raw")
     policy = PolicyFactory.create(formats=["qcow2"])
     found = operator.get(f"{URL}{policy.pk}/preview/").json()
@@ -116,7 +116,7 @@ def test_the_preview_tells_the_choice_in_order_and_every_reason(operator: APICli
         "guest_running",
         "It is in use: guest web is running. A policy never shuts a guest down.",
     )
-    assert skipped[locked.pk][0] == "encrypted"
+    assert skipped[locked.pk][0] == "external_data_file"
     assert raw.pk not in skipped
     assert {
         "code": "other_format",
@@ -128,7 +128,7 @@ def test_the_preview_tells_the_choice_in_order_and_every_reason(operator: APICli
     assert (found["chosen_count"], found["skipped_count"]) == (3, 1)
     assert Job.objects.count() == 0
     only = operator.get(f"{URL}{policy.pk}/preview/?code=busy").json()
-    assert [one["code"] for one in only["skipped"]] == ["encrypted"]
+    assert [one["code"] for one in only["skipped"]] == ["external_data_file"]
 
 
 def test_what_does_not_fit_beside_what_is_chosen_already_says_so(operator: APIClient) -> None:

@@ -263,3 +263,27 @@ def test_the_choice_among_ten_thousand_images_costs_few_queries(
     with CaptureQueriesContext(connection) as few:
         look(PolicyFactory.create(name_pattern="vm-1-*"))
     assert len(few) <= 10
+
+
+@pytest.mark.parametrize(
+    ("columns", "code"),
+    [
+        ({"state": "chain_broken", "state_detail": "Its base is missing."}, "chain_broken"),
+        ({"state": "chain_cycle", "reclaimable_bytes": None}, "chain_cycle"),
+        ({"state": "unreadable", "reclaimable_bytes": None}, "unreadable"),
+        ({"declared_format": "", "format": "qcow2", "reclaimable_bytes": None}, "format_undeclared"),
+        ({"encrypted": True, "reclaimable_bytes": None}, "encrypted"),
+    ],
+)
+def test_what_no_run_will_change_is_told_as_that_and_not_as_a_missing_analysis(
+    columns: dict[str, Any], code: str
+) -> None:
+    assert code_of(PolicyFactory.create(), image(**columns)) == code
+
+
+@pytest.mark.parametrize("state", ["missing", "set_aside", "deleted"])
+def test_what_is_not_there_is_counted_and_looked_at_no_further(state: str) -> None:
+    there = image(state=state)
+    found = look(PolicyFactory.create())
+    assert (found.chosen, found.skips, dict(found.not_meant)) == ([], [], {"gone": 1})
+    assert list(not_meant(Rules.of(PolicyFactory.create(name="another")), "gone")) == [there]

@@ -160,9 +160,9 @@ def test_a_job_that_somebody_cancelled_is_left_out() -> None:
 
 def test_what_a_plan_refuses_is_left_out_with_its_code_and_the_next_one_comes() -> None:
     first, _second = images(2)
-    Image.objects.filter(pk=first.pk).update(encrypted=True)
+    Image.objects.filter(pk=first.pk).update(header={"data_file": "data.raw"})
     run = begun(PolicyFactory.create())
-    assert picks(run) == [("disk0", "skipped", "encrypted"), ("disk1", "submitted", "")]
+    assert picks(run) == [("disk0", "skipped", "external_data_file"), ("disk1", "submitted", "")]
 
 
 def test_in_the_last_quiet_minutes_nothing_begins_and_what_has_not_begun_is_withdrawn() -> None:
@@ -370,8 +370,8 @@ def test_an_image_that_is_gone_when_its_turn_comes_says_so() -> None:
 
 def test_a_host_with_many_refused_images_still_gets_to_the_others() -> None:
     pool = StoragePoolFactory.create(host=HostFactory.create())
-    images(30, pool=pool, encrypted=True)
+    images(30, pool=pool, header={"data_file": "data.raw"})
     ImageFactory.create(name="good", pool=pool, reclaimable_bytes=1 << 20, **estimated(1))
     run = begun(PolicyFactory.create())
     assert at_work() == ["good"]
-    assert run.picks.filter(code="encrypted").count() == 30
+    assert run.picks.filter(code="external_data_file").count() == 30

@@ -7,7 +7,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from images.models import Image, Policy, PolicyRun
+from images.models import Policy, PolicyRun
 from images.policies import runs
 from storage_admin.jobs import automation
 from storage_admin.jobs.models import Job
@@ -66,10 +66,10 @@ def test_what_makes_no_sense_is_said_with_what_was_typed_still_there(admin: Clie
 
 def test_what_a_plan_refuses_is_neither_counted_nor_summed(admin: Client) -> None:
     wins(name="web-01")
-    wins(name="web-02", state=Image.State.CHAIN_BROKEN, state_detail="Its base is missing.")
+    wins(name="web-02", header={"data_file": "data.raw"})
     page = text_of(admin.get("/policies/add/", FORM | {"name_pattern": ""}).content.decode())
     assert "1, about 1 GiB; 1 refused" in page
-    assert "chain broken Its base is missing." in page
+    assert "external data file Its data lies in a file of its own" in page
 
 
 def test_the_form_shows_the_choice_and_the_next_windows_as_it_is_filled_in(admin: Client) -> None:
