@@ -134,9 +134,9 @@ def fill(name: str = "vm-104-disk-0.qcow2") -> Filled:
     )  # fmt: skip
     TokenFactory.create(name=name[:90])
     AuditEntryFactory.create(target=name)
-    AlertFactory.create(key="host_unreachable:9", title=f"{name} does not answer", closed=now, host="local")
+    AlertFactory.create(key="host_unreachable:9", title=f"{name} does not answer"[:200], closed=now, host="local")
     alert = AlertFactory.create(
-        title=f"{name} is over its threshold", detail=name, host="local", target_kind="pool", target_id=pool.pk,
+        title=f"{name} is over its threshold"[:200], detail=name, host="local", target_kind="pool", target_id=pool.pk,
         target_label=name,
     )  # fmt: skip
     hook = WebhookFactory.create(name=name[:90], url="https://example.org/hook?token=secret")
