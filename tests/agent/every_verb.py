@@ -41,6 +41,8 @@ UNDOES = {"undo": "undo", "discard_undo": "discard_undo"}
 POOLS = frozenset({"scan", "sample", "recover", "folder"})
 #: Verbs that read nothing below a pool, or only what they made there.
 NO_IMAGES = frozenset({"pve", "benchmark"})
+#: Verbs that change an image's name and take nothing from its content: tests/agent/test_aside.py has their own tests.
+NAMES = frozenset({"set_aside", "restore_aside", "delete_aside"})
 #: How work may end that is neither a bug nor a result.
 CLEAN = protocol.REFUSALS | {protocol.TOOL_FAILED, protocol.INVALID}
 ALL = (*READS, *REWRITES, *UNDOES)
@@ -50,7 +52,7 @@ _LONGEST_PLAN = 70
 
 def covered() -> set[str]:
     """The verbs that :data:`ALL` and :data:`POOLS` ask for, and those that need not be."""
-    return {"analyze", *POOLS, *UNDOES, *(verb for verb, _ in REWRITES.values()), *NO_IMAGES}
+    return {"analyze", *POOLS, *UNDOES, *(verb for verb, _ in REWRITES.values()), *NO_IMAGES, *NAMES}
 
 
 @dataclass

@@ -153,8 +153,8 @@ def test_guests_name_the_image_of_each_disk(viewer: APIClient) -> None:
     ],
 )
 def test_guests_are_filtered(viewer: APIClient, query: str, found: str) -> None:
-    first = GuestFactory.create(name="a", state="running")
-    GuestFactory.create(name="b", kind="vm")
+    first = GuestFactory.create(name="a", state="running", uid="1")
+    GuestFactory.create(name="b", kind="vm", uid="2")
     response = viewer.get(f"/api/v1/guests/?{query.format(host=first.host.slug)}")
     assert [row["name"] for row in response.json()["results"]] == found.split()
 
