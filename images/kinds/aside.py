@@ -19,8 +19,6 @@ from storage_admin.jobs.kinds import Lock, Target
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Affected, Plan, Refusal
 
-GRACE_DAYS = 14
-
 
 class AsideKind(ImageKind):
     """A kind that changes an image's names and nothing else."""
@@ -57,7 +55,7 @@ class SetAside(AsideKind):
             "type": "integer",
             "minimum": 1,
             "maximum": 365,
-            "default": GRACE_DAYS,
+            "default": rows.GRACE_DAYS,
             "description": "How long it cannot be deleted, in days. Nothing is ever deleted by itself.",
         }
     }

@@ -16,6 +16,7 @@ from django.utils import timezone
 
 from images.models import Image
 from storage_admin.hosts.models import StoragePool
+from storage_admin.jobs import claims
 from storage_admin.jobs.models import Job
 
 
@@ -52,7 +53,7 @@ def close(job: Job, freed: int, *, undone: bool = False) -> None:
 
 def begin_in_place(job: Job, before: int) -> None:
     """A running job is about to change an image where it stands: what that occupies, in bytes. It is no line yet."""
-    _running(job).update(before_bytes=before)
+    claims.ours(job).update(before_bytes=before)
 
 
 def write_in_place(job: Job, before: int, after: int) -> None:
@@ -67,10 +68,6 @@ def write_in_place(job: Job, before: int, after: int) -> None:
 def _freed(freed: int, *, for_good: bool = True) -> dict[str, Any]:
     now = timezone.now() if for_good else None
     return {"freed_bytes": freed, "freed_at": now, "freed_month": f"{now:%Y-%m}" if now else ""}
-
-
-def _running(job: Job) -> Any:
-    return Job.objects.filter(pk=job.pk, state=Job.State.RUNNING, generation=job.generation)
 
 
 def _write(job: Job, pool: StoragePool | None, **columns: Any) -> None:

@@ -12,6 +12,8 @@ from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.names import path_key
 from storage_admin.jobs.models import Job
 
+#: How long an image that is set aside cannot be deleted where nobody says otherwise.
+GRACE_DAYS = 14
 #: The kinds of jobs that do it.
 KINDS = ("set_aside", "restore_aside", "delete_aside")
 
@@ -24,7 +26,7 @@ def set_aside(image: Image, job: Job) -> None:
     folder = bytes(image.path_bytes).rpartition(b"/")[0]
     image.path_key = path_key(folder + f"/.sa-{job.uid}.aside".encode())
     image.aside_job, image.aside_since, image.aside_by = job, now, job.created_by
-    image.aside_until = now + timedelta(days=int(job.options.get("grace_days", 14)))
+    image.aside_until = now + timedelta(days=int(job.options.get("grace_days", GRACE_DAYS)))
     image.missing_since, image.deleted_at, image.held = None, None, ""
     _write(image, ["aside_job", "aside_since", "aside_by", "aside_until", "missing_since", "deleted_at", "held"])
 

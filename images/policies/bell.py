@@ -1,16 +1,10 @@
 """Rings for the next step of the policies' runs at once, so that nothing waits for the scheduler."""
 
-import logging
-
-from celery import current_app
 from django.db import transaction
-from kombu.exceptions import OperationalError
-from redis.exceptions import RedisError
 
 from images.models import PolicyPick, PolicyRun
+from storage_admin.jobs import doorbell
 from storage_admin.jobs.models import Job
-
-logger = logging.getLogger(__name__)
 
 STEP = "images.tasks.advance_policies"
 
@@ -27,7 +21,4 @@ def ring_after(job: Job) -> None:
 
 
 def _ring() -> None:
-    try:
-        current_app.send_task(STEP, retry=False, ignore_result=True)
-    except (OperationalError, RedisError, OSError) as error:
-        logger.warning("the step waits for the scheduler until the broker is back: %s", error)
+    doorbell.send("the policies' next step", STEP)

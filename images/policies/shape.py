@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
+from images.ledger.selectors import POLICY
 from images.models import Policy
 from images.policies.windows import Schedule
 from storage_admin.accounts.roles import Actor, Role
@@ -68,4 +69,4 @@ class Rules:
 
 def actor_named(name: str) -> Actor:
     """Who a policy of that name acts as."""
-    return Actor(name=f"policy {name}", role=Role.OPERATOR)
+    return Actor(name=f"{POLICY}{name}", role=Role.OPERATOR)

@@ -11,10 +11,10 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_safe
 
-from images.kinds.aside import GRACE_DAYS
 from images.models import Image
 from images.orphans import selectors
 from images.orphans.against import changed_at
+from images.orphans.rows import GRACE_DAYS
 from images.selectors import of_host
 from images.views.access import PageRequest, number, page, paginated
 from images.views.image import image_of

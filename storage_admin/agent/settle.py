@@ -21,6 +21,7 @@ from storage_admin.agent.settled import (
     LOST,
     REVERTED,
     Settled,
+    is_back,
     is_image_name,
     stat_in,
     unlink,
@@ -36,6 +37,7 @@ __all__ = [
     "Settled",
     "Story",
     "is_aside",
+    "is_back",
     "retire_old_name",
     "settle",
     "stat_in",
@@ -219,13 +221,6 @@ def _settle_done(one: Journal, story: Story) -> Settled:
     unlink(one.folder, journal.file_name(one.job, "new"))
     one.remove()
     return replace(settled, outcome=FINISHED)
-
-
-def is_back(named: Stamp | None, original: Stamp) -> tuple[bool, bool]:
-    """Whether a file can be an original that was put back, by its inode; and whether it surely is, by all else."""
-    if named is None or named.inode != original.inode:
-        return False, False
-    return True, (named.file_size, named.mtime_ns) == (original.file_size, original.mtime_ns)
 
 
 def _lost(one: Journal, story: Story, copy: Stamp | None) -> Settled:

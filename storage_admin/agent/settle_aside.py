@@ -12,7 +12,7 @@ from typing import Any
 from storage_admin.agent import journal
 from storage_admin.agent.journal import Journal, JournalError, Stamp
 from storage_admin.agent.protocol import unb64
-from storage_admin.agent.settled import FINISHED, KEPT, LOST, REVERTED, Settled, is_image_name, stat_in, unlink
+from storage_admin.agent.settled import FINISHED, KEPT, LOST, REVERTED, Settled, is_back, is_image_name, stat_in, unlink
 
 
 @dataclass(frozen=True)
@@ -119,16 +119,12 @@ def _without_the_file(one: Journal, story: AsideStory, names: _Names) -> Settled
     return Settled(one.job, LOST, story.name, story.original, put_back=names.is_back, detail=detail)
 
 
-def _is_surely_back(story: AsideStory, names: _Names) -> bool:
-    """Not only by its number, which the filesystem gives again to a file that comes later."""
-    own, was = names.own, story.original
-    return own is not None and names.is_back and (own.file_size, own.mtime_ns) == (was.file_size, was.mtime_ns)
-
-
 def _settle_later(one: Journal, story: AsideStory, names: _Names) -> Settled:
     """A restore or a deletion that has begun: done where the names say so, else as if it had not begun."""
     step, job = story.later or ("", "")
-    is_done = names.is_back if step == journal.RESTORE else names.held is None and not _is_surely_back(story, names)
+    # Not only by its number, which the filesystem gives again to a file that comes later.
+    _, surely_back = is_back(names.own, story.original)
+    is_done = names.is_back if step == journal.RESTORE else names.held is None and not surely_back
     if is_done:
         if names.held is not None:
             unlink(one.folder, journal.file_name(one.job, "aside"))

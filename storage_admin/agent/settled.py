@@ -56,6 +56,13 @@ def is_image_name(name: bytes) -> bool:
     return not (not name or b"/" in name or b"\0" in name or name in {b".", b".."} or journal.parse_name(name))
 
 
+def is_back(named: Stamp | None, original: Stamp) -> tuple[bool, bool]:
+    """Whether a file can be an original that was put back, by its inode; and whether it surely is, by all else."""
+    if named is None or named.inode != original.inode:
+        return False, False
+    return True, (named.file_size, named.mtime_ns) == (original.file_size, original.mtime_ns)
+
+
 def stat_in(folder: int, name: bytes) -> Stamp | None:
     """The stamp of a name in a folder, links not followed; ``None`` where there is none."""
     try:

@@ -24,8 +24,19 @@ def ring_now(job_id: int) -> None:
     """Rings for a job that is committed already."""
     try:
         queue = routing.queue_for(job_id)
-        current_app.send_task(RUN_JOB, (job_id,), queue=queue, retry=False, ignore_result=True)
     except Error as error:
         logger.warning("job %s stays queued until the database is back: %s", job_id, error)
+        return
+    send(f"job {job_id}", RUN_JOB, job_id, queue=queue)
+
+
+def send(what: str, task: str, *args: int, queue: str | None = None) -> None:
+    """Asks workers for a task. If the broker is away, whoever looks from time to time finds what is to be done.
+
+    Args:
+        what: is to be done, for the log.
+    """
+    try:
+        current_app.send_task(task, args, queue=queue, retry=False, ignore_result=True)
     except (OperationalError, RedisError, OSError) as error:
-        logger.warning("job %s stays queued until the broker is back: %s", job_id, error)
+        logger.warning("%s stays queued until the broker is back: %s", what, error)
