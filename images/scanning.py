@@ -35,8 +35,8 @@ DOMAINS = (Guest.Kind.DOMAIN,)
 
 #: What a scan writes of a pool; the rest of its row belongs to admins.
 SCANNED_OF_POOL = (
-    "state", "state_detail", "last_scanned", "capacity_bytes", "available_bytes", "filesystem", "network", "shared_key",
-    "fs_key", "kind", "others_count", "others_bytes", "undo_bytes", "owners_unknown",
+    "state", "state_detail", "last_scanned", "capacity_bytes", "available_bytes", "reserved_bytes", "filesystem",
+    "network", "shared_key", "fs_key", "kind", "others_count", "others_bytes", "undo_bytes", "owners_unknown",
 )  # fmt: skip
 
 
@@ -274,6 +274,7 @@ class ScanRun:
             if facts["state"] == "ok":
                 pool.last_scanned = self.at
             pool.capacity_bytes, pool.available_bytes = facts.get("capacity_bytes"), facts.get("available_bytes")
+            pool.reserved_bytes = facts.get("reserved_bytes") or 0
             pool.filesystem, pool.network = facts.get("filesystem") or "", bool(facts.get("network"))
             pool.shared_key, pool.fs_key = facts.get("shared_key") or "", facts.get("fs_key") or ""
             folder = StoragePool.Kind.NFS if pool.filesystem in {"nfs", "nfs4"} else StoragePool.Kind.DIR

@@ -163,7 +163,9 @@ class PoolSerializer(serializers.ModelSerializer[StoragePool]):
     host = serializers.PrimaryKeyRelatedField[Any](read_only=True)
     host_name = serializers.CharField(source="host.name", read_only=True)
     overcommit_ratio = serializers.FloatField(read_only=True, allow_null=True, help_text="Virtual sizes per capacity.")
-    used_bytes = serializers.IntegerField(read_only=True, allow_null=True)
+    used_bytes = serializers.IntegerField(
+        read_only=True, allow_null=True, help_text="As df counts it: neither available nor reserved."
+    )
     shared_key = TextOrNull()
     filesystem = TextOrNull()
     aside_bytes = serializers.SerializerMethodField(help_text="What images that are set aside occupy in it.")
@@ -178,9 +180,9 @@ class PoolSerializer(serializers.ModelSerializer[StoragePool]):
         fields = (
             "id", "host", "host_name", "name", "kind", "source", "path", "shared_key", "filesystem", "network",
             "all_hosts_registered", "state", "state_detail", "owners_unknown", "capacity_bytes", "available_bytes",
-            "used_bytes", "images_count", "allocated_bytes", "virtual_bytes", "overcommit_ratio", "reclaimable_bytes",
-            "undo_bytes", "aside_bytes", "warn_percent", "warn_overcommit", "warn_days", "warn_undo_percent",
-            "days_until_full", "days_until_full_low", "days_until_full_high", "last_scanned",
+            "reserved_bytes", "used_bytes", "images_count", "allocated_bytes", "virtual_bytes", "overcommit_ratio",
+            "reclaimable_bytes", "undo_bytes", "aside_bytes", "warn_percent", "warn_overcommit", "warn_days",
+            "warn_undo_percent", "days_until_full", "days_until_full_low", "days_until_full_high", "last_scanned",
         )  # fmt: skip
         read_only_fields = fields
 

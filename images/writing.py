@@ -220,7 +220,13 @@ def write_totals(pools: Iterable[StoragePool]) -> None:
 def sample_pools(pools: Iterable[StoragePool], at: datetime) -> None:
     """How full the pools are now, for the day on which each will be full."""
     PoolSample.objects.bulk_create(
-        PoolSample(pool=pool, at=at, capacity_bytes=pool.capacity_bytes, available_bytes=pool.available_bytes)
+        PoolSample(
+            pool=pool,
+            at=at,
+            capacity_bytes=pool.capacity_bytes,
+            available_bytes=pool.available_bytes,
+            reserved_bytes=pool.reserved_bytes,
+        )
         for pool in pools
         if pool.capacity_bytes is not None and pool.available_bytes is not None
     )

@@ -62,6 +62,13 @@ class Totals:
     reclaimable_low: int | None
     reclaimable_high: int | None
 
+    @property
+    def usable_bytes(self) -> int | None:
+        """The capacity without what filesystems keep for root."""
+        if self.used_bytes is None or self.available_bytes is None:
+            return None
+        return self.used_bytes + self.available_bytes
+
 
 @dataclass(frozen=True)
 class Candidate:

@@ -62,9 +62,7 @@ def _row(pool: StoragePool, forecast: trend.Forecast | None) -> PoolRow:
 
 def used_percent(pool: StoragePool) -> float | None:
     """How much of the pool's filesystem is used, in percent; ``None`` where its size is not known."""
-    if not pool.capacity_bytes or pool.used_bytes is None:
-        return None
-    return round(100 * pool.used_bytes / pool.capacity_bytes, 1)
+    return None if pool.used_percent is None else round(pool.used_percent, 1)
 
 
 def forecasts(
@@ -81,7 +79,7 @@ def forecasts(
     now = now or timezone.now()
     available = {pool.pk: pool.available_bytes for pool in pools if pool.available_bytes is not None}
     age = Value(now.timestamp() / 86400, output_field=FloatField()) - EpochDays(F("at"))
-    used = Cast(F("capacity_bytes") - F("available_bytes"), FloatField())
+    used = Cast(F("capacity_bytes") - F("available_bytes") - F("reserved_bytes"), FloatField())
     since = now - timedelta(days=trend.WINDOW)
     recent = PoolSample.objects.filter(pool__in=available, at__gt=since, at__lte=now).order_by()
     rows = recent.annotate(day=Floor(age)).values("pool_id", "day").annotate(age=Avg(age), used=Avg(used))

@@ -211,6 +211,7 @@ POOL_CSV_COLUMNS: Columns = {
     "capacity_bytes": "capacity_bytes",
     "used_bytes": "used_bytes",
     "available_bytes": "available_bytes",
+    "reserved_bytes": "reserved_bytes",
     "warn_percent": "warn_percent",
     "images": lambda pool: pool.images_count if pool.last_scanned else None,
     "allocated_bytes": "allocated_bytes",
@@ -313,7 +314,7 @@ def _chart(row: StoragePool) -> dict[str, Any] | None:
     samples = list(row.samples.order_by("-at")[:500])[::-1]
     if len(samples) < 2:
         return None
-    used = [{"x": round(at.at.timestamp()), "y": at.capacity_bytes - at.available_bytes} for at in samples]
+    used = [{"x": round(at.at.timestamp()), "y": at.used_bytes} for at in samples]
     whole = [{"x": round(at.at.timestamp()), "y": at.capacity_bytes} for at in samples]
     return {
         "type": "line",

@@ -18,7 +18,7 @@ from storage_admin.events import services as events
 from storage_admin.events.services import Trouble
 from storage_admin.hosts.models import StoragePool
 
-#: So many points below its threshold a pool's alert closes, in percent of the capacity.
+#: So many points below its threshold a pool's alert closes, in percent of what can be used.
 MARGIN_PERCENT = 2.0
 #: The same of other thresholds, as a part of them.
 MARGIN = 0.05
@@ -89,8 +89,7 @@ def over_threshold(pools: list[StoragePool], is_open: Collection[str]) -> Iterat
     kind = events.POOL_OVER_THRESHOLD
     for place in filesystems(pools):
         pool = place.pool
-        capacity, used = pool.capacity_bytes or 1, pool.used_bytes or 0
-        percent, limit = 100 * used / capacity, min(one.warn_percent for one in place.pools)
+        percent, limit = pool.used_percent or 0.0, min(one.warn_percent for one in place.pools)
         danger = DANGER_PERCENT - (MARGIN_PERCENT if f"danger {kind}:{pool.pk}" in is_open else 0.0)
         # The name in the title is one of several: which of them asks for it may be nobody's business who reads it.
         whose = (
@@ -101,8 +100,9 @@ def over_threshold(pools: list[StoragePool], is_open: Collection[str]) -> Iterat
                 kind,
                 "danger" if percent >= danger else "warning",
                 f"{{pool}} is over {whose} of {limit} %",
-                f"{int(percent)} % used: {size(used)} of {size(capacity)}, {size(capacity - used)} free. Win space "
-                "back (the images page lists the largest wins), discard undo copies, or make it larger.",
+                f"{int(percent)} % used: {size(pool.used_bytes)} of {size(pool.capacity_bytes)}, "
+                f"{size(pool.available_bytes)} free. Win space back (the images page lists the largest wins), discard "
+                "undo copies, or make it larger.",
             )
 
 

@@ -113,7 +113,9 @@ class PoolScan:
             "id": self._pool,
             "state": state,
             "detail": detail,
-            **dict.fromkeys(("dev", "capacity_bytes", "available_bytes", "filesystem", "mount_source")),
+            **dict.fromkeys(
+                ("dev", "capacity_bytes", "available_bytes", "reserved_bytes", "filesystem", "mount_source")
+            ),
             **dict.fromkeys(("network", "shared_key", "fs_key")),
             "images": self.images - self._before,
             "others": {"count": self._others, "bytes": self._others_bytes},
@@ -135,6 +137,8 @@ class PoolScan:
             "dev": self.device,
             "capacity_bytes": space.f_blocks * space.f_frsize,
             "available_bytes": space.f_bavail * space.f_frsize,
+            # Free, but kept for root, as ext4 does: `df` counts it neither as used nor as available.
+            "reserved_bytes": max(space.f_bfree - space.f_bavail, 0) * space.f_frsize,
         }
         if self.mount is not None:
             real = os.readlink(b"/proc/self/fd/%d" % root)

@@ -90,13 +90,14 @@ class Numbers(Collector):
 
 POOL_GAUGES = {
     "capacity_bytes": "Size of the pool's filesystem",
-    "available_bytes": "Space that is free on it",
+    "available_bytes": "Space that is available on it",
+    "reserved_bytes": "Space that is free on it, but kept for root",
     "allocated_bytes": "What the pool's images occupy, each inode once",
     "virtual_bytes": "What they promise to guests",
     "reclaimable_bytes": "What could be won back from those that were analyzed",
     "undo_bytes": "What undo copies hold",
     "images_count": "Images in the pool",
-    "warn_percent": "From what use on an alert opens, in percent of the capacity",
+    "warn_percent": "From what use on an alert opens, in percent of what can be used",
 }
 
 

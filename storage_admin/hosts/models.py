@@ -40,10 +40,10 @@ class Host(models.Model):
     private_key_locked = models.BinaryField(default=b"")
     token_id = models.CharField(max_length=200, blank=True)
     token_locked = models.BinaryField(default=b"")
-    #: SHA-256 of the certificate that its API shows; empty where a known authority has signed that.
     #: Its name in its cluster of Proxmox VE, and its SSH server's port; ``port`` is its API's there.
     node = models.CharField(max_length=100, blank=True)
     ssh_port = models.PositiveIntegerField(null=True, blank=True)
+    #: SHA-256 of the certificate that its API shows; empty where a known authority has signed that.
     tls_fingerprint = models.CharField(max_length=100, blank=True)
     cluster = models.CharField(max_length=100, blank=True)
     status = models.CharField(max_length=12, choices=Status, default=Status.DEGRADED)
@@ -109,6 +109,8 @@ class StoragePool(models.Model):
     owners_unknown = models.TextField(blank=True)
     capacity_bytes = models.BigIntegerField(null=True)
     available_bytes = models.BigIntegerField(null=True)
+    #: Free, but not available: what the filesystem keeps for root, or its owner for others.
+    reserved_bytes = models.BigIntegerField(default=0)
     #: Sums over the pool's images, each inode once; written when a scan or a job ends.
     images_count = models.PositiveIntegerField(default=0)
     allocated_bytes = models.BigIntegerField(null=True)
@@ -143,9 +145,24 @@ class StoragePool(models.Model):
 
     @property
     def used_bytes(self) -> int | None:
+        """What `df` calls used: neither available nor kept for root."""
         if self.capacity_bytes is None or self.available_bytes is None:
             return None
-        return self.capacity_bytes - self.available_bytes
+        return max(self.capacity_bytes - self.available_bytes - self.reserved_bytes, 0)
+
+    @property
+    def used_percent(self) -> float | None:
+        """Of what can be used at all, as `df` counts it: 100 when nothing is available any more."""
+        if not self.capacity_bytes or self.used_bytes is None or self.usable_bytes is None:
+            return None
+        return 100 * self.used_bytes / self.usable_bytes if self.usable_bytes else 100.0
+
+    @property
+    def usable_bytes(self) -> int | None:
+        """The capacity without what is kept for root."""
+        if self.used_bytes is None or self.available_bytes is None:
+            return None
+        return self.used_bytes + self.available_bytes
 
 
 class PoolSample(models.Model):
@@ -155,6 +172,7 @@ class PoolSample(models.Model):
     at = models.DateTimeField()
     capacity_bytes = models.BigIntegerField()
     available_bytes = models.BigIntegerField()
+    reserved_bytes = models.BigIntegerField(default=0)
 
     class Meta:
         ordering = ["at"]
@@ -167,3 +185,7 @@ class PoolSample(models.Model):
 
     def __str__(self) -> str:
         return f"{self.pool_id} at {self.at}"
+
+    @property
+    def used_bytes(self) -> int:
+        return max(self.capacity_bytes - self.available_bytes - self.reserved_bytes, 0)

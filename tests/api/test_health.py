@@ -85,7 +85,9 @@ def samples(text: str) -> dict[tuple[str, tuple[str, ...]], float]:
 
 @pytest.mark.django_db
 def test_metrics_are_the_databases_numbers_and_the_unknown_has_no_sample() -> None:
-    pool = StoragePoolFactory.create(host__slug="local", name="fast", path="/srv/fast", allocated_bytes=7 * GIB)
+    pool = StoragePoolFactory.create(
+        host__slug="local", name="fast", path="/srv/fast", allocated_bytes=7 * GIB, reserved_bytes=GIB
+    )
     ImageFactory.create(pool=pool)
     ImageFactory.create(pool=pool, state="missing")
     JobFactory.create(target=pool.host, state="failed")
@@ -96,6 +98,7 @@ def test_metrics_are_the_databases_numbers_and_the_unknown_has_no_sample() -> No
     labels = ("/srv/fast", "fast", "local")
     assert found["storage_admin_pool_allocated_bytes", labels] == 7 * GIB
     assert found["storage_admin_pool_available_bytes", labels] == 40 * GIB
+    assert found["storage_admin_pool_reserved_bytes", labels] == GIB
     assert ("storage_admin_pool_reclaimable_bytes", labels) not in found
     assert (found["storage_admin_images", ("ok",)], found["storage_admin_images", ("missing",)]) == (1, 1)
     assert (found["storage_admin_jobs", ("failed",)], found["storage_admin_jobs", ("queued",)]) == (1, 0)

@@ -58,10 +58,10 @@ def test_a_host_is_not_changed_by_what_makes_no_sense(admin: APIClient, body: di
 def test_pools_say_what_the_contract_promises(viewer: APIClient) -> None:
     contract = """id host name kind path shared_key all_hosts_registered capacity_bytes available_bytes allocated_bytes
     virtual_bytes overcommit_ratio reclaimable_bytes undo_bytes warn_percent days_until_full"""
-    pool = StoragePoolFactory.create(virtual_bytes=250 * GIB)
+    pool = StoragePoolFactory.create(virtual_bytes=250 * GIB, reserved_bytes=10 * GIB)
     (row,) = viewer.get("/api/v1/pools/").json()["results"]
     assert set(contract.split()) <= set(row)
-    assert (row["overcommit_ratio"], row["used_bytes"]) == (2.5, 60 * GIB)
+    assert (row["overcommit_ratio"], row["used_bytes"]) == (2.5, 50 * GIB)
     assert (row["allocated_bytes"], row["reclaimable_bytes"], row["days_until_full"]) == (None, None, None)
     assert viewer.get(f"/api/v1/pools/{pool.pk}/").json() == row
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from tests.e2e.browser import Tab, Theme
 from tests.e2e.rest import Rest
@@ -37,6 +37,21 @@ def test_every_form_is_accessible_and_reached_by_keyboard(admin_tab: Callable[[T
         expect(seen.page.get_by_label(field, exact=True)).to_be_visible()
         expect(kind).to_be_focused()
         seen.assert_accessible()
+
+
+def test_nothing_can_be_typed_into_a_form_that_is_about_to_be_exchanged(admin_tab: Callable[..., Tab]) -> None:
+    seen = admin_tab()
+    seen.open("/hosts/add/")
+    page = seen.page
+    held: list[Route] = []
+    page.route("**/hosts/add/?kind=*", held.append)
+    page.get_by_label("How it is reached").select_option("proxmox")
+    expect(page.get_by_label("Address", exact=True)).to_be_disabled()
+    expect(page.get_by_role("button", name="Test the connection")).to_be_disabled()
+    held[0].continue_()
+    page.get_by_label("Address", exact=True).fill("pve1.example.org")
+    expect(page.get_by_label("API token", exact=True)).to_be_enabled()
+    expect(page.get_by_label("Address", exact=True)).to_have_value("pve1.example.org")
 
 
 def test_the_nodes_of_a_cluster_are_added_and_their_shared_images_listed_once(

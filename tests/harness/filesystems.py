@@ -2,24 +2,27 @@
 
 import contextlib
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 MIB = 1024**2
 
 
 @contextlib.contextmanager
-def loop_filesystem(folder: Path, size_mib: int, *, form: str = "ext4", options: str = "") -> Iterator[Path]:
+def loop_filesystem(
+    folder: Path, size_mib: int, *, form: str = "ext4", options: str = "", make: Sequence[str] = ()
+) -> Iterator[Path]:
     """Yields a folder on a filesystem of ``size_mib`` MiB, mounted from a file ``disk.img`` in ``folder``. Needs root.
 
     Args:
         form: ``ext4`` or ``xfs`` (at least 300 MiB).
         options: mount options such as ``noauto_da_alloc``.
+        make: options of its ``mkfs``.
     """
     disk, place = folder / "disk.img", folder / "mounted"
     with disk.open("wb") as file:
         file.truncate(size_mib * MIB)
-    _run(f"mkfs.{form}", "-q", str(disk))
+    _run(f"mkfs.{form}", "-q", *make, str(disk))
     place.mkdir()
     _run("mount", "-o", ",".join(filter(None, ["loop", options])), str(disk), str(place))
     try:

@@ -40,6 +40,15 @@ def test_a_filesystem_with_two_pools_counts_once() -> None:
     assert (totals.pools_count, totals.pools_counted) == (2, 2)
 
 
+def test_a_pool_whose_filesystem_keeps_much_for_root_is_as_full_as_df_says() -> None:
+    StoragePoolFactory.create(capacity_bytes=100 * GIB, available_bytes=30 * GIB, reserved_bytes=60 * GIB)
+    seen = overview(SYSTEM)
+    assert (seen.totals.used_bytes, seen.totals.available_bytes, seen.totals.usable_bytes) == (
+        10 * GIB, 30 * GIB, 40 * GIB,
+    )  # fmt: skip
+    assert (seen.pools[0].used_bytes, seen.pools[0].used_percent) == (10 * GIB, 25.0)
+
+
 def test_a_pool_of_unknown_size_is_not_counted_as_empty() -> None:
     StoragePoolFactory.create(capacity_bytes=100 * GIB)
     StoragePoolFactory.create(capacity_bytes=None, available_bytes=None)

@@ -74,6 +74,8 @@ def test_the_images_of_a_folder_are_listed_with_what_the_api_tells(server: Proxm
         len(told),
         sum(one["used"] for one in told),
     )
+    told_of = next(one for one in server.world.statuses if one["storage"] == "store")
+    assert (pool.used_bytes, pool.available_bytes) == (told_of["used"], told_of["avail"])
     assert pool.last_scanned is not None
     assert scan(host)["read"] == 0
 

@@ -1,5 +1,6 @@
 """A scan with the real agent: what becomes rows, what is written again, what vanishes and what heals."""
 
+import math
 import os
 import struct
 import subprocess
@@ -317,6 +318,22 @@ def test_totals_are_the_sum_of_what_stat_says(tmp_path: Path) -> None:
     assert pool.images_count == 30
     space = os.statvfs(tmp_path)
     assert pool.capacity_bytes == space.f_blocks * space.f_frsize
+
+
+def test_used_free_and_full_are_what_df_says_where_a_filesystem_keeps_a_part_for_root(tmp_path: Path) -> None:
+    with loop_filesystem(tmp_path, 64, make=("-m", "20")) as folder:
+        (folder / "a.raw").write_bytes(os.urandom(20 * 1024**2))
+        host = this_machine(folder)
+        scan(host)
+        pool = image_at(folder / "a.raw").pool
+        asked = ["df", "--block-size=1", "--output=size,used,avail,pcent", str(folder)]
+        shown = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()[-4:]
+    sizes = [pool.capacity_bytes, pool.used_bytes, pool.available_bytes]
+    assert sizes == [int(one) for one in shown[:3]]
+    assert pool.reserved_bytes > 10 * 1024**2
+    assert pool.used_percent is not None
+    assert f"{math.ceil(pool.used_percent)}%" == shown[3]
+    assert pool.samples.get().used_bytes == pool.used_bytes
 
 
 def test_an_empty_pool_holds_nothing_and_that_is_known(tmp_path: Path) -> None:

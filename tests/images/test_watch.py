@@ -110,6 +110,16 @@ def test_a_pool_that_sits_on_the_edge_of_danger_gets_worse_once() -> None:
     assert Event.objects.filter(name="alert.worse").first().data["severity"] == "danger"  # type: ignore[union-attr]
 
 
+def test_what_is_kept_for_root_is_neither_used_nor_left() -> None:
+    pool = StoragePoolFactory.create(available_bytes=40 * GIB, reserved_bytes=50 * GIB, warn_percent=20)
+    look(now())
+    assert open_ones() == {f"pool_over_threshold:{pool.pk}": "warning"}
+    assert Alert.objects.get().detail.startswith("20 % used: 10 GiB of 100 GiB, 40 GiB free.")
+    StoragePool.objects.filter(pk=pool.pk).update(available_bytes=0, reserved_bytes=90 * GIB)
+    look(now())
+    assert open_ones() == {f"pool_over_threshold:{pool.pk}": "danger"}
+
+
 def test_pools_of_unknown_size_are_not_judged() -> None:
     StoragePoolFactory.create(capacity_bytes=None, available_bytes=None, virtual_bytes=10**15, warn_overcommit=1)
     look(now())
