@@ -141,7 +141,7 @@ class RunBenchmark(JobKind):
             "pool_path_b64": b64(bytes(pool.path_bytes)),
             "kind": run.kind,
             "reserve_bytes": reserve,
-            "reserved_elsewhere_bytes": space.needed_by_running(job),
+            "others_bytes": space.needed_by_running(job),
             "steps": boot.told(pool.host, run.steps, job.options["boot"]) if run.kind == boot.KIND else run.steps,
             "repetitions": profile_for(pool, job.options).repetitions,
             "idle_io": job.options["idle_io"],

@@ -117,18 +117,18 @@ def planned_need(plan: Plan, host: Host) -> Need:
     return Need(host.pk, plan.scratch_bytes or 0, plan.lasting_bytes or 0)
 
 
-def needed_by_running(job: Job) -> int:
-    """What other jobs at work may still write on the filesystem that a job writes on, in bytes.
+def needed_by_running(job: Job) -> dict[str, int]:
+    """What other jobs at work may still write on the filesystem that a job writes on, in bytes by their ``uid``.
 
     One that verifies its new file, or is further, has written it all: that is missing from free space already, and
     counts no more. One that is still writing counts with all of its scratch space, as only its agent knows how much
-    is written: where several jobs run at once on a nearly full filesystem, one may be refused too early for it.
+    is written; agents on one machine tell each other (:mod:`storage_admin.agent.space_claims`).
     """
     pool = StoragePool.objects.filter(pk=job.plan.get("scratch_pool")).first()
     if pool is None:
-        return 0
+        return {}
     running = _jobs_on(pool).filter(state=Job.State.RUNNING).exclude(pk=job.pk).exclude(stage__in=WRITTEN)
-    return sum(scratch or 0 for scratch in running.values_list("plan__scratch_bytes", flat=True))
+    return {uid: scratch or 0 for uid, scratch in running.values_list("uid", "plan__scratch_bytes")}
 
 
 def _jobs_on(pool: StoragePool) -> QuerySet[Job]:

@@ -158,7 +158,7 @@ class Rewriting(waiting.WaitsForGuests, RewriteKind):
             "bandwidth_bytes_sec": speed.bandwidth_bytes_sec,
             "idle_io": speed.idle_io,
             "reserve": {"percent": float(refusals.RESERVE_PERCENT), "bytes": refusals.RESERVE_BYTES},
-            "reserved_elsewhere_bytes": space.needed_by_running(job),
+            "others_bytes": space.needed_by_running(job),
             **self.asked(image, below, job),
         }
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from storage_admin.agent import attributes, cgroups, formats, links, qemu_img, space
+from storage_admin.agent import attributes, cgroups, formats, links, qemu_img, space, space_claims
 from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.formats.facts import Facts, UnreadableError
 from storage_admin.agent.journal import file_name
@@ -37,7 +37,7 @@ COMMON = frozenset(
     (
         *_LINK,
         *("virtual_size", "chain", "children_known", "undo_hours", "bandwidth_bytes_sec", "idle_io", "reserve"),
-        *("reserved_elsewhere_bytes", "predicted_high"),
+        *("others_bytes", "predicted_high"),
     )
 )
 
@@ -54,7 +54,7 @@ class Wish:
     bandwidth: int | None
     idle_io: bool
     reserve: space.Reserve
-    reserved_elsewhere: int
+    others: dict[str, int]
     predicted_high: int | None
 
     @classmethod
@@ -70,12 +70,12 @@ class Wish:
             bandwidth=args.size("bandwidth_bytes_sec"),
             idle_io=args.get("idle_io", bool, True),
             reserve=space.Reserve(reserve.get("percent", float, 5.0), reserve.get("bytes", int, 2 << 30)),
-            reserved_elsewhere=args.get("reserved_elsewhere_bytes", int, 0),
+            others=space_claims.parse_others(args),
             predicted_high=args.size("predicted_high"),
         )
         if not 0 <= wish.undo_hours <= LONGEST_UNDO_HOURS:
             raise RefusedError(INVALID, f"undo_hours is 0 to {LONGEST_UNDO_HOURS}")
-        if wish.reserved_elsewhere < 0 or wish.reserve.minimum_bytes < 0 or not 0 <= wish.reserve.percent <= 100:
+        if wish.reserve.minimum_bytes < 0 or not 0 <= wish.reserve.percent <= 100:
             raise RefusedError(INVALID, "a reserve is not negative, and at most 100 percent")
         return wish
 
@@ -169,6 +169,9 @@ class Rewrite:
     name: bytes = b""
     started: float = field(default_factory=time.monotonic)
     _looked: float = 0.0
+    #: What the new file may take at most, as long as it is not written.
+    _needed: int = 0
+    _made: NewFile | None = None
 
     def run(self) -> dict[str, Any]:
         """All steps of protocol P.
@@ -182,7 +185,8 @@ class Rewrite:
         self.folder, self.name = self.recipe.place(self)
         try:
             image, wish = self.chain.image.fd, self.wish
-            with cgroups.limited(self.io, image, idle=wish.idle_io, bandwidth=wish.bandwidth):
+            limited = cgroups.limited(self.io, image, idle=wish.idle_io, bandwidth=wish.bandwidth)
+            with limited, space_claims.SpaceClaim(self.request.job, self.folder) as self._claim:
                 return self._run()
         finally:
             os.close(self.folder)
@@ -191,13 +195,17 @@ class Rewrite:
         self.io.progress("checking", 0, None, "looking at the image and who uses it")
         clear_earlier(self.folder, self.request)
         self._refuse()
-        needed = self.recipe.needed(self)
-        space.require(self.folder, needed, self.wish.reserve, self.wish.reserved_elsewhere)
-        self.io.emit(SPACE, needed_bytes=needed)  # others who look for space have to count with all of it
+        self._needed = self.recipe.needed(self)
+        self._claim.take(self._needed, self.wish.reserve, self.wish.others)
+        self.io.emit(SPACE, needed_bytes=self._needed)  # plans that look for space have to count with all of it
         before = space.allocated_on_disk(self.chain.image.fd)
         with self.recipe.begin(self) as replacement:
             replacement.note_left([(link.planned.path, link.stamp) for link in self._left()])
+            self._made = replacement
             self.recipe.make(self, replacement)
+            os.fsync(replacement.new)
+            self._needed = 0
+            self._claim.left(0)
             self._verify(replacement)
             self.io.progress("attributes", 0, None, "owner, mode and attributes")
             attributes.copy(self.chain.image.fd, replacement.new)
@@ -263,7 +271,6 @@ class Rewrite:
 
     def _verify(self, replacement: NewFile) -> None:
         """The copy's header says what it should, its metadata is sound, and a guest reads the same bytes from it."""
-        os.fsync(replacement.new)
         target = self.recipe.format(self)
         try:
             size = os.fstat(replacement.new).st_size
@@ -306,6 +313,8 @@ class Rewrite:
             self._looked = time.monotonic()
             self.chain.refuse_changes()
             space.watch(self.folder, self.wish.reserve)
+            if self._made is not None:
+                self._claim.left(self._needed - space.allocated(self._made.new))
 
     def _result(self, before: int, after: int, swapped: Swapped | None) -> dict[str, Any]:
         # A copy may wait and occupy nothing, as that of an image without a single block.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent import hostfacts, space
+from storage_admin.agent import hostfacts, space, space_claims
 from storage_admin.agent.bench import boot, boot_files, memory, scratch
 from storage_admin.agent.bench.step import Bench
 from storage_admin.agent.protocol import RefusedError, b64
@@ -31,8 +31,9 @@ STEP: dict[str, Any] = {
 def bench(tmp_path: Path) -> Iterator[Bench]:
     fd = os.open(tmp_path, os.O_RDONLY)
     try:
-        with scratch.made(fd, bytes(tmp_path), "job1", RecordingIO()) as folder:
-            yield Bench(RecordingIO(), folder, space.Reserve(0.0, 0), 0, "ext4", "job1")
+        claimed = space_claims.SpaceClaim("job1", fd)
+        with scratch.made(fd, bytes(tmp_path), "job1", RecordingIO()) as folder, claimed as claim:
+            yield Bench(RecordingIO(), folder, space.Reserve(0.0, 0), {}, "ext4", "job1", claim)
     finally:
         os.close(fd)
 

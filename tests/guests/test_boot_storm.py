@@ -13,7 +13,7 @@ from typing import Any
 import libvirt
 import pytest
 
-from storage_admin.agent import space
+from storage_admin.agent import space, space_claims
 from storage_admin.agent.bench import boot, scratch, signals
 from storage_admin.agent.bench.boot import LAYOUTS
 from storage_admin.agent.bench.step import Bench
@@ -74,8 +74,9 @@ def measure(io: AgentIO, pool: Path, *steps: dict[str, Any]) -> dict[str, Any]:
 def bench_in(pool: Path, io: AgentIO) -> Iterator[Bench]:
     fd = os.open(pool, os.O_RDONLY)
     try:
-        with scratch.made(fd, bytes(pool), "storm", io) as folder:
-            yield Bench(io, folder, space.Reserve(0.0, 0), 0, "ext4", "storm")
+        claimed = space_claims.SpaceClaim("storm", fd)
+        with scratch.made(fd, bytes(pool), "storm", io) as folder, claimed as claim:
+            yield Bench(io, folder, space.Reserve(0.0, 0), {}, "ext4", "storm", claim)
     finally:
         os.close(fd)
 

@@ -144,9 +144,9 @@ def test_the_agent_is_told_what_others_at_work_may_still_write(pool: StoragePool
     )
     Job.objects.exclude(pk=queued.pk).update(state="running", stage="copying")
     Job.objects.filter(pk=written.pk).update(stage="verifying")
-    assert Reclaim().request(job)["reserved_elsewhere_bytes"] == 8 * GIB
+    assert Reclaim().request(job)["others_bytes"] == {writing.uid: 4 * GIB, next_to_it.uid: 4 * GIB}
     Job.objects.filter(pk__in=[writing.pk, next_to_it.pk]).update(stage="swapping")
-    assert needed_by_running(job) == 0
+    assert needed_by_running(job) == {}
 
 
 @pytest.mark.django_db(transaction=True)

@@ -20,6 +20,7 @@ from storage_admin.agent.bench import caches
 from storage_admin.agent.bench.scratch import Scratch
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
+from storage_admin.agent.space_claims import SpaceClaim
 
 Setting = dict[str, Union[str, int, bool]]
 
@@ -58,9 +59,10 @@ class Bench:
         io: the controller.
         scratch: where all files are.
         reserve: what has to stay free on the filesystem.
-        reserved_elsewhere: bytes that other admitted jobs there still need.
+        others: bytes that other jobs there may still write, by their ids.
         filesystem: its type.
         job: the job's id.
+        claim: what it may still write itself.
         idle_io: whether tools are to give way to everybody else.
         direct: whether the filesystem takes ``O_DIRECT``.
     """
@@ -68,9 +70,10 @@ class Bench:
     io: AgentIO
     scratch: Scratch
     reserve: space.Reserve
-    reserved_elsewhere: int
+    others: dict[str, int]
     filesystem: str | None
     job: str
+    claim: SpaceClaim
     idle_io: bool = False
     direct: bool = True
     repetition: int = 1
@@ -82,6 +85,8 @@ class Bench:
     _cache_use: set[str] = field(default_factory=set)
     _noted: set[str] = field(default_factory=set)
     _looked: float = 0.0
+    #: What the scratch folder may hold at most while a step is done.
+    _may_hold: int = 0
 
     @property
     def caches(self) -> str:
@@ -101,8 +106,10 @@ class Bench:
             self.note(why)
             return
         more = max(0, step.needed_bytes - self.scratch.allocated_bytes())
-        space.require(self.scratch.fd, more, self.reserve, self.reserved_elsewhere)
+        self.claim.take(more, self.reserve, self.others)
+        self._may_hold = self.scratch.allocated_bytes() + more
         step.run(self)
+        self.claim.left(0)
         self.measure_scratch()
 
     def tool(
@@ -160,12 +167,14 @@ class Bench:
         """To be called while something is at work: guests that need the last of the space win."""
         if time.monotonic() - self._looked > _WATCH_INTERVAL:
             self._looked = time.monotonic()
-            self.measure_scratch()
+            self.claim.left(self._may_hold - self.measure_scratch())
             space.watch(self.scratch.fd, self.reserve)
 
-    def measure_scratch(self) -> None:
-        """Note how much the scratch folder holds now."""
-        self.scratch_bytes_at_most = max(self.scratch_bytes_at_most, self.scratch.allocated_bytes())
+    def measure_scratch(self) -> int:
+        """Note how much the scratch folder holds now, in bytes."""
+        now = self.scratch.allocated_bytes()
+        self.scratch_bytes_at_most = max(self.scratch_bytes_at_most, now)
+        return now
 
     def sample(self, setting: Setting, metric: str, value: float | None, note: str = "") -> None:
         """Tell what the agent measured itself, in its unit of :data:`UNITS`; ``note`` says why there is no figure."""

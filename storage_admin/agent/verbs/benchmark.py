@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from storage_admin.agent import cgroups, protocol, space, tools
+from storage_admin.agent import cgroups, protocol, space, space_claims, tools
 from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.bench import environment, scratch
 from storage_admin.agent.bench.step import Bench, Step
@@ -40,9 +40,7 @@ PACKAGES = {
     "virsh": "libvirt-clients",
 }
 MOST_STEPS, MOST_REPETITIONS = 400, 20
-_KNOWN = frozenset(
-    {"pool_path_b64", "kind", "reserve_bytes", "reserved_elsewhere_bytes", "steps", "repetitions", "idle_io"}
-)
+_KNOWN = frozenset({"pool_path_b64", "kind", "reserve_bytes", "others_bytes", "steps", "repetitions", "idle_io"})
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class Wish:
     steps: list[Step]
     repetitions: int
     reserve: space.Reserve
-    reserved_elsewhere: int
+    others: dict[str, int]
     idle_io: bool
 
 
@@ -66,7 +64,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     Args:
         request: ``args``: ``pool_path_b64``, ``kind`` (of :data:`KINDS`), ``steps`` (objects, each with a ``setting``
             and the fields that its kind's ``parse`` takes), ``repetitions``, ``reserve_bytes`` (to be left free),
-            ``reserved_elsewhere_bytes`` (for other jobs), ``idle_io``.
+            ``others_bytes`` (by the ids of other jobs), ``idle_io``.
         io: the controller; gets ``environment``, ``sample``, ``output``, ``note`` and ``environment_after``.
 
     Returns:
@@ -84,10 +82,9 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         io.emit(protocol.ENVIRONMENT, data=environment.before(pool))
         written = _bytes_written()
         limited = cgroups.limited(io, pool, idle=wish.idle_io, bandwidth=None)
-        with limited, scratch.made(pool, wish.pool_path, request.job, io) as folder:
-            bench = Bench(
-                io, folder, wish.reserve, wish.reserved_elsewhere, _filesystem(pool), request.job, wish.idle_io
-            )
+        claimed = space_claims.SpaceClaim(request.job, pool)
+        with limited, claimed as claim, scratch.made(pool, wish.pool_path, request.job, io) as folder:
+            bench = Bench(io, folder, wish.reserve, wish.others, _filesystem(pool), request.job, claim, wish.idle_io)
             bench.direct = folder.direct_works()
             _measure(wish, bench)
         io.emit(protocol.ENVIRONMENT_AFTER, data=environment.now())
@@ -120,8 +117,7 @@ def _parse(fields: dict[str, Any]) -> Wish:
     repetitions, reserve = args.get("repetitions", int, 1), args.take("reserve_bytes", int)
     if not 1 <= repetitions <= MOST_REPETITIONS:
         raise RefusedError(INVALID, f"repetitions is 1 to {MOST_REPETITIONS}")
-    elsewhere = args.get("reserved_elsewhere_bytes", int, 0)
-    if reserve < 0 or elsewhere < 0:
+    if reserve < 0:
         raise RefusedError(INVALID, "a reserve is not negative")
     pool_path = args.path("pool_path_b64")
     if not pool_path.startswith(b"/") or b"\0" in pool_path:
@@ -132,7 +128,7 @@ def _parse(fields: dict[str, Any]) -> Wish:
         steps=kind_of_step.parse(given),
         repetitions=repetitions,
         reserve=space.Reserve(0.0, reserve),
-        reserved_elsewhere=elsewhere,
+        others=space_claims.parse_others(args),
         idle_io=args.get("idle_io", bool, False),
     )
     for tool in kind_of_step.TOOLS:

@@ -1,0 +1,157 @@
+"""What agents at work on one machine may still write: each tells the others before it begins.
+
+Two agents that look at the same free space in the same moment would both find that they fit, and the controller cannot
+know how much of its scratch space a job has written by now. So each agent writes its claim into a file of its own in a
+folder that all of them know, one at a time, and lowers it as it writes. The file is locked as long as the agent lives:
+the claim of one that was killed ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Iterator, Mapping
+
+from storage_admin.agent import space
+from storage_admin.agent.arguments import Arguments
+from storage_admin.agent.protocol import INVALID, RefusedError
+
+#: Where agents that are root tell each other; gone when the machine starts anew, as they are.
+FOLDER = "/run/storage-admin-agent"
+#: Seconds to wait for agents that look right now; it takes them microseconds, unless one of them was stopped.
+PATIENCE = 5.0
+#: One claim: a device and bytes, as text of a length that is written and read at once.
+_BYTES = 64
+_WRITABLE_BY_OTHERS = 0o022
+
+
+def parse_others(args: Arguments) -> dict[str, int]:
+    """The argument ``others_bytes``: what other jobs at work may write, as the controller knows, by the job's id.
+
+    Raises:
+        RefusedError: ``invalid``.
+    """
+    others = args.get("others_bytes", dict, {})
+    if not all(type(size) is int and size >= 0 for size in others.values()):
+        raise RefusedError(INVALID, "others_bytes are bytes by a job's id")
+    return {str(job): size for job, size in others.items()}
+
+
+class SpaceClaim:
+    """What one job may still write on a filesystem. Without a folder of its own user, the controller's word counts.
+
+    Args:
+        job: the job's id.
+        fd: descriptor of a file or folder on the filesystem.
+        folder: where the others' claims are.
+    """
+
+    def __init__(self, job: str, fd: int, folder: str = FOLDER) -> None:
+        self._fd = fd
+        self._dev = os.fstat(fd).st_dev
+        self._name = f"{job}.{os.getpid()}"
+        self._own = -1
+        self._folder = _open(folder)
+
+    def __enter__(self) -> SpaceClaim:  # noqa: PYI034 - Self is younger than Python 3.9
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def take(self, needed_bytes: int, reserve: space.Reserve, others: Mapping[str, int]) -> None:
+        """Claim the most that the work may write, if there is room for it beside what others have yet to write.
+
+        Args:
+            others: what other jobs there may write as far as the controller knows, by the job's id. What their own
+                agents say counts instead, where they are on this machine.
+
+        Raises:
+            RefusedError: ``not_enough_space``; nothing is claimed.
+        """
+        with self._alone():
+            elsewhere = {**others, **self._told()}
+            space.require(self._fd, needed_bytes, reserve, sum(elsewhere.values()))
+            self.left(needed_bytes)
+
+    def left(self, still_bytes: int) -> None:
+        """So much may still be written."""
+        if self._folder < 0:
+            return
+        with contextlib.suppress(OSError):
+            if self._own < 0:
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+                self._own = os.open(self._name, flags, 0o600, dir_fd=self._folder)
+                fcntl.flock(self._own, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.pwrite(self._own, (b"%d %d" % (self._dev, max(still_bytes, 0))).ljust(_BYTES), 0)
+
+    def close(self) -> None:
+        """Nothing more is written."""
+        if self._own >= 0:
+            with contextlib.suppress(OSError):
+                os.unlink(self._name, dir_fd=self._folder)
+            os.close(self._own)
+        if self._folder >= 0:
+            os.close(self._folder)
+        self._own = self._folder = -1
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While no other agent looks. One that was stopped while it looked is not waited for for ever."""
+        if self._folder < 0:
+            yield
+            return
+        until = time.monotonic() + PATIENCE
+        while not _locked(self._folder) and time.monotonic() < until:
+            time.sleep(0.01)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._folder, fcntl.LOCK_UN)
+
+    def _told(self) -> dict[str, int]:
+        """What the other agents may still write on the same filesystem, by the job's id."""
+        found: dict[str, int] = {}
+        if self._folder < 0:
+            return found
+        for name in os.listdir(self._folder):
+            if name == self._name:
+                continue
+            with contextlib.suppress(OSError, ValueError):
+                claim = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=self._folder)
+                try:
+                    if _locked(claim):
+                        os.unlink(name, dir_fd=self._folder)  # whose agent has ended
+                        continue
+                    dev, still = os.pread(claim, _BYTES, 0).split()
+                finally:
+                    os.close(claim)
+                if int(dev) == self._dev:
+                    job = name.partition(".")[0]
+                    found[job] = found.get(job, 0) + int(still)
+        return found
+
+
+def _open(path: str) -> int:
+    """A descriptor of the folder, -1 where there is none that only this user writes to."""
+    with contextlib.suppress(OSError):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        status = os.fstat(folder)
+        if status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & _WRITABLE_BY_OTHERS:
+            return folder
+        os.close(folder)
+    return -1
+
+
+def _locked(fd: int) -> bool:
+    """Whether nobody else has locked it, and this program has now."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

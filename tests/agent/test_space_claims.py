@@ -1,0 +1,225 @@
+"""Agents of one machine that look for space at the same time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage_admin.agent import space_claims
+from storage_admin.agent.protocol import RefusedError
+from storage_admin.agent.space import Reserve, space
+from storage_admin.agent.space_claims import SpaceClaim
+from tests.agent.harness import Agent, ask, make_image, reclaim_args
+from tests.harness.filesystems import loop_filesystem
+
+#: Another agent: it claims, says so, and does what it reads.
+OTHER = """
+import os, sys
+from storage_admin.agent.protocol import RefusedError
+from storage_admin.agent.space import Reserve
+from storage_admin.agent.space_claims import SpaceClaim
+folder, place, job, needed, kept = sys.argv[1:]
+with SpaceClaim(job, os.open(place, os.O_RDONLY), folder) as claim:
+    for line in sys.stdin:
+        try:
+            claim.take(int(needed), Reserve(0.0, int(kept)), {}) if line == "take\\n" else claim.left(int(line))
+            print("done", flush=True)
+        except RefusedError as error:
+            print(error.code, flush=True)
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[int]:
+    fd = os.open(tmp_path, os.O_RDONLY)
+    yield fd
+    os.close(fd)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return str(tmp_path / "claims")
+
+
+@pytest.fixture
+def another(tmp_path: Path, folder: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+
+    def start(job: str, needed: int, place: Path = tmp_path, kept: int = 0) -> subprocess.Popen[str]:
+        argv = [sys.executable, "-c", OTHER, folder, str(place), job, str(needed), str(kept)]
+        started.append(subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield start
+    for one in started:
+        with one:
+            one.kill()
+
+
+def say(other: subprocess.Popen[str], word: object) -> str:
+    assert other.stdin is not None
+    assert other.stdout is not None
+    print(word, file=other.stdin, flush=True)
+    return other.stdout.readline().strip()
+
+
+def all_but(place: int, size: int) -> Reserve:
+    """A reserve that leaves ``size`` bytes of what is free, or a little less where somebody else writes meanwhile."""
+    return Reserve(0.0, space(place).available_bytes - size)
+
+
+GIB = 1 << 30
+
+
+def names(folder: Path | str) -> list[str]:
+    return [path.name for path in Path(folder).iterdir()]
+
+
+def test_what_another_agent_has_yet_to_write_is_not_free(
+    place: int, folder: str, another: Callable[..., subprocess.Popen[str]]
+) -> None:
+    other = another("a", 3 * GIB)
+    assert say(other, "take") == "done"
+    with SpaceClaim("b", place, folder) as claim:
+        with pytest.raises(RefusedError, match="not_enough_space"):
+            claim.take(2 * GIB, all_but(place, 4 * GIB), {})
+        say(other, GIB)
+        claim.take(2 * GIB, all_but(place, 4 * GIB), {})
+
+
+def test_the_agents_own_word_counts_instead_of_the_controllers(
+    place: int, folder: str, another: Callable[..., subprocess.Popen[str]]
+) -> None:
+    other = another("a", 3 * GIB)
+    say(other, "take")
+    say(other, 0)
+    with SpaceClaim("b", place, folder) as claim:
+        claim.take(2 * GIB, all_but(place, 4 * GIB), {"a": 3 * GIB})
+        with pytest.raises(RefusedError, match="not_enough_space"):
+            claim.take(2 * GIB, all_but(place, 4 * GIB), {"elsewhere": 3 * GIB})
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, None])
+def test_a_claim_ends_with_its_agent(
+    place: int, folder: str, another: Callable[..., subprocess.Popen[str]], end: signal.Signals | None
+) -> None:
+    other = another("a", 3 * GIB)
+    say(other, "take")
+    if end is None:
+        assert other.stdin is not None
+        other.stdin.close()
+    else:
+        other.send_signal(end)
+    other.wait()
+    with SpaceClaim("b", place, folder) as claim:
+        claim.take(2 * GIB, all_but(place, 4 * GIB), {})
+        assert names(folder) == [f"b.{os.getpid()}"]
+    assert names(folder) == []
+
+
+def test_another_filesystem_is_another_matter(
+    place: int, folder: str, another: Callable[..., subprocess.Popen[str]]
+) -> None:
+    say(another("a", 3 * GIB, place=Path("/proc")), 3 * GIB)
+    assert len(names(folder)) == 1
+    with SpaceClaim("b", place, folder) as claim:
+        claim.take(2 * GIB, all_but(place, 4 * GIB), {})
+
+
+def test_of_twenty_that_look_at_once_only_as_many_begin_as_fit(
+    place: int, another: Callable[..., subprocess.Popen[str]]
+) -> None:
+    kept = space(place).available_bytes - int(5.5 * GIB)
+    others = [another(f"job{number}", GIB, kept=kept) for number in range(20)]
+    for other in others:
+        assert other.stdin is not None
+        print("take", file=other.stdin, flush=True)
+    answers = [other.stdout.readline().strip() for other in others if other.stdout is not None]
+    assert sorted(answers) == ["done"] * 5 + ["not_enough_space"] * 15
+
+
+@pytest.mark.parametrize("how", ["a file", "a link", "of somebody else", "open to all", "no such place"])
+def test_a_folder_that_others_write_to_is_not_asked(tmp_path: Path, place: int, how: str) -> None:
+    folder = tmp_path / "claims"
+    folder.mkdir(0o700)
+    (folder / "a.1").write_text(f"{os.fstat(place).st_dev} {8 * GIB}".ljust(64))
+    held = os.open(folder / "a.1", os.O_RDONLY)
+    space_claims._locked(held)
+    given: Any = folder
+    if how == "a file":
+        given = tmp_path / "file"
+        given.write_text("")
+    elif how == "a link":
+        given = tmp_path / "link"
+        given.symlink_to(folder)
+    elif how == "of somebody else":
+        os.chown(folder, 65534, 65534)
+    elif how == "open to all":
+        folder.chmod(0o777)
+    else:
+        given = tmp_path / "none" / "below"
+    with SpaceClaim("b", place, str(given)) as claim:
+        claim.take(2 * GIB, all_but(place, 4 * GIB), {})
+        with pytest.raises(RefusedError, match="not_enough_space"):
+            claim.take(2 * GIB, all_but(place, 4 * GIB), {"told": 3 * GIB})
+    os.close(held)
+    assert names(folder) == ["a.1"]
+
+
+@pytest.mark.parametrize("text", ["", "x", "1", "1 2 3", "\0" * 64, "9" * 5000])
+def test_a_file_that_says_nothing_is_passed_over(tmp_path: Path, place: int, text: str) -> None:
+    folder = tmp_path / "claims"
+    folder.mkdir(0o700)
+    (folder / "a.1").write_text(text)
+    (folder / "pipe.1").mkdir()
+    os.mkfifo(folder / "fifo.1")
+    held = os.open(folder / "a.1", os.O_RDONLY)
+    space_claims._locked(held)
+    with SpaceClaim("b", place, str(folder)) as claim:
+        claim.take(2 * GIB, all_but(place, 4 * GIB), {})
+    os.close(held)
+
+
+def test_an_agent_that_stands_still_while_it_looks_is_not_waited_for_for_ever(
+    tmp_path: Path, place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(space_claims, "PATIENCE", 0.2)
+    folder = tmp_path / "claims"
+    folder.mkdir(0o700)
+    stopped = os.open(folder, os.O_RDONLY)
+    assert space_claims._locked(stopped)
+    with SpaceClaim("b", place, str(folder)) as claim:
+        claim.take(2 * GIB, all_but(place, 4 * GIB), {})
+        assert len(names(folder)) == 1
+    os.close(stopped)
+
+
+@pytest.mark.qemu
+def test_a_rewrite_claims_what_it_writes_until_it_is_written(tmp_path: Path) -> None:
+    with loop_filesystem(tmp_path, 128) as disk:
+        images = [disk / "a.qcow2", disk / "b.qcow2"]
+        for image in images:
+            make_image(image)
+        args = [reclaim_args(image, method="copy", undo_hours=0.0) for image in images]
+        with Agent() as first:
+            free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
+            first.request("reclaim", args[0], "first")
+            needed = first.until("space")["needed_bytes"]
+            first.process.send_signal(signal.SIGSTOP)
+            # Room for one and a half of them, and nothing is written yet.
+            args[1]["reserve"] = {"percent": 0, "bytes": free - needed * 3 // 2}
+            answer = ask("reclaim", args[1], "second")
+            first.process.send_signal(signal.SIGCONT)
+            assert answer.get("code") == "not_enough_space", answer
+            assert first.answer()["swapped"]
+        free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
+        args[1]["reserve"] = {"percent": 0, "bytes": free - needed * 3 // 2}
+        assert ask("reclaim", args[1], "second")["swapped"]
+    assert not [name for name in names(space_claims.FOLDER) if name.startswith(("first.", "second."))]
