@@ -6,11 +6,12 @@ inode. The only code that takes an image's own name away without putting another
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from typing import Callable
 
-from storage_admin.agent import journal, locking
+from storage_admin.agent import journal, locking, renames
 from storage_admin.agent.journal import Journal, Stamp
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import RefusedError, Request
@@ -45,16 +46,29 @@ def put_aside(one: Journal, name: bytes, fd: int, request: Request, io: AgentIO,
     recheck()
     other = journal.file_name(one.job, "aside")
     try:
-        os.link(name, other, src_dir_fd=one.folder, dst_dir_fd=one.folder, follow_symlinks=False)
-        os.fsync(one.folder)
-        _refuse_exchanged(one.folder, name, other, fd)
-        unlink(one.folder, name)
+        if renames.move(one.folder, name, other):
+            _refuse_stranger(one.folder, name, other, fd)
+        else:
+            os.link(name, other, src_dir_fd=one.folder, dst_dir_fd=one.folder, follow_symlinks=False)
+            os.fsync(one.folder)
+            _refuse_exchanged(one.folder, name, other, fd)
+            unlink(one.folder, name)
     except PermissionError as error:
         raise RefusedError(
             "immutable", "the image or its folder is protected (chattr +i or +a); a template is left as it is"
         ) from error
     _let_late_openers_win(one.folder, name, other, fd)
     one.append(journal.ASIDE, aside=Stamp.of(os.fstat(fd)))
+
+
+def _refuse_stranger(folder: int, name: bytes, other: bytes, fd: int) -> None:
+    """What was renamed must be the file that was looked at; another one gets its name back."""
+    renamed = stat_in(folder, other)
+    if renamed is None or not renamed.same_file(Stamp.of(os.fstat(fd))):
+        if renamed is not None:
+            with contextlib.suppress(FileExistsError):  # whose name is taken stays there: settling tells of it
+                renames.move(folder, other, name)
+        raise RefusedError("stale_plan", "the image was exchanged by somebody else; scan the host and try again")
 
 
 def _refuse_exchanged(folder: int, name: bytes, other: bytes, fd: int) -> None:

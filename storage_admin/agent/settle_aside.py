@@ -1,7 +1,8 @@
 """What the journal of an image that is set aside means: it has its name, or it waits, or it is gone by an admin's word.
 
-The file itself never changes, it only has another name: ``.sa-<job>.aside`` instead of its own. A crash between the new
-name and the end of the old one leaves both; then the old one counts, since nobody has been told otherwise.
+The file itself never changes, it only has another name: ``.sa-<job>.aside`` instead of its own. Where a filesystem
+cannot rename without replacing, a crash between the new name and the end of the old one leaves both; then the old one
+counts, as nobody was told otherwise. A stranger's file that was renamed instead of the image gets its name back.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from storage_admin.agent import journal
+from storage_admin.agent import journal, renames
 from storage_admin.agent.journal import Journal, JournalError, Stamp
 from storage_admin.agent.protocol import unb64
 from storage_admin.agent.settled import FINISHED, KEPT, LOST, REVERTED, Settled, is_back, is_image_name, stat_in, unlink
@@ -107,7 +108,11 @@ def settle(one: Journal, records: list[dict[str, Any]]) -> Settled:
 
 
 def _without_the_file(one: Journal, story: AsideStory, names: _Names) -> Settled:
-    if story.aside is None and names.aside is None and names.is_back:
+    stranger = story.aside is None and names.own is None and names.aside is not None
+    if stranger and renames.move(one.folder, journal.file_name(one.job, "aside"), story.name):
+        names = replace(names, own=names.aside, aside=None)
+    if story.aside is None and names.aside is None and names.own is not None:
+        # Whatever has the name: it was not taken from it.
         one.remove()
         return Settled(one.job, REVERTED, story.name, story.original)
     if names.is_back:

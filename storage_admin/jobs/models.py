@@ -123,6 +123,8 @@ class Job(models.Model):
         indexes = [
             models.Index(fields=["state", "rung"]),
             models.Index(fields=["host", "state"]),
+            # Counts by kind and state, for the list's filters and for /metrics, which read no row of the table.
+            models.Index(fields=["kind", "state", "-id"], name="job_kind_state"),
             models.Index(fields=["target_kind", "target_id", "-id"]),
             models.Index(fields=["undo_expires"], condition=Q(undo_state="available"), name="job_undo_due"),
             models.Index(fields=["parked_at"], condition=Q(parked_at__isnull=False, state="queued"), name="job_parked"),

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent import protocol
-from storage_admin.agent.protocol import unb64
+from storage_admin.agent import protocol, renames, settle
+from storage_admin.agent.journal import Journal
+from storage_admin.agent.protocol import RefusedError, unb64
 from storage_admin.agent.records import fingerprint
+from storage_admin.agent.verbs import aside
 from tests.agent.aside import ASIDE, JOURNAL, aside_args, back_args, delete_args
 from tests.agent.harness import Agent, Writer, ask, leftovers, make_image, recover_args, stamp, undo_args, write
+from tests.agent.recording import RecordingIO, request
 from tests.working import create
 
 pytestmark = pytest.mark.qemu
@@ -266,3 +269,86 @@ def test_a_scan_neither_lists_nor_forgets_it(image: Path) -> None:
     assert (pool["asides"], pool["leftovers"], pool["undo_copies"]) == (1, 1, 0)
     assert pool["aside_bytes"] == (image.parent / ASIDE).stat().st_blocks * 512
     assert pool["others"]["count"] == 0
+
+
+class GoIO(RecordingIO):
+    """A controller that says ``go``."""
+
+    def wait_for_go(self, generation: int, **made: int) -> None:
+        """At once."""
+
+
+@pytest.fixture
+def elsewhere(image: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where somebody moves the image right after the last look, to put a file of theirs in its place."""
+    moved, move = image.parent / "elsewhere.qcow2", renames.move
+
+    def after_the_last_look(folder: int, old: bytes, new: bytes) -> bool:
+        if old == os.fsencode(image.name):
+            image.rename(moved)
+            image.write_bytes(b"a stranger's")
+        return move(folder, old, new)
+
+    monkeypatch.setattr(renames, "move", after_the_last_look)
+    return moved
+
+
+def test_a_file_that_takes_the_images_place_after_the_last_look_keeps_the_name(image: Path, elsewhere: Path) -> None:
+    content = image.read_bytes()
+    with pytest.raises(RefusedError, match="stale_plan"):
+        aside.set_aside(request("set_aside", **aside_args(image)), GoIO())
+    assert (image.read_bytes(), elsewhere.read_bytes()) == (b"a stranger's", content)
+    assert {path.name for path in image.parent.iterdir()} == {image.name, elsewhere.name}
+    assert recovered(image.parent) == []
+
+
+def test_and_gets_it_back_where_the_agent_died_in_that_moment(
+    image: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content, args = image.read_bytes(), aside_args(image)
+    exchanged = renames.move
+
+    def last_step(folder: int, old: bytes, new: bytes) -> bool:
+        exchanged(folder, old, new)
+        raise KeyboardInterrupt
+
+    def nothing_more(one: Journal) -> None:
+        one.close()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as dying:
+        dying.setattr(renames, "move", last_step)
+        dying.setattr(settle, "settle", nothing_more)
+        with pytest.raises(KeyboardInterrupt):
+            aside.set_aside(request("set_aside", **args), GoIO())
+    assert not image.exists()
+    assert recovered(image.parent) == ["reverted"]
+    assert (image.read_bytes(), elsewhere.read_bytes()) == (b"a stranger's", content)
+    assert {path.name for path in image.parent.iterdir()} == {image.name, elsewhere.name}
+
+
+def test_a_filesystem_that_cannot_rename_without_replacing_does_it_by_a_link(
+    image: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inode = image.stat().st_ino
+    monkeypatch.setattr(renames, "move", lambda *_: False)
+    answer = aside.set_aside(request("set_aside", **aside_args(image)), GoIO())
+    assert {path.name for path in image.parent.iterdir()} == {
+        ASIDE.replace("j1", "job1"),
+        JOURNAL.replace("j1", "job1"),
+    }
+    assert answer["inode"] == inode
+    assert recovered(image.parent) == ["kept"]
+
+
+def test_no_name_is_taken_from_another_file(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(name)
+    folder = os.open(tmp_path, os.O_RDONLY)
+    with pytest.raises(FileExistsError):
+        renames.move(folder, b"a", b"b")
+    with pytest.raises(FileNotFoundError):
+        renames.move(folder, b"c", b"d")
+    assert renames.move(folder, b"a", b"c")
+    os.close(folder)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"b": "b", "c": "a"}

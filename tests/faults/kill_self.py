@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from storage_admin.agent import main
+from storage_admin.agent import main, renames
 
 STEPS = ("open", "write", "fsync", "link", "rename", "unlink", "fchown", "fchmod", "setxattr")
 
@@ -35,6 +35,7 @@ def arm(at: int, when: str) -> None:
 
     for name in STEPS:
         setattr(os, name, wrapped(name, getattr(os, name)))
+    renames.move = wrapped("move", renames.move)
 
 
 def counts(name: str, args: tuple[Any, ...]) -> bool:
