@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from storage_admin.agent import formats, protocol
+from storage_admin.agent import formats, protocol, space_claims
 from storage_admin.agent.formats import UnreadableError
 from storage_admin.agent.journal import Stamp
 from storage_admin.agent.protocol import b64
@@ -41,7 +41,7 @@ UNDOES = {"undo": "undo", "discard_undo": "discard_undo"}
 POOLS = frozenset({"scan", "sample", "recover", "folder"})
 #: Verbs that read nothing below a pool, or only what they made there.
 NO_IMAGES = frozenset({"pve", "benchmark"})
-#: Verbs that change an image's name and take nothing from its content: tests/agent/test_aside.py has their own tests.
+#: Verbs that change an image's name and take nothing from its content.
 NAMES = frozenset({"set_aside", "restore_aside", "delete_aside"})
 #: How work may end that is neither a bug nor a result.
 CLEAN = protocol.REFUSALS | {protocol.TOOL_FAILED, protocol.INVALID}
@@ -134,6 +134,8 @@ def request(how: str, path: bytes, pool: Path, form: str) -> tuple[str, dict[str
     place = {"path_b64": b64(path), "pool_path_b64": b64(os.fsencode(pool))}
     if how in UNDOES:
         return UNDOES[how], {**place, "undo_job": PLANTED}
+    if how in NAMES:
+        return how, _names_request(how, path, pool)
     status = os.stat(path, follow_symlinks=False)
     if how in READS:
         return "analyze", {**place, "format": form, "dev": status.st_dev, "inode": status.st_ino, **READS[how]}
@@ -151,6 +153,20 @@ def request(how: str, path: bytes, pool: Path, form: str) -> tuple[str, dict[str
         "reserve": NO_RESERVE,
         **own,
     }
+
+
+def _names_request(how: str, path: bytes, pool: Path) -> dict[str, Any]:
+    """One of :data:`NAMES`; an image that is set aside is so by the job that :func:`plant_aside` made up."""
+    looked_at = [{"path_b64": b64(os.fsencode(pool)), "kind": "dir", "known_b64": ""}]
+    if how == "set_aside":
+        wanted = link(path, pool)
+        del wanted["format"]
+        return {**wanted, "children_known": True, "pools": looked_at}
+    place = {"path_b64": b64(path), "pool_path_b64": b64(os.fsencode(pool)), "aside_job": PLANTED}
+    if how == "restore_aside":
+        return place
+    waiting = os.path.join(os.path.dirname(path), f".sa-{PLANTED}.aside".encode())
+    return {**place, "inode": os.stat(waiting).st_ino, "pools": looked_at}
 
 
 def target_of(path: bytes) -> bytes:
@@ -208,15 +224,26 @@ def plant_undo(path: bytes, content: bytes) -> Path:
     copy.write_bytes(content)
     new, old = (vars(Stamp.of(os.stat(one, follow_symlinks=False))) for one in (path, copy))
     name = b64(os.path.basename(path))
-    records = [
-        {"step": "started", "job": PLANTED, "generation": 1, "name_b64": name, "original": old, "undo_hours": 24},
-        {"step": "ready", "new": new},
-        {"step": "done", "new": new, "undo": old},
-    ]
+    started = {"step": "started", "job": PLANTED, "generation": 1, "name_b64": name, "original": old, "undo_hours": 24}
+    _write_journal(journal, [started, {"step": "ready", "new": new}, {"step": "done", "new": new, "undo": old}])
+    return copy
+
+
+def plant_aside(path: bytes) -> Path:
+    """Leave what setting an image aside leaves: its other name, and the journal."""
+    folder, name = Path(os.fsdecode(os.path.dirname(path))), b64(os.path.basename(path))
+    aside, stamp = folder / f".sa-{PLANTED}.aside", vars(Stamp.of(os.stat(path, follow_symlinks=False)))
+    Path(os.fsdecode(path)).rename(aside)
+    now = vars(Stamp.of(aside.stat()))
+    started = {"step": "started", "job": PLANTED, "generation": 1, "name_b64": name, "original": stamp, "aside": True}
+    _write_journal(folder / f".sa-{PLANTED}.journal", [started, {"step": "aside", "aside": now}])
+    return aside
+
+
+def _write_journal(journal: Path, records: list[dict[str, Any]]) -> None:
     journal.touch(0o600)
     journal.write_text("".join(json.dumps(record) + "\n" for record in records))
     journal.chmod(0o600)
-    return copy
 
 
 def pool_request(verb: str, pool: Path, images: Sequence[tuple[bytes, str]] = ()) -> dict[str, Any]:
@@ -249,6 +276,8 @@ _SYSTEM = (
     *("/dev/urandom", "/dev/disk/by-uuid", "/etc/machine-id", "/etc/locale.alias"),
     # Which hypervisors are here is a question of every scan.
     *("/etc/libvirt", "/run/libvirt", "/etc/pve"),
+    # Where agents tell each other what they have yet to write.
+    space_claims.FOLDER,
     # A library of fio's, which is asked for its version.
     "/etc/libnl",
 )

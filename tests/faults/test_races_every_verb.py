@@ -14,10 +14,12 @@ import pytest
 from storage_admin.agent.protocol import CANCELLED
 from tests.agent.every_verb import (
     CLEAN,
+    NAMES,
     PLANTED,
     REWRITES,
     UNDOES,
     Crew,
+    plant_aside,
     plant_undo,
     pool_request,
     request,
@@ -33,8 +35,8 @@ RACES = 1000
 #: As many agents at once as `make test` has processors for.
 AGENTS = 2
 #: Which names change places; see :meth:`Ground.pairs`.
-TRICKS = ("folder", "image", "base", "new", "journal", "undo copy", "target", "all")
-WAYS = [*REWRITES, *UNDOES, "analyze sample", "scan", "recover"]
+TRICKS = ("folder", "image", "base", "new", "journal", "undo copy", "aside", "target", "all")
+WAYS = [*REWRITES, *UNDOES, *sorted(NAMES), "analyze sample", "scan", "recover"]
 
 
 class Ground:
@@ -68,6 +70,7 @@ class Ground:
             "new": [(here / f".sa-{job}.new", here / "to-victim")],
             "journal": [(here / f".sa-{job}.journal", here / "to-journal")],
             "undo copy": [(here / f".sa-{job}.orig", here / "to-victim")],
+            "aside": [(here / f".sa-{job}.aside", here / "to-vm.qcow2")],
             "target": [(Path(target_of(bytes(self.image)).decode()), here / "to-victim")],
         }
         return found.get(trick, [pair for some in found.values() for pair in some])
@@ -79,6 +82,9 @@ class Ground:
         job = f"h{crew.jobs + 1}"
         if how in UNDOES or how == "recover":
             plant_undo(bytes(self.image), qcow2(b"base", b"qcow2"))
+            job = PLANTED
+        if how in {"restore_aside", "delete_aside"}:
+            plant_aside(bytes(self.image))
             job = PLANTED
         verb, args = (how, pool_request(how, self.pool)) if how in {"scan", "recover"} else self._request(how)
         before, watch = self._contents(), Watch(self.outside)
