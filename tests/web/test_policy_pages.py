@@ -1,5 +1,6 @@
 """Policies in the browser's pages: made in a form that shows the choice, run by hand, read; the switch for all."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +44,8 @@ def test_a_policy_is_made_in_the_form_and_changed_there(admin: Client) -> None:
     made = Policy.objects.get()
     assert answer["Location"] == f"/policies/{made.pk}/"
     assert (made.options["undo_hours"], made.min_reclaimable_bytes, made.hosts) == (12, 1_572_864, [host.pk])
+    for shown in (f"/policies/{made.pk}/", f"/policies/{made.pk}/change/"):
+        assert re.search(r" 22:00 to \w+ 04:00 Europe/Berlin", text_of(admin.get(shown).content.decode()))
     page = admin.get(f"/policies/{made.pk}/change/").content.decode()
     held = {found["name"]: found.get("value") for tag, found in tags_of(page) if tag == "input" and "name" in found}
     assert (held["name"], held["min_reclaimable_mib"], held["option-undo_hours"]) == ("nightly", "1.5", "12")
