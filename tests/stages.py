@@ -22,6 +22,8 @@ from tests.faults.figures import NIGHTLY
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
+#: What `make test` is made for; more of them would not make the longest files shorter.
+CORES = 2
 #: pytest's exit code for that.
 NOTHING_COLLECTED = 5
 SLOW = ("guest", "browser", "faults")
@@ -84,19 +86,21 @@ STAGES = (
     _lint("mypy", str(BIN / "mypy"), "."),
     _lint("imports", str(BIN / "lint-imports")),
     _lint("migrations", sys.executable, "manage.py", "makemigrations", "--check", "--dry-run"),
-    _tests("unit", _only("not qemu", "services", *SLOW), workers=2),
-    _tests("qemu", _only("qemu", "services", *SLOW), workers=2),
-    _tests("services", _only("services", *SLOW), workers=2),
-    _tests("postgresql", _only("not guest", *SLOW[1:]), workers=2, database="postgresql"),
-    _tests("guest", _only("guest", *SLOW[1:])),
-    _tests("browser", _only("browser", "faults")),
-    _tests("faults", "faults"),
+    _tests("unit", _only("not qemu", "services", *SLOW), workers=CORES),
+    # What these wait for, as disks, other programs and the time limits that they try, takes a third of their time.
+    _tests("qemu", _only("qemu", "services", *SLOW), workers=CORES + 1),
+    _tests("services", _only("services", *SLOW), workers=CORES + 1),
+    _tests("postgresql", _only("not guest", *SLOW[1:]), workers=CORES + 1, database="postgresql"),
+    # These look at how long something takes. The guests' libvirt is the machine's: no other stage runs beside it.
+    _tests("guest", _only("guest", *SLOW[1:]), workers=CORES),
+    _tests("browser", _only("browser", "faults"), workers=CORES),
+    _tests("faults", "faults", workers=CORES),
 )
 
 #: What only runs when it is asked for by name.
 NIGHT = Stage(
     "night",
-    ("env", f"{NIGHTLY}=1", *STAGES[-1].argv, "--capture=no", "--durations=0"),
+    ("env", f"{NIGHTLY}=1", *_tests("", "faults").argv, "--capture=no", "--durations=0"),
     group="night",
     pytest=True,
     limit_seconds=24 * 3600.0,

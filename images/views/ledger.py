@@ -29,13 +29,13 @@ COLUMNS = (
     (None, "Pool", ""),
     ("before_bytes", "Before", "-"),
     ("after_bytes", "After", "-"),
-    ("predicted_bytes", "Expected", "-"),
+    ("predicted_bytes", "Predicted", "-"),
     ("freed_bytes", "Freed", "-"),
     ("at", "When", "-"),
     ("by", "By", ""),
     (None, "Took", ""),
 )
-NUMERIC = frozenset({"Before", "After", "Expected", "Freed", "Held", "Took"})
+NUMERIC = frozenset({"Before", "After", "Predicted", "Freed", "Held", "Took"})
 #: Of lines that are held, instead of what was freed: what is.
 HELD_COLUMNS = tuple(
     {"freed_bytes": ("held_bytes", "Held", "-"), "at": (None, "Until", "")}.get(str(one[0]), one) for one in COLUMNS
