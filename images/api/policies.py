@@ -50,6 +50,7 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
         "partial_update": Role.ADMIN,
         "destroy": Role.ADMIN,
         "run": Role.OPERATOR,
+        "stop": Role.OPERATOR,
         "preview": Role.OPERATOR,
         "draft": Role.OPERATOR,
     }
@@ -151,9 +152,7 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
     )
     @action(detail=True, methods=["get"], url_path="runs/<int:run>/picks", filter_backends=[])
     def picks(self, request: Request, run: int, **_where: Any) -> Response:
-        found = PolicyRun.objects.filter(policy=self.get_object(), pk=run).first()
-        if found is None:
-            raise NotFound
+        found = self._run(run)
         given = {name: request.query_params.get(name, "") for name in ("state", "code")}
         if given["state"] and given["state"] not in PolicyPick.State.values:
             raise ValidationError({"state": f"One of {', '.join(PolicyPick.State.values)}."})
@@ -161,6 +160,26 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
             raise ValidationError({"code": "There is no such code."})
         page: Any = self.paginate_queryset(selectors.picks_of(found, state=given["state"], code=given["code"]))
         return self.get_paginated_response(PickSerializer(page, many=True).data)
+
+    @extend_schema(
+        summary="Stop a run (operator)",
+        description="Nothing more begins in it, jobs that have not begun are withdrawn, and what is at work goes on to "
+        "its end: until then `finished` is null. One that has ended is refused as `ended`.",
+        request=EmptyBody,
+        responses=RunSerializer,
+        operation_id="policies_runs_stop",
+    )
+    @action(detail=True, methods=["post"], url_path="runs/<int:run>/stop", filter_backends=[])
+    def stop(self, request: Request, run: int, **_where: Any) -> Response:
+        found = self._run(run)
+        EmptyBody(data=request.data).is_valid(raise_exception=True)
+        return Response(_runs([services.stop(self.actor, found)])[0])
+
+    def _run(self, run_id: int) -> PolicyRun:
+        found = PolicyRun.objects.select_related("policy").filter(policy=self.get_object(), pk=run_id).first()
+        if found is None:
+            raise NotFound
+        return found
 
     def _preview(self, request: Request, policy: Policy) -> Response:
         limit = whole_number(request, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT)

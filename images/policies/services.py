@@ -108,12 +108,13 @@ def stop(actor: Actor, run: PolicyRun) -> PolicyRun:
 
     Raises:
         ForbiddenError: as for :func:`run_now`.
-        InvalidError: it has ended.
+        RefusedError: ``ended``: there is nothing to stop.
     """
     require_reach(actor, run.policy, Role.OPERATOR)
     with transaction.atomic():
         if not _stop(run, f"Stopped by {actor.name}."):
-            raise InvalidError(f"This run is {run.state} already: there is nothing to stop.")
+            run.refresh_from_db()
+            raise RefusedError("ended", f"This run is {run.state} already: there is nothing to stop.")
         audit(actor, "policy run stopped", run.policy.name, after={"run": run.pk})
     run.refresh_from_db()
     return run

@@ -23,6 +23,7 @@ from storage_admin.events.models import Alert, Delivery, Webhook
 from storage_admin.events.serializers import (
     AlertSerializer,
     DeliverySerializer,
+    MailSerializer,
     NewWebhookSerializer,
     SecretSerializer,
     WebhookBody,
@@ -83,7 +84,7 @@ class WebhookEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoin
     serializer_class = WebhookSerializer
     filterset_class: Any = None
     parameters: ClassVar[dict[str, frozenset[str]]] = {
-        "deliveries": frozenset({"limit", "offset", *DeliveryFilters.base_filters})
+        name: frozenset({"limit", "offset", *DeliveryFilters.base_filters}) for name in ("deliveries", "mails")
     }
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
@@ -142,12 +143,14 @@ class WebhookEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoin
     @extend_schema(summary="Its deliveries, newest first (admin)", responses=DeliverySerializer(many=True))
     @action(detail=True, methods=["get"], filterset_class=DeliveryFilters)
     def deliveries(self, _request: Request, **_where: Any) -> Response:
-        rows = selectors.deliveries().filter(webhook=self.get_object())
+        return self._listed(selectors.deliveries().filter(webhook=self.get_object()), DeliverySerializer)
+
+    def _listed(self, rows: QuerySet[Delivery], shape: type[DeliverySerializer]) -> Response:
         filters = DeliveryFilters(self.request.query_params, queryset=rows)
         if not filters.is_valid():
             raise ValidationError(filters.errors)
         page: Any = self.paginate_queryset(filters.qs)
-        return self.get_paginated_response(DeliverySerializer(page, many=True).data)
+        return self.get_paginated_response(shape(page, many=True).data)
 
     @extend_schema(
         summary="Send a delivery once more (admin)",
@@ -161,3 +164,39 @@ class WebhookEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoin
         row = get_object_or_404(Delivery.objects.select_related("webhook"), pk=delivery, webhook=self.get_object())
         again = _taken(lambda: writes.resend(self.actor, row))
         return Response(DeliverySerializer(again).data, status=status.HTTP_202_ACCEPTED)
+
+    @extend_schema(
+        summary="Send every address of ALERT_EMAILS a test (admin)",
+        description="Where no address is set, 400 says so.",
+        request=Nothing,
+        responses={202: MailSerializer(many=True)},
+        operation_id="webhooks_mail_test",
+    )
+    @action(detail=False, methods=["post"], url_path="mail/test", pagination_class=None)
+    def mail_test(self, request: Request) -> Response:
+        _body(request, Nothing)
+        sent = _taken(lambda: writes.send_test_mail(self.actor))
+        return Response(MailSerializer(sent, many=True).data, status=status.HTTP_202_ACCEPTED)
+
+    @extend_schema(
+        summary="Mails of events, newest first (admin)",
+        responses=MailSerializer(many=True),
+        operation_id="webhooks_mail_deliveries_list",
+    )
+    @action(detail=False, methods=["get"], url_path="mail/deliveries", filterset_class=DeliveryFilters)
+    def mails(self, _request: Request) -> Response:
+        return self._listed(selectors.deliveries().filter(webhook=None), MailSerializer)
+
+    @extend_schema(
+        summary="Send a mail once more (admin)",
+        request=Nothing,
+        responses={202: MailSerializer},
+        parameters=[OpenApiParameter("delivery", int, OpenApiParameter.PATH)],
+        operation_id="webhooks_mail_deliveries_resend",
+    )
+    @action(detail=False, methods=["post"], url_path="mail/deliveries/<int:delivery>/resend")
+    def resend_mail(self, request: Request, delivery: int) -> Response:
+        _body(request, Nothing)
+        row = get_object_or_404(selectors.deliveries(), pk=delivery, webhook=None)
+        again = _taken(lambda: writes.resend(self.actor, row))
+        return Response(MailSerializer(again).data, status=status.HTTP_202_ACCEPTED)

@@ -128,3 +128,14 @@ class DeliverySerializer(serializers.ModelSerializer[Delivery]):
     @extend_schema_field({"type": ["string", "null"], "format": "date-time"})
     def get_next_try(self, delivery: Delivery) -> str | None:
         return delivery.next_try.isoformat() if delivery.state == Delivery.State.DUE else None
+
+
+class MailSerializer(DeliverySerializer):
+    """One event on its way to an address of ``ALERT_EMAILS``."""
+
+    to = serializers.ListField(child=serializers.CharField(), source="recipients", read_only=True)
+
+    class Meta:
+        model = Delivery
+        fields = tuple("to" if name == "webhook" else name for name in DeliverySerializer.Meta.fields)
+        read_only_fields = fields

@@ -1,6 +1,7 @@
 """Alerts and webhooks over REST."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from pytest_django import DjangoAssertNumQueries
@@ -8,7 +9,7 @@ from rest_framework.test import APIClient
 
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.events import sending
-from storage_admin.events.models import Webhook
+from storage_admin.events.models import Delivery, Webhook
 from tests.factories import AlertFactory, DeliveryFactory, WebhookFactory
 from tests.harness.receiver import receiver
 
@@ -111,6 +112,26 @@ def test_a_delivery_of_another_webhook_is_not_found(admin: APIClient) -> None:
     assert admin.post(f"/api/v1/webhooks/{one.pk}/deliveries/{delivery.pk}/resend/", format="json").status_code == 404
 
 
+def test_a_test_mail_is_sent_followed_and_sent_once_more(admin: APIClient, settings: Any) -> None:
+    settings.ALERT_EMAILS = []
+    none = admin.post("/api/v1/webhooks/mail/test/", format="json")
+    assert (none.status_code, none.json()["code"]) == (400, "invalid")
+    assert "ALERT_EMAILS" in none.json()["detail"]
+    settings.ALERT_EMAILS = ["ann@example.org", "bob@example.org"]
+    sent = admin.post("/api/v1/webhooks/mail/test/", format="json")
+    assert sent.status_code == 202
+    assert [(one["event"], one["to"], one["state"]) for one in sent.json()] == [
+        ("test", ["ann@example.org"], "due"), ("test", ["bob@example.org"], "due"),
+    ]  # fmt: skip
+    DeliveryFactory.create(webhook=WebhookFactory.create())
+    listed = admin.get("/api/v1/webhooks/mail/deliveries/?event=test&limit=1").json()
+    assert (listed["count"], listed["results"][0]["to"]) == (2, ["bob@example.org"])
+    mail = listed["results"][0]["id"]
+    Delivery.objects.filter(pk=mail).update(state="given_up", attempts=7)
+    again = admin.post(f"/api/v1/webhooks/mail/deliveries/{mail}/resend/", format="json")
+    assert (again.status_code, again.json()["state"]) == (202, "due")
+
+
 def test_lists_stay_within_their_budget(
     admin: APIClient, django_assert_max_num_queries: DjangoAssertNumQueries
 ) -> None:
@@ -118,6 +139,6 @@ def test_lists_stay_within_their_budget(
         AlertFactory.create()
         hook = WebhookFactory.create()
         DeliveryFactory.create(webhook=hook)
-    for address in ("alerts/", "webhooks/", f"webhooks/{hook.pk}/deliveries/"):
+    for address in ("alerts/", "webhooks/", f"webhooks/{hook.pk}/deliveries/", "webhooks/mail/deliveries/"):
         with django_assert_max_num_queries(5):
             assert admin.get(f"/api/v1/{address}").status_code == 200

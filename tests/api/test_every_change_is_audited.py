@@ -17,6 +17,7 @@ from tests.factories import (
     ImageFactory,
     JobFactory,
     PolicyFactory,
+    PolicyRunFactory,
     SavedViewFactory,
     StoragePoolFactory,
     TokenFactory,
@@ -59,6 +60,7 @@ CHANGES = [
     ("patch", "policies/{policy}/", {"min_age_hours": 5}, "policy changed", {"min_age_hours": 0}, {"min_age_hours": 5}),
     ("delete", "policies/{policy}/", {}, "policy deleted", {"cron": "0 22 * * *"}, None),
     ("post", "policies/{policy}/run/", {}, "policy run by hand", None, {}),
+    ("post", "policies/{nights}/runs/{at_work}/stop/", {}, "policy run stopped", None, {"run": "{at_work}"}),
     ("post", "alerts/{alert}/ack/", {}, "alert acknowledged", {"acknowledged_by": ""},
      {"acknowledged_by": "token nightly"}),
     ("post", "webhooks/", {"name": "new", "url": "https://example.org/?token=abc"}, "webhook created", None,
@@ -70,6 +72,8 @@ CHANGES = [
     ("post", "webhooks/{hook}/test/", {}, "webhook tested", None, None),
     ("post", "webhooks/{hook}/deliveries/{delivery}/resend/", {}, "delivery sent again", None,
      {"delivery": "{delivery}"}),
+    ("post", "webhooks/mail/test/", {}, "mail tested", None, None),
+    ("post", "webhooks/mail/deliveries/{mail}/resend/", {}, "delivery sent again", None, {"delivery": "{mail}"}),
     ("post", "images/{orphan}/set-aside/", {"grace_days": 3}, "set_aside queued", None, {}),
     ("post", "images/{aside}/restore/", {}, "restore_aside refused", None, {}),
     ("post", "jobs/", {"kind": "delete_aside", "image": "{aside}", "options": {"confirm_name": "left.qcow2"}},
@@ -83,7 +87,7 @@ CHANGES = [
 
 
 @pytest.fixture
-def things(db: None, tmp_path: Path) -> dict[str, Any]:
+def things(db: None, tmp_path: Path, settings: Any) -> dict[str, Any]:
     host = HostFactory.create(slug="mine")
     pool = StoragePoolFactory.create(host=host)
     image = ImageFactory.create(pool=pool, declared_format="", declared_by="")
@@ -97,6 +101,8 @@ def things(db: None, tmp_path: Path) -> dict[str, Any]:
         session_key="k", session_data="", expire_date=timezone.now() + timedelta(days=1), user=user,
         address="192.0.2.9", browser="Firefox on Linux",
     )  # fmt: skip
+    settings.ALERT_EMAILS, at_work = ["ann@example.org"], PolicyRunFactory.create()
+    mail = DeliveryFactory.create(webhook=None, recipients=["ann@example.org"], state="given_up")
     folder = tmp_path / "new"
     folder.mkdir()
     return {
@@ -109,6 +115,7 @@ def things(db: None, tmp_path: Path) -> dict[str, Any]:
                                     finished=timezone.now()).pk,
         "watch": WatchFactory.create(pool=pool, kind="fio").pk, "token": TokenFactory.create().pk,
         "user": user.pk, "session": session.uid, "policy": PolicyFactory.create().pk,
+        "nights": at_work.policy_id, "at_work": at_work.pk, "mail": mail.pk,
         "alert": AlertFactory.create(host="mine").pk, "hook": delivery.webhook_id,
         "delivery": delivery.pk, "orphan": ImageFactory.create(pool=pool, orphan=True).pk,
         "aside": ImageFactory.create(

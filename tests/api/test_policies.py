@@ -178,6 +178,27 @@ def test_a_second_run_by_hand_waits_for_the_first(operator: APIClient) -> None:
     assert (answer.status_code, answer.json()["code"]) == (409, "busy")
 
 
+def test_a_run_is_stopped_once_and_only_as_one_of_its_policy(operator: APIClient) -> None:
+    wins(name="a")
+    policy = PolicyFactory.create()
+    begun(policy)
+    run = PolicyRun.objects.get()
+    address = f"{URL}{policy.pk}/runs/{run.pk}/stop/"
+    assert operator.post(address, {"now": True}, format="json").status_code == 400
+    assert operator.post(f"{URL}{PolicyFactory.create().pk}/runs/{run.pk}/stop/", format="json").status_code == 404
+    stopped = operator.post(address, format="json").json()
+    assert (stopped["id"], stopped["state"], stopped["finished"]) == (run.pk, "stopped", None)
+    assert stopped["detail"].startswith("Stopped by token ")
+    assert [(one["code"], one["count"]) for one in stopped["left_out"]] == [("policy_stopped", 1)]
+    assert Job.objects.get().state == "cancelled"
+    entry = AuditEntry.objects.get(what="policy run stopped")
+    assert (entry.target, entry.after) == (policy.name, {"run": run.pk})
+    again = operator.post(address, format="json")
+    assert (again.status_code, again.json()["code"], again.json()["fields"]) == (409, "ended", {})
+    assert "stopped already" in again.json()["detail"]
+    assert AuditEntry.objects.filter(what="policy run stopped").count() == 1
+
+
 def test_nothing_runs_by_hand_while_automation_is_paused(admin: APIClient, operator: APIClient) -> None:
     assert operator.get("/api/v1/automation/").json() == {"paused": False, "by": "", "reason": "", "since": None}
     paused = admin.patch("/api/v1/automation/", {"paused": True, "reason": "a move"}, format="json").json()

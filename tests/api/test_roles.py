@@ -106,6 +106,9 @@ CASES = [
     Case("post", "webhooks/{webhook}/test/", ADMIN, 202, everywhere=True),
     Case("get", "webhooks/{webhook}/deliveries/", ADMIN, everywhere=True),
     Case("post", "webhooks/{webhook}/deliveries/{delivery}/resend/", ADMIN, 202, everywhere=True),
+    Case("post", "webhooks/mail/test/", ADMIN, 202, everywhere=True),
+    Case("get", "webhooks/mail/deliveries/", ADMIN, everywhere=True),
+    Case("post", "webhooks/mail/deliveries/{mail}/resend/", ADMIN, 202, everywhere=True),
     Case("get", "policies/", VIEWER),
     Case("post", "policies/", ADMIN, 201, {"name": "new", "cron": "0 22 * * *", "hosts": ["{host}"]}),
     Case("get", "policies/{policy}/", VIEWER),
@@ -116,6 +119,10 @@ CASES = [
     Case("post", "policies/{policy}/run/", OPERATOR, 202),
     Case("get", "policies/{policy}/runs/", VIEWER),
     Case("get", "policies/{policy}/runs/{run}/picks/", VIEWER),
+    Case("post", "policies/{nights}/runs/{at_work}/stop/", OPERATOR),
+    # Of another policy, or ended.
+    Case("post", "policies/{policy}/runs/{at_work}/stop/", OPERATOR, 404),
+    Case("post", "policies/{policy}/runs/{run}/stop/", OPERATOR, 409),
     Case("get", "automation/", VIEWER),
     Case("patch", "automation/", ADMIN, body={"paused": True}, everywhere=True),
     Case("get", "ledger/", VIEWER),
@@ -152,7 +159,7 @@ CASES = [
 
 
 @pytest.fixture
-def world(db: None, tmp_path: Path) -> dict[str, Any]:
+def world(db: None, tmp_path: Path, settings: Any) -> dict[str, Any]:
     """One of everything, on the host ``mine``."""
     host = HostFactory.create(slug="mine", max_jobs=5)
     pool = StoragePoolFactory.create(host=host)
@@ -167,6 +174,9 @@ def world(db: None, tmp_path: Path) -> dict[str, Any]:
     hook = WebhookFactory.create()
     failed = JobFactory.create(target=host, state="failed", finished=timezone.now())
     run = PolicyRunFactory.create(policy__hosts=[host.pk], state="finished", finished=timezone.now())
+    at_work = PolicyRunFactory.create(policy__hosts=[host.pk])
+    settings.ALERT_EMAILS = ["ann@example.org"]
+    mail = DeliveryFactory.create(webhook=None, recipients=["ann@example.org"], state="given_up", attempts=7)
     user = UserFactory.create()
     return {
         "host": host.pk, "slug": "mine", "pool": pool.pk, "spare": StoragePoolFactory.create(host=host).pk,
@@ -174,7 +184,7 @@ def world(db: None, tmp_path: Path) -> dict[str, Any]:
         "failed": failed.pk, "active": JobFactory.create(target=host, state="running").pk, "folder": str(folder),
         "benchmark": BenchmarkFactory.create(pool=pool).pk, "watch": WatchFactory.create(pool=pool).pk,
         "view": SavedViewFactory.create(shared=True).pk,
-        "policy": run.policy_id, "run": run.pk,
+        "policy": run.policy_id, "run": run.pk, "nights": at_work.policy_id, "at_work": at_work.pk, "mail": mail.pk,
         "token": TokenFactory.create().pk, "user": user.pk, "session": signed_in(user).uid,
         "lockout": locked_out("ann").pk,
         "alert": AlertFactory.create(host="mine").pk, "webhook": hook.pk,
