@@ -1,12 +1,12 @@
 """What may be wrong with pools: too full, full soon, promised too often, held by undo copies.
 
-A filesystem that several pools lie on is told of once, and so is a storage that several hosts mount; that it is full is
-told under each of these hosts to those who are limited to it. An alert that is open closes only a little below its
-threshold, and a danger stays one as long: a pool that sits right on it would otherwise open and close one, or get
-worse, all day.
+All of it is judged by the filesystem, as that is what gets full: what its pools promise and what undo copies hold in
+them is added up, by the strictest threshold of them. A filesystem is told of once, and under each other host that has
+it to those who are limited to that one. An alert that is open closes only a little below its threshold, and a danger
+stays one as long: a pool that sits right on it would otherwise open and close one, or get worse, all day.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -16,7 +16,7 @@ from images.templatetags.storage import days, size
 from images.watch import trend
 from storage_admin.events import services as events
 from storage_admin.events.services import Trouble
-from storage_admin.hosts.models import StoragePool
+from storage_admin.hosts.models import Host, StoragePool
 
 #: So many points below its threshold a pool's alert closes, in percent of what can be used.
 MARGIN_PERCENT = 2.0
@@ -29,7 +29,7 @@ DANGER_PERCENT = 95.0
 
 @dataclass(frozen=True)
 class Place:
-    """Pools that are one filesystem, or one storage; the first one names them."""
+    """Pools that are on one filesystem; the first one names them."""
 
     pools: tuple[StoragePool, ...]
 
@@ -45,6 +45,52 @@ class Place:
         others = [str(pool) for pool in self.pools[1:] if pool.host_id == self.pool.host_id]
         named = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if len(others) > 5 else "")
         return f" On the same filesystem: {named}." if others else ""
+
+    @property
+    def name(self) -> str:
+        """What is judged, with ``{pool}`` where a pool's name stands."""
+        return "{pool}" if len(self._by_storage()) == 1 else "the filesystem of {pool}"
+
+    @property
+    def storages(self) -> list["Place"]:
+        """Each storage on it once: one export on three hosts is one. A folder is left out that another one's images
+        already include, as on a host that has only the outer one as a pool.
+        """
+        found = self._by_storage()
+        return [Place(tuple(group)) for key, group in found.items() if not _is_walked_by_another(key, found)]
+
+    def _by_storage(self) -> dict[str, list[StoragePool]]:
+        found: dict[str, list[StoragePool]] = {}
+        for pool in self.pools:
+            found.setdefault(pool.shared_key or f"pool {pool.pk}", []).append(pool)
+        return found
+
+    @property
+    def virtual_bytes(self) -> int | None:
+        """What its images promise; ``None`` where that is known of none of its storages."""
+        known = [storage._largest("virtual_bytes") for storage in self.storages]
+        return sum(size for size in known if size is not None) if any(size is not None for size in known) else None
+
+    @property
+    def undo_bytes(self) -> int:
+        """What undo copies hold on it."""
+        return sum(storage._largest("undo_bytes") or 0 for storage in self.storages)
+
+    def _largest(self, column: str) -> int | None:
+        """What one storage has: of several hosts that mount it, one may have all the rows. One that does not answer
+        knows the least.
+        """
+        answering = [pool for pool in self.pools if pool.host.status != Host.Status.UNREACHABLE]
+        sizes = [getattr(pool, column) for pool in answering or self.pools]
+        return max((size for size in sizes if size is not None), default=None)
+
+    def thresholds(self, column: str) -> list[float]:
+        """The thresholds of its pools, the lowest first; of those that have one."""
+        return sorted(value for pool in self.pools if (value := getattr(pool, column)) is not None)
+
+    def is_told(self, kind: str, is_open: Collection[str], severity: str = "") -> bool:
+        """Whether its alert is open, whichever of its pools it was opened by."""
+        return any(f"{severity} {kind}:{pool.pk}".strip() in is_open for pool in self.pools)
 
     def of_each_host(self) -> Iterator["Place"]:
         """The place as each host has it, that of the first pool first."""
@@ -65,37 +111,40 @@ class Place:
             )  # fmt: skip
 
 
+def _is_walked_by_another(key: str, storages: Mapping[str, Sequence[StoragePool]]) -> bool:
+    here = {pool.host_id for pool in storages[key]}
+    return any(
+        key != outer and key.startswith(outer.rstrip("/") + "/") and any(pool.host_id not in here for pool in pools)
+        for outer, pools in storages.items()
+    )
+
+
 def filesystems(pools: Iterable[StoragePool]) -> list[Place]:
     """Pools of known size by the filesystem that they are on."""
     found: dict[str, list[StoragePool]] = {}
     for pool in pools:
-        if pool.capacity_bytes and pool.available_bytes is not None:
+        if pool.capacity_bytes:
             found.setdefault(filesystem_of(pool), []).append(pool)
     return [Place(tuple(group)) for group in found.values()]
 
 
-def storages(pools: Iterable[StoragePool]) -> list[Place]:
-    """Pools of known size by the storage that they are: one export on three hosts is one."""
-    found: dict[str, list[StoragePool]] = {}
-    for pool in pools:
-        if pool.capacity_bytes:
-            found.setdefault(pool.shared_key or f"pool {pool.pk}", []).append(pool)
-    # Of several hosts that mount it, one may have all the rows.
-    return [Place(tuple(sorted(group, key=lambda pool: -pool.images_count))[:1]) for group in found.values()]
+def with_free_space(pools: Iterable[StoragePool]) -> list[Place]:
+    """The same with pools alone of which it is known what is available."""
+    return filesystems(pool for pool in pools if pool.available_bytes is not None)
 
 
 def over_threshold(pools: list[StoragePool], is_open: Collection[str]) -> Iterator[Trouble]:
     """Filesystems that are used to their threshold."""
     kind = events.POOL_OVER_THRESHOLD
-    for place in filesystems(pools):
+    for place in with_free_space(pools):
         pool = place.pool
         percent, limit = pool.used_percent or 0.0, min(one.warn_percent for one in place.pools)
-        danger = DANGER_PERCENT - (MARGIN_PERCENT if f"danger {kind}:{pool.pk}" in is_open else 0.0)
+        danger = DANGER_PERCENT - (MARGIN_PERCENT if place.is_told(kind, is_open, "danger") else 0.0)
         # The name in the title is one of several: which of them asks for it may be nobody's business who reads it.
         whose = (
             "its threshold" if {one.warn_percent for one in place.pools} == {limit} else "its filesystem's threshold"
         )
-        if percent >= limit - (MARGIN_PERCENT if f"{kind}:{pool.pk}" in is_open else 0.0):
+        if percent >= limit - (MARGIN_PERCENT if place.is_told(kind, is_open) else 0.0):
             yield from place.troubles(
                 kind,
                 "danger" if percent >= danger else "warning",
@@ -109,59 +158,60 @@ def over_threshold(pools: list[StoragePool], is_open: Collection[str]) -> Iterat
 def full_soon(pools: list[StoragePool], is_open: Collection[str], now: datetime) -> Iterator[Trouble]:
     """Filesystems whose samples carry when they are full, and that is soon."""
     kind = events.POOL_DAYS_UNTIL_FULL
-    watched = [place for place in filesystems(pools) if _days(place) is not None]
-    opened = [place.pool for place in watched if f"{kind}:{place.pool.pk}" in is_open]
+    watched = [place for place in with_free_space(pools) if place.thresholds("warn_days")]
+    opened = [place.pool for place in watched if place.is_told(kind, is_open)]
     found = forecasts([place.pool for place in watched], now) | forecasts(opened, now, trend.KNOWN_STILL)
     for place in watched:
-        pool, limit, forecast = place.pool, _days(place) or 0, found.get(place.pool.pk)
-        if forecast is None or forecast.days > limit * (1 + MARGIN_DAYS * (f"{kind}:{pool.pk}" in is_open)):
+        # The most days are the strictest: they tell the earliest.
+        pool, limit, forecast = place.pool, place.thresholds("warn_days")[-1], found.get(place.pool.pk)
+        if forecast is None or forecast.days > limit * (1 + MARGIN_DAYS * place.is_told(kind, is_open)):
             continue
-        in_danger = f"danger {kind}:{pool.pk}" in is_open
+        in_danger = place.is_told(kind, is_open, "danger")
         yield from place.troubles(
             kind,
             "danger" if forecast.days <= limit / 4 * (1 + MARGIN_DAYS * in_danger) else "warning",
             "{pool} will be full soon",
             f"Full in about {days(forecast.days)} (between {forecast.low:.1f} and {forecast.high:.1f}) if it goes on "
             f"as in the last {forecast.over_days} days: {size(round(forecast.growth_bytes))} a day, "
-            f"{size(pool.available_bytes)} free. Told from {limit} days on.",
+            f"{size(pool.available_bytes)} free. Told from {limit:g} days on.",
         )
 
 
-def _days(place: Place) -> int | None:
-    return max((pool.warn_days for pool in place.pools if pool.warn_days is not None), default=None)
-
-
 def overcommitted(pools: list[StoragePool], is_open: Collection[str]) -> Iterator[Trouble]:
-    """Storages that promise guests more than their threshold; most have none, as many promise too much on purpose."""
+    """Filesystems that promise guests too much; most have no threshold, as many do so on purpose."""
     kind = events.POOL_OVERCOMMIT
-    for place in storages(pools):
-        pool, limit = place.pool, place.pool.warn_overcommit
-        if limit is None or pool.virtual_bytes is None or not pool.capacity_bytes:
+    for place in filesystems(pools):
+        limits, capacity, virtual = place.thresholds("warn_overcommit"), place.pool.capacity_bytes, place.virtual_bytes
+        if not limits or virtual is None or not capacity:
             continue
-        ratio = pool.virtual_bytes / pool.capacity_bytes
-        if ratio >= limit * (1 - MARGIN * (f"{kind}:{pool.pk}" in is_open)):
+        ratio = virtual / capacity
+        if ratio >= limits[0] * (1 - MARGIN * place.is_told(kind, is_open)):
             yield from place.troubles(
                 kind,
                 "warning",
-                f"{{pool}} promises more than {limit:g} times its capacity",
-                f"{ratio:.2f} times: images of {size(pool.virtual_bytes)} virtual size on {size(pool.capacity_bytes)}. "
+                _sentence(f"{place.name} promises more than {limits[0]:g} times its capacity"),
+                f"{ratio:.2f} times: images of {size(virtual)} virtual size on {size(capacity)}. "
                 "Where guests fill what they were promised, it is full: move images, or make it larger.",
             )
 
 
 def held_by_undo(pools: list[StoragePool], is_open: Collection[str]) -> Iterator[Trouble]:
-    """Storages of which undo copies hold much."""
+    """Filesystems of which undo copies hold much."""
     kind = events.UNDO_HELD
-    for place in storages(pools):
-        pool, limit = place.pool, place.pool.warn_undo_percent
-        if limit is None or not pool.capacity_bytes:
+    for place in filesystems(pools):
+        limits, capacity, held = place.thresholds("warn_undo_percent"), place.pool.capacity_bytes, place.undo_bytes
+        if not limits or not capacity:
             continue
-        percent = 100 * pool.undo_bytes / pool.capacity_bytes
-        if percent >= limit * (1 - MARGIN * (f"{kind}:{pool.pk}" in is_open)):
+        percent = 100 * held / capacity
+        if percent >= limits[0] * (1 - MARGIN * place.is_told(kind, is_open)):
             yield from place.troubles(
                 kind,
                 "warning",
-                "Undo copies hold much of {pool}",
-                f"{size(pool.undo_bytes)}, {int(percent)} % of its capacity, is not free until their windows close; "
-                f"told from {limit} % on. The pool's page lists them: discard those that nobody needs.",
+                f"Undo copies hold much of {place.name}",
+                f"{size(held)}, {int(percent)} % of its capacity, is not free until their windows close; "
+                f"told from {limits[0]:g} % on. A pool's page lists its own: discard those that nobody needs.",
             )
+
+
+def _sentence(words: str) -> str:
+    return words[0].upper() + words[1:]
