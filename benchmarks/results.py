@@ -1,7 +1,5 @@
 """Figures of a run: median and spread over its repetitions."""
 
-import csv
-import io
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -10,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.models import Benchmark, Sample
+from storage_admin.csv_export import line
 
 #: Of these, less is better; of the sizes and shares below, neither is; of everything else, more is.
 _LESS = ("_seconds",)
@@ -139,11 +138,7 @@ def _result(group: list[Sample]) -> Result:
 
 def table(rows: Iterable[Result]) -> str:
     """Results as CSV with a heading, units in a column of their own, figures in full."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\r\n")
-    writer.writerow(_HEADS)
-    writer.writerows(map(_cells, rows))
-    return out.getvalue()
+    return _as_csv(_HEADS, map(_cells, rows))
 
 
 def compared(told: Iterable[tuple[Sequence[str], Iterable[Result]]], heads: Sequence[str]) -> str:
@@ -152,19 +147,12 @@ def compared(told: Iterable[tuple[Sequence[str], Iterable[Result]]], heads: Sequ
     Args:
         told: words on a run, as many as ``heads``, and its results.
     """
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\r\n")
-    writer.writerow([*heads, *_HEADS])
-    for words, rows in told:
-        writer.writerows([*map(_inert, words), *_cells(row)] for row in rows)
-    return out.getvalue()
+    return _as_csv([*heads, *_HEADS], ([*words, *_cells(row)] for words, rows in told for row in rows))
+
+
+def _as_csv(heads: Iterable[str], rows: Iterable[list[Any]]) -> str:
+    return ",".join(heads) + "\r\n" + "".join(map(line, rows))
 
 
 def _cells(row: Result) -> list[Any]:
-    figures = ["" if value is None else value for value in (row.median, row.min, row.max)]
-    return [_inert(row.name), row.metric, row.unit, *figures, row.repetitions, _inert(row.note)]
-
-
-def _inert(text: str) -> str:
-    """A pasted name must not become a formula in a spreadsheet."""
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+    return [row.name, row.metric, row.unit, row.median, row.min, row.max, row.repetitions, row.note]

@@ -1,11 +1,14 @@
 """Lists as CSV, of any length: read in parts, sent as they are read, for spreadsheets and scripts alike.
 
 A size is a whole number of bytes, a time is ISO 8601 in UTC, and what is not known is empty, never 0.
+
+A text stands in quotes always, a number never. Who opens the file with commas as separators, or with commas and
+semicolons, gets each text as one cell. Where semicolons alone separate, as spreadsheets of many languages have it, a
+quote within a line is no quote to them, and a text is cut at its semicolons: so what follows one is no formula either.
 """
 
-import csv
-import io
 import json
+import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -22,8 +25,14 @@ PART = 1000
 
 #: What begins a formula, also as the wide signs that spreadsheets take for the same.
 FORMULA = frozenset("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
+#: A semicolon before a formula, as which the rest of a text is read where semicolons separate.
+SPLIT = re.compile(';(?=[ "]*[-=+@\uff1d\uff0b\uff0d\uff20])')
 
-#: The name of each column, and how a row tells it: attributes with dots between them, or a function.
+#: What is no text. Of these no cell has a separator or a quote.
+BARE = (bool, int, float, datetime)
+
+#: The name of each column, of letters and underscores, and how a row tells it: attributes with dots between them, or a
+#: function.
 Columns = Mapping[str, str | Callable[[Any], object]]
 
 
@@ -44,19 +53,24 @@ def csv_answer(name: str, columns: Columns, rows: Iterable[Any]) -> StreamingHtt
 def lines(columns: Columns, rows: Iterable[Any]) -> Iterator[str]:
     """The same as text: the heading and the first rows, then the others, so many at a time as are read at once."""
     told = [attrgetter(how) if isinstance(how, str) else how for how in columns.values()]
-    table: list[list[str]] = [list(columns)]
+    heading = ",".join(columns) + "\r\n"
     for part in in_parts(rows):
-        table += [[cell(tell(row)) for tell in told] for row in part]
-        yield _written(table)
-        table = []
-    if table:
-        yield _written(table)
+        yield heading + "".join([line(tell(row) for tell in told) for row in part])
+        heading = ""
+    if heading:
+        yield heading
 
 
-def _written(table: list[list[str]]) -> str:
-    page = io.StringIO()
-    csv.writer(page).writerows(table)
-    return page.getvalue()
+def line(values: Iterable[object]) -> str:
+    """One line with its end: each value as its :func:`cell`, in quotes where it is a text that says something."""
+    return ",".join(map(_written, values)) + "\r\n"
+
+
+def _written(value: object) -> str:
+    text = cell(value)
+    if not text or isinstance(value, BARE):
+        return text
+    return '"' + text.replace('"', '""') + '"'
 
 
 def in_parts(rows: Iterable[Any]) -> Iterator[list[Any]]:
@@ -95,6 +109,7 @@ def cell(value: object) -> str:
         value = ", ".join(map(str, value))
     text = str(value)
     guarded = f"'{text}" if text.lstrip(" ")[:1] in FORMULA and text.strip(" ") else text
+    guarded = SPLIT.sub(";'", guarded) if ";" in guarded else guarded
     return guarded if guarded.isprintable() else "".join(map(_visible, guarded))
 
 

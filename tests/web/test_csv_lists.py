@@ -8,11 +8,13 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 from django.test import Client
+from hypothesis import given
+from hypothesis import strategies as some
 from pytest_django import DjangoAssertNumQueries
 
 from images.models import Image
 from storage_admin import csv_export
-from storage_admin.csv_export import PART, cell, csv_answer, in_parts, lines
+from storage_admin.csv_export import PART, cell, csv_answer, in_parts, line, lines
 from storage_admin.jobs.models import Job
 from tests.factories import (
     GIB,
@@ -58,6 +60,31 @@ def rows_of(client: Client, address: str) -> list[dict[str, str]]:
 )  # fmt: skip
 def test_a_cell_says_what_is_known_and_nothing_else(value: object, text: str) -> None:
     assert cell(value) == text
+
+
+def test_a_text_stands_in_quotes_and_a_number_never() -> None:
+    values = [7, -5, 1.5, True, None, "", "7", "a, b", 'say "x"', datetime(2026, 11, 22, 6, 0, tzinfo=UTC), ["a"], []]
+    assert line(values) == '7,-5,1.5,yes,,,"7","a, b","say ""x""",2026-11-22T06:00:00Z,"a",\r\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("x;=cmd|'/c calc'!A0", "x;'=cmd|'/c calc'!A0"), ("x; =1;@y", "x;' =1;'@y"), ('x;"=1', "x;'\"=1"),
+        ("x;;+1", "x;;'+1"), ("x;\uff1d1", "x;'\uff1d1"), ("x;y=1", "x;y=1"), ("a;b; c", "a;b; c"),
+    ],
+)  # fmt: skip
+def test_what_stands_behind_a_semicolon_is_no_formula_either(name: str, told: str) -> None:
+    assert cell(name) == told
+
+
+@given(some.lists(some.text("=+-@;,\"' x1\t\r\n\uff1d"), min_size=1, max_size=4))
+def test_no_cell_is_a_formula_whichever_sign_separates(texts: list[str]) -> None:
+    text = line([1, *texts]) + line([2, *texts])
+    assert [row[1:] for row in csv.reader(io.StringIO(text, newline=""))] == [[*map(cell, texts)]] * 2
+    for separator in ",;\t":
+        found = [told for row in csv.reader(io.StringIO(text, newline=""), delimiter=separator) for told in row]
+        assert [told for told in found if told.lstrip(" \r\n")[:1] in {*"=+-@\uff1d"}] == []
 
 
 @pytest.mark.parametrize("name", FILES)
