@@ -19,7 +19,7 @@ from django.db.models.functions import Cast
 
 from images import refusals, shared_storages
 from images.models import Image
-from images.policies import history
+from images.policies import growth, history
 from images.policies.reasons import Skip
 from images.policies.shape import ALONE, Rules
 from storage_admin.hosts.models import StoragePool
@@ -77,9 +77,24 @@ class _Row(NamedTuple):
     encrypted: bool | None
 
 
-def choose(rules: Rules, now: datetime) -> Choice:
-    """Applies a policy's rules to all images, or pools, as the database knows them."""
-    return _choose_pools(rules, now) if rules.on_pools else _choose_images(rules, now)
+def choose(rules: Rules, now: datetime, hosts: frozenset[int] | None = None) -> Choice:
+    """Applies a policy's rules to all images, or pools, as the database knows them.
+
+    Args:
+        hosts: of those that the policy is not for, only the ones on these hosts are counted.
+    """
+    return _choose_pools(rules, now, hosts) if rules.on_pools else _choose_images(rules, now, hosts)
+
+
+def _within(hosts: frozenset[int] | None) -> QuerySet[Image]:
+    return Image.objects.all() if hosts is None else Image.objects.filter(host__in=hosts)
+
+
+def pools_not_meant(rules: Rules, code: str, hosts: frozenset[int] | None = None) -> list[StoragePool]:
+    """The pools that a policy for pools is not for, by the code of why, by name; as :func:`not_meant`."""
+    names, pools = _Names(rules.name_pattern), StoragePool.objects.select_related("host").order_by("name", "pk")
+    pools = pools if hosts is None else pools.filter(host__in=hosts)
+    return [pool for pool in pools if _stranger(rules, names, pool) == code]
 
 
 def not_meant(rules: Rules, code: str, hosts: frozenset[int] | None = None) -> QuerySet[Image] | list[int]:
@@ -88,7 +103,7 @@ def not_meant(rules: Rules, code: str, hosts: frozenset[int] | None = None) -> Q
     Args:
         hosts: only those on these hosts.
     """
-    scope = Image.objects.all() if hosts is None else Image.objects.filter(host__in=hosts)
+    scope = _within(hosts)
     listed, elsewhere = _pools(rules)
     there = scope.exclude(state__in=Image.NOT_THERE)
     if code == "gone":
@@ -97,21 +112,23 @@ def not_meant(rules: Rules, code: str, hosts: frozenset[int] | None = None) -> Q
         return there.filter(pool__in=elsewhere)
     there = there.exclude(pool__in=elsewhere)
     if code == "other_host":
-        return there.exclude(host__in=rules.hosts)
+        return there.exclude(host__in=rules.hosts) if rules.hosts else there.none()
     meant = there.filter(host__in=rules.hosts) if rules.hosts else there
     if code == "other_pool":
-        return meant.exclude(pool__in=listed or [])
+        return meant.exclude(pool__in=listed) if listed is not None else meant.none()
     meant = meant.filter(pool__in=listed) if listed is not None else meant
     names, rows = _Names(rules.name_pattern), meant.order_by("name", "pk")
     if code == "other_name":
         return [pk for pk, name in rows.values_list("pk", "name") if not names.match(name)]
+    if not rules.formats:
+        return []
     formats = rows.values_list("pk", "name", "declared_format", "format")
     return [pk for pk, name, *form in formats if names.match(name) and (form[0] or form[1]) not in rules.formats]
 
 
-def _choose_images(rules: Rules, now: datetime) -> Choice:
+def _choose_images(rules: Rules, now: datetime, hosts: frozenset[int] | None) -> Choice:
     choice = Choice()
-    rows = list(_meant(rules, _images(rules, choice.not_meant), choice.not_meant))
+    rows = list(_meant(rules, _images(rules, choice.not_meant, hosts), choice.not_meant))
     judge = _Judge(rules, now, rows)
     kept: list[_Row] = []
     for row in rows:
@@ -149,11 +166,11 @@ def _again() -> set[int]:
     return again
 
 
-def _images(rules: Rules, left: Counter[str]) -> QuerySet[Image]:
-    """The images on the policy's hosts and in its pools; how many are not is counted."""
+def _images(rules: Rules, left: Counter[str], hosts: frozenset[int] | None) -> QuerySet[Image]:
+    """The images on the policy's hosts and in its pools; how many are not is counted, of those on ``hosts``."""
     listed, elsewhere = _pools(rules)
     for pool, host, state, count in (
-        Image.objects.order_by().values("pool_id", "host_id", "state").annotate(count=Count("pk"))
+        _within(hosts).order_by().values("pool_id", "host_id", "state").annotate(count=Count("pk"))
         .values_list("pool_id", "host_id", "state", "count")
     ):  # fmt: skip
         if state in Image.NOT_THERE:
@@ -219,10 +236,10 @@ class _Judge:
         self._depth = max(rules.min_chain_depth, 2 if rules.kind == "flatten" else 1)
         self._last = history.last_jobs(rules.kind, "image") if rows else {}
         self._held = history.held_images(rules.kind, alone=self._alone)
-        self._regrown: dict[int, history.Regrown] = {}
+        self._regrown: dict[int, growth.Regrown] = {}
         if rules.kind == "reclaim" and not rules.include_decayed:
             sizes = {row.id: row.size for row in rows if row.size is not None}
-            self._regrown = history.regrown(self._last, sizes, now)
+            self._regrown = growth.regrown(self._last, sizes, now)
 
     def rank(self, row: _Row) -> tuple[Any, ...]:
         """What comes first: who wins most; where nothing is won, the deepest chain, or who was not done for longest."""
@@ -311,18 +328,23 @@ def done_lately(rules: Rules, last: history.Last, now: datetime) -> tuple[Any, .
     return ("too_young", rules.kind, last.job_id, last.finished, rules.min_age_hours)
 
 
-def _choose_pools(rules: Rules, now: datetime) -> Choice:
+def _stranger(rules: Rules, names: _Names, pool: StoragePool) -> str:
+    """The code of why a policy is not for a pool; empty where it is."""
+    if rules.hosts and pool.host_id not in rules.hosts:
+        return "other_host"
+    if rules.pools and pool.pk not in rules.pools:
+        return "other_pool"
+    return "" if names.match(pool.name) else "other_name"
+
+
+def _choose_pools(rules: Rules, now: datetime, hosts: frozenset[int] | None) -> Choice:
     """For kinds that work on pools: the one that was not done for longest comes first."""
     choice, names = Choice(), _Names(rules.name_pattern)
     last, held = history.last_jobs(rules.kind, "pool"), history.measured_pools(rules.kind)
     kept: list[tuple[float, StoragePool]] = []
     for pool in StoragePool.objects.select_related("host").order_by("name", "pk"):
-        if rules.hosts and pool.host_id not in rules.hosts:
-            choice.not_meant["other_host"] += 1
-        elif rules.pools and pool.pk not in rules.pools:
-            choice.not_meant["other_pool"] += 1
-        elif not names.match(pool.name):
-            choice.not_meant["other_name"] += 1
+        if code := _stranger(rules, names, pool):
+            choice.not_meant[code] += hosts is None or pool.host_id in hosts
         else:
             done = last.get(pool.pk)
             found = ("busy",) if pool.pk in held else done_lately(rules, done, now) if done else None
