@@ -262,7 +262,7 @@ def test_a_comparison_is_a_csv_with_whose_each_figure_is(viewer: Client, pool: S
     ]  # fmt: skip
     assert (rows[1]["host"], rows[1]["caches"], rows[1]["unit"]) == ("Host mine", "direct", "B/s")
     with_published = viewer.get(f"/benchmarks/compare.csv?ids={first.pk}").content.decode()
-    assert "published,one Samsung SSD" in with_published
+    assert '"published","one Samsung SSD' in with_published
     assert viewer.get("/benchmarks/compare.csv?ids=x").status_code == 400
     assert viewer.get("/benchmarks/compare.csv?ids=9").status_code == 404
 
