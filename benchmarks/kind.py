@@ -132,6 +132,9 @@ class RunBenchmark(JobKind):
     def may_disturb(self, options: dict[str, Any]) -> bool:
         return bool(options.get("alongside"))
 
+    def only_looks(self, options: dict[str, Any]) -> bool:  # noqa: ARG002 (whatever its options)
+        return True  # what it writes to measure is its own, and gone when it has ended
+
     def request(self, job: Job) -> dict[str, Any]:
         pool = find(job.target_id)
         run = Benchmark.objects.get(job=job)

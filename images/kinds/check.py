@@ -70,6 +70,9 @@ class Check(Rewriting):
     def asked(self, image: Image, below: list[Image], job: Job) -> dict[str, Any]:  # noqa: ARG002
         return {"repair": job.options["repair"]}
 
+    def only_looks(self, options: dict[str, Any]) -> bool:
+        return bool(options.get("repair", "none") == "none")
+
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         if job.options["repair"] == "none":
             return {"found": result["found"], "swapped": False}

@@ -258,11 +258,12 @@ def _settle_undo(lost: Job, found: dict[str, Any]) -> None:
         if gone is None:
             gone = rewriting.made_bytes(undone)
         undone_for_good(lost, undone, image, gone, gone, found["after_bytes"])
-        Job.objects.filter(pk=lost.pk, state=Job.State.INTERRUPTED).update(
+        settled = Job.objects.filter(pk=lost.pk, state=Job.State.INTERRUPTED).update(
             state=Job.State.SUCCEEDED, error_code="", error_detail="", progress=100.0, stage="", message="",
             result={"undone_job": undone.pk, "held_bytes": 0, "freed_bytes": 0, "freed_at": None, "recovered": True},
         )  # fmt: skip
         claims.log(lost, "recovered: the original stood in its place already; the undo has succeeded")
-        tell_end(lost.pk)
+        if settled:
+            tell_end(lost.pk)
     else:
         claims.log(lost, "recovered: the undo had not happened; the undo copy waits again")

@@ -53,6 +53,9 @@ class Scan(HostKind):
         host = self.resolve(target_id).host
         return Plan(reason=f"Reads {host.pools.count()} pools of {host.name}.", facts_at=host.last_seen)
 
+    def only_looks(self, options: dict[str, Any]) -> bool:  # noqa: ARG002 (whatever its options)
+        return True
+
     def request(self, job: Job) -> dict[str, Any]:
         libvirt, error = self._ask_libvirt(job.host)
         rows = libvirt_pools.sync(job.host, libvirt.pools) if libvirt is not None else {}

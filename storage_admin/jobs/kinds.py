@@ -150,6 +150,10 @@ class JobKind(ABC):
         """Whether a job that measures and rewriting ones may be at work at the same time, by its options."""
         return False
 
+    def only_looks(self, options: dict[str, Any]) -> bool:  # noqa: ARG002 (for those where it depends)
+        """Whether it changes nothing on its host that outlives it: its end is then no entry of the audit trail."""
+        return False
+
     def must_wait(self, job: Job, *, ask: bool) -> Wait | None:  # noqa: ARG002 (most kinds wait for nothing outside)
         """What outside of the dashboard a queued job has to wait for; called whenever it might be claimed.
 
@@ -242,6 +246,12 @@ def _sentence(error: jsonschema.ValidationError) -> str:
 def leaves_traces(job: Job) -> bool:
     """Whether a job that was cut off may have left files on its host, which a recovery then looks for."""
     return job.rewrites or get(job.kind).measures
+
+
+def only_looked(job: Job) -> bool:
+    """Whether a job's kind only looks, by its options; of a kind that there is no more nobody knows that."""
+    kind = _table().get(job.kind)
+    return kind is not None and kind.only_looks(job.options)
 
 
 @lru_cache(maxsize=1)

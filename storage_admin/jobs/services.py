@@ -140,13 +140,15 @@ def cancel(actor: Actor, job: Job) -> Job:
     with transaction.atomic():
         now = timezone.now()
         waiting = Job.objects.filter(pk=job.pk, state=Job.State.QUEUED)
-        if waiting.update(state=Job.State.CANCELLED, finished=now, cancel_requested=True, waiting_for="") == 1:
+        waited = waiting.update(state=Job.State.CANCELLED, finished=now, cancel_requested=True, waiting_for="") == 1
+        if waited:
             ResourceLock.objects.filter(job=job).delete()
-            tell_end(job.pk)
         elif Job.objects.filter(pk=job.pk, state=Job.State.RUNNING).update(cancel_requested=True) != 1:
             raise InvalidError(f"Job {job.pk} has ended already: there is nothing to cancel.")
         claims.log(job, f"cancel requested by {actor.name}")
         audit(actor, "job cancelled", job, after={"job": job.pk})
+        if waited:
+            tell_end(job.pk)
     job.refresh_from_db()
     return job
 
@@ -171,8 +173,8 @@ def withdraw(actor: Actor, job: Job, why: str) -> bool:
             return False
         ResourceLock.objects.filter(job=job).delete()
         claims.log(job, f"withdrawn by {actor.name}: {why}")
-        tell_end(job.pk)
         audit(actor, "job cancelled", job, after={"job": job.pk, "why": why})
+        tell_end(job.pk)
     return True
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from storage_admin.accounts.models import AuditEntry
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import openvz, registration, secrets, transport
 from storage_admin.hosts.models import Host
@@ -67,6 +68,9 @@ def test_a_containers_priority_is_set_and_what_was_there_is_told(vz: OpenVZHost,
     assert guest.io_priority == 7
     assert b'IOPRIO="7"' in (vz.conf / "101.conf").read_bytes()
     assert any("vzctl set 101" in line for line in said(job))
+    entry = AuditEntry.objects.get(what="set_io_priority ended")
+    assert (entry.who, entry.target) == ("olga", guest.name)
+    assert ((entry.before or {})["io_priority"], (entry.after or {})["io_priority"]) == (3, 7)
 
 
 def test_unset_is_not_zero(vz: OpenVZHost, host: Host) -> None:

@@ -14,6 +14,7 @@ from django.db import OperationalError
 
 from images.kinds.reclaim import Reclaim
 from images.models import Image
+from storage_admin.accounts.models import AuditEntry
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts import session
 from storage_admin.hosts.models import Host
@@ -69,6 +70,9 @@ say("result", data=RESULT)
     assert (job.result["before_bytes"], job.result["held_bytes"], job.result["freed_bytes"]) == (100, 100, 0)
     assert (job.undo_state, job.undo_bytes) == ("available", 100)
     assert "words" in said(job)
+    entry = AuditEntry.objects.get(what="reclaim ended")
+    assert (entry.who, entry.before) == ("olga", {"allocated_bytes": 100})
+    assert {"state": "succeeded", "allocated_bytes": 40, "held_bytes": 100}.items() <= (entry.after or {}).items()
 
 
 @pytest.mark.parametrize(
@@ -98,6 +102,8 @@ def test_whatever_an_agent_says_the_row_tells(
     assert (job.state, job.error_code) == (state, code)
     assert words in job.error_detail
     assert (job.locks.count(), job.result) == (0, None)
+    entry = AuditEntry.objects.get(what="reclaim ended")
+    assert entry.after == {"job": job.pk, "host": "local", "state": state, "code": code}
     assert job.needs_recovery == (state == "interrupted" or code == "bug")
 
 
