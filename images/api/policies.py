@@ -26,8 +26,9 @@ from images.api.policy_shapes import (
 )
 from images.models import Policy, PolicyPick, PolicyRun
 from images.policies import selectors, services
-from images.policies.preview import preview
-from images.policies.scope import policies_for, require_reach
+from images.policies.preview import CODES, preview
+from images.policies.reasons import NOT_MEANT
+from images.policies.scope import hosts_of, policies_for, require_reach
 from images.policies.shape import Rules
 from images.policies.validation import clean
 from storage_admin.accounts.roles import Role
@@ -37,6 +38,11 @@ from storage_admin.jobs import automation
 from storage_admin.jobs.serializers import EmptyBody
 
 _CODE = OpenApiParameter("code", OpenApiTypes.STR, description="Only those that are left out for this reason.")
+_REASON = OpenApiParameter(
+    "code", OpenApiTypes.STR, enum=sorted(CODES),
+    description="`skipped` has only those that are left out for this reason. Those that the policy is not for "
+    f"(`{'`, `'.join(NOT_MEANT)}`) are listed when they are asked for here.",
+)  # fmt: skip
 _STATE = OpenApiParameter("state", OpenApiTypes.STR, enum=PolicyPick.State.values)
 _PAGE_NAMES = frozenset({"limit", "offset"})
 
@@ -104,7 +110,7 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
         summary="What it would do now (operator)",
         description="Nothing is written. `limit` and `offset` cut both lists: `chosen` in the order of gain, `skipped` "
         "by name. Those of this page of `chosen` whose plans are refused stand at the beginning of `skipped`.",
-        parameters=[*PAGE, _CODE],
+        parameters=[*PAGE, _REASON],
         responses=PreviewSerializer,
     )
     @action(detail=True, methods=["get"], filter_backends=[], pagination_class=None)
@@ -115,7 +121,7 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
         summary="What a policy would do that is not made yet (operator)",
         description="Nothing is written.",
         request=PolicyBody,
-        parameters=[*PAGE, _CODE],
+        parameters=[*PAGE, _REASON],
         responses=PreviewSerializer,
         operation_id="policies_preview_draft",
     )
@@ -184,9 +190,12 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
     def _preview(self, request: Request, policy: Policy) -> Response:
         limit = whole_number(request, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT)
         offset = whole_number(request, "offset", 0, 0, LARGEST - MAX_LIMIT)
+        code = request.query_params.get("code", "")
+        if code and code not in CODES:
+            raise ValidationError({"code": "There is no such code: docs/policies.md and docs/refusals.md list them."})
         found = preview(
-            Rules.of(policy), timezone.now(), limit=limit, chosen_from=offset, skipped_from=offset,
-            code=request.query_params.get("code", ""),
+            Rules.of(policy), timezone.now(), limit=limit, chosen_from=offset, skipped_from=offset, code=code,
+            hosts=hosts_of(self.actor),
         )  # fmt: skip
         return Response(PreviewSerializer(preview_of(found, on_pools=Rules.of(policy).on_pools)).data)
 

@@ -196,7 +196,7 @@ def preview_of(found: Preview, *, on_pools: bool = False) -> dict[str, Any]:
     refused = [
         _target(one, on_pools) | {"code": one.refusal.code, "reason": one.refusal.detail}
         for one in found.chosen
-        if one.refusal is not None
+        if one.refusal is not None and found.code in {"", one.refusal.code}
     ]
     skipped = [_target(skip, on_pools) | {"code": skip.code, "reason": skip.reason} for skip in found.skipped]
     return {

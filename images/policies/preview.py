@@ -7,14 +7,20 @@ from datetime import datetime
 from images.models import Image
 from images.policies import rules as choosing
 from images.policies.planned import Planned, planned
-from images.policies.reasons import NOT_MEANT, Skip, word_of
+from images.policies.reasons import NOT_MEANT, WORDS, Skip, word_of
+from images.policies.rules import Choice
 from images.policies.shape import Rules
 from images.policies.windows import Window
 from images.space import Admitted
+from storage_admin.agent.protocol import REFUSALS
+from storage_admin.hosts.models import StoragePool
 
 #: So many are planned as if all before them were taken too; on later pages each page is planned by itself.
 PLANNED_TOGETHER = 200
 WINDOWS = 5
+_STATES = frozenset(Image.State.values) - {Image.State.OK, *Image.NOT_THERE}
+#: Every code by which something may be left out: by a rule, by its state, by its plan.
+CODES = frozenset({*WORDS, *REFUSALS, "guest_names_image", "right_missing"}) | _STATES
 
 
 @dataclass(frozen=True)
@@ -37,17 +43,19 @@ class Preview:
 
     Args:
         chosen: this page of the candidates, in the order of gain, with their plans.
-        skipped: this page of those that a rule leaves out, by name.
+        skipped: this page of those that a rule leaves out, by name; where a code is asked for, only those.
+        code: that one; empty for all that the policy is for.
         predicted_bytes: what all candidates would win together, by their estimates; ``None`` where nothing is won.
     """
 
     windows: list[Window]
     chosen: list[Planned]
     chosen_count: int
-    skipped: list[Skip]
+    skipped: Sequence[Skip]
     skipped_count: int
     left_out: list[LeftOut]
     predicted_bytes: int | None
+    code: str = ""
 
     @property
     def accepted(self) -> list[Planned]:
@@ -78,18 +86,26 @@ class Preview:
 
 
 def preview(
-    rules: Rules, now: datetime, *, limit: int, chosen_from: int = 0, skipped_from: int = 0, code: str = ""
+    rules: Rules,
+    now: datetime,
+    *,
+    limit: int,
+    chosen_from: int = 0,
+    skipped_from: int = 0,
+    code: str = "",
+    hosts: frozenset[int] | None = None,
 ) -> Preview:
     """What a policy with these rules would do now.
 
     Args:
         limit: of each list, on this page.
         chosen_from, skipped_from: where this page of each list begins.
-        code: only those skips, where it is given.
+        code: only those skips, where it is given; with one of ``NOT_MEANT``, those that the policy is not for.
+        hosts: of those that the policy is not for, only the ones on these hosts are counted and listed.
     """
-    choice = choosing.choose(rules, now)
+    choice = choosing.choose(rules, now, hosts)
     windows = rules.schedule.next(now, WINDOWS)
-    skips = [skip for skip in choice.skips if skip.code == code] if code else choice.skips
+    skips, skipped = _skips(rules, choice, slice(skipped_from, skipped_from + limit), code, hosts)
     begin = 0 if chosen_from < PLANNED_TOGETHER else chosen_from
     length = windows[0].closes - windows[0].opens if windows else rules.schedule.by_hand(now).closes - now
     found = planned(
@@ -99,21 +115,35 @@ def preview(
     others = [LeftOut(name, NOT_MEANT[name], count, meant=False) for name, count in choice.not_meant.most_common()]
     gains = [one.gain for one in choice.chosen if one.gain is not None]
     return Preview(
-        windows, found, len(choice.chosen), skips[skipped_from : skipped_from + limit], len(skips), [*meant, *others],
-        sum(gains) if gains else None,
-    )  # fmt: skip
+        windows, found, len(choice.chosen), skips, skipped, [*meant, *others], sum(gains) if gains else None, code
+    )
 
 
-def not_meant(rules: Rules, code: str, begin: int, limit: int) -> Sequence[Image]:
-    """A page of the images that a policy is not for, by the code of why, by name.
+def _skips(
+    rules: Rules, choice: Choice, page: slice, code: str, hosts: frozenset[int] | None
+) -> tuple[Sequence[Skip], int]:
+    """A page of those that are left out, for that reason where one is given, and how many there are."""
+    if code in NOT_MEANT:
+        rows, count = _strangers(rules, code, page, hosts)
+        return [_skip(row, code) for row in rows], count
+    skips = [skip for skip in choice.skips if skip.code == code] if code else choice.skips
+    return skips[page], len(skips)
 
-    Raises:
-        KeyError: there is no such code.
-    """
-    if code not in NOT_MEANT:
-        raise KeyError(code)
-    found = choosing.not_meant(rules, code)
-    rows = Image.objects.select_related("host", "pool").order_by("name", "pk")
+
+def _skip(row: Image | StoragePool, code: str) -> Skip:
+    pool = row.pool if isinstance(row, Image) else row
+    return Skip(row.pk, row.host_id, pool.pk, row.name, code, (row.host.name, pool.name))
+
+
+def _strangers(
+    rules: Rules, code: str, page: slice, hosts: frozenset[int] | None
+) -> tuple[Sequence[Image | StoragePool], int]:
+    """A page of the images (of a benchmark, pools) that a policy is not for, by name, and how many there are."""
+    if rules.on_pools:
+        pools = choosing.pools_not_meant(rules, code, hosts)
+        return pools[page], len(pools)
+    found = choosing.not_meant(rules, code, hosts)
+    rows = Image.objects.select_related("host", "pool").defer("header", "estimate").order_by("name", "pk")
     if isinstance(found, list):
-        return list(rows.filter(pk__in=found[begin : begin + limit]))
-    return list(rows.filter(pk__in=found.values("pk"))[begin : begin + limit])
+        return list(rows.filter(pk__in=found[page])), len(found)
+    return list(rows.filter(pk__in=found.values("pk"))[page]), found.count()

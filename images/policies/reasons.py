@@ -21,7 +21,7 @@ class Skip(NamedTuple):
     """An image (or pool) that a rule leaves out.
 
     Args:
-        facts: what the sentence is made of.
+        facts: what the sentence is made of; of one that the policy is not for, the names of its host and pool.
     """
 
     id: int
@@ -34,7 +34,7 @@ class Skip(NamedTuple):
     @property
     def reason(self) -> str:
         """Why, in a sentence."""
-        return _SENTENCES[self.code](*self.facts)
+        return NOT_MEANT[self.code] if self.code in NOT_MEANT else _SENTENCES[self.code](*self.facts)
 
 
 def _too_little(gain: int, percent: float, least: int, least_percent: int) -> str:

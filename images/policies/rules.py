@@ -344,7 +344,8 @@ def _choose_pools(rules: Rules, now: datetime, hosts: frozenset[int] | None) -> 
     kept: list[tuple[float, StoragePool]] = []
     for pool in StoragePool.objects.select_related("host").order_by("name", "pk"):
         if code := _stranger(rules, names, pool):
-            choice.not_meant[code] += hosts is None or pool.host_id in hosts
+            if hosts is None or pool.host_id in hosts:
+                choice.not_meant[code] += 1
         else:
             done = last.get(pool.pk)
             found = ("busy",) if pool.pk in held else done_lately(rules, done, now) if done else None

@@ -18,6 +18,11 @@ def reach(policy: Policy) -> set[int] | None:
     return None
 
 
+def hosts_of(actor: Actor) -> frozenset[int] | None:
+    """Ids of the hosts that exist for an actor; ``None`` for all."""
+    return None if actor.hosts is None else frozenset(hosts_for(actor).values_list("pk", flat=True))
+
+
 def policies_for(actor: Actor) -> QuerySet[Policy]:
     """The policies that exist for an actor; for one that is limited to some hosts, those that reach no others."""
     if actor.hosts is None:

@@ -1,5 +1,6 @@
 """Policies: the list, one with its history, a run with what it looked at; the switch for all automation."""
 
+from functools import partial
 from typing import Any
 
 from django.contrib import messages
@@ -11,9 +12,9 @@ from django.views.decorators.http import require_POST, require_safe
 
 from images.models import Policy, PolicyRun
 from images.policies import selectors, services
-from images.policies.preview import not_meant, preview
-from images.policies.reasons import NOT_MEANT, word_of
-from images.policies.scope import policies_for, policy_for
+from images.policies.preview import preview
+from images.policies.reasons import NOT_MEANT
+from images.policies.scope import hosts_of, policies_for, policy_for
 from images.policies.shape import Rules
 from images.views.access import (
     PageRequest,
@@ -26,7 +27,8 @@ from images.views.access import (
     paginated,
     wants_fragment,
 )
-from storage_admin.accounts.roles import Role
+from storage_admin.accounts.roles import Actor, Role
+from storage_admin.csv_export import Columns, csv_answer
 from storage_admin.hosts.errors import NotFoundError
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import automation, kinds
@@ -36,11 +38,55 @@ RUNS_PER_PAGE, PICKS_PER_PAGE, SHOWN = 20, 100, 25
 MOST_JOBS = 500
 
 
+def _of_run(name: str, line: dict[str, Any]) -> object:
+    return getattr(line["run"], name) if line["run"] else None
+
+
+def _of_sums(name: str, line: dict[str, Any]) -> object:
+    return getattr(line["sums"], name) if line["sums"] else None
+
+
+CSV_COLUMNS: Columns = {
+    "id": lambda line: line["policy"].pk,
+    "name": lambda line: line["policy"].name,
+    "kind": lambda line: line["policy"].kind,
+    "options": lambda line: line["policy"].options or None,
+    "enabled": lambda line: line["policy"].enabled,
+    "cron": lambda line: line["policy"].cron,
+    "timezone": lambda line: line["policy"].timezone,
+    "window_minutes": lambda line: line["policy"].window_minutes,
+    "opens_next": lambda line: line["next"].opens if line["next"] else None,
+    "last_run": partial(_of_run, "pk"),
+    "last_run_due": partial(_of_run, "due"),
+    "last_run_state": partial(_of_run, "state"),
+    "last_run_detail": partial(_of_run, "detail"),
+    "jobs": partial(_of_sums, "jobs"),
+    "failed": lambda line: line["sums"].counts.get("failed", 0) if line["sums"] else None,
+    "predicted_bytes": partial(_of_sums, "predicted"),
+    "won_bytes": partial(_of_sums, "won"),
+    "held_bytes": partial(_of_sums, "held"),
+    "created": lambda line: line["policy"].created,
+    "created_by": lambda line: line["policy"].created_by,
+}
+
+
 @require_safe
 @page()
 def policies(request: PageRequest) -> HttpResponseBase:
     """All policies: when each opens next, and what its last run won."""
-    rows = list(policies_for(request.actor))
+    context = {"section": "policies", "lines": _listed(request.actor), "switch": automation.state()}
+    return render(request, "policies/list.html", context)
+
+
+@require_safe
+@page()
+def policies_csv(request: PageRequest) -> HttpResponseBase:
+    """The whole list."""
+    return csv_answer("policies", CSV_COLUMNS, _listed(request.actor))
+
+
+def _listed(actor: Actor) -> list[dict[str, Any]]:
+    rows = list(policies_for(actor))
     last = selectors.last_runs(rows)
     sums = selectors.sums_of(last.values())
     now = timezone.now()
@@ -54,8 +100,7 @@ def policies(request: PageRequest) -> HttpResponseBase:
                 "run": run, "sums": sums[run.pk] if run else None,
             }
         )  # fmt: skip
-    context = {"section": "policies", "lines": lines, "switch": automation.state()}
-    return render(request, "policies/list.html", context)
+    return lines
 
 
 @require_safe
@@ -96,18 +141,17 @@ def policy_preview(request: PageRequest, policy_id: int) -> HttpResponseBase:
     begin = {name: _whole(request.GET.get(name)) for name in ("chosen", "skipped")}
     found = preview(
         rules, timezone.now(), limit=SHOWN, chosen_from=begin["chosen"], skipped_from=begin["skipped"],
-        code="" if code in NOT_MEANT else code,
+        code=code, hosts=hosts_of(request.actor),
     )  # fmt: skip
     context = {
-        "section": "policies", "policy": row, "preview": found, "code": code, "word": word_of(code), "begin": begin,
-        "on_pools": rules.on_pools, "address": reverse("policy_preview", args=[row.pk]), "per_page": SHOWN,
-        "more": {
-            "chosen": begin["chosen"] + SHOWN < found.chosen_count,
-            "skipped": begin["skipped"] + SHOWN < found.skipped_count,
+        "section": "policies", "policy": row, "preview": found, "code": code, "begin": begin,
+        "strangers": code in NOT_MEANT, "on_pools": rules.on_pools, "per_page": SHOWN,
+        "address": reverse("policy_preview", args=[row.pk]),
+        "to": {
+            "chosen": begin["chosen"] + len(found.chosen),
+            "skipped": begin["skipped"] + len(found.skipped),
         },
     }  # fmt: skip
-    if code in NOT_MEANT and not rules.on_pools:
-        context |= {"strangers": not_meant(rules, code, begin["skipped"], SHOWN)}
     template = "policies/preview.html" + ("#choice" if wants_fragment(request) else "")
     return render(request, template, context)
 

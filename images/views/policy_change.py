@@ -13,7 +13,7 @@ from django.views.decorators.http import require_http_methods
 from images.models import Policy
 from images.policies import services
 from images.policies.preview import preview
-from images.policies.scope import policy_for, require_reach
+from images.policies.scope import hosts_of, policy_for, require_reach
 from images.policies.shape import Rules
 from images.policies.validation import clean
 from images.views.access import PageRequest, page, wants_fragment
@@ -83,8 +83,8 @@ def _choice(request: PageRequest, row: Policy, form: QueryDict) -> dict[str, Any
         return {"problems": by_label(error.fields or {"form": error.detail})}
     except ForbiddenError as error:
         return {"problems": by_label({"hosts": str(error)})}
-    rules = Rules.of(draft)
+    rules, seen = Rules.of(draft), hosts_of(request.actor)
     return {
-        "preview": preview(rules, timezone.now(), limit=SHOWN), "on_pools": rules.on_pools, "unnamed": unnamed,
-        "timezone": draft.timezone,
+        "preview": preview(rules, timezone.now(), limit=SHOWN, hosts=seen), "on_pools": rules.on_pools,
+        "unnamed": unnamed, "timezone": draft.timezone,
     }  # fmt: skip

@@ -1,5 +1,6 @@
 """Policies over REST: what is kept, what is refused by its field, who sees which."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,8 @@ from rest_framework.test import APIClient
 
 from images.models import Policy, PolicyRun
 from images.policies import runs
+from images.policies.preview import CODES
+from images.policies.reasons import NOT_MEANT
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.jobs import automation
 from storage_admin.jobs.models import Job
@@ -25,6 +28,7 @@ from tests.factories import (
     PolicyRunFactory,
     StoragePoolFactory,
 )
+from tests.harness.services import ROOT
 from tests.policies.test_runs import begun, end, estimated
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
@@ -127,8 +131,102 @@ def test_the_preview_tells_the_choice_in_order_and_every_reason(operator: APICli
     assert len(found["windows"]) == 5
     assert (found["chosen_count"], found["skipped_count"]) == (3, 1)
     assert Job.objects.count() == 0
-    only = operator.get(f"{URL}{policy.pk}/preview/?code=busy").json()
-    assert [one["code"] for one in only["skipped"]] == ["external_data_file"]
+    for code, one in (("busy", None), ("guest_running", running), ("external_data_file", locked)):
+        only = operator.get(f"{URL}{policy.pk}/preview/?code={code}").json()
+        assert [skip["image"] for skip in only["skipped"]] == ([one.pk] if one else []), code
+        assert only["skipped_count"] == (code == "guest_running")
+
+
+def test_those_that_a_policy_is_not_for_are_listed_page_by_page_when_asked_for(operator: APIClient) -> None:
+    host = HostFactory.create()
+    pool, other = (StoragePoolFactory.create(host=host) for _ in range(2))
+    wins(name="web", pool=pool)
+    unmeant: dict[str, Any] = {
+        "other_name": [wins(name=f"db{number}", pool=pool) for number in range(5)],
+        "other_format": [wins(name="web.raw", pool=pool, declared_format="raw")],
+        "other_pool": [wins(name="web", pool=other)],
+        "other_host": [wins(name="web")],
+        "gone": [wins(name="web-gone", pool=pool, state="missing")],
+        "listed_elsewhere": [],
+    }
+    policy = PolicyFactory.create(hosts=[host.pk], pools=[pool.pk], formats=["qcow2"], name_pattern="web*")
+    for code, images in unmeant.items():
+        found = operator.get(f"{URL}{policy.pk}/preview/?code={code}").json()
+        assert [one["image"] for one in found["skipped"]] == [image.pk for image in images], code
+        assert (
+            found["skipped_count"]
+            == len(images)
+            == sum(one["count"] for one in found["left_out"] if one["code"] == code)
+        )
+    third = operator.get(f"{URL}{policy.pk}/preview/?code=other_name&limit=2&offset=3").json()
+    assert [one["label"] for one in third["skipped"]] == ["db3", "db4"]
+    assert third["skipped_count"] == 5
+    first = third["skipped"][0]
+    assert (first["pool"], first["host"], first["code"], first["reason"]) == (
+        pool.pk, host.pk, "other_name", "Its name does not match the policy's patterns.",
+    )  # fmt: skip
+    everything = PolicyFactory.create()
+    for code in ("other_host", "other_pool", "other_name", "other_format"):
+        assert operator.get(f"{URL}{everything.pk}/preview/?code={code}").json()["skipped"] == [], code
+
+
+def test_pools_that_a_policy_for_pools_is_not_for_are_listed_too(operator: APIClient) -> None:
+    host = HostFactory.create()
+    pool = StoragePoolFactory.create(host=host, name="fast")
+    unmeant = {
+        "other_host": StoragePoolFactory.create(name="fast"),
+        "other_pool": StoragePoolFactory.create(host=host, name="fast2"),
+        "other_name": StoragePoolFactory.create(host=host, name="slow"),
+    }
+    named = [pool.pk, unmeant["other_name"].pk]
+    policy = PolicyFactory.create(
+        kind="benchmark", options={"kind": "dd"}, hosts=[host.pk], pools=named, name_pattern="fast*"
+    )
+    for code, one in unmeant.items():
+        found = operator.get(f"{URL}{policy.pk}/preview/?code={code}").json()
+        assert [(skip["image"], skip["pool"], skip["code"]) for skip in found["skipped"]] == [(None, one.pk, code)]
+        assert {"code": code, "count": 1}.items() <= next(
+            one.items() for one in found["left_out"] if one["code"] == code
+        )
+
+
+@pytest.mark.parametrize("code", ["buzy", "other", "ok", "%00", "gone,busy"])
+def test_a_code_that_there_is_not_is_an_error(operator: APIClient, code: str) -> None:
+    policy = PolicyFactory.create()
+    answers = [operator.get(f"{URL}{policy.pk}/preview/?code={code}")]
+    answers.append(operator.post(f"{URL}preview/?code={code}", NIGHTLY, format="json"))
+    for answer in answers:
+        assert (answer.status_code, answer.json()["code"]) == (400, "invalid")
+        assert answer.json()["fields"]["code"].startswith("There is no such code")
+
+
+def test_every_code_that_is_documented_can_be_asked_for() -> None:
+    told = set()
+    for page in ("policies.md", "refusals.md"):
+        for line in (ROOT / "docs" / page).read_text().splitlines():
+            if re.match(r"\| `[a-z_]+`", line):
+                told |= set(re.findall(r"`([a-z_]+)`", line.split("|")[1]))
+    assert len(told) > 45
+    assert told <= CODES
+    assert set(NOT_MEANT) <= CODES
+
+
+def test_what_is_on_hosts_that_somebody_does_not_see_is_neither_counted_nor_listed(
+    client_of: Callable[..., APIClient],
+) -> None:
+    host = HostFactory.create(slug="mine")
+    pool = StoragePoolFactory.create(host=host)
+    own = wins(name="own", pool=StoragePoolFactory.create(host=host))
+    wins(name="theirs")
+    wins(name="lost", state="missing")
+    everybody, limited = client_of("operator"), client_of("operator", hosts=["mine"])
+    for policy in (PolicyFactory.create(pools=[pool.pk]), PolicyFactory.create(hosts=[host.pk], pools=[pool.pk])):
+        for code in ("other_pool", "other_host", "gone"):
+            address = f"{URL}{policy.pk}/preview/?code={code}"
+            found, whole = limited.get(address).json(), everybody.get(address).json()
+            assert {one["image"] for one in found["skipped"]} <= {own.pk}
+            assert {one["code"]: one["count"] for one in found["left_out"]} == {"other_pool": 1}
+            assert sum(one["count"] for one in whole["left_out"]) == 3
 
 
 def test_what_does_not_fit_beside_what_is_chosen_already_says_so(operator: APIClient) -> None:

@@ -10,6 +10,7 @@ from django.utils import timezone
 
 from images.models import Policy, PolicyRun
 from images.policies import runs
+from images.views.policies import SHOWN
 from storage_admin.jobs import automation
 from storage_admin.jobs.models import Job
 from tests.factories import (
@@ -146,7 +147,17 @@ def test_the_preview_page_lists_what_the_policy_is_not_for_when_asked(operator: 
     page = text_of(operator.get(f"/policies/{policy.pk}/preview/").content.decode())
     assert "web-01" in page
     assert "db-01" not in page
-    assert "db-01" in text_of(operator.get(f"/policies/{policy.pk}/preview/?code=other_name").content.decode())
+    page = text_of(operator.get(f"/policies/{policy.pk}/preview/?code=other_name").content.decode())
+    assert "db-01" in page
+    assert "Its name does not match" in page
+    for number in range(SHOWN):
+        wins(name=f"db-{number + 10}")
+    page = operator.get(f"/policies/{policy.pk}/preview/?code=other_name").content.decode()
+    assert f"1\u2013{SHOWN} of {SHOWN + 1}" in text_of(page)
+    [last] = re.findall(r'rel="next" href="([^"]+)"', page)
+    page = text_of(operator.get(last.replace("&amp;", "&")).content.decode())
+    assert f"{SHOWN + 1}\u2013{SHOWN + 1} of {SHOWN + 1}" in page
+    assert f"db-{SHOWN + 9}" in page
 
 
 def test_pausing_all_automation_shows_on_every_page_until_it_goes_on(admin: Client, viewer: Client) -> None:
