@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 
 from images.models import Image
+from images.watch import jobs as of_jobs
 from images.watch import pools as of_pools
 from storage_admin.events import services as events
 from storage_admin.events.models import Alert
@@ -29,6 +30,7 @@ def look(now: datetime) -> None:
         events.POOL_OVERCOMMIT: of_pools.overcommitted(pools, is_open),
         events.UNDO_HELD: of_pools.held_by_undo(pools, is_open),
         events.HOST_UNREACHABLE: _unreachable(),
+        events.JOB_STALLED: of_jobs.stalled(now),
         events.BROKEN_CHAIN: _images(events.BROKEN_CHAIN, BROKEN, "has a broken chain", "have broken chains"),
         events.FORMAT_MISMATCH: _images(
             events.FORMAT_MISMATCH, (Image.State.FORMAT_MISMATCH,), "contradicts its format", "contradict their formats"

@@ -38,6 +38,7 @@ HOST_UNREACHABLE = "host_unreachable"
 POLICY_FAILED = "policy_failed"
 UNDO_HELD = "undo_held"
 BENCHMARK_REGRESSION = "benchmark_regression"
+JOB_STALLED = "job_stalled"
 DELIVERY_GIVEN_UP = "delivery_given_up"
 #: Every kind of alert and its words.
 KINDS = {
@@ -50,6 +51,7 @@ KINDS = {
     POLICY_FAILED: "policy failed",
     UNDO_HELD: "undo copies hold much",
     BENCHMARK_REGRESSION: "slower than before",
+    JOB_STALLED: "job without progress",
     DELIVERY_GIVEN_UP: "cannot be told",
 }
 #: What of an open alert follows what is found.

@@ -56,7 +56,7 @@ def claim(job_id: int, worker: str) -> Job | None:
         now = timezone.now()
         taken = Job.objects.filter(pk=job.pk, state=Job.State.QUEUED, generation=job.generation).update(
             state=Job.State.RUNNING, generation=job.generation + 1, worker=worker, heartbeat=now, started=now,
-            waiting_for="", stage="starting", start_due=bool(job.options.get("start_after")),
+            progressed=now, waiting_for="", stage="starting", start_due=bool(job.options.get("start_after")),
         )  # fmt: skip
         if taken != 1:
             return None

@@ -72,6 +72,9 @@ class Job(models.Model):
     message = models.TextField(blank=True)
     done_bytes = models.BigIntegerField(null=True)
     total_bytes = models.BigIntegerField(null=True)
+    #: When it last came further: another stage, more done, one more command run. A heartbeat says only that its
+    #: worker is alive.
+    progressed = models.DateTimeField(null=True)
     bytes_per_sec = models.BigIntegerField(null=True)
     eta_seconds = models.BigIntegerField(null=True)
     commands = models.JSONField(default=list)

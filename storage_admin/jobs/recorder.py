@@ -4,9 +4,11 @@ import logging
 import shlex
 import time
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from django.db import InterfaceError, OperationalError, connection, transaction
+from django.utils import timezone
 
 from storage_admin.agent.pools import display
 from storage_admin.jobs import claims
@@ -37,6 +39,9 @@ class Recorder:
         self._commands: list[dict[str, Any]] = list(job.commands)
         self._commands_changed = False
         self._written = 0.0
+        self._reached: tuple[object, ...] = ()
+        # When it came further, as long as the row does not say so.
+        self._progressed: datetime | None = None
         self._stage_began: tuple[str, float, int] = ("", 0.0, 0)
         self.cancel_requested = False
 
@@ -44,6 +49,8 @@ class Recorder:
         """Takes a ``progress`` event; ``percent`` in it is of the whole job, where that is all that is known."""
         done, total, stage = event.get("done"), event.get("total"), str(event.get("stage", ""))
         rate, eta = self._rate(stage, done, total)
+        if (reached := (stage, done, event.get("percent"))) != self._reached:
+            self._reached, self._progressed = reached, timezone.now()
         self._progress = {
             "stage": stage[:40],
             "message": plain(str(event.get("message", ""))),
@@ -80,7 +87,7 @@ class Recorder:
         """Takes a ``command`` event: what was run, and how it ended."""
         argv, ended = [plain(str(word)) for word in event.get("argv", [])], event.get("exit_code")
         self._commands.append({"argv": argv, "exit_code": ended})
-        self._commands_changed = True
+        self._commands_changed, self._progressed = True, timezone.now()
         suffix = "" if ended is None else f"  (exit code {ended})"
         self.log(shlex.join(argv) + suffix, JobLog.Level.COMMAND)
 
@@ -103,12 +110,15 @@ class Recorder:
         columns = dict(self._progress)
         if self._commands_changed:
             columns["commands"] = self._commands
+        if self._progressed is not None:
+            columns["progressed"] = self._progressed
         lines = self._unwritten()
         with transaction.atomic():
             if columns:
                 claims.ours(self._job).update(**columns)
             JobLog.objects.bulk_create(lines)
-        self._progress, self._lines, self._commands_changed, self._tried = {}, [], False, False
+        self._progress, self._progressed = {}, None
+        self._lines, self._commands_changed, self._tried = [], False, False
         self.cancel_requested = not claims.ours(self._job).filter(cancel_requested=False).exists()
 
     def _unwritten(self) -> list[JobLog]:
