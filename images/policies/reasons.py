@@ -10,6 +10,8 @@ from images.templatetags.storage import between, size
 NOT_MEANT = {
     "gone": "Not there any more since the last scan, or set aside.",
     "listed_elsewhere": "Listed by another host that mounts the same storage: it is looked at there.",
+    "lister_not_named": "On a storage that a host of the policy mounts too, but listed, and worked on, by another one "
+    "that the policy does not name: name that host as well.",
     "other_host": "On a host that the policy does not name.",
     "other_pool": "In a pool that the policy does not name.",
     "other_name": "Its name does not match the policy's patterns.",

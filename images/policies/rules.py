@@ -17,9 +17,10 @@ from django.db.models import BigIntegerField, Count, F, QuerySet
 from django.db.models.fields.json import KT
 from django.db.models.functions import Cast
 
-from images import refusals, shared_storages
+from images import refusals
 from images.models import Image
 from images.policies import growth, history
+from images.policies.places import places
 from images.policies.reasons import Skip
 from images.policies.shape import ALONE, Rules
 from storage_admin.hosts.models import StoragePool
@@ -104,19 +105,21 @@ def not_meant(rules: Rules, code: str, hosts: frozenset[int] | None = None) -> Q
         hosts: only those on these hosts.
     """
     scope = _within(hosts)
-    listed, elsewhere = _pools(rules)
+    where = places(rules)
     there = scope.exclude(state__in=Image.NOT_THERE)
     if code == "gone":
         return scope.filter(state__in=Image.NOT_THERE)
     if code == "listed_elsewhere":
-        return there.filter(pool__in=elsewhere)
-    there = there.exclude(pool__in=elsewhere)
+        return there.filter(pool__in=where.again)
+    if code == "lister_not_named":
+        return there.filter(pool__in=where.unnamed)
+    there = there.exclude(pool__in=where.again | where.unnamed)
     if code == "other_host":
         return there.exclude(host__in=rules.hosts) if rules.hosts else there.none()
     meant = there.filter(host__in=rules.hosts) if rules.hosts else there
     if code == "other_pool":
-        return meant.exclude(pool__in=listed) if listed is not None else meant.none()
-    meant = meant.filter(pool__in=listed) if listed is not None else meant
+        return meant.exclude(pool__in=where.named) if where.named is not None else meant.none()
+    meant = meant.filter(pool__in=where.named) if where.named is not None else meant
     names, rows = _Names(rules.name_pattern), meant.order_by("name", "pk")
     if code == "other_name":
         return [pk for pk, name in rows.values_list("pk", "name") if not names.match(name)]
@@ -144,47 +147,27 @@ def _choose_images(rules: Rules, now: datetime, hosts: frozenset[int] | None) ->
     return choice
 
 
-def _pools(rules: Rules) -> tuple[set[int] | None, set[int]]:
-    """Ids of the pools whose images are meant (``None`` for all), and of those that another host's pool lists too."""
-    elsewhere = _again()
-    if not rules.pools:
-        return None, elsewhere
-    named = StoragePool.objects.filter(pk__in=rules.pools).select_related("host")
-    return {one for pool in named for one in (pool.pk, shared_storages.listed_in(pool))}, elsewhere
-
-
-def _again() -> set[int]:
-    """Ids of pools that are the same storage as another one: the first that has rows is looked at."""
-    holding = set(Image.objects.order_by().values_list("pool_id", flat=True).distinct())
-    pools = StoragePool.objects.exclude(shared_key="").values_list("pk", "shared_key")
-    seen: set[str] = set()
-    again: set[int] = set()
-    for pk, key in sorted(pools, key=lambda pool: (pool[0] not in holding, pool[0])):
-        if key in seen:
-            again.add(pk)
-        seen.add(key)
-    return again
-
-
 def _images(rules: Rules, left: Counter[str], hosts: frozenset[int] | None) -> QuerySet[Image]:
     """The images on the policy's hosts and in its pools; how many are not is counted, of those on ``hosts``."""
-    listed, elsewhere = _pools(rules)
+    where = places(rules)
     for pool, host, state, count in (
         _within(hosts).order_by().values("pool_id", "host_id", "state").annotate(count=Count("pk"))
         .values_list("pool_id", "host_id", "state", "count")
     ):  # fmt: skip
         if state in Image.NOT_THERE:
             left["gone"] += count
-        elif pool in elsewhere:
+        elif pool in where.again:
             left["listed_elsewhere"] += count
+        elif pool in where.unnamed:
+            left["lister_not_named"] += count
         elif rules.hosts and host not in rules.hosts:
             left["other_host"] += count
-        elif listed is not None and pool not in listed:
+        elif where.named is not None and pool not in where.named:
             left["other_pool"] += count
-    rows = Image.objects.exclude(state__in=Image.NOT_THERE).exclude(pool__in=elsewhere)
+    rows = Image.objects.exclude(state__in=Image.NOT_THERE).exclude(pool__in=where.again)
     if rules.hosts:
         rows = rows.filter(host__in=rules.hosts)
-    return rows.filter(pool__in=listed) if listed is not None else rows
+    return rows.filter(pool__in=where.named) if where.named is not None else rows
 
 
 def _meant(rules: Rules, rows: QuerySet[Image], left: Counter[str]) -> Iterable[_Row]:

@@ -1,8 +1,12 @@
 """Which policies exist for whom: those that reach only hosts which the actor sees."""
 
+from collections.abc import Iterable
+
 from django.db.models import QuerySet
 
+from images import shared_storages
 from images.models import Policy
+from images.policies.shape import IMAGE_KINDS
 from storage_admin.accounts.roles import Actor, ForbiddenError, Role
 from storage_admin.hosts.errors import NotFoundError
 from storage_admin.hosts.models import Host, StoragePool
@@ -14,8 +18,20 @@ def reach(policy: Policy) -> set[int] | None:
     if policy.hosts:
         return set(policy.hosts)
     if policy.pools:
-        return set(StoragePool.objects.filter(pk__in=policy.pools).values_list("host_id", flat=True))
+        return set().union(*_hosts_of_pools(policy.pools, policy.kind).values())
     return None
+
+
+def _hosts_of_pools(pools: Iterable[int], kind: str) -> dict[int, set[int]]:
+    """The hosts on which jobs of a kind may run that work on pools, or on the images in them, by the pools' ids.
+
+    Images of a storage that the nodes of a cluster share are listed, and worked on, by any of these.
+    """
+    found = {}
+    for pool in StoragePool.objects.filter(pk__in=pools).select_related("host"):
+        others = shared_storages.siblings(pool) if kind in IMAGE_KINDS else []
+        found[pool.pk] = {pool.host_id, *(one.host_id for one in others)}
+    return found
 
 
 def hosts_of(actor: Actor) -> frozenset[int] | None:
@@ -28,11 +44,16 @@ def policies_for(actor: Actor) -> QuerySet[Policy]:
     if actor.hosts is None:
         return Policy.objects.all()
     hosts = set(hosts_for(actor).values_list("pk", flat=True))
-    host_of = dict(pools_for(actor).values_list("pk", "host_id"))
+    own = set(pools_for(actor).values_list("pk", flat=True))
     seen = []
-    for pk, named, pools in Policy.objects.values_list("pk", "hosts", "pools"):
-        reached = set(named) if named else {host_of.get(pool) for pool in pools}
-        if reached and reached <= hosts:
+    for pk, named, pools, kind in Policy.objects.values_list("pk", "hosts", "pools", "kind"):
+        if named:
+            reached = set(named)
+        elif pools and own.issuperset(pools):
+            reached = set().union(*_hosts_of_pools(pools, kind).values())
+        else:
+            continue
+        if reached <= hosts:
             seen.append(pk)
     return Policy.objects.filter(pk__in=seen)
 

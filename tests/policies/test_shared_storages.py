@@ -1,0 +1,141 @@
+"""A storage that several hosts mount is looked at once by each policy that means any of them; the reasons are true."""
+
+from typing import Any
+
+import pytest
+
+from images.models import Image, Policy
+from images.policies import services
+from images.policies.reasons import NOT_MEANT
+from images.policies.rules import not_meant
+from images.policies.scope import policies_for, reach
+from images.policies.shape import Rules
+from storage_admin.accounts.roles import Actor, ForbiddenError, Role
+from storage_admin.hosts.models import Host, StoragePool
+from tests.factories import GIB, HostFactory, ImageFactory, PolicyFactory, StoragePoolFactory
+from tests.policies.test_rules import look
+
+pytestmark = pytest.mark.django_db
+NAMES = ["a", "b"]
+
+
+def image(name: str, pool: StoragePool, **columns: Any) -> Image:
+    return ImageFactory.create(name=name, pool=pool, reclaimable_bytes=GIB, **columns)
+
+
+@pytest.fixture
+def both() -> tuple[StoragePool, StoragePool]:
+    """One export that two hosts mount; the agent of each has walked it."""
+    pools = [StoragePoolFactory.create(shared_key="nfs4:nas:/vms/", network=True) for _ in range(2)]
+    for pool in pools:
+        for name in NAMES:
+            image(name, pool)
+    return pools[0], pools[1]
+
+
+@pytest.fixture
+def lister_alone() -> tuple[StoragePool, StoragePool]:
+    """A storage of two nodes of a cluster; the first one's agent walks it, and the second has none."""
+    pools = []
+    for walked in (True, False):
+        host = HostFactory.create(kind=Host.Kind.PROXMOX, cluster="lab")
+        columns = {} if walked else {"path_bytes": b""}
+        pools.append(
+            StoragePoolFactory.create(
+                host=host, source=StoragePool.Source.PROXMOX, name="nfs", path="/mnt/pve/nfs", network=True,
+                shared_key="nfs4:nas:/vms/", **columns,
+            )
+        )  # fmt: skip
+    for name in NAMES:
+        image(name, pools[0])
+    return pools[0], pools[1]
+
+
+def chosen(policy: Policy) -> list[tuple[str, int]]:
+    return sorted((one.label, one.pool_id) for one in look(policy).chosen)
+
+
+def left(policy: Policy) -> dict[str, int]:
+    """How many it is not for, by the code; each code lists as many."""
+    counts = {code: count for code, count in look(policy).not_meant.items() if count}
+    for code in NOT_MEANT:
+        found = not_meant(Rules.of(policy), code)
+        assert (len(found) if isinstance(found, list) else found.count()) == counts.get(code, 0), code
+    return counts
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("by", ["hosts", "pools", "both"])
+def test_of_two_listings_a_policy_looks_at_the_one_that_it_names(
+    both: tuple[StoragePool, StoragePool], number: int, by: str
+) -> None:
+    mine = both[number]
+    named = {"hosts": [mine.host_id], "pools": [mine.pk]}
+    policy = PolicyFactory.create(**{name: ids for name, ids in named.items() if by in {name, "both"}})
+    assert chosen(policy) == [(name, mine.pk) for name in NAMES]
+    assert left(policy) == {"other_pool" if by == "pools" else "other_host": 2}
+
+
+def test_a_policy_for_all_or_for_both_looks_at_one_listing(both: tuple[StoragePool, StoragePool]) -> None:
+    first, second = both
+    everything: list[dict[str, Any]] = [
+        {}, {"hosts": [first.host_id, second.host_id]}, {"pools": [first.pk, second.pk]},
+    ]  # fmt: skip
+    for columns in everything:
+        policy = PolicyFactory.create(**columns)
+        assert chosen(policy) == [(name, first.pk) for name in NAMES]
+        assert left(policy) == {"listed_elsewhere": 2}
+
+
+def test_a_listing_of_which_nothing_is_there_any_more_does_not_hide_the_other(
+    both: tuple[StoragePool, StoragePool],
+) -> None:
+    Image.objects.filter(pool=both[0]).update(state="missing")
+    assert chosen(PolicyFactory.create()) == [(name, both[1].pk) for name in NAMES]
+
+
+def test_a_policy_for_a_node_that_does_not_list_its_storage_says_so_and_works_for_it_on_no_other(
+    lister_alone: tuple[StoragePool, StoragePool],
+) -> None:
+    lister, other = lister_alone
+    for columns in ({}, {"pools": [other.pk]}):
+        policy = PolicyFactory.create(hosts=[other.host_id], **columns)
+        assert chosen(policy) == []
+        assert left(policy) == {"lister_not_named": 2}
+        policy.hosts = [lister.host_id, other.host_id]  # as the sentence advises
+        assert chosen(policy) == [(name, lister.pk) for name in NAMES]
+        assert left(policy) == {}
+
+
+def test_a_policy_for_the_pool_of_a_node_that_does_not_list_it_finds_its_images(
+    lister_alone: tuple[StoragePool, StoragePool],
+) -> None:
+    lister, other = lister_alone
+    stranger = image("c", StoragePoolFactory.create())
+    policy = PolicyFactory.create(pools=[other.pk])
+    assert [(one.label, one.host_id) for one in look(policy).chosen] == [(name, lister.host_id) for name in NAMES]
+    assert left(policy) == {"other_pool": 1}
+    assert list(not_meant(Rules.of(policy), "other_pool")) == [stranger]
+
+
+def test_a_policy_for_a_third_host_is_told_that_the_images_are_on_another(
+    lister_alone: tuple[StoragePool, StoragePool],
+) -> None:
+    assert left(PolicyFactory.create(hosts=[HostFactory.create().pk])) == {"other_host": 2}
+    assert chosen(PolicyFactory.create(hosts=[lister_alone[0].host_id])) == [
+        (name, lister_alone[0].pk) for name in NAMES
+    ]
+
+
+def test_who_is_limited_to_one_node_makes_no_policy_that_works_on_another(
+    lister_alone: tuple[StoragePool, StoragePool],
+) -> None:
+    lister, other = lister_alone
+    limited = Actor(name="lea", role=Role.ADMIN, hosts=frozenset({other.host.slug}))
+    shared = PolicyFactory.create(name="shared", pools=[other.pk])
+    assert reach(shared) == {lister.host_id, other.host_id}
+    measured = PolicyFactory.create(name="measured", pools=[other.pk], kind="benchmark", options={"kind": "dd"})
+    here = PolicyFactory.create(name="here", hosts=[other.host_id])
+    assert set(policies_for(limited)) == {measured, here}
+    with pytest.raises(ForbiddenError):
+        services.create(limited, {"name": "new", "pools": [other.pk], "cron": "0 22 * * *", "kind": "check"})
