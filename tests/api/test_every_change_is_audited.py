@@ -10,6 +10,8 @@ from django.utils import timezone
 from rest_framework.test import APIClient
 
 from storage_admin.accounts.models import AuditEntry, Session
+from tests.api.test_role_table import route
+from tests.api.test_roles import CASES, RESULT_LINE, locked_out
 from tests.factories import (
     AlertFactory,
     DeliveryFactory,
@@ -83,7 +85,24 @@ CHANGES = [
     ("patch", "views/{view}/", {"query": "state=missing"}, "shared view changed", {"query": "state=ok"},
      {"query": "state=missing"}),
     ("delete", "views/{view}/", {}, "shared view deleted", {"query": "state=ok"}, None),
+    ("delete", "lockouts/{lockout}/", {}, "lockout lifted", {"address": "192.0.2.7", "failures": 6}, None),
+    ("post", "benchmarks/paste/", {"text": RESULT_LINE}, "benchmark pasted", None, {"lines": 1}),
 ]  # fmt: skip
+
+#: What of the roles' table is not among them, and why.
+NOT_HERE = {
+    ("post", "hosts/"): "It takes a host that answers: test_hosts_over_rest adds one, and looks for “host added”.",
+    ("post", "policies/preview/"): "It tells what a policy would do, and changes nothing.",
+}
+
+
+def test_each_method_that_may_change_something_has_a_case() -> None:
+    table = {(case.method, route(case.path)) for case in CASES if case.method != "get"}
+    here = {(change[0], route(change[1])) for change in CHANGES}
+    named = {(method, route(path)) for method, path in NOT_HERE}
+    assert len(table) > 40
+    assert table - here == named
+    assert here <= table
 
 
 @pytest.fixture
@@ -121,7 +140,7 @@ def things(db: None, tmp_path: Path, settings: Any) -> dict[str, Any]:
         "aside": ImageFactory.create(
             pool=pool, name="left.qcow2", state="set_aside", aside_since=long_ago, aside_until=long_ago, aside_by="ann",
         ).pk,
-        "view": SavedViewFactory.create(shared=True).pk,
+        "view": SavedViewFactory.create(shared=True).pk, "lockout": locked_out("ann").pk,
     }  # fmt: skip
 
 

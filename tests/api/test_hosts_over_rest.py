@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from rest_framework.test import APIClient
 
+from storage_admin.accounts.models import AuditEntry
 from storage_admin.hosts.models import Host
 from tests.harness.proxmox.server import ProxmoxServer, proxmox
 from tests.harness.proxmox.world import SECRET, TOKEN_ID, lab
@@ -34,6 +35,9 @@ def test_a_node_is_added_once_its_certificate_is_confirmed(admin: APIClient, ser
     added = admin.post(HOSTS, body(server, tls_fingerprint=server.fingerprint), format="json")
     assert (added.status_code, added.json()["transport"]) == (201, "api")
     assert SECRET not in asked.content.decode() + added.content.decode()
+    entry = AuditEntry.objects.get(what="host added")
+    assert (entry.target, (entry.after or {})["address"]) == ("pve", server.address)
+    assert SECRET not in str(entry.after)
     again = admin.post(HOSTS, body(server, tls_fingerprint=server.fingerprint), format="json")
     assert (again.status_code, set(again.json()["fields"])) == (400, {"node"})
 
