@@ -82,7 +82,7 @@ def _pool(seen: _Seen, row: StoragePool, storage: StorageFacts, listing: Listing
     event: dict[str, Any] = {
         "event": "pool", "id": row.pk, "state": "ok", "detail": "", "kind": str(row.kind),
         "capacity_bytes": _size(storage.total_bytes), "available_bytes": _available(storage),
-        "reserved_bytes": _reserved(storage),
+        "reserved_bytes": _size(storage.reserved_bytes),
         "images": 0, "others": {"count": 0, "bytes": 0}, "undo_bytes": 0, "undo_copies": 0, "leftovers": 0,
         "vanished_b64": "", "filesystem": storage.type, "network": storage.shared, "shared_key": row.shared_key,
         "fs_key": row.fs_key, "owners_unknown": proxmox_alone.nobody_looks(seen.host),
@@ -164,14 +164,6 @@ def _base(seen: _Seen, storage: StorageFacts, volume: VolumeFacts, place: str) -
 def _available(storage: StorageFacts) -> int | None:
     told, whole = storage.available_bytes, storage.total_bytes
     return None if told is None or whole is None else min(told, whole, LARGEST)
-
-
-def _reserved(storage: StorageFacts) -> int:
-    """What a filesystem keeps for root: the node tells of what is used and of what is available without it."""
-    used, available, whole = storage.used_bytes, _available(storage), _size(storage.total_bytes)
-    if used is None or available is None or whole is None:
-        return 0
-    return max(whole - used - available, 0)
 
 
 def _size(told: int | None) -> int | None:

@@ -267,14 +267,15 @@ class ScanRun:
             owners_before = pool.owners_unknown
             pool.state, pool.state_detail = facts["state"], facts.get("detail") or ""
             if facts["state"] == "missing":
-                pool.capacity_bytes = pool.available_bytes = None
+                pool.capacity_bytes = pool.available_bytes = pool.reserved_bytes = None
                 # The rest is as it was when it was last there.
-                pool.save(update_fields=["state", "state_detail", "capacity_bytes", "available_bytes"])
+                gone = ("state", "state_detail", "capacity_bytes", "available_bytes", "reserved_bytes")
+                pool.save(update_fields=gone)
                 continue
             if facts["state"] == "ok":
                 pool.last_scanned = self.at
             pool.capacity_bytes, pool.available_bytes = facts.get("capacity_bytes"), facts.get("available_bytes")
-            pool.reserved_bytes = facts.get("reserved_bytes") or 0
+            pool.reserved_bytes = facts.get("reserved_bytes")
             pool.filesystem, pool.network = facts.get("filesystem") or "", bool(facts.get("network"))
             pool.shared_key, pool.fs_key = facts.get("shared_key") or "", facts.get("fs_key") or ""
             folder = StoragePool.Kind.NFS if pool.filesystem in {"nfs", "nfs4"} else StoragePool.Kind.DIR

@@ -117,18 +117,24 @@ def planned_need(plan: Plan, host: Host) -> Need:
     return Need(host.pk, plan.scratch_bytes or 0, plan.lasting_bytes or 0)
 
 
-def needed_by_running(job: Job) -> dict[str, int]:
-    """What other jobs at work may still write on the filesystem that a job writes on, in bytes by their ``uid``.
+def needed_by_running(job: Job) -> dict[str, dict[str, int]]:
+    """What other jobs at work may still write on the filesystem that a job writes on.
 
     One that verifies its new file, or is further, has written it all: that is missing from free space already, and
     counts no more. One that is still writing counts with all of its scratch space, as only its agent knows how much
     is written; agents on one machine tell each other (:mod:`storage_admin.agent.space_claims`).
+
+    Returns:
+        Bytes by the job's ``uid``, for those on the same host (``here``) and for all others (``elsewhere``).
     """
     pool = StoragePool.objects.filter(pk=job.plan.get("scratch_pool")).first()
     if pool is None:
-        return {}
+        return {"here": {}, "elsewhere": {}}
     running = _jobs_on(pool).filter(state=Job.State.RUNNING).exclude(pk=job.pk).exclude(stage__in=WRITTEN)
-    return {uid: scratch or 0 for uid, scratch in running.values_list("uid", "plan__scratch_bytes")}
+    found: dict[str, dict[str, int]] = {"here": {}, "elsewhere": {}}
+    for uid, host, scratch in running.values_list("uid", "host", "plan__scratch_bytes"):
+        found["here" if host == job.host_id else "elsewhere"][uid] = scratch or 0
+    return found
 
 
 def _jobs_on(pool: StoragePool) -> QuerySet[Job]:

@@ -87,14 +87,14 @@ STAGES = (
     _lint("imports", str(BIN / "lint-imports")),
     _lint("migrations", sys.executable, "manage.py", "makemigrations", "--check", "--dry-run"),
     _tests("unit", _only("not qemu", "services", *SLOW), workers=CORES),
-    # What these wait for, as disks, other programs and the time limits that they try, takes a third of their time.
+    # What these wait for, as disks, other programs and the time limits that they try, is most of their time.
     _tests("qemu", _only("qemu", "services", *SLOW), workers=CORES + 1),
     _tests("services", _only("services", *SLOW), workers=CORES + 1),
     _tests("postgresql", _only("not guest", *SLOW[1:]), workers=CORES + 1, database="postgresql"),
-    # These look at how long something takes. The guests' libvirt is the machine's: no other stage runs beside it.
+    # The guests' libvirt is the machine's, and agents ask it who uses an image: no other stage runs beside this one.
     _tests("guest", _only("guest", *SLOW[1:]), workers=CORES),
     _tests("browser", _only("browser", "faults"), workers=CORES),
-    _tests("faults", "faults", workers=CORES),
+    _tests("faults", "faults", workers=CORES + 1),
 )
 
 #: What only runs when it is asked for by name.

@@ -7,8 +7,20 @@ from images.selectors.chains import GuestRef
 from storage_admin.jobs.models import Job
 
 
+class _Sized:
+    used_bytes: int | None
+    available_bytes: int | None
+
+    @property
+    def usable_bytes(self) -> int | None:
+        """The capacity without what filesystems keep for root."""
+        if self.used_bytes is None or self.available_bytes is None:
+            return None
+        return self.used_bytes + self.available_bytes
+
+
 @dataclass(frozen=True)
-class PoolRow:
+class PoolRow(_Sized):
     """One pool. ``days_until_full`` is ``None`` unless its samples carry it (:mod:`images.watch.trend`)."""
 
     id: int
@@ -37,7 +49,7 @@ class PoolRow:
 
 
 @dataclass(frozen=True)
-class Totals:
+class Totals(_Sized):
     """Sums over all hosts.
 
     Capacity, used and available count each filesystem once (``pools_counted`` of ``pools_count`` pools have a known
@@ -61,13 +73,6 @@ class Totals:
     reclaimable_bytes: int | None
     reclaimable_low: int | None
     reclaimable_high: int | None
-
-    @property
-    def usable_bytes(self) -> int | None:
-        """The capacity without what filesystems keep for root."""
-        if self.used_bytes is None or self.available_bytes is None:
-            return None
-        return self.used_bytes + self.available_bytes
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,8 @@ def forecasts(
     now = now or timezone.now()
     available = {pool.pk: pool.available_bytes for pool in pools if pool.available_bytes is not None}
     age = Value(now.timestamp() / 86400, output_field=FloatField()) - EpochDays(F("at"))
-    used = Cast(F("capacity_bytes") - F("available_bytes") - F("reserved_bytes"), FloatField())
+    # What is reserved is the same every day: it is part of no step.
+    used = Cast(F("capacity_bytes") - F("available_bytes"), FloatField())
     since = now - timedelta(days=trend.WINDOW)
     recent = PoolSample.objects.filter(pool__in=available, at__gt=since, at__lte=now).order_by()
     rows = recent.annotate(day=Floor(age)).values("pool_id", "day").annotate(age=Avg(age), used=Avg(used))

@@ -150,9 +150,13 @@ def over_threshold(pools: list[StoragePool], is_open: Collection[str]) -> Iterat
                 "danger" if percent >= danger else "warning",
                 f"{{pool}} is over {whose} of {limit} %",
                 f"{int(percent)} % used: {size(pool.used_bytes)} of {size(pool.capacity_bytes)}, "
-                f"{size(pool.available_bytes)} free. Win space back (the images page lists the largest wins), discard "
-                "undo copies, or make it larger.",
+                f"{size(pool.available_bytes)} free{_reserved(pool)}. Win space back (the images page lists the largest "
+                "wins), discard undo copies, or make it larger.",
             )
+
+
+def _reserved(pool: StoragePool) -> str:
+    return f", {size(pool.reserved_bytes)} reserved for root" if pool.reserved_bytes else ""
 
 
 def full_soon(pools: list[StoragePool], is_open: Collection[str], now: datetime) -> Iterator[Trouble]:

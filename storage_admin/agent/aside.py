@@ -89,10 +89,9 @@ def _let_late_openers_win(folder: int, name: bytes, other: bytes, fd: int) -> No
     while (who := locking.user(fd)) is not None:
         if time.monotonic() > deadline:
             try:
-                os.link(other, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+                _give(folder, other, name)
             except FileExistsError:
                 return  # whose name is taken stays aside: nothing is taken away from another file
-            os.fsync(folder)
             raise RefusedError("image_in_use", f"the image was opened in this moment by {who}; it has its name again")
         time.sleep(GRACE)
 
@@ -115,14 +114,23 @@ def put_back(one: Journal, name: bytes, request: Request, io: AgentIO, recheck: 
     recheck()
     other = journal.file_name(one.job, "aside")
     try:
-        # A link takes no name away from another file.
-        os.link(other, name, src_dir_fd=one.folder, dst_dir_fd=one.folder, follow_symlinks=False)
+        _give(one.folder, other, name)
     except FileExistsError as error:
         if not _is_same(one.folder, name, other):
             raise name_is_taken() from error
     except PermissionError as error:
         raise RefusedError("immutable", "the file or its folder is protected (chattr +i or +a)") from error
-    os.fsync(one.folder)
+
+
+def _give(folder: int, other: bytes, name: bytes) -> None:
+    """The image has its own name again; settling takes the other one away where it has both.
+
+    Raises:
+        FileExistsError: something has that name; it keeps it.
+    """
+    if not renames.move(folder, other, name):
+        os.link(other, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+        os.fsync(folder)
 
 
 def _is_same(folder: int, name: bytes, other: bytes) -> bool:

@@ -131,6 +131,12 @@ class Mounts:
         inside = b"/".join(part for part in (mount.root + b"/" + below).split(b"/") if part)
         return key, f"{key}{'' if mount.is_network else ':'}/{_text(inside)}"
 
+    def space_key(self, mount: Mount) -> str:
+        """A name of what a mount's files share their space with: a ZFS pool, else the filesystem of all subvolumes."""
+        if mount.filesystem == "zfs":
+            return "zfs " + _text(mount.source.partition(b"/")[0])
+        return _text(mount.source) if mount.is_network else self._name(mount)
+
     def _name(self, mount: Mount) -> str:
         """A UUID, a ZFS data set, or at worst the device's numbers, which hold until the next start only."""
         if self._uuids is None:

@@ -54,7 +54,7 @@ class Wish:
     bandwidth: int | None
     idle_io: bool
     reserve: space.Reserve
-    others: dict[str, int]
+    others: space_claims.Others
     predicted_high: int | None
 
     @classmethod
@@ -70,7 +70,7 @@ class Wish:
             bandwidth=args.size("bandwidth_bytes_sec"),
             idle_io=args.get("idle_io", bool, True),
             reserve=space.Reserve(reserve.get("percent", float, 5.0), reserve.get("bytes", int, 2 << 30)),
-            others=space_claims.parse_others(args),
+            others=space_claims.Others.parse(args),
             predicted_high=args.size("predicted_high"),
         )
         if not 0 <= wish.undo_hours <= LONGEST_UNDO_HOURS:

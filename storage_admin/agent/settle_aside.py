@@ -12,8 +12,20 @@ from typing import Any
 
 from storage_admin.agent import journal, renames
 from storage_admin.agent.journal import Journal, JournalError, Stamp
+from storage_admin.agent.pools import display
 from storage_admin.agent.protocol import unb64
-from storage_admin.agent.settled import FINISHED, KEPT, LOST, REVERTED, Settled, is_back, is_image_name, stat_in, unlink
+from storage_admin.agent.settled import (
+    FAILED,
+    FINISHED,
+    KEPT,
+    LOST,
+    REVERTED,
+    Settled,
+    is_back,
+    is_image_name,
+    stat_in,
+    unlink,
+)
 
 
 @dataclass(frozen=True)
@@ -108,10 +120,17 @@ def settle(one: Journal, records: list[dict[str, Any]]) -> Settled:
 
 
 def _without_the_file(one: Journal, story: AsideStory, names: _Names) -> Settled:
+    other = journal.file_name(one.job, "aside")
     stranger = story.aside is None and names.own is None and names.aside is not None
-    if stranger and renames.move(one.folder, journal.file_name(one.job, "aside"), story.name):
+    if stranger and renames.move(one.folder, other, story.name):
         names = replace(names, own=names.aside, aside=None)
-    if story.aside is None and names.aside is None and names.own is not None:
+    if story.aside is None and names.aside is not None:
+        detail = (
+            f"a file that took the image's place in that very moment has the name {display(other)} now, and its own is "
+            "taken: move it back by hand"
+        )
+        return Settled(one.job, FAILED, story.name, story.original, put_back=names.is_back, detail=detail)
+    if story.aside is None and names.own is not None:
         # Whatever has the name: it was not taken from it.
         one.remove()
         return Settled(one.job, REVERTED, story.name, story.original)

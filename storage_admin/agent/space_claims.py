@@ -2,42 +2,57 @@
 
 Two agents that look at the same free space in the same moment would both find that they fit, and the controller cannot
 know how much of its scratch space a job has written by now. So each agent writes its claim into a file of its own in a
-folder that all of them know, one at a time, and lowers it as it writes. The file is locked as long as the agent lives:
-the claim of one that was killed ends with it.
+folder that all of them know, one at a time for each filesystem, and lowers it as it writes. The file is locked as long
+as the agent lives: the claim of one that was killed ends with it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from storage_admin.agent import space
 from storage_admin.agent.arguments import Arguments
+from storage_admin.agent.mounts import Mounts
 from storage_admin.agent.protocol import INVALID, RefusedError
 
 #: Where agents that are root tell each other; gone when the machine starts anew, as they are.
 FOLDER = "/run/storage-admin-agent"
 #: Seconds to wait for agents that look right now; it takes them microseconds, unless one of them was stopped.
 PATIENCE = 5.0
-#: One claim: a device and bytes, as text of a length that is written and read at once.
+#: One claim: a filesystem and bytes, as text of a length that is written and read at once.
 _BYTES = 64
 _WRITABLE_BY_OTHERS = 0o022
 
 
-def parse_others(args: Arguments) -> dict[str, int]:
-    """The argument ``others_bytes``: what other jobs at work may write, as the controller knows, by the job's id.
+@dataclass(frozen=True)
+class Others:
+    """What other jobs at work may write on the filesystem, as far as the controller knows, in bytes by their ids.
 
-    Raises:
-        RefusedError: ``invalid``.
+    Args:
+        here: those on this machine. Their own agents' claims count instead, where these can be read: who has none yet
+            looks after this one, and who has none any more has written all.
+        elsewhere: those on other machines.
     """
-    others = args.get("others_bytes", dict, {})
-    if not all(type(size) is int and size >= 0 for size in others.values()):
-        raise RefusedError(INVALID, "others_bytes are bytes by a job's id")
-    return {str(job): size for job, size in others.items()}
+
+    here: dict[str, int] = field(default_factory=dict)
+    elsewhere: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, args: Arguments) -> Others:
+        """The argument ``others_bytes``; raises RefusedError(``invalid``)."""
+        given = Arguments(args.get("others_bytes", dict, {}), frozenset({"here", "elsewhere"}))
+        others = cls(given.get("here", dict, {}), given.get("elsewhere", dict, {}))
+        for size in (*others.here.values(), *others.elsewhere.values()):
+            if type(size) is not int or size < 0:
+                raise RefusedError(INVALID, "others_bytes are bytes by a job's id")
+        return others
 
 
 class SpaceClaim:
@@ -51,7 +66,7 @@ class SpaceClaim:
 
     def __init__(self, job: str, fd: int, folder: str = FOLDER) -> None:
         self._fd = fd
-        self._dev = os.fstat(fd).st_dev
+        self._filesystem = _filesystem(fd)
         self._name = f"{job}.{os.getpid()}"
         self._own = -1
         self._folder = _open(folder)
@@ -62,19 +77,15 @@ class SpaceClaim:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def take(self, needed_bytes: int, reserve: space.Reserve, others: Mapping[str, int]) -> None:
+    def take(self, needed_bytes: int, reserve: space.Reserve, others: Others) -> None:
         """Claim the most that the work may write, if there is room for it beside what others have yet to write.
-
-        Args:
-            others: what other jobs there may write as far as the controller knows, by the job's id. What their own
-                agents say counts instead, where they are on this machine.
 
         Raises:
             RefusedError: ``not_enough_space``; nothing is claimed.
         """
         with self._alone():
-            elsewhere = {**others, **self._told()}
-            space.require(self._fd, needed_bytes, reserve, sum(elsewhere.values()))
+            here = others.here if self._folder < 0 else self._told()
+            space.require(self._fd, needed_bytes, reserve, sum({**others.elsewhere, **here}.values()))
             self.left(needed_bytes)
 
     def left(self, still_bytes: int) -> None:
@@ -83,10 +94,17 @@ class SpaceClaim:
             return
         with contextlib.suppress(OSError):
             if self._own < 0:
-                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-                self._own = os.open(self._name, flags, 0o600, dir_fd=self._folder)
-                fcntl.flock(self._own, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.pwrite(self._own, (b"%d %d" % (self._dev, max(still_bytes, 0))).ljust(_BYTES), 0)
+                self._own = self._made()
+            os.pwrite(self._own, f"{self._filesystem} {max(still_bytes, 0)}".encode().ljust(_BYTES), 0)
+
+    def _made(self) -> int:
+        """The claim's file, locked. Who looks between its birth and its lock may take it for an ended agent's."""
+        while True:
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            made = os.open(self._name, flags, 0o600, dir_fd=self._folder)
+            if _locked(made) and os.fstat(made).st_nlink:
+                return made
+            os.close(made)
 
     def close(self) -> None:
         """Nothing more is written."""
@@ -100,25 +118,33 @@ class SpaceClaim:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """While no other agent looks. One that was stopped while it looked is not waited for for ever."""
-        if self._folder < 0:
+        """While no other agent looks at this filesystem. One that was stopped meanwhile is not waited for for ever."""
+        turn = self._turn()
+        if turn < 0:
+            self.close()
             yield
             return
-        until = time.monotonic() + PATIENCE
-        while not _locked(self._folder) and time.monotonic() < until:
-            time.sleep(0.01)
         try:
+            until = time.monotonic() + PATIENCE
+            while not _locked(turn) and time.monotonic() < until:
+                time.sleep(0.01)
             yield
         finally:
-            fcntl.flock(self._folder, fcntl.LOCK_UN)
+            os.close(turn)
+
+    def _turn(self) -> int:
+        """A descriptor of the file that is locked meanwhile; -1 where there can be none."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        with contextlib.suppress(OSError):
+            if self._folder >= 0:
+                return os.open(f".{self._filesystem}.lock", flags, 0o600, dir_fd=self._folder)
+        return -1
 
     def _told(self) -> dict[str, int]:
         """What the other agents may still write on the same filesystem, by the job's id."""
         found: dict[str, int] = {}
-        if self._folder < 0:
-            return found
         for name in os.listdir(self._folder):
-            if name == self._name:
+            if name == self._name or name.startswith("."):
                 continue
             with contextlib.suppress(OSError, ValueError):
                 claim = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=self._folder)
@@ -126,13 +152,21 @@ class SpaceClaim:
                     if _locked(claim):
                         os.unlink(name, dir_fd=self._folder)  # whose agent has ended
                         continue
-                    dev, still = os.pread(claim, _BYTES, 0).split()
+                    filesystem, still = os.pread(claim, _BYTES, 0).decode("ascii").split()
                 finally:
                     os.close(claim)
-                if int(dev) == self._dev:
+                if filesystem == self._filesystem:
                     job = name.partition(".")[0]
                     found[job] = found.get(job, 0) + int(still)
         return found
+
+
+def _filesystem(fd: int) -> str:
+    """A short name of the filesystem, or pool of filesystems, whose space a file takes."""
+    mounts = Mounts.of_this_machine()
+    mount = mounts.of_descriptor(fd)
+    key = f"device {os.fstat(fd).st_dev}" if mount is None else mounts.space_key(mount)
+    return hashlib.sha256(key.encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
 
 def _open(path: str) -> int:

@@ -109,8 +109,8 @@ class StoragePool(models.Model):
     owners_unknown = models.TextField(blank=True)
     capacity_bytes = models.BigIntegerField(null=True)
     available_bytes = models.BigIntegerField(null=True)
-    #: Free, but not available: what the filesystem keeps for root, or its owner for others.
-    reserved_bytes = models.BigIntegerField(default=0)
+    #: Free, but not available: what the filesystem keeps for root; null where nobody tells.
+    reserved_bytes = models.BigIntegerField(null=True)
     #: Sums over the pool's images, each inode once; written when a scan or a job ends.
     images_count = models.PositiveIntegerField(default=0)
     allocated_bytes = models.BigIntegerField(null=True)
@@ -148,7 +148,7 @@ class StoragePool(models.Model):
         """What `df` calls used: neither available nor kept for root."""
         if self.capacity_bytes is None or self.available_bytes is None:
             return None
-        return max(self.capacity_bytes - self.available_bytes - self.reserved_bytes, 0)
+        return max(self.capacity_bytes - self.available_bytes - (self.reserved_bytes or 0), 0)
 
     @property
     def used_percent(self) -> float | None:
@@ -172,7 +172,7 @@ class PoolSample(models.Model):
     at = models.DateTimeField()
     capacity_bytes = models.BigIntegerField()
     available_bytes = models.BigIntegerField()
-    reserved_bytes = models.BigIntegerField(default=0)
+    reserved_bytes = models.BigIntegerField(null=True)
 
     class Meta:
         ordering = ["at"]
@@ -188,4 +188,4 @@ class PoolSample(models.Model):
 
     @property
     def used_bytes(self) -> int:
-        return max(self.capacity_bytes - self.available_bytes - self.reserved_bytes, 0)
+        return max(self.capacity_bytes - self.available_bytes - (self.reserved_bytes or 0), 0)

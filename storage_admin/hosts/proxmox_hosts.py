@@ -284,6 +284,7 @@ def _sync_storage(host: Host, cluster: str, storage: StorageFacts) -> None:
         "name": storage.name, "kind": storage.kind, "source": StoragePool.Source.PROXMOX,
         "path": storage.path or f"{storage.type} {storage.group or storage.name}", "path_bytes": b"",
         "capacity_bytes": storage.total_bytes, "available_bytes": storage.available_bytes,
+        "reserved_bytes": storage.reserved_bytes,
         "network": storage.shared, "state": "ok" if storage.active else "missing",
         "state_detail": "" if storage.active else "The node cannot reach it now.",
         "owners_unknown": proxmox_alone.nobody_looks(host),

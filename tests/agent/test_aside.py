@@ -9,7 +9,7 @@ import pytest
 
 from storage_admin.agent import protocol, renames, settle
 from storage_admin.agent.journal import Journal
-from storage_admin.agent.protocol import RefusedError, unb64
+from storage_admin.agent.protocol import RefusedError, Request, unb64
 from storage_admin.agent.records import fingerprint
 from storage_admin.agent.verbs import aside
 from tests.agent.aside import ASIDE, JOURNAL, aside_args, back_args, delete_args
@@ -352,3 +352,41 @@ def test_no_name_is_taken_from_another_file(tmp_path: Path) -> None:
     assert renames.move(folder, b"a", b"c")
     os.close(folder)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"b": "b", "c": "a"}
+
+
+def test_a_strangers_file_whose_name_is_taken_again_is_told_of(
+    image: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchange, moves = renames.move, []
+
+    def and_takes_the_name_again(folder: int, old: bytes, new: bytes) -> bool:
+        moved = exchange(folder, old, new)
+        moves.append(old)
+        if len(moves) == 1:
+            image.write_bytes(b"a third one")
+        return moved
+
+    monkeypatch.setattr(renames, "move", and_takes_the_name_again)
+    content = image.read_bytes()
+    with pytest.raises(RefusedError, match="stale_plan"):
+        aside.set_aside(request("set_aside", **aside_args(image)), GoIO())
+    assert (image.read_bytes(), elsewhere.read_bytes()) == (b"a third one", content)
+    (told,) = ask("recover", recover_args(image.parent), job="r1")["recovered"]
+    assert (told["outcome"], (image.parent / ".sa-job1.aside").read_bytes()) == ("failed", b"a stranger's")
+    assert "move it back by hand" in told["detail"]
+    image.unlink()
+    assert recovered(image.parent) == ["reverted"]
+    assert image.read_bytes() == b"a stranger's"
+
+
+def test_a_name_comes_back_where_there_are_no_links(image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = image.read_bytes()
+    aside.set_aside(request("set_aside", **aside_args(image)), GoIO())
+
+    def refused_by_the_filesystem(*_: Any, **__: Any) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused_by_the_filesystem)
+    aside.restore(Request("restore_aside", "j2", 1, back_args(image, aside_job="job1")), GoIO())
+    assert image.read_bytes() == content
+    assert {path.name for path in image.parent.iterdir()} == {image.name}

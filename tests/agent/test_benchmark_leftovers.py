@@ -261,7 +261,13 @@ def test_what_does_not_fit_is_refused_before_it_is_begun(small: Path) -> None:
     assert refusal.value.code == "not_enough_space"
     measured(small, "dd", [{**DD[0], "count": 16}], reserve_bytes=reserve)
     with pytest.raises(protocol.RefusedError) as refusal:
-        measured(small, "dd", [{**DD[0], "count": 16}], reserve_bytes=reserve, others_bytes={"other": 10 * MIB})
+        measured(
+            small,
+            "dd",
+            [{**DD[0], "count": 16}],
+            reserve_bytes=reserve,
+            others_bytes={"elsewhere": {"other": 10 * MIB}},
+        )
     assert refusal.value.code == "not_enough_space"
     assert {path.name for path in small.iterdir()} == {"lost+found"}
 

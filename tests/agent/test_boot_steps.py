@@ -33,7 +33,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     try:
         claimed = space_claims.SpaceClaim("job1", fd)
         with scratch.made(fd, bytes(tmp_path), "job1", RecordingIO()) as folder, claimed as claim:
-            yield Bench(RecordingIO(), folder, space.Reserve(0.0, 0), {}, "ext4", "job1", claim)
+            yield Bench(RecordingIO(), folder, space.Reserve(0.0, 0), space_claims.Others(), "ext4", "job1", claim)
     finally:
         os.close(fd)
 

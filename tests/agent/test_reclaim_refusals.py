@@ -255,7 +255,7 @@ def test_not_enough_space(image: Path) -> None:
     refused(reclaim_args(image, predicted_high=free * 2), "not_enough_space")
     refused(reclaim_args(image, reserve={"percent": 0, "bytes": free + (1 << 30)}), "not_enough_space")
     refused(reclaim_args(image, reserve={"percent": 100, "bytes": 0}), "not_enough_space")
-    refused(reclaim_args(image, others_bytes={"other": free * 2}), "not_enough_space")
+    refused(reclaim_args(image, others_bytes={"elsewhere": {"other": free * 2}}), "not_enough_space")
 
 
 def test_a_missing_tool(image: Path, tmp_path: Path) -> None:
@@ -286,8 +286,9 @@ def test_a_missing_tool(image: Path, tmp_path: Path) -> None:
         {"chain": [{}]},
         {"chain": {}},
         {"reserve": {"percent": 101}},
-        {"others_bytes": {"other": -1}},
-        {"others_bytes": {"other": "1"}},
+        {"others_bytes": {"here": {"other": -1}}},
+        {"others_bytes": {"elsewhere": {"other": "1"}}},
+        {"others_bytes": {"other": 1}},
         {"others_bytes": 5},
         {"reserve": {"share": 5}},
         {"virtual_size": True},

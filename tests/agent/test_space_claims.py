@@ -15,21 +15,30 @@ import pytest
 from storage_admin.agent import space_claims
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.agent.space import Reserve, space
-from storage_admin.agent.space_claims import SpaceClaim
+from storage_admin.agent.space_claims import Others, SpaceClaim
 from tests.agent.harness import Agent, ask, make_image, reclaim_args
 from tests.harness.filesystems import loop_filesystem
 
 #: Another agent: it claims, says so, and does what it reads.
 OTHER = """
-import os, sys
+import os, sys, time
 from storage_admin.agent.protocol import RefusedError
-from storage_admin.agent.space import Reserve
-from storage_admin.agent.space_claims import SpaceClaim
-folder, place, job, needed, kept = sys.argv[1:]
+from storage_admin.agent import space
+from storage_admin.agent.space_claims import Others, SpaceClaim
+folder, place, job, needed, kept, pause = sys.argv[1:]
+require = space.require
+def slowly(*given):  # as on a machine that is busy between the look and the claim
+    require(*given)
+    time.sleep(float(pause))
+space.require = slowly
 with SpaceClaim(job, os.open(place, os.O_RDONLY), folder) as claim:
+    print("ready", flush=True)
     for line in sys.stdin:
         try:
-            claim.take(int(needed), Reserve(0.0, int(kept)), {}) if line == "take\\n" else claim.left(int(line))
+            if line == "take\\n":
+                claim.take(int(needed), space.Reserve(0.0, int(kept)), Others())
+            else:
+                claim.left(int(line))
             print("done", flush=True)
         except RefusedError as error:
             print(error.code, flush=True)
@@ -52,10 +61,15 @@ def folder(tmp_path: Path) -> str:
 def another(tmp_path: Path, folder: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     started: list[subprocess.Popen[str]] = []
 
-    def start(job: str, needed: int, place: Path = tmp_path, kept: int = 0) -> subprocess.Popen[str]:
-        argv = [sys.executable, "-c", OTHER, folder, str(place), job, str(needed), str(kept)]
-        started.append(subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
-        return started[-1]
+    def start(
+        job: str, needed: int, place: Path = tmp_path, kept: int = 0, pause: float = 0.0
+    ) -> subprocess.Popen[str]:
+        argv = [sys.executable, "-c", OTHER, folder, str(place), job, str(needed), str(kept), str(pause)]
+        other = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        started.append(other)
+        assert other.stdout is not None
+        assert other.stdout.readline() == "ready\n"
+        return other
 
     yield start
     for one in started:
@@ -79,7 +93,7 @@ GIB = 1 << 30
 
 
 def names(folder: Path | str) -> list[str]:
-    return [path.name for path in Path(folder).iterdir()]
+    return [path.name for path in Path(folder).iterdir() if not path.name.startswith(".")]
 
 
 def test_what_another_agent_has_yet_to_write_is_not_free(
@@ -89,9 +103,9 @@ def test_what_another_agent_has_yet_to_write_is_not_free(
     assert say(other, "take") == "done"
     with SpaceClaim("b", place, folder) as claim:
         with pytest.raises(RefusedError, match="not_enough_space"):
-            claim.take(2 * GIB, all_but(place, 4 * GIB), {})
+            claim.take(2 * GIB, all_but(place, 4 * GIB), Others())
         say(other, GIB)
-        claim.take(2 * GIB, all_but(place, 4 * GIB), {})
+        claim.take(2 * GIB, all_but(place, 4 * GIB), Others())
 
 
 def test_the_agents_own_word_counts_instead_of_the_controllers(
@@ -101,9 +115,9 @@ def test_the_agents_own_word_counts_instead_of_the_controllers(
     say(other, "take")
     say(other, 0)
     with SpaceClaim("b", place, folder) as claim:
-        claim.take(2 * GIB, all_but(place, 4 * GIB), {"a": 3 * GIB})
+        claim.take(2 * GIB, all_but(place, 4 * GIB), Others(here={"a": 3 * GIB}))
         with pytest.raises(RefusedError, match="not_enough_space"):
-            claim.take(2 * GIB, all_but(place, 4 * GIB), {"elsewhere": 3 * GIB})
+            claim.take(2 * GIB, all_but(place, 4 * GIB), Others(elsewhere={"far": 3 * GIB}))
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, None])
@@ -119,7 +133,7 @@ def test_a_claim_ends_with_its_agent(
         other.send_signal(end)
     other.wait()
     with SpaceClaim("b", place, folder) as claim:
-        claim.take(2 * GIB, all_but(place, 4 * GIB), {})
+        claim.take(2 * GIB, all_but(place, 4 * GIB), Others())
         assert names(folder) == [f"b.{os.getpid()}"]
     assert names(folder) == []
 
@@ -130,14 +144,14 @@ def test_another_filesystem_is_another_matter(
     say(another("a", 3 * GIB, place=Path("/proc")), 3 * GIB)
     assert len(names(folder)) == 1
     with SpaceClaim("b", place, folder) as claim:
-        claim.take(2 * GIB, all_but(place, 4 * GIB), {})
+        claim.take(2 * GIB, all_but(place, 4 * GIB), Others())
 
 
 def test_of_twenty_that_look_at_once_only_as_many_begin_as_fit(
     place: int, another: Callable[..., subprocess.Popen[str]]
 ) -> None:
     kept = space(place).available_bytes - int(5.5 * GIB)
-    others = [another(f"job{number}", GIB, kept=kept) for number in range(20)]
+    others = [another(f"job{number}", GIB, kept=kept, pause=0.02) for number in range(20)]
     for other in others:
         assert other.stdin is not None
         print("take", file=other.stdin, flush=True)
@@ -149,7 +163,7 @@ def test_of_twenty_that_look_at_once_only_as_many_begin_as_fit(
 def test_a_folder_that_others_write_to_is_not_asked(tmp_path: Path, place: int, how: str) -> None:
     folder = tmp_path / "claims"
     folder.mkdir(0o700)
-    (folder / "a.1").write_text(f"{os.fstat(place).st_dev} {8 * GIB}".ljust(64))
+    (folder / "a.1").write_text(f"{space_claims._filesystem(place)} {8 * GIB}".ljust(64))
     held = os.open(folder / "a.1", os.O_RDONLY)
     space_claims._locked(held)
     given: Any = folder
@@ -166,9 +180,9 @@ def test_a_folder_that_others_write_to_is_not_asked(tmp_path: Path, place: int, 
     else:
         given = tmp_path / "none" / "below"
     with SpaceClaim("b", place, str(given)) as claim:
-        claim.take(2 * GIB, all_but(place, 4 * GIB), {})
+        claim.take(2 * GIB, all_but(place, 4 * GIB), Others())
         with pytest.raises(RefusedError, match="not_enough_space"):
-            claim.take(2 * GIB, all_but(place, 4 * GIB), {"told": 3 * GIB})
+            claim.take(2 * GIB, all_but(place, 4 * GIB), Others(here={"told": 3 * GIB}))
     os.close(held)
     assert names(folder) == ["a.1"]
 
@@ -183,7 +197,7 @@ def test_a_file_that_says_nothing_is_passed_over(tmp_path: Path, place: int, tex
     held = os.open(folder / "a.1", os.O_RDONLY)
     space_claims._locked(held)
     with SpaceClaim("b", place, str(folder)) as claim:
-        claim.take(2 * GIB, all_but(place, 4 * GIB), {})
+        claim.take(2 * GIB, all_but(place, 4 * GIB), Others())
     os.close(held)
 
 
@@ -193,10 +207,12 @@ def test_an_agent_that_stands_still_while_it_looks_is_not_waited_for_for_ever(
     monkeypatch.setattr(space_claims, "PATIENCE", 0.2)
     folder = tmp_path / "claims"
     folder.mkdir(0o700)
-    stopped = os.open(folder, os.O_RDONLY)
+    lock = folder / f".{space_claims._filesystem(place)}.lock"
+    lock.touch()
+    stopped = os.open(lock, os.O_RDONLY)
     assert space_claims._locked(stopped)
     with SpaceClaim("b", place, str(folder)) as claim:
-        claim.take(2 * GIB, all_but(place, 4 * GIB), {})
+        claim.take(2 * GIB, all_but(place, 4 * GIB), Others())
         assert len(names(folder)) == 1
     os.close(stopped)
 
@@ -208,17 +224,19 @@ def test_a_rewrite_claims_what_it_writes_until_it_is_written(tmp_path: Path) -> 
         for image in images:
             make_image(image)
         args = [reclaim_args(image, method="copy", undo_hours=0.0) for image in images]
+        free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
         with Agent() as first:
-            free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
-            first.request("reclaim", args[0], "first")
+            first.request("reclaim", {**args[0], "bandwidth_bytes_sec": 64 << 10}, "first")
             needed = first.until("space")["needed_bytes"]
-            first.process.send_signal(signal.SIGSTOP)
-            # Room for one and a half of them, and nothing is written yet.
+            first.until("progress", stage="copying")
+            # Room for one and a half of them.
             args[1]["reserve"] = {"percent": 0, "bytes": free - needed * 3 // 2}
             answer = ask("reclaim", args[1], "second")
-            first.process.send_signal(signal.SIGCONT)
+            written = (disk / ".sa-first.new").stat().st_blocks * 512
             assert answer.get("code") == "not_enough_space", answer
-            assert first.answer()["swapped"]
+            assert written < needed // 3, "it was not slow enough to say anything"
+            first.say("cancel")
+            assert first.answer()["code"] == "cancelled"
         free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
         args[1]["reserve"] = {"percent": 0, "bytes": free - needed * 3 // 2}
         assert ask("reclaim", args[1], "second")["swapped"]

@@ -76,7 +76,7 @@ def bench_in(pool: Path, io: AgentIO) -> Iterator[Bench]:
     try:
         claimed = space_claims.SpaceClaim("storm", fd)
         with scratch.made(fd, bytes(pool), "storm", io) as folder, claimed as claim:
-            yield Bench(io, folder, space.Reserve(0.0, 0), {}, "ext4", "storm", claim)
+            yield Bench(io, folder, space.Reserve(0.0, 0), space_claims.Others(), "ext4", "storm", claim)
     finally:
         os.close(fd)
 

@@ -144,9 +144,14 @@ def test_the_agent_is_told_what_others_at_work_may_still_write(pool: StoragePool
     )
     Job.objects.exclude(pk=queued.pk).update(state="running", stage="copying")
     Job.objects.filter(pk=written.pk).update(stage="verifying")
-    assert Reclaim().request(job)["others_bytes"] == {writing.uid: 4 * GIB, next_to_it.uid: 4 * GIB}
+    assert Reclaim().request(job)["others_bytes"] == {
+        "here": {writing.uid: 4 * GIB, next_to_it.uid: 4 * GIB}, "elsewhere": {},
+    }  # fmt: skip
+    far = StoragePoolFactory.create(host=HostFactory.create(), fs_key="fs one")
+    Job.objects.filter(pk=next_to_it.pk).update(host=far.host)
+    assert needed_by_running(job) == {"here": {writing.uid: 4 * GIB}, "elsewhere": {next_to_it.uid: 4 * GIB}}
     Job.objects.filter(pk__in=[writing.pk, next_to_it.pk]).update(stage="swapping")
-    assert needed_by_running(job) == {}
+    assert needed_by_running(job) == {"here": {}, "elsewhere": {}}
 
 
 @pytest.mark.django_db(transaction=True)

@@ -67,6 +67,8 @@ POLICIES: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
 def run(site: Site, count: int) -> int:
     """All nights, and the end: every undo copy is gone, and the sums are compared."""
     began = {place.slug: allocated_bytes(place.pool) for place in site.places}
+    struck: Counter[str] = Counter()
+    plan = FEW if count <= len(FEW) else FAULTS
     client = _client()
     hosts = _register(site)
     evening = (site.clock.now().astimezone(BERLIN) + timedelta(days=1)).replace(hour=20, minute=0, second=0)
@@ -82,9 +84,11 @@ def run(site: Site, count: int) -> int:
             _policies(client, hosts)
         # Windows open at 22:00 and at 23:30.
         site.clock.move_to(evening.replace(hour=23, minute=30, second=5) + timedelta(days=number))
-        plan = FEW if count <= len(FEW) else FAULTS
-        _night(site, plan[number % len(plan)], site.clock.now())
+        struck += _night(site, plan[number % len(plan)], site.clock.now())
         _truths(site, number, evening)
+    print(f"struck while images were rewritten: {dict(struck)}", flush=True)
+    wanted = {fault.__name__ for number in range(count) for fault in plan[number % len(plan)]}
+    assert wanted <= set(struck), f"never struck while an image was rewritten: {wanted - set(struck)}"
     return _balance(site, hosts, began)
 
 
@@ -140,8 +144,13 @@ def _scan(site: Site, hosts: list[Host]) -> None:
     _until(site, answered, "every host has answered a scan")
 
 
-def _night(site: Site, plan: tuple[faults.Fault, ...], opened: datetime) -> None:
-    """Two schedulers ring all night; the faults come one after the other while jobs are at work."""
+def _night(site: Site, plan: tuple[faults.Fault, ...], opened: datetime) -> Counter[str]:
+    """Two schedulers ring all night; the faults come one after the other while jobs are at work.
+
+    Returns:
+        How often each fault struck while an image was rewritten, by its name; the others came when all had ended.
+    """
+    struck: Counter[str] = Counter()
 
     def something_runs() -> bool:
         return Job.objects.filter(state=Job.State.RUNNING, rewrites=True).exists()
@@ -152,10 +161,13 @@ def _night(site: Site, plan: tuple[faults.Fault, ...], opened: datetime) -> None
             for fault in plan:
                 _until(site, something_runs, "a job begins", or_else=_settled)
                 time.sleep(site.rng.uniform(0.0, 1.5))
+                _until(site, something_runs, "another job begins", or_else=_settled)
+                struck.update([fault.__name__] if something_runs() else [])
                 fault(site)
             _until(site, _settled, f"the end of the night of {opened}")
         finally:
             ringing()
+    return struck
 
 
 def _settled() -> bool:
@@ -223,6 +235,10 @@ def _truths(site: Site, number: int, evening: datetime) -> None:
     assert not mute.exists(), list(mute.values_list("label", "state", "code"))
     doubled = Counter(picks.exclude(job=None).values_list("run_id", "image_id"))
     assert not doubled or max(doubled.values()) == 1, doubled
+    # A job that no run knows would be one that a second scheduler submitted.
+    known = set(PolicyPick.objects.exclude(job=None).values_list("job_id", flat=True))
+    strays = Job.objects.filter(created_by__startswith="policy ").exclude(pk__in=known)
+    assert not strays.exists(), list(strays.values_list("id", "kind", "target_label", "state"))
     assert not picks.filter(state__in=("chosen", "submitted")).exists()
     for place in site.places:
         place.disks.verify()

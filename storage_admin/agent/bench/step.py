@@ -20,7 +20,7 @@ from storage_admin.agent.bench import caches
 from storage_admin.agent.bench.scratch import Scratch
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
-from storage_admin.agent.space_claims import SpaceClaim
+from storage_admin.agent.space_claims import Others, SpaceClaim
 
 Setting = dict[str, Union[str, int, bool]]
 
@@ -59,7 +59,7 @@ class Bench:
         io: the controller.
         scratch: where all files are.
         reserve: what has to stay free on the filesystem.
-        others: bytes that other jobs there may still write, by their ids.
+        others: what other jobs there may still write.
         filesystem: its type.
         job: the job's id.
         claim: what it may still write itself.
@@ -70,7 +70,7 @@ class Bench:
     io: AgentIO
     scratch: Scratch
     reserve: space.Reserve
-    others: dict[str, int]
+    others: Others
     filesystem: str | None
     job: str
     claim: SpaceClaim

@@ -52,7 +52,7 @@ class Wish:
     steps: list[Step]
     repetitions: int
     reserve: space.Reserve
-    others: dict[str, int]
+    others: space_claims.Others
     idle_io: bool
 
 
@@ -64,7 +64,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     Args:
         request: ``args``: ``pool_path_b64``, ``kind`` (of :data:`KINDS`), ``steps`` (objects, each with a ``setting``
             and the fields that its kind's ``parse`` takes), ``repetitions``, ``reserve_bytes`` (to be left free),
-            ``others_bytes`` (by the ids of other jobs), ``idle_io``.
+            ``others_bytes`` (of other jobs, as :class:`space_claims.Others`), ``idle_io``.
         io: the controller; gets ``environment``, ``sample``, ``output``, ``note`` and ``environment_after``.
 
     Returns:
@@ -128,7 +128,7 @@ def _parse(fields: dict[str, Any]) -> Wish:
         steps=kind_of_step.parse(given),
         repetitions=repetitions,
         reserve=space.Reserve(0.0, reserve),
-        others=space_claims.parse_others(args),
+        others=space_claims.Others.parse(args),
         idle_io=args.get("idle_io", bool, False),
     )
     for tool in kind_of_step.TOOLS:

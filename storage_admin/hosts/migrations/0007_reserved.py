@@ -12,11 +12,11 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name="poolsample",
             name="reserved_bytes",
-            field=models.BigIntegerField(default=0),
+            field=models.BigIntegerField(null=True),
         ),
         migrations.AddField(
             model_name="storagepool",
             name="reserved_bytes",
-            field=models.BigIntegerField(default=0),
+            field=models.BigIntegerField(null=True),
         ),
     ]

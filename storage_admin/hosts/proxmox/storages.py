@@ -60,6 +60,13 @@ class StorageFacts:
     is_mountpoint: bool = False
 
     @property
+    def reserved_bytes(self) -> int | None:
+        """What its filesystem keeps for root: neither used nor available; ``None`` where the node does not tell."""
+        if self.total_bytes is None or self.used_bytes is None or self.available_bytes is None:
+            return None
+        return max(self.total_bytes - self.used_bytes - self.available_bytes, 0)
+
+    @property
     def is_folder(self) -> bool:
         """Whether its volumes are files, which the agent can read and rewrite."""
         return self.type in FOLDERS
