@@ -7,17 +7,30 @@ from django.contrib import messages
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.utils import timezone
-from django.views.decorators.http import require_http_methods, require_POST
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from images.views.access import PageRequest, number, page
 from storage_admin.accounts.models import Token
 from storage_admin.accounts.roles import ROLE_CHOICES, Role
 from storage_admin.accounts.services import create_token, delete_token
+from storage_admin.csv_export import Columns, csv_answer
 from storage_admin.hosts.errors import InvalidError, NotFoundError
 from storage_admin.hosts.models import Host
 
 #: A token lives at most so long: ten years.
 MOST_DAYS = 3650
+#: Of a token's secret there is nothing in it, neither its digest.
+CSV_COLUMNS: Columns = {
+    "id": "id",
+    "name": "name",
+    "role": "role",
+    "hosts": lambda token: token.hosts or "all",
+    "expires": "expires",
+    "expired": "expired",
+    "last_used": "last_used",
+    "created": "created",
+    "created_by": "created_by",
+}
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -35,6 +48,13 @@ def tokens(request: PageRequest) -> HttpResponseBase:
     answer = render(request, "accounts/tokens.html", context | {"tokens": Token.objects.all()}, status=status)
     answer["Cache-Control"] = "no-store"
     return answer
+
+
+@require_safe
+@page(Role.ADMIN, everywhere=True)
+def tokens_csv(_request: PageRequest) -> HttpResponseBase:
+    """The whole list."""
+    return csv_answer("tokens", CSV_COLUMNS, Token.objects.defer("digest"))
 
 
 def _made(request: PageRequest) -> tuple[Token, str]:

@@ -7,7 +7,7 @@ from django.contrib import messages
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
-from django.views.decorators.http import require_http_methods, require_POST
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from images.views.access import PageRequest, attempt, page, paginated
 from storage_admin.accounts import lockouts, scopes, selectors
@@ -15,9 +15,22 @@ from storage_admin.accounts import users as services
 from storage_admin.accounts.errors import AccountError
 from storage_admin.accounts.models import User
 from storage_admin.accounts.roles import ROLE_CHOICES, Role
+from storage_admin.csv_export import Columns, csv_answer
 from storage_admin.hosts.errors import InvalidError, NotFoundError
 
 PER_PAGE = 100
+CSV_COLUMNS: Columns = {
+    "id": "id",
+    "name": "username",
+    "email": "email",
+    "role": "role",
+    "hosts": lambda row: row.hosts or "all",
+    "active": "is_active",
+    "one_time_password": "must_change_password",
+    "sessions": "open_sessions",
+    "last_signed_in": "last_login",
+    "created": "date_joined",
+}
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -39,6 +52,13 @@ def users(request: PageRequest) -> HttpResponseBase:
             status = 400
     context |= {"rows": paginated(request, selectors.users_listed(), PER_PAGE), "lockouts": lockouts.lockouts()}
     return _kept_nowhere(render(request, "accounts/users.html", context, status=status))
+
+
+@require_safe
+@page(Role.ADMIN, everywhere=True)
+def users_csv(_request: PageRequest) -> HttpResponseBase:
+    """The whole list."""
+    return csv_answer("users", CSV_COLUMNS, selectors.users_listed().defer("password"))
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

@@ -11,6 +11,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from images.views.access import PageRequest, live, live_body, live_context, page, paginated, wants_fragment
 from storage_admin.accounts.roles import Role
+from storage_admin.csv_export import Columns, csv_answer
 from storage_admin.events import addresses, selectors
 from storage_admin.events import webhooks as writes
 from storage_admin.events.errors import EventsError
@@ -21,6 +22,41 @@ from storage_admin.hosts.errors import NotFoundError
 PER_PAGE = 50
 #: Mails whose course is shown.
 MAILS = 20
+
+
+def _problem(delivery: Delivery) -> str:
+    return addresses.without(delivery.webhook.url, delivery.problem) if delivery.webhook else delivery.problem
+
+
+#: Of the address its server alone: in its path, many a receiver has its secret.
+CSV_COLUMNS: Columns = {
+    "id": "id",
+    "name": "name",
+    "server": lambda hook: addresses.server(hook.url),
+    "events": lambda hook: hook.events or "everything",
+    "enabled": "enabled",
+    "on_their_way": "on_their_way",
+    "failing": "failing",
+    "given_up": "given_up",
+    "last_sent": "last_sent",
+    "created": "created",
+    "created_by": "created_by",
+}
+DELIVERY_CSV_COLUMNS: Columns = {
+    "id": "id",
+    "webhook": lambda delivery: delivery.webhook.name if delivery.webhook else None,
+    "mail_to": "recipients",
+    "event": "event.name",
+    "at": "event.at",
+    "host": "event.host",
+    "state": "state",
+    "attempts": "attempts",
+    "tried": "tried",
+    "next_try": lambda delivery: delivery.next_try if delivery.state == Delivery.State.DUE else None,
+    "status_code": "status_code",
+    "problem": _problem,
+    "sent": "sent",
+}
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -48,6 +84,20 @@ def webhooks(request: PageRequest) -> HttpResponseBase:
     return _not_kept(render(request, "webhooks/list.html", context, status=status))
 
 
+@require_safe
+@page(Role.ADMIN, everywhere=True)
+def webhooks_csv(_request: PageRequest) -> HttpResponseBase:
+    """The whole list, without secrets."""
+    return csv_answer("webhooks", CSV_COLUMNS, selectors.webhooks().defer("secret_locked", "old_secret_locked"))
+
+
+@require_safe
+@page(Role.ADMIN, everywhere=True)
+def deliveries_csv(_request: PageRequest) -> HttpResponseBase:
+    """What was sent to all webhooks and by mail, or is to be."""
+    return csv_answer("deliveries", DELIVERY_CSV_COLUMNS, selectors.deliveries())
+
+
 def _not_kept(answer: HttpResponse) -> HttpResponse:
     answer["Cache-Control"] = "no-store"
     return answer
@@ -66,6 +116,14 @@ def _hook(request: PageRequest, webhook_id: int) -> Webhook:
 def webhook(request: PageRequest, webhook_id: int) -> HttpResponseBase:
     """One webhook: its settings, and its deliveries as they go."""
     return _shown(request, _hook(request, webhook_id))
+
+
+@require_safe
+@page(Role.ADMIN)
+def webhook_deliveries_csv(request: PageRequest, webhook_id: int) -> HttpResponseBase:
+    """What was sent to one webhook, or is to be."""
+    rows = selectors.deliveries().filter(webhook=_hook(request, webhook_id))
+    return csv_answer("deliveries", DELIVERY_CSV_COLUMNS, rows)
 
 
 def _shown(request: PageRequest, hook: Webhook, **more: Any) -> HttpResponse:

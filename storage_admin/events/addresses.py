@@ -61,6 +61,21 @@ def forbidden(host: str) -> bool:
     return address in _METADATA or address.is_link_local or address.is_multicast or address.is_unspecified
 
 
+def server(url: str) -> str:
+    """Of an address its scheme, its host and its port alone."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
+def without(url: str, text: str) -> str:
+    """A text, such as a receiver's answer, without what of an address stands behind its server."""
+    parts = urlsplit(url)
+    told = [f"{parts.path}?{parts.query}", parts.path, parts.query, *(value for _, value in parse_qsl(parts.query))]
+    for part in told:
+        text = text.replace(part, HIDDEN) if len(part) > 3 else text
+    return text
+
+
 def shown(url: str) -> str:
     """An address without the values of its query."""
     head, mark, query = url.partition("?")
