@@ -66,6 +66,9 @@ def test_a_window_that_is_over_or_has_only_quiet_minutes_left_is_missed_and_told
     assert run.finished == TEN + late
     alert = Alert.objects.get(closed=None)
     assert (alert.key, alert.severity) == (f"policy_failed:{policy.pk}", "warning")
+    entry = AuditEntry.objects.get(what="policy window missed")
+    assert (entry.who, entry.target) == (f"policy {policy.name}", policy.name)
+    assert entry.after == {"run": run.pk, "due": TEN.isoformat(), "detail": run.detail}
 
 
 def test_of_several_windows_the_one_that_is_open_runs_and_the_others_are_missed() -> None:

@@ -8,6 +8,7 @@ from django.utils import timezone
 
 from images.models import Image, Policy, PolicyPick, PolicyRun
 from images.policies import runs, services
+from storage_admin.accounts.models import AuditEntry
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.events.models import Alert
 from storage_admin.jobs import automation
@@ -91,6 +92,8 @@ def test_a_run_ends_when_all_has_ended_and_says_how() -> None:
     run.refresh_from_db()
     assert picks(run)[:2] == [("disk0", "succeeded", ""), ("disk1", "failed", "bug")]
     assert (run.state, run.finished) == ("finished", NOW + 2 * MINUTE)
+    entry = AuditEntry.objects.get(what="policy run ended")
+    assert (entry.who, entry.after) == (f"policy {run.policy.name}", {"run": run.pk, "state": "finished"})
     assert "1 of its jobs failed" in Alert.objects.get(closed=None).title
 
 
@@ -296,6 +299,8 @@ def test_stopping_a_run_lets_what_is_at_work_end() -> None:
     run.refresh_from_db()
     assert (run.state, run.detail, run.finished) == ("stopped", "Stopped by olga.", NOW + 2 * MINUTE)
     assert picks(run)[0] == ("disk0", "succeeded", "")
+    entry = AuditEntry.objects.get(what="policy run stopped")
+    assert (entry.who, entry.target, entry.after) == ("olga", run.policy.name, {"run": run.pk})
 
 
 def test_switching_a_policy_off_stops_its_run() -> None:
