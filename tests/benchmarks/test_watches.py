@@ -3,9 +3,7 @@
 from datetime import timedelta
 
 import pytest
-from django.conf import settings
 from django.utils import timezone
-from django.utils.module_loading import import_string
 
 from benchmarks import services, tasks
 from benchmarks.models import Benchmark, Watch
@@ -100,8 +98,3 @@ def test_only_operators_watch_and_end_it(pool: StoragePool) -> None:
         services.unwatch(VIEWER, watch)
     services.unwatch(OPERATOR, watch)
     assert not Watch.objects.exists()
-
-
-def test_the_scheduler_rings_for_it() -> None:
-    entry = settings.CELERY_BEAT_SCHEDULE["benchmark watches"]
-    assert import_string(str(entry["task"])).name == entry["task"]
