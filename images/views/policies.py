@@ -1,4 +1,4 @@
-"""Policies: the list, one with its history, a run with what it looked at; the switch for all automation."""
+"""Policies: the list, one with its history, what it would do now; the switch for all automation."""
 
 from functools import partial
 from typing import Any
@@ -19,9 +19,6 @@ from images.policies.shape import Rules
 from images.views.access import (
     PageRequest,
     attempt,
-    live,
-    live_body,
-    live_context,
     local,
     page,
     paginated,
@@ -29,13 +26,10 @@ from images.views.access import (
 )
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.csv_export import Columns, csv_answer
-from storage_admin.hosts.errors import NotFoundError
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import automation, kinds
 
-RUNS_PER_PAGE, PICKS_PER_PAGE, SHOWN = 20, 100, 25
-#: A run's picks that have a job, or wait for one, are shown on one page.
-MOST_JOBS = 500
+RUNS_PER_PAGE, SHOWN = 20, 25
 
 
 def _of_run(name: str, line: dict[str, Any]) -> object:
@@ -160,40 +154,6 @@ def _whole(text: str | None) -> int:
     return int(text) if text and text.isascii() and text.isdecimal() and len(text) < 10 else 0
 
 
-@require_safe
-@page()
-def policy_run(request: PageRequest, policy_id: int, run_id: int) -> HttpResponseBase:
-    """A run: its jobs, what it left out and why, what it was to win and has won."""
-    run = _run(request, policy_id, run_id)
-    code = request.GET.get("code", "").replace("\0", "")
-    url = reverse("policy_run", args=[policy_id, run_id])
-    sums = selectors.sums_of([run])[run.pk]
-    context = {
-        "run": run, "policy": run.policy, "sums": sums,
-        "jobs": selectors.picks_of(run, left_out=False)[:MOST_JOBS],
-    }  # fmt: skip
-    every = "2s" if run.finished is None else ""
-    if wants_fragment(request) and "v" in request.GET:
-        return live(request, "policies/run.html#work", context, url=url, every=every)
-    body, version = live_body(request, "policies/run.html#work", context)
-    context |= {
-        "section": "policies",
-        "left_out": selectors.skips_of([run])[run.pk],
-        "rows": paginated(request, selectors.picks_of(run, left_out=True, code=code), PICKS_PER_PAGE),
-        "code": code,
-        "rules": Rules.from_json(run.rules),
-    } | live_context(body, version, url=url, every=every)
-    return render(request, "policies/run.html", context)
-
-
-def _run(request: PageRequest, policy_id: int, run_id: int) -> PolicyRun:
-    row = policy_for(request.actor, policy_id)
-    run = row.runs.select_related("policy").filter(pk=run_id).first()
-    if run is None:
-        raise NotFoundError(f"There is no run {run_id} of this policy.")
-    return run
-
-
 @require_POST
 @page(Role.OPERATOR)
 def policy_run_now(request: PageRequest, policy_id: int) -> HttpResponseBase:
@@ -201,15 +161,6 @@ def policy_run_now(request: PageRequest, policy_id: int) -> HttpResponseBase:
     row = policy_for(request.actor, policy_id)
     run = attempt(request, lambda: services.run_now(request.actor, row))
     return redirect("policy_run", row.pk, run.pk) if run else redirect("policy", row.pk)
-
-
-@require_POST
-@page(Role.OPERATOR)
-def policy_run_stop(request: PageRequest, policy_id: int, run_id: int) -> HttpResponseBase:
-    """Ends a run early."""
-    run = _run(request, policy_id, run_id)
-    attempt(request, lambda: services.stop(request.actor, run), "Stopped: what is at work ends as it would.")
-    return redirect("policy_run", policy_id, run_id)
 
 
 @require_POST

@@ -1,7 +1,10 @@
 """Policies in the browser's pages: made in a form that shows the choice, run by hand, read; the switch for all."""
 
+import csv
+import io
 import re
 from collections.abc import Callable
+from html import unescape
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ from django.utils import timezone
 
 from images.models import Policy, PolicyRun
 from images.policies import runs
+from images.views import policy_run
 from images.views.policies import SHOWN
 from storage_admin.jobs import automation
 from storage_admin.jobs.models import Job
@@ -17,6 +21,7 @@ from tests.factories import (
     GIB,
     HostFactory,
     ImageFactory,
+    JobFactory,
     PolicyFactory,
     PolicyPickFactory,
     PolicyRunFactory,
@@ -138,6 +143,72 @@ def test_a_run_page_refreshes_while_it_is_at_work_and_rests_when_it_has_ended(vi
     assert 'hx-trigger="every 2s"' in viewer.get(f"/policies/{run.policy_id}/runs/{run.pk}/").content.decode()
     PolicyRun.objects.update(state="finished", finished=timezone.now())
     assert 'hx-trigger="every 2s"' not in viewer.get(f"/policies/{run.policy_id}/runs/{run.pk}/").content.decode()
+
+
+def test_a_run_of_many_jobs_has_pages_that_stay_while_it_is_at_work(
+    viewer: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy_run, "JOBS_PER_PAGE", 2)
+    monkeypatch.setattr(policy_run, "PICKS_PER_PAGE", 2)
+    run = PolicyRunFactory.create(chosen_at=timezone.now())
+    nowhere: dict[str, Any] = {"image": None, "host": None, "pool": None}
+    skipped = {"state": "skipped", "code": "busy"}
+    for number in range(5):
+        PolicyPickFactory.create(run=run, place=number, label=f"job-{number}", **nowhere)
+        PolicyPickFactory.create(run=run, place=9, label=f"left-{number}", **nowhere, **skipped)
+    address = f"/policies/{run.policy_id}/runs/{run.pk}/"
+    first = viewer.get(address).content.decode()
+    assert labels(first) == ["job-0", "job-1", "left-0", "left-1"]
+    assert "1\u20132 of 5" in text_of(first)
+    second = viewer.get(f"{address}?code=busy&page=3&jobs=2").content.decode()
+    assert labels(second) == ["job-2", "job-3", "left-4"]
+    [asks] = re.findall(r'hx-get="(/policies/[^"]+)"', second)
+    htmx = {"HX-Request": "true"}
+    assert viewer.get(unescape(asks), headers=htmx).status_code == 204
+    run.picks.filter(place=2).update(label="job-two")
+    part = viewer.get(unescape(asks), headers=htmx).content.decode()
+    assert labels(part) == ["job-two", "job-3"]
+    [again] = re.findall(r'hx-get="([^"]+)"', part)
+    assert viewer.get(unescape(again), headers=htmx).status_code == 204
+    for shown in (second, part):
+        [following] = re.findall(r'rel="next" href="([^"]*jobs=3[^"]*)"', shown)
+        assert labels(viewer.get(address + unescape(following)).content.decode()) == ["job-4", "left-4"]
+    for wrong, shown in (("99", "job-4"), ("x", "job-0"), ("-1", "job-4"), ("%00", "job-0")):
+        assert shown in labels(viewer.get(f"{address}?jobs={wrong}").content.decode()), wrong
+
+
+def labels(page: str) -> list[str]:
+    return re.findall(r'<span class="name" title="([^"]+)"', page)
+
+
+def test_all_that_a_run_looked_at_is_to_be_had_as_csv(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy_run, "JOBS_PER_PAGE", 1)
+    run = PolicyRunFactory.create()
+    image = ImageFactory.create(name="web-01")
+    job = JobFactory.create(target=image, state="succeeded", freed_bytes=0, undo_bytes=GIB)
+    done = PolicyPickFactory.create(
+        run=run, place=1, image=image, host=image.host, pool=image.pool, label="web-01", state="succeeded", job=job,
+        predicted_bytes=2 * GIB,
+    )  # fmt: skip
+    PolicyPickFactory.create(run=run, place=2, image=None, host=None, pool=None, label="=gone", state="chosen")
+    PolicyPickFactory.create(run=run, place=3, label="b", state="skipped", code="busy", reason="Another job has it.")
+    PolicyPickFactory.create(label="of another run")
+    address = f"/policies/{run.policy_id}/runs/{run.pk}/picks.csv"
+    assert f'href="{address}"' in viewer.get(address.removesuffix("picks.csv")).content.decode()
+    answer: Any = viewer.get(address)
+    assert answer["Content-Disposition"].startswith(f'attachment; filename="policy-run-{run.pk}-20')
+    first, second, third = csv.DictReader(io.StringIO(answer.getvalue().decode(), newline=""))
+    assert first == {
+        "id": str(done.pk), "place": "1", "image_id": str(image.pk), "name": "web-01", "host": image.host.name,
+        "pool": image.pool.name, "state": "succeeded", "code": "", "reason": "", "job": str(job.pk),
+        "predicted_bytes": str(2 * GIB), "won_bytes": "0", "held_bytes": str(GIB),
+    }  # fmt: skip
+    assert (second["name"], second["image_id"], second["host"], second["job"], second["won_bytes"]) == (
+        "'=gone", "", "", "", "",
+    )  # fmt: skip
+    assert (third["state"], third["code"], third["reason"]) == ("skipped", "busy", "Another job has it.")
+    other = PolicyFactory.create()
+    assert viewer.get(f"/policies/{other.pk}/runs/{run.pk}/picks.csv").status_code == 404
 
 
 def test_the_preview_page_lists_what_the_policy_is_not_for_when_asked(operator: Client) -> None:
