@@ -96,6 +96,7 @@ def test_a_node_is_added_once_its_certificate_was_compared(admin: Client, server
     assert secrets.unlock(host.token_locked) == SECRET
     assert Job.objects.filter(kind="scan", target_id=host.pk, state="queued").exists()
     assert SECRET not in str(list(AuditEntry.objects.values()))
+    assert AuditEntry.objects.get(what="host added").target == "pve1"
     assert "host_secrets" not in admin.session
 
 

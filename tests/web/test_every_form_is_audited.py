@@ -1,0 +1,134 @@
+"""Whatever a form of a page changes stands in the audit trail; a new form needs a line here.
+
+Roles and what is refused are told by ``test_role_table``, whose pages these are.
+"""
+
+import re
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+from pytest_django import Settings
+
+from storage_admin.accounts.models import AuditEntry, Session
+from storage_admin.jobs.models import Job
+from tests.factories import HostFactory, ImageFactory, PolicyFactory, StoragePoolFactory, UserFactory, WatchFactory
+from tests.web.test_host_scope import address
+from tests.web.test_role_table import BACKEND, PAGES, ids, routes
+
+__all__ = ["ids"]
+
+#: An address has one of nothing, where the table asks for one.
+UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+RESULT_LINE = "1.96,1.96,TEST,1,1387339401,4G,,,,374271,39,214541,19,,,392015,17" + "," * 31
+
+#: A page, what the trail calls it, and the form; values that are names of objects stand for their ids.
+FORMS: list[tuple[str, str, dict[str, Any]]] = [
+    ("images_analyze", "analyze queued", {"image": "image_id"}),
+    ("images_reclaim", "reclaim queued", {"image": "plain_id", "confirmed": "1", "undo_hours": "24"}),
+    ("image_analyze", "analyze queued", {}),
+    ("image_format", "format declared", {"format": "raw"}),
+    ("job_cancel", "job cancelled", {"job": "queued_job"}),
+    ("job_retry", "scan queued", {"job": "failed_job"}),
+    ("host_remove", "host removed", {"host": "spare_host", "confirm": "spare"}),
+    ("host_change", "host changed", {"name": "x", "max_jobs": "3"}),
+    ("host_scan", "scan queued", {"host": "spare_host"}),
+    ("folder_add", "pool registered", {"path": "{folder}"}),
+    ("pool_change", "pool changed", {"name": "x", "warn_percent": "70", "warn_days": "14"}),
+    ("pool_remove", "pool removed", {"pool": "spare_pool", "confirm": "spare-pool"}),
+    ("view_save", "view shared", {"page": "jobs", "name": "new", "query": "state=failed", "shared": "on"}),
+    ("view_change", "view not shared any more", {}),
+    ("view_delete", "shared view deleted", {}),
+    ("alert_ack", "alert acknowledged", {}),
+    ("webhooks", "webhook created", {"name": "new", "url": "https://example.org/hook"}),
+    ("mail_test", "mail tested", {}),
+    ("webhook_change", "webhook changed", {"name": "x", "url": "https://example.org/other", "enabled": "on"}),
+    ("webhook_secret", "webhook secret rotated", {}),
+    ("webhook_test", "webhook tested", {}),
+    ("webhook_delete", "webhook deleted", {}),
+    ("delivery_resend", "delivery sent again", {}),
+    ("policy_change", "policy changed", {}),
+    ("policy_run_now", "policy run by hand", {"policy": "idle_policy"}),
+    ("policy_remove", "policy deleted", {}),
+    ("policy_run_stop", "policy run stopped", {}),
+    ("automation_switch", "automation paused", {"paused": "true"}),
+    ("tokens", "token created", {"name": "new", "role": "viewer"}),
+    ("token_delete", "token deleted", {}),
+    ("users", "user added", {"username": "new", "role": "viewer"}),
+    ("user", "user changed", {"role": "operator"}),
+    ("user_active", "user deactivated", {}),
+    ("user_password", "password reset", {}),
+    ("user_sign_out", "sessions ended", {}),
+    ("user_session_end", "session ended", {}),
+    ("lockout_end", "lockout lifted", {}),
+    ("benchmark_paste", "benchmark pasted", {"text": RESULT_LINE}),
+    ("benchmark_watch", "benchmark watch set", {"kind": "dd", "every_hours": "24"}),
+    ("benchmark_unwatch", "benchmark watch ended", {}),
+]
+
+_A_JOB = "It submits a job: the one service for that writes the entry (tests/jobs, test_every_change_is_audited)."
+_ONES_OWN = "As an admin's form for others (user_sign_out, user_session_end): one service."
+#: What is not among them, and why.
+NOT_HERE = {
+    **dict.fromkeys(("reclaim", "flatten", "convert", "check", "set_aside", "restore_aside", "delete_aside"), _A_JOB),
+    **dict.fromkeys(("job_undo", "job_discard_undo", "move_disk", "resize", "trim", "guest_io"), _A_JOB),
+    "benchmark_start": _A_JOB,
+    "host_add": "It takes a host that answers: test_host_add_pages.",
+    "host_connection": "It takes a host that answers: tests/hosts/test_proxmox_hosts.",
+    "policy_add": "A long form: test_policy_pages; the service is that of REST.",
+    "account_sign_out": _ONES_OWN,
+    "account_session_end": _ONES_OWN,
+}
+
+
+def test_each_form_has_a_line() -> None:
+    posts = {page.name for page in PAGES if page.method == "post"}
+    here = {name for name, _, _ in FORMS}
+    assert len(here) == len(FORMS)
+    assert here | set(NOT_HERE) == posts
+    assert not here & set(NOT_HERE)
+
+
+@pytest.fixture
+def things(ids: dict[str, int], settings: Settings, tmp_path: Path) -> dict[str, Any]:
+    settings.ALERT_EMAILS = ["ann@example.org"]
+    spare = HostFactory.create(slug="spare", name="spare", kind="ssh")
+    others = Session.objects.create(
+        session_key="k", session_data="", expire_date=timezone.now() + timedelta(days=1), user_id=ids["user_id"],
+        address="192.0.2.9", browser="Firefox on Linux",
+    )  # fmt: skip
+    pool = StoragePoolFactory.create(host=spare, name="spare-pool", source="admin")
+    return ids | {
+        "spare_host": spare.pk, "spare_pool": pool.pk, "plain_id": ImageFactory.create().pk,
+        "session_uid": str(others.uid),
+        "queued_job": Job.objects.get(state="queued").pk, "idle_policy": PolicyFactory.create(hosts=[spare.pk]).pk,
+        "failed_job": Job.objects.create(
+            kind="scan", host=spare, target_kind="host", target_id=spare.pk, target_label="spare", state="failed",
+            created_by="ann", finished=timezone.now(),
+        ).pk,
+        "folder": str(tmp_path), "watch_id": WatchFactory.create().pk,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "what", "form"), FORMS, ids=[form[0] for form in FORMS])
+def test_what_a_form_changes_is_in_the_trail(
+    things: dict[str, Any], client: Client, name: str, what: str, form: dict[str, Any]
+) -> None:
+    client.force_login(UserFactory.create(username="root-too", role="admin"), BACKEND)
+    # Some forms are about another object than the table's.
+    objects = things | {
+        f"{of}_id": things[form[of]] for of in ("job", "host", "pool", "policy") if form.get(of) in things
+    }
+    where = UUID.sub(things["session_uid"], address(dict(routes())[name], objects))
+    earlier = AuditEntry.objects.count()
+    body = {key: things.get(value.strip("{}"), value) for key, value in form.items()}
+    answer = client.post(where, body, REMOTE_ADDR="192.0.2.7")
+    assert answer.status_code in {200, 302}, answer.content
+    made = list(AuditEntry.objects.order_by("id")[earlier:])
+    assert what in [entry.what for entry in made], ([entry.what for entry in made], answer.headers)
+    for entry in made:
+        assert not entry.refused
+        assert (entry.who, entry.address) == ("root-too", "192.0.2.7")
