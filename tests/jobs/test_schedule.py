@@ -60,15 +60,15 @@ def test_an_entry_names_a_task_that_workers_know_and_rings_often_enough(name: st
 
 
 @pytest.fixture
-def scheduler(live_worker: LiveWorker, redis_server: RedisServer, tmp_path: Path) -> Iterator[Daemon]:
-    """The scheduler as ``manage.py up`` starts it, on the test's database; it rings for the worker."""
+def scheduler(transactional_db: None, redis_server: RedisServer, tmp_path: Path) -> Iterator[Daemon]:
+    """The scheduler as ``manage.py up`` starts it, on the test's database; it sees changes of its table at once."""
     env = os.environ | {
         "DJANGO_SETTINGS_MODULE": "tests.settings",
         "STORAGE_ADMIN_DATA_DIR": str(settings.DATA_DIR),
         "DATABASE_URL": database_url(connection.settings_dict),
         "REDIS_URL": redis_server.url,
     }
-    with Daemon(list(commands.scheduler()), tmp_path / "beat.log", env=env, cwd=ROOT) as daemon:
+    with Daemon([*commands.scheduler(), "--max-interval", "1"], tmp_path / "beat.log", env=env, cwd=ROOT) as daemon:
         yield daemon
 
 
@@ -81,13 +81,15 @@ def ring_soon(name: str) -> None:
 
 @pytest.mark.services
 @pytest.mark.django_db(transaction=True)
-def test_a_window_that_opens_becomes_a_run_by_the_real_scheduler_and_a_real_worker(scheduler: Daemon) -> None:
+def test_a_window_that_opens_becomes_a_run_by_the_real_scheduler_and_a_real_worker(
+    scheduler: Daemon, live_worker: LiveWorker
+) -> None:
     opens = timezone.now().replace(second=0, microsecond=0) - timedelta(minutes=1)
     PolicyFactory.create(cron=f"{opens.minute} {opens.hour} * * *", clock=opens - timedelta(minutes=1))
-    wait_until(PeriodicTask.objects.filter(name="policies").exists, 20, "the scheduler has written its table")
+    wait_until(PeriodicTask.objects.filter(name="policies").exists, 60, "the scheduler has written its table")
     ring_soon("policies")
-    wait_until(PolicyRun.objects.exists, 20, "the window that has opened is a run")
+    wait_until(PolicyRun.objects.exists, 60, "the window that has opened is a run")
     run = PolicyRun.objects.get()
     assert run.due == opens
     assert run.state != PolicyRun.State.MISSED
-    assert scheduler.process.poll() is None
+    assert (scheduler.process.poll(), live_worker.process.poll()) == (None, None)
