@@ -1,4 +1,4 @@
-"""The examples of docs/automation.md, taken out of the page and run as somebody would who copies them."""
+"""The examples of pages of docs/, taken out of the page and run as somebody would who copies them."""
 
 import os
 import re
@@ -8,15 +8,18 @@ from pathlib import Path
 
 from tests.harness.services import ROOT
 
-PAGE = ROOT / "docs" / "automation.md"
+DOCS = ROOT / "docs"
+#: Has the examples, and in its first block the shell function that other pages' examples use too.
+PAGE = "automation.md"
 
 
-def blocks(language: str) -> list[str]:
+def blocks(language: str, page: str = PAGE) -> list[str]:
     """The code blocks of a language, in the page's order."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    text = (DOCS / page).read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
-def run(language: str, folder: Path, **environment: str) -> str:
+def run(language: str, folder: Path, page: str = PAGE, **environment: str) -> str:
     """Runs all blocks of a language as one program, and tells what it printed.
 
     Raises:
@@ -24,8 +27,9 @@ def run(language: str, folder: Path, **environment: str) -> str:
     """
     # errexit does not see what fails within a pipe's left side or a substitution; a page's reader would.
     begin = {"sh": "set -eu -o pipefail\nshopt -s inherit_errexit\n", "python": ""}[language]
+    helpers = [] if page == PAGE else blocks(language)[:1]
     program = folder / f"examples.{language}"
-    program.write_text(begin + "\n".join(blocks(language)))
+    program.write_text(begin + "\n".join([*helpers, *blocks(language, page)]))
     argv = ["bash", "-x", str(program)] if language == "sh" else [sys.executable, "-W", "error", str(program)]
     done = subprocess.run(
         argv, cwd=folder, env=os.environ | environment, capture_output=True, text=True, timeout=300, check=False

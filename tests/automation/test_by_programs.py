@@ -28,6 +28,19 @@ def test_the_documentations_examples_do_what_they_say(automated: Automated, tmp_
         assert words in said, words
 
 
+@pytest.mark.parametrize(
+    ("page", "shown"),
+    [("policies.md", ['"chosen_count"', "It would win", "true"]), ("ledger.md", ['"freed_bytes"'])],
+)
+def test_the_examples_of_other_pages_do_what_they_say(
+    automated: Automated, tmp_path: Path, page: str, shown: list[str]
+) -> None:
+    assert examples.blocks("sh", page)
+    said = examples.run("sh", tmp_path, page, **automated.environment)
+    for words in shown:
+        assert words in said, said
+
+
 @pytest.fixture(scope="module")
 def generated(automated: Automated, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The client that the generator makes of the schema as it is served; a warning of it fails."""
