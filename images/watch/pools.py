@@ -150,8 +150,8 @@ def over_threshold(pools: list[StoragePool], is_open: Collection[str]) -> Iterat
                 "danger" if percent >= danger else "warning",
                 f"{{pool}} is over {whose} of {limit} %",
                 f"{int(percent)} % used: {size(pool.used_bytes)} of {size(pool.capacity_bytes)}, "
-                f"{size(pool.available_bytes)} free{_reserved(pool)}. Win space back (the images page lists the largest "
-                "wins), discard undo copies, or make it larger.",
+                f"{size(pool.available_bytes)} free{_reserved(pool)}. Win space back (the images page lists the "
+                "largest wins), discard undo copies, or make it larger.",
             )
 
 
