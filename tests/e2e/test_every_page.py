@@ -14,7 +14,7 @@ PAGES = (
     "/", "/images/", "/images/?search=nothing-is-called-this", "/images/{mail}/", "/images/{broken}/", "/images/{odd}/",
     "/images/{leaf}/", "/images/{mail}/reclaim/", "/images/{leaf}/flatten/",
     "/images/{leaf}/convert/", "/images/{leaf}/check/", "/images/{broken}/reclaim/",
-    "/jobs/", "/jobs/{job}/", "/ledger/", "/ledger/?held=true", "/hosts/",
+    "/orphans/", "/jobs/", "/jobs/{job}/", "/ledger/", "/ledger/?held=true", "/hosts/",
     "/benchmarks/", "/benchmarks/start/", "/benchmarks/paste/", "/benchmarks/compare/", "/benchmarks/pools/{pool}/",
     "/policies/", "/policies/add/", "/pools/{pool}/", "/guests/", "/alerts/",
     "/webhooks/", "/tokens/", "/users/", "/audit/", "/password/", "/account/",
