@@ -155,6 +155,7 @@ class PlannedSerializer(serializers.Serializer[Any]):
     host = serializers.IntegerField()
     label = serializers.CharField()  # type: ignore[assignment]  # a field of that name
     method = serializers.CharField(allow_blank=True)
+    waits = serializers.BooleanField(help_text="Another job has it now: its turn comes when that has ended.")
     predicted_bytes = serializers.IntegerField(allow_null=True)
     scratch_bytes = serializers.IntegerField(allow_null=True)
 
@@ -205,6 +206,7 @@ def preview_of(found: Preview, *, on_pools: bool = False) -> dict[str, Any]:
             _target(one, on_pools)
             | {
                 "method": one.plan.method if one.plan else "",
+                "waits": one.candidate.waits,
                 "predicted_bytes": one.won_bytes,
                 "scratch_bytes": one.plan.scratch_bytes if one.plan else None,
             }

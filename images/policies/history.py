@@ -44,20 +44,13 @@ def last_jobs(kind: str, target_kind: str, among: Collection[int] | None = None)
     }
 
 
-def held_images(kind: str, *, alone: bool) -> Collection[int]:
-    """Ids of the images that other jobs have now.
+def at_work(kind: str, target_kind: str) -> dict[int, int]:
+    """The job of a kind that is queued or at work on each target, by the target's id."""
+    active = Job.objects.filter(state__in=Job.ACTIVE, kind=kind, target_kind=target_kind)
+    return dict(active.order_by("-pk").values_list("target_id", "pk"))
 
-    Args:
-        alone: whether a job of the kind needs the image for itself; else only another one of its kind is in its way.
-    """
-    active = Job.objects.filter(state__in=Job.ACTIVE)
-    if not alone:
-        return set(active.filter(kind=kind, target_kind="image").values_list("target_id", flat=True))
+
+def held_images() -> frozenset[int]:
+    """Ids of the images that jobs have now, or that stand below those: nobody else can have them for itself."""
     keys = ResourceLock.objects.filter(key__startswith="image:").values_list("key", flat=True)
-    return {int(key.removeprefix("image:")) for key in keys if key.removeprefix("image:").isdigit()}
-
-
-def measured_pools(kind: str) -> Collection[int]:
-    """Ids of the pools that such a job is queued or at work on."""
-    active = Job.objects.filter(state__in=Job.ACTIVE, kind=kind, target_kind="pool")
-    return set(active.values_list("target_id", flat=True))
+    return frozenset(int(key.removeprefix("image:")) for key in keys if key.removeprefix("image:").isdigit())

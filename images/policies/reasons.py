@@ -50,12 +50,20 @@ def _in_state(detail: str) -> str:
     return detail or "Its state has to be looked at first."
 
 
+#: In the order in which the rules are asked (:mod:`images.policies.rules`).
 _SENTENCES: dict[str, Callable[..., str]] = {
-    "not_analyzed": lambda: "What it would win is not known: it was not analyzed since it changed.",
-    "too_little": _too_little,
-    "too_young": lambda kind, job, finished, hours: (
-        f"Its last {kind} (job {job}) ended at {finished:%Y-%m-%d %H:%M} UTC; the policy waits {hours} hours."
+    **{state: _in_state for state in Image.State.values if state not in {Image.State.OK, *Image.NOT_THERE}},
+    "format_undeclared": lambda looks: (
+        f"Nothing declares its format; it looks like {looks}. Declare it on the image's page first."
     ),
+    "encrypted": lambda: "It is encrypted: nothing can be won back from outside of it.",
+    "busy": lambda kind, job: f"Job {job} ({kind}) is at work on it already, or queued for it.",
+    "guest_running": lambda detail: f"It is in use: {detail}. A policy never shuts a guest down.",
+    "guests_unknown": lambda detail: f"Who uses it is not known. {detail or 'It was not scanned yet.'}",
+    "chain_too_short": lambda depth, least: (
+        f"Its chain has {depth} image{'s' if depth > 1 else ''}; the policy is for {least} or more."
+    ),
+    "chain_too_deep": lambda depth, most: f"Its chain has {depth} images; more than {most} are refused.",
     "undone": lambda kind, job: (
         f"Its last {kind} (job {job}) was undone: somebody wanted the original. It is left out until somebody starts "
         "one by hand."
@@ -64,18 +72,11 @@ _SENTENCES: dict[str, Callable[..., str]] = {
         f"It grew back: job {job} won {size(won)}, and {between(finished, at)} later it took {size(grown)} more again. "
         "It is left out from now on, unless the policy includes such images."
     ),
-    "chain_too_short": lambda depth, least: (
-        f"Its chain has {depth} image{'s' if depth > 1 else ''}; the policy is for {least} or more."
+    "too_young": lambda kind, job, finished, hours: (
+        f"Its last {kind} (job {job}) ended at {finished:%Y-%m-%d %H:%M} UTC; the policy waits {hours} hours."
     ),
-    "chain_too_deep": lambda depth, most: f"Its chain has {depth} images; more than {most} are refused.",
-    "guest_running": lambda detail: f"It is in use: {detail}. A policy never shuts a guest down.",
-    "guests_unknown": lambda detail: f"Who uses it is not known. {detail or 'It was not scanned yet.'}",
-    "busy": lambda: "Another job has it.",
-    "encrypted": lambda: "It is encrypted: nothing can be won back from outside of it.",
-    "format_undeclared": lambda looks: (
-        f"Nothing declares its format; it looks like {looks}. Declare it on the image's page first."
-    ),
-    **{state: _in_state for state in Image.State.values if state != Image.State.OK},
+    "not_analyzed": lambda: "What it would win is not known: it was not analyzed since it changed.",
+    "too_little": _too_little,
 }
 #: What each code means, without the numbers of one image.
 WORDS = NOT_MEANT | {
@@ -89,6 +90,7 @@ WORDS = NOT_MEANT | {
     "guest_running": "in use",
     "guests_unknown": "who uses it is not known",
     "busy": "another job has it",
+    "done_meanwhile": "done by another job meanwhile",
     "too_long": "would not be done before the window ends",
     "window_closed": "its turn did not come",
     "policy_stopped": "the run was stopped",

@@ -7,7 +7,7 @@ of them. What a job's plan says of an image, as that its copy does not fit, is a
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from fnmatch import translate
@@ -21,7 +21,7 @@ from images import refusals
 from images.models import Image
 from images.policies import growth, history
 from images.policies.places import places
-from images.policies.reasons import Skip
+from images.policies.reasons import NOT_MEANT, Skip
 from images.policies.shape import ALONE, Rules
 from storage_admin.hosts.models import StoragePool
 
@@ -31,6 +31,7 @@ class Candidate(NamedTuple):
 
     Args:
         gain: bytes that it would win; ``None`` where nothing is won by such a job, or it is not known.
+        waits: whether another job has the image now: its turn comes when that has ended.
     """
 
     id: int
@@ -38,6 +39,7 @@ class Candidate(NamedTuple):
     pool_id: int
     label: str
     gain: int | None
+    waits: bool = False
 
 
 @dataclass
@@ -142,7 +144,10 @@ def _choose_images(rules: Rules, now: datetime, hosts: frozenset[int] | None) ->
             choice.skips.append(skip)
     kept.sort(key=judge.rank)
     gains = rules.kind == "reclaim"
-    choice.chosen = [Candidate(row.id, row.host_id, row.pool_id, row.name, row.gain if gains else None) for row in kept]
+    choice.chosen = [
+        Candidate(row.id, row.host_id, row.pool_id, row.name, row.gain if gains else None, row.id in judge.held)
+        for row in kept
+    ]
     choice.skips.sort(key=lambda skip: (skip.label, skip.id))
     return choice
 
@@ -209,16 +214,39 @@ def _any_of(patterns: list[str]) -> re.Pattern[str] | None:
     return re.compile("|".join(translate(one) for one in patterns)) if patterns else None
 
 
+def left_out_by_now(rules: Rules, ids: Collection[int], now: datetime) -> dict[int, tuple[str, str]]:
+    """Of images that were chosen a while ago, those that the rules leave out by now: the code and the reason of each.
+
+    One that a job of the kind has by now is none of them: it waits.
+    """
+    there = Image.objects.filter(pk__in=ids).exclude(state__in=Image.NOT_THERE)
+    rows = list(_meant(rules, there, Counter()))
+    judge, names, found = _Judge(rules, now, rows, ids), _Names(rules.name_pattern), {}
+    for row in rows:
+        skip = judge.skip(row)
+        if rules.hosts and row.host_id not in rules.hosts:  # another node lists its storage by now
+            found[row.id] = ("lister_not_named", NOT_MEANT["lister_not_named"])
+        elif skip is not None and skip.code != "busy":
+            found[row.id] = (skip.code, skip.reason)
+    meant = {row.id for row in rows}
+    for pk, name in there.values_list("pk", "name"):
+        if pk not in meant:
+            code = "other_format" if names.match(name) else "other_name"
+            found[pk] = (code, NOT_MEANT[code])
+    return found
+
+
 class _Judge:
     """The rules beyond names: each image gets exactly one reason, or none."""
 
-    def __init__(self, rules: Rules, now: datetime, rows: list[_Row]) -> None:
+    def __init__(self, rules: Rules, now: datetime, rows: list[_Row], among: Collection[int] | None = None) -> None:
         self._rules, self._now = rules, now
         self._gains = looks_at_gain(rules)
         self._alone = rules.kind in ALONE
         self._depth = max(rules.min_chain_depth, 2 if rules.kind == "flatten" else 1)
-        self._last = history.last_jobs(rules.kind, "image") if rows else {}
-        self._held = history.held_images(rules.kind, alone=self._alone)
+        self._last = history.last_jobs(rules.kind, "image", among) if rows else {}
+        self._at_work = history.at_work(rules.kind, "image")
+        self.held = history.held_images() if self._alone else frozenset()
         self._regrown: dict[int, growth.Regrown] = {}
         if rules.kind == "reclaim" and not rules.include_decayed:
             sizes = {row.id: row.size for row in rows if row.size is not None}
@@ -254,10 +282,10 @@ class _Judge:
         return None
 
     def _use(self, row: _Row) -> tuple[Any, ...] | None:
-        if row.id in self._held:
-            return ("busy",)
-        if not self._alone or row.in_use is False:
-            return None
+        if row.id in self._at_work:
+            return ("busy", self._rules.kind, self._at_work[row.id])
+        if not self._alone or row.in_use is False or row.id in self.held:
+            return None  # who uses it while a job has it may be that job: it is asked when its turn comes
         return ("guests_unknown" if row.in_use is None else "guest_running", row.in_use_detail)
 
     def _chain(self, row: _Row) -> tuple[Any, ...] | None:
@@ -323,7 +351,7 @@ def _stranger(rules: Rules, names: _Names, pool: StoragePool) -> str:
 def _choose_pools(rules: Rules, now: datetime, hosts: frozenset[int] | None) -> Choice:
     """For kinds that work on pools: the one that was not done for longest comes first."""
     choice, names = Choice(), _Names(rules.name_pattern)
-    last, held = history.last_jobs(rules.kind, "pool"), history.measured_pools(rules.kind)
+    last, held = history.last_jobs(rules.kind, "pool"), history.at_work(rules.kind, "pool")
     kept: list[tuple[float, StoragePool]] = []
     for pool in StoragePool.objects.select_related("host").order_by("name", "pk"):
         if code := _stranger(rules, names, pool):
@@ -331,7 +359,8 @@ def _choose_pools(rules: Rules, now: datetime, hosts: frozenset[int] | None) -> 
                 choice.not_meant[code] += 1
         else:
             done = last.get(pool.pk)
-            found = ("busy",) if pool.pk in held else done_lately(rules, done, now) if done else None
+            found = done_lately(rules, done, now) if done else None
+            found = ("busy", rules.kind, held[pool.pk]) if pool.pk in held else found
             if found is None:
                 kept.append((done.finished.timestamp() if done else 0.0, pool))
             else:

@@ -170,6 +170,8 @@ def close(run: PolicyRun, rules: Rules, code: str, why: str) -> None:
     """
     waiting = run.picks.filter(state=PolicyPick.State.CHOSEN)
     waiting.filter(code="").update(state=PolicyPick.State.SKIPPED, code=code, reason=why)
+    held = waiting.filter(code="busy", reason=submitting.HELD)
+    held.update(state=PolicyPick.State.SKIPPED, reason=f"Another job had it. {why}")
     waiting.update(state=PolicyPick.State.SKIPPED)  # those that another job kept waiting say so
     for pick in _not_begun(run):
         _withdraw(pick, rules, why, state=PolicyPick.State.SKIPPED, code=code, reason=why)

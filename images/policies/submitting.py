@@ -24,6 +24,8 @@ from storage_admin.jobs.models import Job
 TOGETHER, MOST = 20, 200
 #: A scan that follows a job tells how much space there is now: the next one waits for it, but not for ever.
 _SCAN_WITHIN = timedelta(minutes=5)
+#: What a pick says whose image another job has, and how many ids stand in one query.
+HELD, _AT_ONCE = "Another job has it: it waits for its end.", 5000
 
 
 def submit(run: PolicyRun, rules: Rules, now: datetime) -> None:
@@ -31,9 +33,22 @@ def submit(run: PolicyRun, rules: Rules, now: datetime) -> None:
     waiting = run.picks.filter(state=PolicyPick.State.CHOSEN)
     lost = "It is not there any more."
     waiting.filter(host=None).update(state=PolicyPick.State.SKIPPED, code="gone", reason=lost)
+    _note_held(waiting, rules)
     for host_id in list(waiting.order_by().values_list("host", flat=True).distinct()):
         if _free(run, rules, host_id) > 0 and not _is_being_scanned(rules, host_id, now):
             _fill(run, rules, host_id, now)
+
+
+def _note_held(waiting: QuerySet[PolicyPick], rules: Rules) -> None:
+    """Those whose images other jobs have say so, and keep nobody behind them from a slot; it ends with the job."""
+    held = history.held_images() if rules.kind in ALONE else frozenset()
+    ids = sorted(held)
+    marked = waiting.filter(code="busy", reason=HELD)
+    over = [pk for pk, image in marked.values_list("pk", "image_id") if image not in held]
+    for begin in range(0, len(over), _AT_ONCE):
+        marked.filter(pk__in=over[begin : begin + _AT_ONCE]).update(code="", reason="")
+    for begin in range(0, len(ids), _AT_ONCE):
+        waiting.filter(image__in=ids[begin : begin + _AT_ONCE]).exclude(code="busy").update(code="busy", reason=HELD)
 
 
 def _free(run: PolicyRun, rules: Rules, host_id: int) -> int:
@@ -49,9 +64,10 @@ def _is_being_scanned(rules: Rules, host_id: int, now: datetime) -> bool:
 
 def _fill(run: PolicyRun, rules: Rules, host_id: int, now: datetime) -> None:
     waiting = run.picks.filter(state=PolicyPick.State.CHOSEN, host=host_id).order_by("place", "id")
+    waiting = waiting.exclude(code="busy", reason=HELD)
     admitted, free = Admitted(), _free(run, rules, host_id)
     for batch in _batches(waiting, rules):
-        picks = _still_due(rules, batch, now)
+        picks = _still_due(run, rules, batch, now)
         found = planned(rules, [_candidate(rules, pick) for pick in picks], admitted, until=run.ends, now=now)
         for pick, plan in zip(picks, found, strict=True):
             if free <= 0:
@@ -73,22 +89,35 @@ def _batches(waiting: QuerySet[PolicyPick], rules: Rules) -> Iterator[list[Polic
         begin, length = begin + length, TOGETHER
 
 
-def _still_due(rules: Rules, picks: list[PolicyPick], now: datetime) -> list[PolicyPick]:
-    """Those that nobody else, as another run or a person, has done or undone since the run chose them."""
-    candidates = [_candidate(rules, pick) for pick in picks]
-    target = "pool" if rules.on_pools else "image"
-    last = history.last_jobs(rules.kind, target, [one.id for one in candidates])
+def _still_due(run: PolicyRun, rules: Rules, picks: list[PolicyPick], now: datetime) -> list[PolicyPick]:
+    """Those that the rules still choose: others, as another run or a person, may have changed that since."""
+    found = _left_out_by_now(run, rules, [_candidate(rules, pick).id for pick in picks], now)
     due = []
-    for pick, one in zip(picks, candidates, strict=True):
-        done = last.get(one.id)
-        found = choosing.done_lately(rules, done, now) if done else None
-        if found is None:
-            due.append(pick)
+    for pick in picks:
+        code, reason = found.get(_candidate(rules, pick).id, ("", ""))
+        if code:
+            _end(pick, PolicyPick.State.SKIPPED, code, reason)
         else:
-            code, *facts = found
-            skip = Skip(one.id, one.host_id, one.pool_id, one.label, code, tuple(facts))
-            _end(pick, PolicyPick.State.SKIPPED, code, skip.reason)
+            due.append(pick)
     return due
+
+
+def _left_out_by_now(run: PolicyRun, rules: Rules, ids: list[int], now: datetime) -> dict[int, tuple[str, str]]:
+    """The code and the reason of each target that is not to be worked on any more, by its id."""
+    found = {} if rules.on_pools else choosing.left_out_by_now(rules, ids, now)
+    for target, done in history.last_jobs(rules.kind, "pool" if rules.on_pools else "image", ids).items():
+        lately = choosing.done_lately(rules, done, now)
+        if lately is None and run.chosen_at is not None and done.finished >= run.chosen_at:
+            # However short the policy's own interval is: nothing is done twice.
+            ended = f"{done.finished:%Y-%m-%d %H:%M} UTC"
+            found[target] = (
+                "done_meanwhile",
+                f"Job {done.job_id} ({rules.kind}) did it meanwhile, and ended at {ended}.",
+            )
+        elif lately is not None and rules.on_pools:
+            code, *facts = lately
+            found[target] = code, Skip(target, 0, 0, "", code, tuple(facts)).reason
+    return found
 
 
 def _candidate(rules: Rules, pick: PolicyPick) -> Candidate:

@@ -204,14 +204,18 @@ def test_an_image_that_has_grown_back_by_now_is_told_before_a_sample_is() -> Non
     assert "3 GiB more again" in skip.reason
 
 
-def test_an_image_that_another_job_has_is_left_out_also_as_the_base_of_it() -> None:
+def test_an_image_that_a_job_of_the_kind_has_is_left_out_and_one_that_another_job_needs_waits() -> None:
     base = image("base")
     overlay = image("overlay", backing=base)
     job = JobFactory.create(target=overlay, kind="reclaim", state="running")
     ResourceLockFactory.create(job=job, key=f"image:{overlay.pk}")
     ResourceLockFactory.create(job=job, key=f"image:{base.pk}", exclusive=False)
-    policy = PolicyFactory.create()
-    assert [(skip.label, skip.code) for skip in look(policy).skips] == [("base", "busy"), ("overlay", "busy")]
+    found = look(PolicyFactory.create())
+    assert [(skip.label, skip.code) for skip in found.skips] == [("overlay", "busy")]
+    assert f"Job {job.pk} (reclaim) is at work on it already" in found.skips[0].reason
+    assert [(one.label, one.waits) for one in found.chosen] == [("base", True)]
+    found = look(PolicyFactory.create(kind="check", options={}))
+    assert [(one.label, one.waits) for one in found.chosen] == [("base", True), ("overlay", True)]
     # An analysis reads beside others.
     assert sorted(chosen(PolicyFactory.create(kind="analyze", options={}))) == ["base", "overlay"]
 

@@ -1,0 +1,160 @@
+"""Images that other jobs have when a run chooses: they wait for their turn, and nothing is done to them twice."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from images.models import Image, PolicyPick
+from images.policies import runs, services
+from images.policies.preview import preview
+from images.policies.shape import Rules
+from storage_admin.jobs.models import Job, ResourceLock
+from tests.factories import GIB, HostFactory, JobFactory, PolicyFactory
+from tests.policies.test_runs import MINUTE, NOW, at_work, begun, images, picks
+from tests.working import OPERATOR
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
+
+
+def taken(one: Image, kind: str = "flatten") -> Job:
+    """A job that has an image."""
+    job = JobFactory.create(target=one, kind=kind, state="running")
+    ResourceLock.objects.create(job=job, key=f"image:{one.pk}", exclusive=True)
+    return job
+
+
+def ended(job: Job, state: str = "succeeded", **columns: Any) -> None:
+    Job.objects.filter(pk=job.pk).update(state=state, finished=timezone.now(), **columns)
+    ResourceLock.objects.filter(job=job).delete()
+
+
+def test_an_image_that_another_job_has_waits_its_turn_and_keeps_no_other_from_the_slot() -> None:
+    first, _second = images(2)
+    job = taken(first)
+    policy = PolicyFactory.create()
+    run = begun(policy)
+    assert picks(run) == [("disk0", "chosen", "busy"), ("disk1", "submitted", "")]
+    assert run.picks.get(label="disk0").reason == "Another job has it: it waits for its end."
+    own = Job.objects.get(created_by=f"policy {policy.name}")
+    ended(job)
+    runs.work(NOW + MINUTE)
+    # Nothing keeps it any more but that there is one slot.
+    assert picks(run)[0] == ("disk0", "chosen", "")
+    ended(own)
+    runs.work(NOW + 2 * MINUTE)
+    assert picks(run) == [("disk0", "submitted", ""), ("disk1", "succeeded", "")]
+
+
+def test_many_images_that_other_jobs_have_keep_nobody_behind_them_from_the_slots(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("images.policies.submitting.MOST", 2)
+    rows = images(5)
+    for one in rows[:4]:
+        taken(one)
+    run = begun(PolicyFactory.create())
+    assert [label for label, state, _code in picks(run) if state == "submitted"] == ["disk4"]
+
+
+def test_what_another_job_has_until_the_window_closes_is_left_out_and_says_so() -> None:
+    (one,) = images(1)
+    taken(one)
+    run = begun(PolicyFactory.create())
+    runs.work(run.ends)
+    pick = run.picks.get()
+    assert (pick.state, pick.code) == ("skipped", "busy")
+    assert pick.reason.startswith("Another job had it. The window closed before")
+    run.refresh_from_db()
+    assert run.state == "finished"
+
+
+def test_a_run_that_is_stopped_lets_nothing_wait_any_longer() -> None:
+    (one,) = images(1)
+    job = taken(one)
+    run = begun(PolicyFactory.create())
+    services.stop(OPERATOR, run)
+    assert picks(run) == [("disk0", "skipped", "busy")]
+    ended(job)
+    runs.work(NOW + MINUTE)
+    assert not PolicyPick.objects.exclude(job=None).exists()
+
+
+@pytest.mark.parametrize(("min_age_hours", "code"), [(0, "done_meanwhile"), (24, "too_young")])
+def test_what_another_run_or_a_person_does_meanwhile_is_not_done_twice(min_age_hours: int, code: str) -> None:
+    (one,) = images(1)
+    job = taken(one)
+    run = begun(PolicyFactory.create(min_age_hours=min_age_hours))
+    assert picks(run) == [("disk0", "chosen", "busy")]
+    ended(job)
+    done = JobFactory.create(target=one, kind="reclaim", state="running")
+    ResourceLock.objects.create(job=done, key=f"image:{one.pk}", exclusive=True)
+    runs.work(NOW + MINUTE)
+    assert picks(run) == [("disk0", "chosen", "busy")]
+    ended(done, result={"before_bytes": 8 * GIB, "after_bytes": one.allocated_size})
+    runs.work(NOW + 2 * MINUTE)
+    pick = run.picks.get()
+    assert (pick.state, pick.code) == ("skipped", code)
+    assert f"job {done.pk}" in pick.reason.lower()
+    assert at_work() == []
+
+
+def test_what_has_gone_wrong_by_another_is_tried_all_the_same() -> None:
+    (one,) = images(1)
+    job = taken(one)
+    run = begun(PolicyFactory.create())
+    ended(job, "failed")
+    runs.work(NOW + MINUTE)
+    assert picks(run) == [("disk0", "submitted", "")]
+
+
+@pytest.mark.parametrize(
+    ("rules", "columns", "code"),
+    [
+        ({"formats": ["vmdk"]}, {"declared_format": "qcow2"}, "other_format"),  # a conversion in its place
+        ({"name_pattern": "disk*"}, {"name": "other"}, "other_name"),
+        ({"min_chain_depth": 2}, {"chain_depth": 1}, "chain_too_short"),  # a flatten
+        ({}, {"reclaimable_bytes": None}, "not_analyzed"),
+        ({}, {"in_use": True, "in_use_detail": "guest web is running"}, "guest_running"),
+    ],
+)
+def test_what_the_rules_would_not_choose_after_the_other_job_is_left_out(
+    rules: dict[str, Any], columns: dict[str, Any], code: str
+) -> None:
+    (one,) = images(1, declared_format="vmdk", chain_depth=2)
+    job = taken(one)
+    run = begun(PolicyFactory.create(**rules))
+    assert picks(run) == [("disk0", "chosen", "busy")]
+    Image.objects.filter(pk=one.pk).update(**columns)
+    ended(job)
+    runs.work(NOW + MINUTE)
+    assert picks(run) == [("disk0", "skipped", code)]
+
+
+def test_an_image_that_another_node_lists_by_now_is_not_worked_on_there() -> None:
+    (one,) = images(1)
+    job = taken(one)
+    run = begun(PolicyFactory.create(hosts=[one.host_id]))
+    Image.objects.filter(pk=one.pk).update(host=HostFactory.create())
+    ended(job)
+    runs.work(NOW + MINUTE)
+    assert picks(run) == [("disk0", "skipped", "lister_not_named")]
+
+
+def test_what_a_scan_saw_of_the_job_that_has_an_image_does_not_leave_it_out() -> None:
+    (one,) = images(1, in_use=True, in_use_detail="locked by qemu or a like program")
+    job = taken(one)
+    run = begun(PolicyFactory.create())
+    assert picks(run) == [("disk0", "chosen", "busy")]
+    Image.objects.filter(pk=one.pk).update(in_use=False, in_use_detail="")
+    ended(job)
+    runs.work(NOW + MINUTE)
+    assert picks(run) == [("disk0", "submitted", "")]
+
+
+def test_the_preview_says_that_an_image_is_busy_now_and_would_wait() -> None:
+    first, _second = images(2)
+    taken(first)
+    found = preview(Rules.of(PolicyFactory.create()), NOW + timedelta(0), limit=10)
+    assert [(one.candidate.label, one.candidate.waits) for one in found.accepted] == [("disk0", True), ("disk1", False)]
