@@ -31,7 +31,7 @@ from images.policies.reasons import NOT_MEANT
 from images.policies.scope import hosts_of, policies_for, require_reach
 from images.policies.shape import Rules
 from images.policies.validation import clean
-from storage_admin.accounts.roles import Role
+from storage_admin.accounts.roles import Actor, Role
 from storage_admin.api.pagination import DEFAULT_LIMIT, LARGEST, MAX_LIMIT, PAGE, page_of, whole_number
 from storage_admin.api.views import Endpoint, EndpointSet
 from storage_admin.jobs import automation
@@ -138,7 +138,7 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
     def run(self, request: Request, **_where: Any) -> Response:
         EmptyBody(data=request.data).is_valid(raise_exception=True)
         run = services.run_now(self.actor, self.get_object())
-        return Response(_runs([run])[0], status=status.HTTP_202_ACCEPTED)
+        return Response(_runs(self.actor, [run])[0], status=status.HTTP_202_ACCEPTED)
 
     @extend_schema(
         summary="Its runs, the latest first, with their jobs and how many were left out by which rule",
@@ -148,7 +148,7 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
     @action(detail=True, methods=["get"], filter_backends=[])
     def runs(self, _request: Request, **_where: Any) -> Response:
         page: Any = self.paginate_queryset(selectors.runs_of(self.get_object()))
-        return self.get_paginated_response(_runs(page))
+        return self.get_paginated_response(_runs(self.actor, page))
 
     @extend_schema(
         summary="What a run looked at: with its job, or with the reason why it was left out",
@@ -179,7 +179,7 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
     def stop(self, request: Request, run: int, **_where: Any) -> Response:
         found = self._run(run)
         EmptyBody(data=request.data).is_valid(raise_exception=True)
-        return Response(_runs([services.stop(self.actor, found)])[0])
+        return Response(_runs(self.actor, [services.stop(self.actor, found)])[0])
 
     def _run(self, run_id: int) -> PolicyRun:
         found = PolicyRun.objects.select_related("policy").filter(policy=self.get_object(), pk=run_id).first()
@@ -206,8 +206,9 @@ def _policies(policies: Sequence[Policy]) -> Any:
     return PolicySerializer(policies, many=True, context=context).data
 
 
-def _runs(runs: list[PolicyRun]) -> Any:
-    context = {"sums": selectors.sums_of(runs), "picks": selectors.jobs_of(runs), "skips": selectors.skips_of(runs)}
+def _runs(actor: Actor, runs: list[PolicyRun]) -> Any:
+    skips = selectors.skips_of(runs, limited=actor.hosts is not None)
+    context = {"sums": selectors.sums_of(runs), "picks": selectors.jobs_of(runs), "skips": skips}
     return RunSerializer(runs, many=True, context=context).data
 
 

@@ -12,6 +12,8 @@ from images.policies.preview import LeftOut
 from images.policies.reasons import NOT_MEANT, word_of
 
 State = PolicyPick.State
+#: What a policy is not for though it is on its hosts and in its pools.
+_OF_ITS_HOSTS = frozenset({"other_name", "other_format"})
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,12 @@ def jobs_of(runs: Iterable[PolicyRun], most: int = 100) -> dict[int, list[Policy
     return found
 
 
-def skips_of(runs: Iterable[PolicyRun]) -> dict[int, list[LeftOut]]:
-    """How many each run has left out, by the code of why: those it was for, then those that it was not for."""
+def skips_of(runs: Iterable[PolicyRun], *, limited: bool = False) -> dict[int, list[LeftOut]]:
+    """How many each run has left out, by the code of why: those it was for, then those that it was not for.
+
+    Args:
+        limited: who asks is limited to some hosts, and does not read how many there are on others.
+    """
     runs = list(runs)
     skips = PolicyPick.objects.filter(run__in=[run.pk for run in runs], state=State.SKIPPED).order_by()
     found: dict[int, list[LeftOut]] = {run.pk: [] for run in runs}
@@ -100,6 +106,8 @@ def skips_of(runs: Iterable[PolicyRun]) -> dict[int, list[LeftOut]]:
         found[run_id].append(LeftOut(code, word_of(code), count, meant=True))
     for run in runs:
         for code, count in run.left_out.items():
+            if limited and code in NOT_MEANT.keys() - _OF_ITS_HOSTS:
+                continue
             word = NOT_MEANT.get(code) or word_of(code)
             found[run.pk].append(LeftOut(code, word, count, meant=code not in NOT_MEANT))
     return found

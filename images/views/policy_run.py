@@ -53,7 +53,7 @@ def policy_run(request: PageRequest, policy_id: int, run_id: int) -> HttpRespons
     body, version = live_body(request, "policies/run.html#work", context)
     context |= {
         "section": "policies",
-        "left_out": selectors.skips_of([run])[run.pk],
+        "left_out": selectors.skips_of([run], limited=request.actor.hosts is not None)[run.pk],
         "rows": paginated(request, selectors.picks_of(run, left_out=True, code=code), PICKS_PER_PAGE),
         "code": code,
         "rules": Rules.from_json(run.rules),

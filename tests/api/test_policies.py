@@ -227,6 +227,10 @@ def test_what_is_on_hosts_that_somebody_does_not_see_is_neither_counted_nor_list
             assert {one["image"] for one in found["skipped"]} <= {own.pk}
             assert {one["code"]: one["count"] for one in found["left_out"]} == {"other_pool": 1}
             assert sum(one["count"] for one in whole["left_out"]) == 3
+        PolicyRunFactory.create(policy=policy, left_out={"other_host": 2, "gone": 1, "other_name": 4, "too_little": 5})
+        for client, codes in ((limited, "other_name too_little"), (everybody, "gone other_host other_name too_little")):
+            [run] = client.get(f"{URL}{policy.pk}/runs/").json()["results"]
+            assert sorted(one["code"] for one in run["left_out"]) == codes.split()
 
 
 def test_what_does_not_fit_beside_what_is_chosen_already_says_so(operator: APIClient) -> None:

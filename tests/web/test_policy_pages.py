@@ -261,7 +261,9 @@ def test_each_role_may_do_its_part(browser_of: Callable[[str], Client]) -> None:
     assert not Policy.objects.exists()
 
 
-def test_a_user_who_is_limited_to_some_hosts_sees_no_policy_that_reaches_others() -> None:
+def test_a_user_who_is_limited_to_some_hosts_sees_no_policy_that_reaches_others(
+    browser_of: Callable[[str], Client],
+) -> None:
     host = HostFactory.create(slug="mine")
     mine, other = PolicyFactory.create(hosts=[host.pk]), PolicyFactory.create()
     client = Client()
@@ -271,6 +273,14 @@ def test_a_user_who_is_limited_to_some_hosts_sees_no_policy_that_reaches_others(
     assert mine.name in page
     assert other.name not in page
     assert client.get(f"/policies/{other.pk}/").status_code == 404
+    wins(name="web-of-theirs")
+    for code in ("other_host", "gone", ""):
+        page = text_of(client.get(f"/policies/{mine.pk}/preview/?code={code}").content.decode())
+        assert "web-of-theirs" not in page
+        assert "other host" not in page
+    run = PolicyRunFactory.create(policy=mine, left_out={"other_host": 4711})
+    assert "4,711" not in text_of(client.get(f"/policies/{mine.pk}/runs/{run.pk}/").content.decode())
+    assert "4,711" in text_of(browser_of("viewer").get(f"/policies/{mine.pk}/runs/{run.pk}/").content.decode())
     assert client.post("/automation/", {"paused": "true"}).status_code == 403
     assert not automation.is_paused()
 
