@@ -1,11 +1,12 @@
 """Images that other jobs have when a run chooses: they wait for their turn, and nothing is done to them twice."""
 
-from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.template.loader import render_to_string
 from django.utils import timezone
 
+from images.api.policy_shapes import preview_of
 from images.models import Image, PolicyPick
 from images.policies import runs, services
 from images.policies.preview import preview
@@ -156,5 +157,7 @@ def test_what_a_scan_saw_of_the_job_that_has_an_image_does_not_leave_it_out() ->
 def test_the_preview_says_that_an_image_is_busy_now_and_would_wait() -> None:
     first, _second = images(2)
     taken(first)
-    found = preview(Rules.of(PolicyFactory.create()), NOW + timedelta(0), limit=10)
+    found = preview(Rules.of(PolicyFactory.create()), NOW, limit=10)
     assert [(one.candidate.label, one.candidate.waits) for one in found.accepted] == [("disk0", True), ("disk1", False)]
+    assert [one["waits"] for one in preview_of(found)["chosen"]] == [True, False]
+    assert render_to_string("policies/choice.html", {"preview": found}).count("waits for a job") == 1
