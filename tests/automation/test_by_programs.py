@@ -29,14 +29,14 @@ def test_the_documentations_examples_do_what_they_say(automated: Automated, tmp_
 
 
 @pytest.mark.parametrize(
-    ("page", "shown"),
+    ("document", "shown"),
     [("policies.md", ['"chosen_count"', "It would win", "true"]), ("ledger.md", ['"freed_bytes"'])],
 )
 def test_the_examples_of_other_pages_do_what_they_say(
-    automated: Automated, tmp_path: Path, page: str, shown: list[str]
+    automated: Automated, tmp_path: Path, document: str, shown: list[str]
 ) -> None:
-    assert examples.blocks("sh", page)
-    said = examples.run("sh", tmp_path, page, **automated.environment)
+    assert examples.blocks("sh", document)
+    said = examples.run("sh", tmp_path, document, **automated.environment)
     for words in shown:
         assert words in said, said
 
