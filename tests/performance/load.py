@@ -1,5 +1,6 @@
 """Forty requests a second for five minutes on 10,000 images, by the real web server with its usual processes."""
 
+import contextlib
 import http.client
 import os
 import random
@@ -7,21 +8,25 @@ import statistics
 import threading
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
 from django.conf import settings
+from django.db import connection
 from django.test import Client
 from django.utils import timezone
 
-from images.models import Image
+from images.models import Image, Policy, PolicyPick
 from storage_admin.accounts.models import User
 from storage_admin.accounts.roles import SYSTEM, Role
 from storage_admin.accounts.services import create_token
+from storage_admin.events.models import Alert
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs.models import Job
 from storage_admin.supervisor import commands
+from tests.factories import AlertFactory, PolicyFactory, PolicyRunFactory
 from tests.harness.processes import Daemon, free_port
 from tests.harness.services import ROOT
 from tests.performance import pages
@@ -29,6 +34,8 @@ from tests.performance.report import Row, seconds
 
 COUNT, RATE, SECONDS = 10_000, 40, 300
 JOBS = 10_000
+POLICIES, RUNS, PICKS = 20, 5, 40
+ALERTS = 200
 P95_LIMIT = 0.3
 THREADS = 24
 NOTES = (
@@ -39,8 +46,9 @@ NOTES = (
         "due, so that one that waits for others is not left out. Half of them are REST with a token (lists, filters, "
         "one image, its chain, jobs, pools, the ledger and its sums, policies, alerts), half are pages of somebody who "
         "is signed in (overview, images, one image, jobs, ledger, policies, alerts and their count). Once a second "
-        f"/metrics is asked for beside them. There are {JOBS:,} jobs, half of them lines of the ledger. The client "
-        "shares the 2 cores."
+        f"/metrics is asked for beside them. There are {JOBS:,} jobs, half of them lines of the ledger, {POLICIES} "
+        f"policies with {RUNS} runs each, and {ALERTS} alerts, half of them open. A job's progress is written twice a "
+        "second, as by a worker. The client shares the 2 cores."
     ),
 )
 
@@ -94,13 +102,18 @@ def measure(folder: Path, count: int = COUNT, length: int = SECONDS) -> list[Row
     """Keeps the server busy, and tells how long answers took."""
     pages.rows_up_to(count)
     _jobs(JOBS)
+    _nights()
+    _alerts()
     ids = list(Image.objects.order_by("id").values_list("pk", flat=True)[:count:97])
     _token, secret = create_token(SYSTEM, "load", Role.OPERATOR)
     port = free_port()
     argv = commands.web(f"127.0.0.1:{port}")
     with Daemon(argv, folder / "web.log", cwd=ROOT, env=os.environ | commands.ENVIRONMENT) as server:
         server.wait_for(lambda: _answers(port), 60, "the web server answers")
-        asked = _load(port, {"Authorization": f"Bearer {secret}"}, {"Cookie": _session()}, ids, length)
+        with _work():
+            asked = _load(port, {"Authorization": f"Bearer {secret}"}, {"Cookie": _session()}, ids, length)
+    Policy.objects.filter(name__startswith="bench ").delete()
+    Alert.objects.filter(key__startswith="bench:").delete()
     Job.objects.filter(created_by="bench").delete()
     Image.every.filter(host__slug__startswith="bench-").delete()
     Host.objects.filter(slug__startswith="bench-").delete()
@@ -136,6 +149,53 @@ def _jobs(count: int) -> None:
             )
         )  # fmt: skip
     Job.objects.bulk_create(rows, batch_size=500)
+
+
+def _nights() -> None:
+    """Policies whose runs have ended, each with images that were compacted and others that were left out."""
+    images = list(Image.objects.order_by("id").select_related("host", "pool")[:PICKS])
+    jobs = iter(Job.objects.filter(created_by="bench", kind="reclaim")[: POLICIES * RUNS * PICKS // 2])
+    now = timezone.now()
+    for number in range(POLICIES):
+        policy = PolicyFactory.create(name=f"bench {number}")
+        for night in range(RUNS):
+            due = now - timedelta(days=night + 1)
+            run = PolicyRunFactory.create(policy=policy, due=due, state="finished", chosen_at=due, finished=due)
+            PolicyPick.objects.bulk_create(
+                PolicyPick(
+                    run=run, image=image, pool=image.pool, host=image.host, label=image.name, place=place,
+                    **({"state": "succeeded", "job": next(jobs), "predicted_bytes": place << 20} if place < PICKS // 2
+                       else {"state": "skipped", "code": "too_little", "reason": "It would win too little."}),
+                )
+                for place, image in enumerate(images)
+            )  # fmt: skip
+
+
+def _alerts() -> None:
+    closed = timezone.now()
+    for number in range(ALERTS):
+        AlertFactory.create(key=f"bench:{number}", closed=closed if number % 2 else None)
+
+
+@contextlib.contextmanager
+def _work() -> Iterator[None]:
+    """A job's progress is written meanwhile, twice a second."""
+    job, stop = Job.objects.filter(created_by="bench").latest("id"), threading.Event()
+
+    def write() -> None:
+        done = 0
+        while not stop.wait(0.5):
+            done += 1 << 20
+            Job.objects.filter(pk=job.pk).update(done_bytes=done)
+        connection.close()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 def _when(due: tuple[float, str, dict[str, str]]) -> float:
