@@ -262,6 +262,7 @@ SPECTACULAR_SETTINGS: dict[str, Any] = {
         "PolicyRunState": "images.models.PolicyRun.State",
         "PolicyPickState": "images.models.PolicyPick.State",
         "PolicyKind": "images.policies.shape.KINDS",
+        "DeliveryState": "storage_admin.events.models.Delivery.State",
         "UndoState": "storage_admin.jobs.models.Job.UndoState",
         "BenchmarkKind": "benchmarks.models.BenchmarkKind",
         "RoleName": "storage_admin.accounts.roles.ROLE_CHOICES",

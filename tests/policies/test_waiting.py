@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 from django.template.loader import render_to_string
-from django.utils import timezone
 
 from images.api.policy_shapes import preview_of
 from images.models import Image, PolicyPick
@@ -27,7 +26,7 @@ def taken(one: Image, kind: str = "flatten") -> Job:
 
 
 def ended(job: Job, state: str = "succeeded", **columns: Any) -> None:
-    Job.objects.filter(pk=job.pk).update(state=state, finished=timezone.now(), **columns)
+    Job.objects.filter(pk=job.pk).update(state=state, finished=NOW + MINUTE, **columns)
     ResourceLock.objects.filter(job=job).delete()
 
 
