@@ -54,9 +54,9 @@ def _change(job: Job) -> tuple[dict[str, Any] | None, dict[str, Any]]:
         before["path"] = display(unb64(job.kept["path_b64"]))
     if isinstance(result.get("before"), dict):
         before |= result["before"]
-        after |= result["now"]
+        after |= result.get("now") or {}
     if isinstance(result.get("recovered"), list):
-        outcomes = [str(found["outcome"]) for found in result["recovered"]]
+        outcomes = [str(found.get("outcome")) for found in result["recovered"]]
         after["recovered"] = {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))}
     after |= {name: result[name] for name in _KEPT if result.get(name) is not None}
     return before or None, after
