@@ -40,6 +40,16 @@ def paths_of(job: Job) -> list[bytes]:
     return [unb64(job.kept[name]) for name in ("path_b64", "new_path_b64") if name in job.kept]
 
 
+def path_left_by(job: Job, image: Image) -> bytes:
+    """Where a job has left its image: a later one, as a conversion in its place, may have given it another name."""
+    later = Job.objects.filter(
+        target_kind="image", target_id=image.pk, state=Job.State.SUCCEEDED, finished__gt=job.finished,
+        kept__has_key="path_b64",
+    ).exclude(undo_state=Job.UndoState.UNDONE)  # fmt: skip
+    first = later.order_by("finished", "pk").first()
+    return bytes(image.path_bytes) if first is None else unb64(first.kept["path_b64"])
+
+
 def sibling(image: Image, name: bytes) -> bytes:
     """The path of a file of that name in the image's folder."""
     return bytes(image.path_bytes).rpartition(b"/")[0] + b"/" + name

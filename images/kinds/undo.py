@@ -11,7 +11,7 @@ from images.ledger import lines
 from images.models import Image
 from storage_admin.accounts.roles import SYSTEM, Actor, Role
 from storage_admin.agent import protocol
-from storage_admin.agent.protocol import RefusedError, unb64
+from storage_admin.agent.protocol import RefusedError, b64, unb64
 from storage_admin.hosts.names import display
 from storage_admin.jobs import claims, services
 from storage_admin.jobs.errors import NotFoundError
@@ -188,6 +188,11 @@ class DiscardUndo(OfJob):
             affected_images=(Affected(image.pk, image.name, "not changed; its undo copy is removed"),),
             options=options,
         )
+
+    def request(self, job: Job) -> dict[str, Any]:
+        undone = self._job(job.target_id)
+        left_at = moving.path_left_by(undone, self._image(undone))
+        return super().request(job) | {"path_b64": b64(left_at)}
 
     def on_event(self, job: Job, event: dict[str, Any]) -> None:
         if event["event"] != protocol.OCCUPIED:

@@ -427,6 +427,8 @@ def by_command(server: ProxmoxServer, host: Host, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(transport, "shell", lambda host: LocalShell(os.environ | env))
 
 
+# Longer than a heart's beat: that would wait for this test's own transaction.
+@pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("by_command")
 def test_without_a_token_root_on_the_node_does_it_by_pvesh(server: ProxmoxServer, clone: Path) -> None:
     job = run(flatten(clone))
@@ -436,6 +438,7 @@ def test_without_a_token_root_on_the_node_does_it_by_pvesh(server: ProxmoxServer
     assert conf(server)["scsi0"] == f"{LINKED},discard=on,size=8M"
 
 
+@pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("by_command")
 def test_by_pvesh_a_change_in_between_is_not_written_over(server: ProxmoxServer, clone: Path) -> None:
     machine = server.world.guests["vm", 101]

@@ -253,3 +253,22 @@ def test_a_definition_that_cannot_be_changed_back_yet_is_tried_again(
 
 def _key(path: Path) -> str:
     return path_key(bytes(path))
+
+
+@pytest.mark.parametrize("conversion", ["stands", "undone"])
+def test_an_older_undo_copy_can_be_discarded_whatever_the_image_is_called_now(image: Path, conversion: str) -> None:
+    older = done("reclaim", image, method="compress", undo_hours=24)
+    rescanned(image)
+    newer = done("convert", image, format="raw", replace=True)
+    assert run(services.submit(ADMIN, "recover", newer.host_id, {})).state == "succeeded"
+    older.refresh_from_db()
+    assert older.undo_state == "available"
+    if conversion == "undone":
+        assert run(services.undo(ADMIN, newer)).state == "succeeded"
+    removal = run(services.discard_undo(ADMIN, older))
+    assert removal.state == "succeeded", (removal.error_detail, said(removal))
+    older.refresh_from_db()
+    assert older.undo_state == "discarded"
+    assert not (image.parent / f".sa-{older.uid}.orig").exists()
+    left, form = (image, "qcow2") if conversion == "undone" else (image.with_suffix(".raw"), "raw")
+    assert same(left, form, before(image), "qcow2")
