@@ -91,9 +91,9 @@ STAGES = (
     _tests("qemu", _only("qemu", "services", *SLOW), workers=CORES + 1),
     _tests("services", _only("services", *SLOW), workers=CORES + 1),
     _tests("postgresql", _only("not guest", *SLOW[1:]), workers=CORES + 1, database="postgresql"),
-    # The guests' libvirt is the machine's, and agents ask it who uses an image: no other stage runs beside this one.
-    _tests("guest", _only("guest", *SLOW[1:]), workers=CORES),
-    _tests("browser", _only("browser", "faults"), workers=CORES),
+    # The guests' libvirt is the machine's, and agents ask it who uses an image: nothing else may run beside these.
+    _tests("guest", _only("guest", *SLOW[1:])),
+    _tests("browser", _only("browser", "faults")),
     _tests("faults", "faults", workers=CORES + 1),
 )
 

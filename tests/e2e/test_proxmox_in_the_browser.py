@@ -44,7 +44,11 @@ def test_nothing_can_be_typed_into_a_form_that_is_about_to_be_exchanged(admin_ta
     seen.open("/hosts/add/")
     page = seen.page
     held: list[Route] = []
-    page.route("**/hosts/add/?kind=*", held.append)
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    page.route("**/hosts/add/?kind=*", hold)
     page.get_by_label("How it is reached").select_option("proxmox")
     expect(page.get_by_label("Address", exact=True)).to_be_disabled()
     expect(page.get_by_role("button", name="Test the connection")).to_be_disabled()
