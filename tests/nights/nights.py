@@ -155,7 +155,7 @@ def _night(site: Site, plan: tuple[faults.Fault, ...], opened: datetime) -> Coun
     def something_runs() -> bool:
         return Job.objects.filter(state=Job.State.RUNNING, rewrites=True).exists()
 
-    with site.watched():
+    with site.watched(refusals.RESERVE_BYTES):
         ringing = _schedulers()
         try:
             for fault in plan:
@@ -244,7 +244,7 @@ def _truths(site: Site, number: int, evening: datetime) -> None:
         place.disks.verify()
         _only_what_is_known(place)
     full = site.places[-1]
-    assert full.least_free >= refusals.RESERVE_BYTES, _who_took_it(full)
+    assert not full.overdrawn, _who_took_it(full)
     assert picks.filter(host__slug=full.slug, code="not_enough_space").exists(), "everything fitted into the full pool"
     states = Counter(picks.values_list("state", flat=True))
     reasons = Counter(picks.exclude(code="").values_list("code", flat=True))
@@ -259,8 +259,7 @@ def _who_took_it(place: Place) -> str:
         f"{job.error_code}: planned {job.plan.get('scratch_bytes')}, {job.before_bytes} before, {job.after_bytes} after"
         for job in rows
     ]
-    below = refusals.RESERVE_BYTES - place.least_free
-    return "\n".join([f"{below} bytes below the reserve, last at {place.least_at}", *lines])
+    return "\n".join([f"{place.overdrawn} bytes below what is to be left, at {place.overdrawn_at}", *lines])
 
 
 def _only_what_is_known(place: Place) -> None:

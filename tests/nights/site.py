@@ -28,6 +28,8 @@ GIB = 1 << 30
 ROOMY = 8 * 1024
 #: One of which nine tenths are taken from the start: a tenth is little more than what jobs have to leave free.
 FULL, FREE_AT_FIRST = 20 * 1024 + 960, 0.1
+#: What the files of jobs beside images may take, in bytes.
+JOURNALS = 256 * 1024
 #: What its images take is several times what is then left for jobs and their undo copies, in MiB.
 MORE_THAN_FITS = 200
 
@@ -39,9 +41,9 @@ class Place:
     slug: str
     disks: Disks
     server: Sshd | None = None
-    #: The least that was free on it while somebody watched, in bytes.
-    least_free: int = 1 << 62
-    least_at: datetime | None = None
+    #: By how much less was free on it in a night than jobs have to leave, in bytes at most, and when.
+    overdrawn: int = 0
+    overdrawn_at: datetime | None = None
 
     @property
     def pool(self) -> Path:
@@ -81,16 +83,22 @@ class Site:
         log.wait_for(lambda: log.said().count(" ready.") >= max(before, 1), 60, "the worker is ready")
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
-        """Looks at what is free on each filesystem all the time."""
+    def watched(self, reserve: int) -> Iterator[None]:
+        """Looks all the time whether each filesystem has free what jobs have to leave, ``reserve`` bytes.
+
+        Guests that wrote by day may have gone below that themselves: jobs take nothing then, but for the blocks of
+        their journals, and once there was more free, that is what they leave.
+        """
         self._watching.clear()
+        floors = {place.slug: min(reserve, place.free() - JOURNALS) for place in self.places}
 
         def look() -> None:
             while not self._watching.is_set():
                 for place in self.places:
                     free = place.free()
-                    if free < place.least_free:
-                        place.least_free, place.least_at = free, self.clock.now()
+                    floors[place.slug] = min(reserve, max(floors[place.slug], free - JOURNALS))
+                    if floors[place.slug] - free > place.overdrawn:
+                        place.overdrawn, place.overdrawn_at = floors[place.slug] - free, self.clock.now()
                 time.sleep(0.01)
 
         thread = threading.Thread(target=look, daemon=True)
