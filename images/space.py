@@ -127,11 +127,11 @@ def needed_by_running(job: Job) -> dict[str, dict[str, int]]:
     Returns:
         Bytes by the job's ``uid``, for those on the same host (``here``) and for all others (``elsewhere``).
     """
+    found: dict[str, dict[str, int]] = {"here": {}, "elsewhere": {}}
     pool = StoragePool.objects.filter(pk=job.plan.get("scratch_pool")).first()
     if pool is None:
-        return {"here": {}, "elsewhere": {}}
+        return found
     running = _jobs_on(pool).filter(state=Job.State.RUNNING).exclude(pk=job.pk).exclude(stage__in=WRITTEN)
-    found: dict[str, dict[str, int]] = {"here": {}, "elsewhere": {}}
     for uid, host, scratch in running.values_list("uid", "host", "plan__scratch_bytes"):
         found["here" if host == job.host_id else "elsewhere"][uid] = scratch or 0
     return found

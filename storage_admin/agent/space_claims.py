@@ -100,8 +100,7 @@ class SpaceClaim:
     def _made(self) -> int:
         """The claim's file, locked. Who looks between its birth and its lock may take it for an ended agent's."""
         while True:
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            made = os.open(self._name, flags, 0o600, dir_fd=self._folder)
+            made = self._file(self._name)
             if _locked(made) and os.fstat(made).st_nlink:
                 return made
             os.close(made)
@@ -134,11 +133,14 @@ class SpaceClaim:
 
     def _turn(self) -> int:
         """A descriptor of the file that is locked meanwhile; -1 where there can be none."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         with contextlib.suppress(OSError):
             if self._folder >= 0:
-                return os.open(f".{self._filesystem}.lock", flags, 0o600, dir_fd=self._folder)
+                return self._file(f".{self._filesystem}.lock")
         return -1
+
+    def _file(self, name: str) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        return os.open(name, flags, 0o600, dir_fd=self._folder)
 
     def _told(self) -> dict[str, int]:
         """What the other agents may still write on the same filesystem, by the job's id."""
