@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import stages
-from tests.stages import Outcome, Stage
+from tests.stage_runs import Outcome, Stage, run
 
 
 def pytest_stage(folder: Path, source: str) -> Stage:
@@ -17,6 +17,11 @@ def pytest_stage(folder: Path, source: str) -> Stage:
     plain = ("env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", str(stages.BIN / "pytest"))
     argv = (*plain, "-q", "-p", "no:cacheprovider", "-c", "/dev/null")
     return Stage("it", (*argv, "--rootdir", str(folder), str(folder / "test_it.py")), pytest=True)
+
+
+def run_one(stage: Stage) -> Outcome:
+    (outcome,) = run([stage])
+    return outcome
 
 
 def counts(outcome: Outcome) -> tuple[int, int]:
@@ -38,19 +43,19 @@ def counts(outcome: Outcome) -> tuple[int, int]:
     ids=["all pass", "one fails", "a skip", "a broken fixture", "a broken import", "nothing", "silent exit", "killed"],
 )
 def test_counts_what_pytest_reports(tmp_path: Path, source: str, expected: tuple[int, int], note: str) -> None:
-    outcome = stages._run(pytest_stage(tmp_path, source))
+    outcome = run_one(pytest_stage(tmp_path, source))
     assert counts(outcome) == expected
     assert outcome.note == note
 
 
 @pytest.mark.parametrize(("code", "expected"), [(0, (1, 0)), (1, (0, 1)), (7, (0, 1))])
 def test_a_tool_counts_as_one(code: int, expected: tuple[int, int]) -> None:
-    assert counts(stages._run(Stage("tool", (sys.executable, "-c", f"raise SystemExit({code})")))) == expected
+    assert counts(run_one(Stage("tool", (sys.executable, "-c", f"raise SystemExit({code})")))) == expected
 
 
 def test_a_stage_that_does_not_end_is_killed_with_all_it_started_and_counts_as_failed(tmp_path: Path) -> None:
     late = tmp_path / "late"
-    outcome = stages._run(Stage("slow", ("sh", "-c", f"(sleep 2; touch {late}) & wait"), limit_seconds=0.5))
+    outcome = run_one(Stage("slow", ("sh", "-c", f"(sleep 2; touch {late}) & wait"), limit_seconds=0.5))
     assert counts(outcome) == (0, 1)
     assert outcome.note == "did not end within 0 s"
     assert outcome.seconds < 1.9
@@ -62,13 +67,13 @@ def test_a_stage_hears_the_signals_that_its_starter_ignores() -> None:
     asked = "import signal, sys; sys.exit(signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL)"
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        assert counts(stages._run(Stage("signals", (sys.executable, "-c", asked)))) == (1, 0)
+        assert counts(run_one(Stage("signals", (sys.executable, "-c", asked)))) == (1, 0)
     finally:
         signal.signal(signal.SIGHUP, before)
 
 
 def test_a_tool_that_is_not_there_counts_as_failed() -> None:
-    assert counts(stages._run(Stage("gone", ("/nonexistent/tool",)))) == (0, 1)
+    assert counts(run_one(Stage("gone", ("/nonexistent/tool",)))) == (0, 1)
 
 
 def test_goes_on_after_a_failure_and_ends_with_the_sum(
@@ -83,6 +88,32 @@ def test_goes_on_after_a_failure_and_ends_with_the_sum(
     assert capsys.readouterr().out.splitlines()[-1] == "1 passed, 0 failed"
 
 
+def test_stages_beside_each_other_run_at_once_with_a_libvirt_each_and_are_told_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each waits for the other's file, and neither sees what the other puts where libvirt's sockets are."""
+    script = """
+        touch {folder}/{own}
+        for _ in $(seq 100); do test -e {folder}/{other} && break; sleep 0.1; done
+        echo "{own}: $(ls -A /run/libvirt)"
+        touch /run/libvirt/{own}
+        for _ in $(seq 100); do test -e {folder}/{other}.there && break; touch {folder}/{own}.there; sleep 0.1; done
+        echo "{own}: $(ls -A /run/libvirt)"
+        touch {folder}/{own}.there
+        test {own} = a
+    """
+    names = (("a", "b"), ("b", "a"))
+    both = [
+        Stage(own, ("sh", "-c", script.format(folder=tmp_path, own=own, other=other)), beside="pair")
+        for own, other in names
+    ]
+    monkeypatch.setattr(stages, "STAGES", (*both, Stage("after", ("echo", "after"))))
+    assert stages.main([]) == 1
+    lines = [line for line in capfd.readouterr().out.splitlines() if line.startswith(("a:", "b:", "after"))]
+    assert lines[:5] == ["a: ", "a: a", "b: ", "b: b", "after"]
+    assert not Path("/run/libvirt/a").exists()
+
+
 def test_an_unknown_stage_runs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert stages.main(["unti"]) == 2
     assert "There is no stage unti" in capsys.readouterr().out
@@ -92,7 +123,7 @@ def test_what_the_shell_has_set_does_not_reach_the_tests(monkeypatch: pytest.Mon
     monkeypatch.setenv("DATABASE_URL", "postgres://somebody@else/theirs")
     monkeypatch.setenv("STORAGE_ADMIN_DATA_DIR", "/srv/real")
     script = "import os; raise SystemExit('DATABASE_URL' in os.environ or 'STORAGE_ADMIN_DATA_DIR' in os.environ)"
-    assert counts(stages._run(Stage("clean", (sys.executable, "-c", script)))) == (1, 0)
+    assert counts(run_one(Stage("clean", (sys.executable, "-c", script)))) == (1, 0)
 
 
 @pytest.mark.parametrize("marker", ["qemu", "services", "guest", "browser", "faults", ""])

@@ -5,7 +5,6 @@ which the agent is started as relay to libvirt's read-only socket; anything else
 """
 
 import base64
-import textwrap
 
 from storage_admin.agent.protocol import RELAY
 from storage_admin.hosts.transport import FOLDER, agent_bundle
@@ -80,7 +79,7 @@ def installer(user: str, key: str) -> str:
     """
     bundle = agent_bundle()
     become = "" if user == "root" else "sudo -n "
-    encoded = "\n".join(textwrap.wrap(base64.b64encode(bundle.path.read_bytes()).decode(), 100))
+    encoded = base64.encodebytes(bundle.path.read_bytes()).decode().rstrip()
     script = _SCRIPT.format(hash=bundle.hash, folder=FOLDER, bundle=encoded, entry=ENTRY, become=become, relay=RELAY)
     if user != "root":
         script += _SUDO.format(user=user, folder=FOLDER, hash=bundle.hash, relay=RELAY)

@@ -47,7 +47,7 @@ def counts(name: str, args: tuple[Any, ...]) -> bool:
 
 def among_claims(folder: int | None) -> bool:
     """Claims on space are shared with whatever else runs now: how often they are cleared would move every step."""
-    return folder is not None and os.readlink(f"/proc/self/fd/{folder}") == os.path.realpath(space_claims.FOLDER)
+    return folder is not None and os.path.realpath(f"/proc/self/fd/{folder}") == os.path.realpath(space_claims.FOLDER)
 
 
 def die(name: str, args: tuple[Any, ...]) -> None:

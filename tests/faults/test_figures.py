@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import stages
+from tests import stage_runs, stages
 from tests.faults import trials
 from tests.faults.figures import FIGURES, NIGHTLY, trials_of
 from tests.faults.trials import Trials
@@ -31,9 +31,9 @@ def test_a_night_has_more_trials_and_a_variable_sets_any_number(monkeypatch: pyt
 
 def test_only_make_faults_takes_the_figures_of_a_night() -> None:
     assert f"{NIGHTLY}=1" in stages.NIGHT.argv
-    assert NIGHTLY in stages.FOREIGN
+    assert NIGHTLY in stage_runs.FOREIGN
     assert stages.NIGHT not in stages.STAGES
-    assert "tests.stages night" in (stages.ROOT / "Makefile").read_text()
+    assert "tests.stages night" in (stage_runs.ROOT / "Makefile").read_text()
 
 
 def run(monkeypatch: pytest.MonkeyPatch, bad: set[int], **how: int) -> tuple[Trials, list[float], str]:

@@ -1,0 +1,191 @@
+"""Runs commands of ``make test``, some beside each other, and counts how they ended."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+from xml.etree import ElementTree as ET
+
+from tests import postgres
+from tests.faults.figures import NIGHTLY
+
+ROOT = Path(__file__).resolve().parent.parent
+#: pytest's exit code where it found no test.
+NOTHING_COLLECTED = 5
+_LOOKS = 0.1
+#: What somebody has set in the shell must not reach the tests.
+FOREIGN = (
+    NIGHTLY,
+    "DATABASE_URL",
+    "REDIS_URL",
+    "SECRET_KEY",
+    "STORAGE_ADMIN_BIND",
+    "STORAGE_ADMIN_DATA_DIR",
+    "STORAGE_ADMIN_LOCAL",
+    "STORAGE_ADMIN_SECRETS_KEY",
+    "STORAGE_ADMIN_WORKER_HOST",
+    "DEBUG",
+    "HTTPS",
+)
+#: Where libvirt and the tests' own libvirtd have their sockets, their state and the guests that are defined.
+_LIBVIRT = ("/run/libvirt", "/run/storage-admin-tests", "/etc/libvirt/qemu", "/var/lib/libvirt", "/var/log/libvirt")
+#: Runs a command that sees empty folders there: agents ask the machine's libvirt who uses an image, and stages beside
+#: each other would hear of each other's guests.
+_OWN_LIBVIRT = f"""
+for folder in {" ".join(_LIBVIRT)}; do
+    mkdir -p "$folder"
+    mount -t tmpfs -o mode=755 tmpfs "$folder"
+done
+exec "$@"
+"""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A command and how its outcome is counted: a tool counts as one, pytest by its tests.
+
+    Args:
+        beside: stages that follow each other and have the same word here run at once, each with a libvirt of its own.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    group: str = "tests"
+    pytest: bool = False
+    database: str = "sqlite"
+    limit_seconds: float = 1800.0
+    beside: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a stage ended. ``note`` says why where the numbers alone do not."""
+
+    name: str
+    passed: int
+    failed: int
+    seconds: float
+    note: str = ""
+
+
+def run(stages: Sequence[Stage]) -> list[Outcome]:
+    """Runs stages beside each other. What the first one prints is seen at once, that of the others when all ended."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sa-stage-")))
+        running = [stack.enter_context(_Running(stage, folder / str(at))) for at, stage in enumerate(stages)]
+        for at, one in enumerate(running):
+            one.begin(quiet=at > 0, own_libvirt=len(stages) > 1)
+        while [one for one in running if not one.has_ended()]:
+            time.sleep(_LOOKS)
+        for one in running[1:]:
+            one.show()
+        return [one.outcome() for one in running]
+
+
+class _Running:
+    """A stage at work. At its end all that it had started is killed."""
+
+    def __init__(self, stage: Stage, folder: Path) -> None:
+        self._stage, self._folder = stage, folder
+        self._stack = contextlib.ExitStack()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._outcome: Outcome | None = None
+
+    def __enter__(self) -> Self:
+        self._folder.mkdir()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def begin(self, *, quiet: bool, own_libvirt: bool) -> None:
+        """Starts it; with ``quiet`` its output waits for :meth:`show`."""
+        stage, self._started = self._stage, time.monotonic()
+        output = self._stack.enter_context((self._folder / "output").open("wb")) if quiet else None
+        print(f"\n=== {stage.name}: {' '.join(stage.argv)}{' (its output follows)' if quiet else ''}", flush=True)
+        report = [f"--junitxml={self._report}"] if stage.pytest else []
+        # Who starts us in the background, or by nohup, has signals ignored in all that we start: tests send these.
+        argv = ["env", "--default-signal=HUP,INT,QUIT,TERM,PIPE", *stage.argv, *report]
+        if own_libvirt:
+            argv = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", _OWN_LIBVIRT, "sh", *argv]
+        try:
+            environment = self._stack.enter_context(_environment(stage))
+            self._process = subprocess.Popen(
+                argv, env=environment, cwd=ROOT, start_new_session=True, stdout=output, stderr=output
+            )
+            self._stack.callback(self._kill, self._process)
+        except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
+            print(error)
+            self._end(0, 1, "could not be started")
+
+    def has_ended(self) -> bool:
+        """Whether it ended by itself, or was killed just now as its time was over."""
+        if self._outcome is None and self._process is not None:
+            code = self._process.poll()
+            if code is not None:
+                self._count(code)
+            elif time.monotonic() > self._started + self._stage.limit_seconds:
+                self._end(0, 1, f"did not end within {self._stage.limit_seconds:.0f} s")
+        return self._outcome is not None
+
+    def show(self) -> None:
+        """Prints what it printed."""
+        print(f"\n=== what {self._stage.name} printed:", flush=True)
+        with contextlib.suppress(FileNotFoundError), (self._folder / "output").open("rb") as output:
+            shutil.copyfileobj(output, sys.stdout.buffer)
+            sys.stdout.flush()
+
+    def outcome(self) -> Outcome:
+        assert self._outcome is not None
+        return self._outcome
+
+    @property
+    def _report(self) -> Path:
+        return self._folder / "report.xml"
+
+    def _count(self, code: int) -> None:
+        """Reads pytest's own report. A skipped test has shown nothing, so it counts as failed; so does no test."""
+        if not self._stage.pytest:
+            self._end(int(code == 0), int(code != 0))
+        elif code == NOTHING_COLLECTED or not self._report.is_file():
+            self._end(0, 1, "no test was found" if code == NOTHING_COLLECTED else f"pytest ended with exit code {code}")
+        else:
+            cases = list(ET.parse(self._report).getroot().iter("testcase"))
+            skipped = sum(case.find("skipped") is not None for case in cases)
+            bad = sum(not _good(case) for case in cases)
+            note = f"{skipped} skipped" if skipped else ""
+            if code != 0 and not bad:
+                bad, note = 1, f"pytest ended with exit code {code}"
+            self._end(sum(_good(case) for case in cases), bad, note)
+
+    def _end(self, passed: int, failed: int, note: str = "") -> None:
+        self._outcome = Outcome(self._stage.name, passed, failed, time.monotonic() - self._started, note)
+        self._stack.close()
+
+    @staticmethod
+    def _kill(process: subprocess.Popen[bytes]) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _good(case: ET.Element) -> bool:
+    return all(case.find(kind) is None for kind in ("failure", "error", "skipped"))
+
+
+@contextlib.contextmanager
+def _environment(stage: Stage) -> Iterator[Mapping[str, str]]:
+    environment = {name: value for name, value in os.environ.items() if name not in FOREIGN}
+    if stage.database == "sqlite":
+        yield environment
+        return
+    with postgres.cluster() as url:
+        yield environment | {"TEST_DATABASE": stage.database, "DATABASE_URL": url}
