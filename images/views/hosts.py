@@ -231,7 +231,7 @@ def host_change(request: PageRequest, host_id: int) -> HttpResponseBase:
         return services.update_host(
             request.actor,
             host,
-            name=request.POST.get("name", "").replace("\0", ""),
+            name=request.POST.get("name", ""),
             max_jobs=number(request.POST.get("max_jobs")),
             bandwidth_bytes_sec=bandwidth,
             # An empty checkbox sends nothing: only together with the field beside it does that mean no.

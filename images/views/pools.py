@@ -67,7 +67,7 @@ def pool_change(request: PageRequest, pool_id: int) -> HttpResponseBase:
         return services.update_pool(
             request.actor,
             row,
-            name=request.POST.get("name", "").replace("\0", ""),
+            name=request.POST.get("name", ""),
             warn_percent=number(request.POST.get("warn_percent")),
             **_thresholds(request),
             all_hosts_registered="all_hosts_registered" in request.POST if row.network else None,

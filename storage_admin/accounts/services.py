@@ -16,6 +16,8 @@ from storage_admin.accounts.roles import SYSTEM, Actor, Role
 
 #: Secrets start with it, so that a scanner for leaked secrets can find them.
 TOKEN_PREFIX = "sa_"  # noqa: S105 (a prefix)
+#: Characters of a token's name, which its column has room for.
+LONGEST_TOKEN_NAME = 100
 
 
 def audit(
@@ -76,12 +78,14 @@ def create_token(
 
     Raises:
         ForbiddenError: the actor is no admin, or limited to some hosts.
-        AccountError: the name is empty or taken, there is no such host, or the time has passed.
+        AccountError: the name is empty, taken or cannot be read, there is no such host, or the time has passed.
     """
     actor.require_everywhere(Role.ADMIN)
     name = name.strip()
     if not name:
         raise _bad("name", "A token needs a name, by which it stands in the audit trail.")
+    if len(name) > LONGEST_TOKEN_NAME or not name.isprintable():
+        raise _bad("name", f"At most {LONGEST_TOKEN_NAME} characters that can be seen.")
     if expires is not None and expires <= timezone.now():
         raise _bad("expires", "This token would have expired already: choose a later time.")
     limit = scopes.checked(hosts)

@@ -23,6 +23,8 @@ SYSTEM_FOLDERS = frozenset(
 
 #: The least that a job's speed can be limited to, in bytes a second: below it a job would not end.
 LEAST_BANDWIDTH = 1_048_576
+#: Characters of a name of a host or a pool, which its column has room for.
+LONGEST_NAME = 200
 
 
 #: Thresholds of a pool that may be none: the least and the most.
@@ -136,8 +138,7 @@ def update_pool(
     actor.require(Role.ADMIN, pool.host.slug)
     if warn_percent is not None and not 1 <= warn_percent <= 100:
         raise InvalidError("The threshold is a percentage from 1 to 100.", {"warn_percent": "From 1 to 100."})
-    if name is not None and not name.strip():
-        raise InvalidError("A pool needs a name.", {"name": "Give it a name."})
+    _check_name("pool", name, pool.name)
     given = {"name": name, "warn_percent": warn_percent, "all_hosts_registered": all_hosts_registered}
     ends = {"warn_overcommit": warn_overcommit, "warn_days": warn_days, "warn_undo_percent": warn_undo_percent}
     thresholds = {key: value for key, value in ends.items() if not isinstance(value, Unchanged)}
@@ -204,8 +205,7 @@ def update_host(
     actor.require(Role.ADMIN, host.slug)
     if max_jobs is not None and not 1 <= max_jobs <= 64:
         raise InvalidError("From 1 to 64 rewriting jobs may run at once.", {"max_jobs": "From 1 to 64."})
-    if name is not None and not name.strip():
-        raise InvalidError("A host needs a name.", {"name": "Give it a name."})
+    _check_name("host", name, host.name)
     given: dict[str, Any] = {"name": name, "max_jobs": max_jobs, "idle_io": idle_io}
     given = {key: value for key, value in given.items() if value is not None}
     if bandwidth_bytes_sec is not UNCHANGED:
@@ -215,6 +215,17 @@ def update_host(
         given["bandwidth_bytes_sec"] = bandwidth_bytes_sec
     _change(actor, host, "host changed", given)
     return host
+
+
+def _check_name(what: str, name: str | None, before: str) -> None:
+    """That a name which somebody gives can be read and kept; ``None`` gives none."""
+    if name is None or name == before:
+        return
+    if not name.strip():
+        raise InvalidError(f"A {what} needs a name.", {"name": "Give it a name."})
+    if len(name) > LONGEST_NAME or not name.isprintable():
+        told = f"At most {LONGEST_NAME} characters that can be seen."
+        raise InvalidError(f"A {what} cannot have that name.", {"name": told})
 
 
 def _change(actor: Actor, row: Host | StoragePool, what: str, values: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from pytest_django import Settings
 from storage_admin.accounts.models import AuditEntry, Session
 from storage_admin.jobs.models import Job
 from tests.factories import HostFactory, ImageFactory, PolicyFactory, StoragePoolFactory, UserFactory, WatchFactory
+from tests.web.html import tags_of
 from tests.web.test_host_scope import address
 from tests.web.test_role_table import BACKEND, PAGES, ids, routes
 
@@ -132,3 +133,48 @@ def test_what_a_form_changes_is_in_the_trail(
     for entry in made:
         assert not entry.refused
         assert (entry.who, entry.address) == ("root-too", "192.0.2.7")
+
+
+#: What nobody means to type, and a program may send.
+NASTY = {
+    "a zero byte": "a\0b",
+    "many digits": "9" * 400,
+    "a long text": "x" * 70_000,
+    "a sign of direction": "a\u202eb",
+}
+
+
+@pytest.mark.parametrize("text", NASTY.values(), ids=NASTY)
+@pytest.mark.parametrize(("name", "form"), [(name, form) for name, _, form in FORMS if form])
+def test_no_text_in_any_field_is_an_error_of_the_server(
+    things: dict[str, Any], client: Client, name: str, form: dict[str, Any], text: str
+) -> None:
+    """The client of the test raises what a view does not handle."""
+    client.force_login(UserFactory.create(username="root-too", role="admin"), BACKEND)
+    where = UUID.sub(things["session_uid"], address(dict(routes())[name], things))
+    for field in form:
+        answer = client.post(where, form | {field: text})
+        assert answer.status_code < 500, field
+
+
+#: Pages that show the form which they take.
+WITH_FORM = sorted({page.name for page in PAGES if page.method == "get"} & set(NOT_HERE))
+
+
+@pytest.mark.parametrize("text", NASTY.values(), ids=NASTY)
+@pytest.mark.parametrize("name", WITH_FORM)
+def test_no_text_in_a_field_that_a_page_shows_is_an_error_of_the_server(
+    things: dict[str, Any], client: Client, name: str, text: str
+) -> None:
+    client.force_login(UserFactory.create(username="root-too", role="admin"), BACKEND)
+    where = address(dict(routes())[name], things)
+    shown = tags_of(client.get(where, follow=True).content.decode())
+    # Some show no form for the table's objects; what most forms have is tried there as well.
+    form = dict.fromkeys(("confirm", "undo_hours", "wait_hours"), "") | {
+        tag["name"]: tag.get("value") or ""
+        for kind, tag in shown
+        if kind in {"input", "select", "textarea"} and tag.get("name") not in {None, "csrfmiddlewaretoken"}
+    }
+    for field in form:
+        answer = client.post(where, form | {field: text})
+        assert answer.status_code < 500, field
