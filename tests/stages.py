@@ -22,8 +22,16 @@ def _lint(name: str, *argv: str) -> Stage:
     return Stage(name, argv, group="lint", limit_seconds=900)
 
 
-def _tests(name: str, markers: str, *, workers: int = 0, database: str = "sqlite", beside: str = "") -> Stage:
-    spread = ("-n", str(workers), "--dist", "loadfile") if workers else ()
+def _tests(
+    name: str,
+    markers: str,
+    *,
+    workers: int = 0,
+    options: tuple[str, ...] = (),
+    database: str = "sqlite",
+    beside: str = "",
+) -> Stage:
+    spread = ("-n", str(workers), "--dist", "loadfile", *options) if workers else ()
     argv = (str(BIN / "pytest"), "-m", markers, *spread, "-p", "no:cacheprovider")
     return Stage(name, argv, pytest=True, database=database, beside=beside)
 
@@ -46,7 +54,8 @@ STAGES = (
     # One process each, as a test here is alone with its libvirt or its browser; much of it is waiting for a guest.
     _tests("browser", _only("browser", "faults"), beside="guests"),
     _tests("guest", _only("guest", *SLOW[1:]), beside="guests"),
-    _tests("faults", "faults", workers=CORES + 1),
+    # In the order in which they were collected: the longest first.
+    _tests("faults", "faults", workers=CORES + 1, options=("--no-loadscope-reorder",)),
 )
 
 #: What only runs when it is asked for by name.
