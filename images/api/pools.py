@@ -50,7 +50,8 @@ class PoolEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSe
 
     @extend_schema(
         summary="Register a folder (admin)",
-        description="It must exist, and be no folder of the operating system. A scan then lists its images.",
+        description="It must exist, and be no folder of the operating system. Its images are listed by the host's next "
+        'scan: the regular one, or `POST jobs/` with `{"kind": "scan", "host": 1}`.',
         request=NewPoolBody,
         responses={201: PoolSerializer},
     )
