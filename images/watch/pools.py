@@ -9,6 +9,7 @@ stays one as long: a pool that sits right on it would otherwise open and close o
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 
 from images.selectors.pools import forecasts
 from images.space import filesystem_of
@@ -51,7 +52,7 @@ class Place:
         """What is judged, with ``{pool}`` where a pool's name stands."""
         return "{pool}" if len(self._by_storage()) == 1 else "the filesystem of {pool}"
 
-    @property
+    @cached_property
     def storages(self) -> list["Place"]:
         """Each storage on it once: one export on three hosts is one. A folder is left out that another one's images
         already include, as on a host that has only the outer one as a pool.
