@@ -157,6 +157,8 @@ class Image(models.Model):
             models.Index(fields=["id"], condition=Q(orphan=True), name="image_orphans"),
             models.Index(fields=["id"], condition=~Q(state="ok"), name="image_not_ok"),
             models.Index(fields=["host"], condition=Q(aside_since__isnull=False), name="image_aside"),
+            # A job that is deleted is looked for here: without it, each one would cost a look at every image.
+            models.Index(fields=["aside_job"], condition=Q(aside_job__isnull=False), name="image_aside_job"),
         ]
 
     def __str__(self) -> str:

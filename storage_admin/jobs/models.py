@@ -133,6 +133,8 @@ class Job(models.Model):
             models.Index(fields=["parked_at"], condition=Q(parked_at__isnull=False, state="queued"), name="job_parked"),
             models.Index(fields=["id"], condition=Q(start_due=True), name="job_start_due"),
             models.Index(fields=["id"], condition=Q(repoint_due=True), name="job_repoint_due"),
+            # A pool that is forgotten is looked for here.
+            models.Index(fields=["space_pool"], condition=Q(space_pool__isnull=False), name="job_space_pool"),
             # All that the ledger filters, orders and sums by: it reads no row of the table to do so.
             models.Index(
                 fields=[
