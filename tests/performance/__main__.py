@@ -36,7 +36,9 @@ def main() -> int:
                 part = importlib.import_module(f"tests.performance.{name}")
                 notes += part.NOTES
                 try:
-                    rows += part.measure(folder)
+                    measured = part.measure(folder)
+                    print(report.table(measured), file=sys.stderr, flush=True)  # known even where a later part hangs
+                    rows += measured
                 except Exception as error:  # noqa: BLE001 (what the other parts measured is worth an hour)
                     traceback.print_exc()
                     rows.append(report.Row(f"{name}: broke off", "", "", repr(error)[:200], "an end", reached=False))
