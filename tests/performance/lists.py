@@ -26,6 +26,8 @@ NOTES = (
     ),
 )
 COUNT = 100_000
+#: By which the jobs made here are known from those that have measured something.
+LABEL = "web-"
 #: Beyond what the process had before.
 MOST_MEMORY = 40 << 20
 
@@ -60,9 +62,14 @@ def measure(_folder: Path, count: int = COUNT) -> list[Row]:
     _guests(hosts, count)
     rows = [_page(client, what, address, count) for what, address in ADDRESSES.items()]
     rows += file
-    for table in (ImageUse, GuestDisk, Guest, Job):
+    for made in (
+        ImageUse.objects,
+        GuestDisk.objects,
+        Guest.objects,
+        Job.objects.filter(target_label__startswith=LABEL),
+    ):
         # All at once: collected one by one with what hangs on them, 100,000 rows take minutes.
-        table.objects.all()._raw_delete("default")
+        made.all()._raw_delete("default")
     pages.clear()
     return rows
 
@@ -119,7 +126,8 @@ def _jobs(hosts: list[Host], count: int) -> None:
             Job(
                 kind=("reclaim", "scan", "analyze", "sample", "check")[number % 5],
                 state="failed" if number % 40 == 0 else "succeeded", host=hosts[number % len(hosts)],
-                target_kind="image", target_id=number, target_label=f"web-{number:06}.qcow2", plan=plan, result=result,
+                target_kind="image", target_id=number, target_label=f"{LABEL}{number:06}.qcow2", plan=plan,
+                result=result,
                 created_by="policy nights" if number % 3 else "admin",
                 created=now - timedelta(minutes=4 * (count - number)), started=now, finished=now,
             )
