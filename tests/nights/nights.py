@@ -188,7 +188,7 @@ def _night(site: Site, plan: tuple[faults.Fault, ...], opened: datetime) -> Coun
 
 def _settled() -> bool:
     active = Job.objects.filter(state__in=Job.ACTIVE).exists() or Job.objects.filter(needs_recovery=True).exists()
-    return not active and PolicyRun.objects.exists() and not PolicyRun.objects.filter(state="running").exists()
+    return not active and not PolicyRun.objects.filter(state="running").exists()
 
 
 def _schedulers() -> Callable[[], None]:
