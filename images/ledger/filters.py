@@ -3,10 +3,11 @@
 from typing import Any
 
 import django_filters
-from django.db.models import Q, QuerySet
+from django.db.models import Q, QuerySet, Value
+from django.db.models.lookups import Exact
 from drf_spectacular.utils import extend_schema_field
 
-from images.ledger.selectors import HELD, ORDERINGS, POLICY, ordered, with_image, with_number
+from images.ledger.selectors import HELD, ORDERINGS, POLICY, ordered, unindexed, with_image, with_number
 from storage_admin.hosts.filters import HostFilter, PoolFilter, WholeNumberFilter
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import kinds
@@ -24,7 +25,7 @@ class LedgerFilters(period_filters("at")):  # type: ignore[misc]  # an untyped l
     host = HostFilter(method="by_host")
     pool = PoolFilter(method="by_pool")
     image = WholeNumberFilter(method="by_image", label="Id of an image.")
-    kind = django_filters.ChoiceFilter(choices=_kinds)
+    kind = django_filters.ChoiceFilter(choices=_kinds, method="by_kind")
     by = django_filters.CharFilter(field_name="created_by", max_length=150, label="Who asked for the job, in full.")
     policy = django_filters.CharFilter(method="by_policy", max_length=100, label="Name of a policy, in full.")
     held = django_filters.ChoiceFilter(
@@ -38,6 +39,9 @@ class LedgerFilters(period_filters("at")):  # type: ignore[misc]  # an untyped l
 
     def by_host(self, rows: QuerySet[Job], _name: str, host: Host) -> QuerySet[Job]:
         return rows.filter(with_number("host_id", host.pk))
+
+    def by_kind(self, rows: QuerySet[Job], _name: str, name: str) -> QuerySet[Job]:
+        return rows.filter(Exact(unindexed("kind"), Value(name)))
 
     @extend_schema_field({"type": "integer", "description": "Id of a pool."})
     def by_pool(self, rows: QuerySet[Job], _name: str, pool: StoragePool) -> QuerySet[Job]:

@@ -109,6 +109,11 @@ def with_number(column: str, value: int) -> Q:
     return Q(Exact(F(column) + 0, value))
 
 
+def unindexed(column: str) -> Coalesce:
+    """A column of text, read from the ledger's own index and not from one that begins with that column."""
+    return Coalesce(F(column), Value(""))
+
+
 def ordered(rows: QuerySet[Job], ordering: str) -> QuerySet[Job]:
     """The lines by one of :data:`ORDERINGS`, downwards with a ``-`` before it; what is unknown comes last.
 

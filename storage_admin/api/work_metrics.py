@@ -7,22 +7,25 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from itertools import accumulate
 from statistics import median
 
 from django.db.models import Count, Min, Sum
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from images.ledger.selectors import HELD, lines
+from images.ledger.selectors import HELD, lines, unindexed
 from images.models import Policy, PolicyRun
 from images.policies.selectors import last_runs
 from storage_admin.events.models import Alert, Delivery
 from storage_admin.events.services import KINDS as ALERT_KINDS
 from storage_admin.jobs import automation
 from storage_admin.jobs.models import Job
+from storage_admin.spans import Milliseconds
 
 #: How far back “recent” jobs go, and how many rows are looked at for them at most.
 RECENT = timedelta(hours=24)
 RECENT_ROWS = 5_000
+KIND = unindexed("kind")
 #: Upper bounds of the histogram, in seconds: from a small image's copy to half a day.
 BUCKETS = (1, 5, 15, 60, 300, 900, 3_600, 14_400, 43_200)
 
@@ -117,20 +120,20 @@ def _durations() -> Metric:
         "storage_admin_job_duration_seconds", "How long jobs worked that changed space (those of the ledger)",
         labels=["kind"],
     )  # fmt: skip
-    found: defaultdict[str, list[float]] = defaultdict(list)
-    ended = lines(Job.objects.all()).order_by()
-    for kind, started, finished in ended.values_list("kind", "started", "finished").iterator(chunk_size=5_000):
-        if started is not None and finished is not None:
-            found[kind].append((finished - started).total_seconds())
-    for kind, took in sorted(found.items()):
+    took = Milliseconds("finished", "started")
+    # Whole seconds, rounded up: the buckets' bounds are whole, so that no job comes into another bucket.
+    seconds = (took + 999) / 1000
+    groups = lines(Job.objects.all()).order_by().filter(started__isnull=False, finished__isnull=False)
+    found: defaultdict[str, list[tuple[int, int, int]]] = defaultdict(list)
+    for kind, *group in groups.values_list(KIND, seconds).annotate(jobs=Count("id"), took=Sum(took)):
+        found[kind].append((*group,))
+    for kind, ended in sorted(found.items()):
         counts = [0] * (len(BUCKETS) + 1)
-        for seconds in took:
-            counts[bisect_left(BUCKETS, seconds)] += 1
-        so_far, buckets = 0, []
-        for bound, count in zip([*map(str, map(float, BUCKETS)), "+Inf"], counts, strict=True):
-            so_far += count
-            buckets.append((bound, float(so_far)))
-        histogram.add_metric([kind], buckets, sum(took))
+        for whole, count, _ in ended:
+            counts[bisect_left(BUCKETS, whole)] += count
+        bounds = [*map(str, map(float, BUCKETS)), "+Inf"]
+        buckets = list(zip(bounds, map(float, accumulate(counts)), strict=True))
+        histogram.add_metric([kind], buckets, sum(milliseconds for _, _, milliseconds in ended) / 1000)
     return histogram
 
 
@@ -140,7 +143,7 @@ def _ledger() -> Iterable[Metric]:
         "By how much jobs have made allocated space less; falls when one takes space",
         labels=["kind"],
     )
-    for kind, value in lines(Job.objects.all()).order_by().values_list("kind").annotate(Sum("freed_bytes")):
+    for kind, value in lines(Job.objects.all()).order_by().values_list(KIND).annotate(Sum("freed_bytes")):
         freed.add_metric([kind], value or 0)
     held = lines(Job.objects.all()).filter(HELD).order_by().aggregate(held=Sum("undo_bytes"), copies=Count("id"))
     yield freed

@@ -17,7 +17,7 @@ from storage_admin.jobs.telling import tell_end
 
 HEARTBEAT_INTERVAL = 10.0
 #: A job without a heartbeat for so long has lost its worker. It is longer than the silence after which the agent ends
-#: by itself: a job that is called interrupted has no agent at work any more.
+#: by itself: a job that is called interrupted has no agent at work any more, or one that hangs and holds its locks.
 LEASE = timedelta(seconds=protocol.SILENCE_LIMIT + HEARTBEAT_INTERVAL)
 #: Jobs that this process carries at once; a worker says it when it starts.
 threads = 32

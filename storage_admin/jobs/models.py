@@ -52,7 +52,10 @@ class Job(models.Model):
     waiting_for = models.CharField(max_length=200, blank=True)
     rewrites = models.BooleanField(default=False)
     #: Of a host that was removed the id is left (:func:`forget_all_but_the_ledger`): the ledger alone reads such rows.
-    host = models.ForeignKey(Host, on_delete=forget_all_but_the_ledger, related_name="jobs", db_constraint=False)
+    #: It has no index of its own: SQLite would read all jobs of a host by it, where one of those below finds the few.
+    host = models.ForeignKey(
+        Host, on_delete=forget_all_but_the_ledger, related_name="jobs", db_constraint=False, db_index=False
+    )
     #: The target's kind and id; the registered job kind resolves it, so that this app needs no key upward.
     target_kind = models.CharField(max_length=10)
     target_id = models.BigIntegerField()
@@ -126,13 +129,18 @@ class Job(models.Model):
         indexes = [
             models.Index(fields=["state", "rung"]),
             models.Index(fields=["host", "state"]),
+            models.Index(fields=["undo_state", "host"], name="job_undo_host"),
             # Counts by kind and state, for the list's filters and for /metrics, which read no row of the table.
             models.Index(fields=["kind", "state", "-id"], name="job_kind_state"),
             models.Index(fields=["target_kind", "target_id", "-id"]),
+            # What the list filters by, so that rows, which are large, are read of one page alone.
+            models.Index(fields=["created", "created_by", "host"], name="job_created"),
+            models.Index(fields=["state", "created", "created_by", "host"], name="job_state_created"),
             models.Index(fields=["undo_expires"], condition=Q(undo_state="available"), name="job_undo_due"),
             models.Index(fields=["parked_at"], condition=Q(parked_at__isnull=False, state="queued"), name="job_parked"),
             models.Index(fields=["id"], condition=Q(start_due=True), name="job_start_due"),
             models.Index(fields=["id"], condition=Q(repoint_due=True), name="job_repoint_due"),
+            models.Index(fields=["id"], condition=Q(needs_recovery=True), name="job_needs_recovery"),
             # A pool that is forgotten is looked for here.
             models.Index(fields=["space_pool"], condition=Q(space_pool__isnull=False), name="job_space_pool"),
             # All that the ledger filters, orders and sums by: it reads no row of the table to do so.

@@ -18,6 +18,8 @@ from storage_admin.jobs.telling import tell_end
 RING_AGAIN = timedelta(seconds=30)
 #: After a recovery that failed, the next one waits for so long.
 RECOVER_AGAIN = timedelta(minutes=1)
+#: The same where an agent is still there that was given up, at most.
+RECOVER_HANGING_AGAIN = timedelta(minutes=10)
 
 
 def reap(now: datetime | None = None) -> int:
@@ -74,11 +76,20 @@ def _interrupt(job: Job, why: str) -> int:
 
 def recover_hosts() -> None:
     """Submits a recovery for each host that has an interrupted rewrite or benchmark, unless one is queued already."""
-    due = Job.objects.filter(needs_recovery=True).exclude(state__in=Job.ACTIVE).values_list("host", flat=True)
-    for host_id in set(due):
+    due = Job.objects.filter(needs_recovery=True).exclude(state__in=Job.ACTIVE)
+    now = timezone.now()
+    # The last end of each host's, in the order of their index: a recovery that began later has looked at all of them.
+    ends: dict[int, datetime] = {}
+    for host_id, ended in due.values_list("host", "finished"):
+        ends[host_id] = max(ended or now, ends.get(host_id, ended or now))
+    for host_id, last in ends.items():
         recoveries = Job.objects.filter(kind="recover", host=host_id)
         # One that was cut off, as by the end of its worker, has not failed.
-        lately = recoveries.filter(finished__gt=timezone.now() - RECOVER_AGAIN, state=Job.State.FAILED)
+        failed = Q(state=Job.State.FAILED, finished__gt=now - RECOVER_AGAIN)
+        # One that succeeded has found an agent still there. Most end soon; one that hangs is looked for ever later.
+        wait = min((now - last) / 4, RECOVER_HANGING_AGAIN)
+        in_vain = Q(state=Job.State.SUCCEEDED, started__gt=last, finished__gt=now - wait)
+        lately = recoveries.filter(failed | in_vain)
         if not recoveries.filter(state__in=Job.ACTIVE).exists() and not lately.exists():
             services.submit(SYSTEM, "recover", host_id, {})
 

@@ -89,6 +89,20 @@ def test_a_recovery_that_failed_waits_before_the_next() -> None:
     assert Job.objects.filter(kind="recover", state="queued").count() == 1
 
 
+@pytest.mark.parametrize(("ago", "since", "again"), [(1, 0.1, False), (1, 0.4, True), (600, 9, False), (600, 11, True)])
+def test_a_host_where_an_agent_hangs_is_recovered_less_and_less_often(ago: float, since: float, again: bool) -> None:
+    """Minutes since the job was given up, and since the recovery that found its agent still there."""
+    now = timezone.now()
+    lost = rewrite(state="interrupted", needs_recovery=True, finished=now - timedelta(minutes=ago))
+    looked = now - timedelta(minutes=since)
+    JobFactory.create(kind="recover", target=lost.host, state="succeeded", started=looked, finished=looked)
+    # Of an earlier one.
+    earlier = now - timedelta(minutes=ago + 1)
+    JobFactory.create(kind="recover", target=lost.host, state="succeeded", started=earlier, finished=now)
+    reaper.recover_hosts()
+    assert Job.objects.filter(kind="recover", state="queued").exists() is again
+
+
 def test_a_recovery_is_not_queued_beside_one_that_is_at_work() -> None:
     lost = rewrite(state="interrupted", needs_recovery=True)
     JobFactory.create(kind="recover", target=lost.host, state="running", heartbeat=timezone.now())

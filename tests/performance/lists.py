@@ -1,7 +1,8 @@
 """Lists of jobs and guests with 100,000 rows, and a list of 100,000 images as CSV."""
 
-import resource
-import time
+import json
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from storage_admin.accounts.models import User
 from storage_admin.guests.models import Guest, GuestDisk
 from storage_admin.hosts.models import Host
 from storage_admin.jobs.models import Job
+from tests.harness.services import ROOT
 from tests.performance import pages
 from tests.performance.report import Row, seconds
 
@@ -20,9 +22,10 @@ NOTES = (
     (
         "Lists: 100,000 jobs with the plans and results of a reclaim, and 100,000 guests with a disk each, asked as "
         "the list of images. CSV: the file of 100,000 images, a guest on every tenth, taken whole through the test "
-        "client, each part dropped as it comes; memory is by how much the process's largest size grew. The ids are "
-        "read first and then the rows, 1,000 at a time, so that a slow reader holds no transaction open and any "
-        "number of rows needs hardly more memory."
+        "client, each part dropped as it comes; memory is by how much the largest size of a process of its own grew "
+        "that had answered a page of the list and a search before (its code loaded, SQLite's 32 MB of pages full). "
+        "The ids are read first and then the rows, 1,000 at a time, so that a slow reader holds no transaction open "
+        "and any number of rows needs hardly more memory."
     ),
 )
 COUNT = 100_000
@@ -34,13 +37,16 @@ MOST_MEMORY = 40 << 20
 #: Jobs are four minutes apart; these thirty days are somewhere in the middle.
 FROM = (timezone.now() - timedelta(days=150)).date()
 TO = (timezone.now() - timedelta(days=120)).date()
+LATELY = (timezone.now() - timedelta(days=2)).date()
 
-#: Every row is looked at, as no index answers them.
-SLOWER = {"jobs, by whom, in a month", "jobs, searched", "jobs, by kind", "guests, searched"}
+#: Nearly every row, or its entry in an index, is looked at.
+SLOWER = {"jobs, searched", "jobs, succeeded", "guests, searched"}
 ADDRESSES = {
     "jobs, first": "/jobs/",
     "jobs, last page": f"/jobs/?page={COUNT // 50}",
     "jobs, by state and kind": "/jobs/?state=failed&kind=reclaim",
+    "jobs, succeeded": "/jobs/?state=succeeded",
+    "jobs, succeeded, of two days": f"/jobs/?state=succeeded&from={LATELY}",
     "jobs, by whom, in a month": f"/jobs/?by=policy&from={FROM}&to={TO}",
     "jobs, searched": "/jobs/?search=web-0123",
     "jobs, by kind": "/jobs/?ordering=kind",
@@ -57,7 +63,7 @@ def measure(_folder: Path, count: int = COUNT) -> list[Row]:
     client.force_login(user, backend="django.contrib.auth.backends.ModelBackend")
     pages.rows_up_to(count)
     hosts = list(Host.objects.filter(slug__startswith="bench-"))
-    file = _file(client, count)
+    file = _file(count)
     _jobs(hosts, count)
     _guests(hosts, count)
     rows = [_page(client, what, address, count) for what, address in ADDRESSES.items()]
@@ -76,45 +82,30 @@ def measure(_folder: Path, count: int = COUNT) -> list[Row]:
 
 def _page(client: Client, what: str, address: str, count: int) -> Row:
     taken, asked = pages.median_of(client, address), pages.queries_of(client, address)
-    wanted = (
-        "at most 15 queries, 100 ms" if "searched" not in what and "whom" not in what else "at most 15 queries, 200 ms"
-    )
-    limit = 0.2 if "200" in wanted else 0.1
+    limit = 0.2 if what in SLOWER else 0.1
+    wanted = f"at most 15 queries, {limit * 1000:.0f} ms"
     return Row(
         f"list of {what}: {count:,} rows", seconds(taken), "", f"{asked} queries", wanted, taken < limit and asked <= 15
     )
 
 
-def _file(client: Client, count: int) -> list[Row]:
-    before = _resident()
-    taken, size, lines = _taken(client)
-    memory = _resident() - before
-    if lines != count + 1:
-        raise AssertionError(f"the file has {lines} lines")
+def _file(count: int) -> list[Row]:
+    told = subprocess.run(
+        [sys.executable, "-m", "tests.performance.one_file"], cwd=ROOT, check=True, stdout=subprocess.PIPE
+    ).stdout
+    file = json.loads(told)
+    if file["lines"] != count + 1:
+        raise AssertionError(f"the file has {file['lines']} lines")
     return [
         Row(
-            f"CSV of {count:,} images, {size / (1 << 20):.0f} MiB", seconds(taken), "",
-            f"{count / taken:,.0f} images a second", "at most 30 s", taken < 30,
+            f"CSV of {count:,} images, {file['size'] / (1 << 20):.0f} MiB", seconds(file["taken"]), "",
+            f"{count / file['taken']:,.0f} images a second", "at most 30 s", file["taken"] < 30,
         ),
         Row(
-            "memory for that file", f"{memory / (1 << 20):.1f} MiB", "", "what the process grew by",
-            f"at most {MOST_MEMORY >> 20} MiB", memory < MOST_MEMORY,
+            "memory for that file", f"{file['grown'] / (1 << 20):.1f} MiB", "", "what the process grew by",
+            f"at most {MOST_MEMORY >> 20} MiB", file["grown"] < MOST_MEMORY,
         ),
     ]  # fmt: skip
-
-
-def _resident() -> int:
-    """Bytes that the process has had resident at most."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _taken(client: Client) -> tuple[float, int, int]:
-    begin = time.perf_counter()
-    size = lines = 0
-    for part in client.get("/images/export.csv?ordering=-allocated_size"):
-        size += len(part)
-        lines += part.count(b"\r\n")
-    return time.perf_counter() - begin, size, lines
 
 
 def _jobs(hosts: list[Host], count: int) -> None:
