@@ -1,9 +1,11 @@
-"""Rewrites that do not come further. They are told of and nothing else: a time limit would end one in the middle of a
-rename as well.
+"""Rewrites and scans that do not come further. They are told of and nothing else: a time limit would end one in the
+middle of a rename as well.
 """
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+
+from django.db.models import Q
 
 from images.rewriting import speed_for
 from images.templatetags.storage import size
@@ -11,6 +13,9 @@ from storage_admin.events import services as events
 from storage_admin.events.services import Trouble
 from storage_admin.jobs.models import Job
 
+#: A scan tells of images as it finds them, a sample of every image, and a recovery takes moments; one of them that says
+#: nothing stands before a disk that answers no more.
+JUDGED = Q(rewrites=True) | Q(kind__in=("scan", "sample", "recover"))
 #: A rewrite that has not come further for so long may be stuck. Some of its work has no progress to tell, and seldom
 #: takes longer: a new file is flushed to its disk; ``qemu-img check`` reads an image's metadata, which of 10 TiB in
 #: clusters of 64 KiB is 1.6 GiB, or 27 minutes at 1 MiB a second.
@@ -23,8 +28,8 @@ SLOW = 20 << 20
 
 
 def stalled(now: datetime) -> Iterator[Trouble]:
-    """Jobs at work on images that have not come further for long. One that waits, for a guest or a slot, is queued."""
-    at_work = Job.objects.filter(state=Job.State.RUNNING, rewrites=True).select_related("host").order_by("pk")
+    """Jobs at work that have not come further for long. One that waits, for a guest or a slot, is queued."""
+    at_work = Job.objects.filter(JUDGED, state=Job.State.RUNNING).select_related("host").order_by("pk")
     for job in at_work.defer("plan", "commands", "result", "kept", "host__capabilities"):
         since = job.progressed or job.started
         if since is not None and now - since >= patience(job):

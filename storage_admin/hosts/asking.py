@@ -1,5 +1,6 @@
 """One short question to the agent on a host, while somebody waits for the answer."""
 
+import time
 import uuid
 from typing import Any
 
@@ -8,6 +9,9 @@ from storage_admin.agent.protocol import HostError, RefusedError, Request
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.session import AgentSession
 from storage_admin.hosts.transport import agent_bundle, agent_command
+
+#: Seconds for the answer. A path on a disk that answers no more would hold whoever waits, and a web process, for good.
+ANSWER_TIMEOUT = 60.0
 
 
 def ask(host: Host, verb: str, args: dict[str, Any]) -> dict[str, Any]:
@@ -18,12 +22,20 @@ def ask(host: Host, verb: str, args: dict[str, Any]) -> dict[str, Any]:
 
     Raises:
         RefusedError: it refuses, or is of another version (``agent_outdated``).
-        HostError: the host cannot be reached, or the agent has no root rights there.
+        HostError: the host cannot be reached, the agent has no root rights there, or it gives no answer in time.
     """
     with agent_command(host) as command, AgentSession(command, agent_bundle().hash) as session:
+        deadline = time.monotonic() + ANSWER_TIMEOUT
         session.send(Request(verb=verb, job=uuid.uuid4().hex[:16], generation=1, args=args))
         for event in session.events():
             if event is None:
+                if time.monotonic() > deadline:
+                    session.give_up()
+                    raise HostError(
+                        f"The agent on {host.name} has not answered within {ANSWER_TIMEOUT:.0f} s: perhaps a disk "
+                        "there answers no more.",
+                        "host_unreachable",
+                    )
                 continue
             if event["event"] == protocol.HELLO and event.get("uid") != 0:
                 raise HostError(f"The agent on {host.name} does not run as root.", "host_unreachable")

@@ -17,7 +17,10 @@ from storage_admin.agent.protocol import HostError, RefusedError, Request
 
 #: Seconds for the agent's greeting, and for its end after everything was said.
 HELLO_TIMEOUT = 30.0
-END_TIMEOUT, UNGREETED_END_TIMEOUT = 45.0, 1.0
+END_TIMEOUT, UNGREETED_END_TIMEOUT, KILLED_TIMEOUT = 45.0, 1.0, 10.0
+#: Seconds without a word after which an agent that was told to stop hangs, as on a disk that answers no more. One that
+#: does not stops within five, unless the kernel is still at what it was asked to write.
+STOP_TIMEOUT = 120.0
 CHUNK = 1 << 18
 #: As much as everybody may ask for: an agent reads on while what it found before is written.
 PIPE_SIZE = 1 << 20
@@ -65,6 +68,9 @@ class AgentSession:
         self._write_lock = threading.Lock()
         self._ended = threading.Event()
         self._started, self._greeted = time.monotonic(), False
+        self._heard = self._started
+        self._stop_asked: float | None = None
+        self._let_go = self._hangs = False
         self._stderr: deque[bytes] = deque(maxlen=50)
         self._threads = [
             threading.Thread(target=self._ping, daemon=True),
@@ -83,16 +89,22 @@ class AgentSession:
         with self._write_lock, contextlib.suppress(OSError):
             self._stdin.close()
         # One that has not greeted has nothing to put back, and what hangs is not waited for a second time.
-        self._await_silence(END_TIMEOUT if self._greeted else UNGREETED_END_TIMEOUT)
+        waits = self._greeted and not self._hangs
+        self._await_silence(END_TIMEOUT if waits else UNGREETED_END_TIMEOUT)
         try:
-            self._process.wait(END_TIMEOUT if self._greeted else 0)
+            self._process.wait(END_TIMEOUT if waits else 0)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            with contextlib.suppress(PermissionError):  # as another user's: sudo, which ends when its work does
+                self._process.kill()
+            # Even that waits for a disk that answers no more; what is left then is a process that does nothing further.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(KILLED_TIMEOUT)
         for thread in self._threads:
             thread.join(protocol.PING_INTERVAL + 1)
-        for pipe in (self._stdout, self._stderr_pipe):
-            pipe.close()
+        self._stdout.close()
+        # Else its reader waits for the end of what cannot be killed, and closes it then: closing would wait, too.
+        if not self._threads[1].is_alive():
+            self._stderr_pipe.close()
 
     def _await_silence(self, seconds: float) -> None:
         """Waits for the end of its output: waiting for the process by time would look at it only now and then."""
@@ -115,12 +127,28 @@ class AgentSession:
             )
         )
 
+    @property
+    def cancelled(self) -> bool:
+        """Whether it was told to stop."""
+        return self._stop_asked is not None
+
     def cancel(self) -> None:
-        """Asks the agent to stop and put everything back; its last event says that it did."""
-        self._say(protocol.encode(protocol.CANCEL))
+        """Asks the agent to stop and put everything back; its last event says that it did.
+
+        It is asked once. One that was let go is not asked any more, but has no longer than others to say something.
+        """
+        if self._stop_asked is None:
+            self._stop_asked = time.monotonic()
+            if not self._let_go:
+                self._say(protocol.encode(protocol.CANCEL))
+
+    def give_up(self) -> None:
+        """Takes it for hanging: leaving the context manager does not wait for its end, but kills it."""
+        self._hangs = True
 
     def go(self, generation: int) -> None:
         """Lets an agent that is ready swap."""
+        self._let_go = True
         self._say(protocol.encode(protocol.GO, generation=generation))
 
     def events(self, tick: float = 0.5) -> Iterator[dict[str, Any] | None]:
@@ -131,13 +159,12 @@ class AgentSession:
         Raises:
             RefusedError: ``agent_outdated``.
             UngreetedError: it has not greeted in time, or ended before.
-            HostError: ``interrupted``: the agent ended, or greeted wrongly, without an answer.
+            HostError: ``interrupted``: the agent ended, or greeted wrongly, without an answer; or it was told to stop,
+                and hangs.
         """
-        deadline = self._started + HELLO_TIMEOUT
         for lines in self._lines(tick):
             if not lines:
-                if not self._greeted and time.monotonic() > deadline:
-                    raise UngreetedError(f"The agent did not greet within {HELLO_TIMEOUT:.0f} s.")
+                self._check_time()
                 yield None
             for event in self._decode(lines):
                 if not self._greeted:
@@ -163,6 +190,7 @@ class AgentSession:
                 chunk = os.read(fd, CHUNK)
                 if not chunk:
                     return
+                self._heard = time.monotonic()
                 rest += chunk
                 if len(rest) > protocol.MAX_LINE + CHUNK:
                     raise HostError("The agent sent a line beyond the limit.", protocol.INTERRUPTED)
@@ -177,6 +205,18 @@ class AgentSession:
             yield from protocol.decode_all(lines)
         except ValueError as error:
             raise HostError(f"The agent said something that is no event: {error}.", protocol.INTERRUPTED) from error
+
+    def _check_time(self) -> None:
+        now = time.monotonic()
+        if not self._greeted and now > self._started + HELLO_TIMEOUT:
+            raise UngreetedError(f"The agent did not greet within {HELLO_TIMEOUT:.0f} s.")
+        if self._stop_asked is not None and now - max(self._stop_asked, self._heard) > STOP_TIMEOUT:
+            self.give_up()
+            raise HostError(
+                f"The agent was told to stop and has said nothing for {STOP_TIMEOUT:.0f} s: perhaps a disk there "
+                "answers no more. What it has left is put right as soon as the host is recovered.",
+                protocol.INTERRUPTED,
+            )
 
     def _check_hello(self, event: dict[str, Any]) -> None:
         if event["event"] != protocol.HELLO or event.get("protocol") != protocol.VERSION:
@@ -198,6 +238,8 @@ class AgentSession:
         with contextlib.suppress(ValueError, OSError):
             for line in self._stderr_pipe:
                 self._stderr.append(line[:1000])
+            if self._ended.is_set():
+                self._stderr_pipe.close()
 
     def _why(self) -> str:
         try:

@@ -111,19 +111,16 @@ def _work(job: Job, kind: JobKind, recorder: Recorder) -> dict[str, Any]:
         if recorder.cancel_requested:
             raise StoppedError(protocol.CANCELLED, "Cancelled before the agent was asked.")
         session.send(request)
-        told = False  # once it was told to stop, or let go, there is nothing more to be said
         for event in session.events():
             recorder.tick()
-            if (recorder.cancel_requested or stopping.is_set()) and not told:
-                told = True
+            if recorder.cancel_requested or stopping.is_set():
                 session.cancel()
             if event is None:
                 continue
             if event["event"] == protocol.RESULT:
                 return dict(event["data"])
             if event["event"] == protocol.READY:
-                if not told:
-                    told = True
+                if not session.cancelled:
                     _let_go(job, kind, session, event)
             else:
                 _take(job, kind, recorder, event)

@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from django.utils import timezone
 
@@ -243,6 +244,37 @@ def test_an_agent_that_is_killed_leaves_the_original_or_the_result_and_recovery_
         assert (job.result or {})["held_bytes"] == before
     else:
         assert (job.state, allocated(path), leftovers(path.parent)) == ("interrupted", before, set())
+
+
+@pytest.mark.parametrize("stage", ["checking", "copying", "verifying", "attributes", "swapping"])
+def test_an_agent_that_stands_still_ends_when_it_is_cancelled_and_recovery_clears_the_rest(
+    monkeypatch: pytest.MonkeyPatch, path: Path, stage: str
+) -> None:
+    """As on a disk that answers no more: nothing there hears that it is to stop."""
+    stopped: list[psutil.Process] = []
+
+    def stop(session: AgentSession) -> None:
+        agent = psutil.Process(session.pid)
+        agent.suspend()
+        stopped.extend([agent, *agent.children(recursive=True)])
+        services.cancel(OPERATOR, Job.objects.get(kind="reclaim"))
+
+    before = allocated(path)
+    with monkeypatch.context() as patched:
+        patched.setattr("storage_admin.hosts.session.STOP_TIMEOUT", 0.5)
+        at_stage(patched, stage, stop)
+        job = work("reclaim", image_at(path).pk)
+    assert (job.state, job.error_code, job.needs_recovery) == ("interrupted", "interrupted", True)
+    assert "has said nothing for" in job.error_detail
+    _, alive = psutil.wait_procs(stopped, 5)
+    assert stopped
+    assert not alive
+    reaper.recover_hosts()
+    recovery = run(Job.objects.get(kind="recover"))
+    job.refresh_from_db()
+    assert (recovery.state, job.needs_recovery) == ("succeeded", False)
+    assert (job.state, allocated(path), leftovers(path.parent)) == ("interrupted", before, set())
+    assert same_content(path, path.parent.parent / "copy.qcow2")
 
 
 def test_a_swap_that_nobody_recorded_is_a_success_after_recovery(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:

@@ -78,12 +78,20 @@ def test_it_is_over_when_the_job_ends_however_it_does(state: str) -> None:
     assert stalled() == set()
 
 
-def test_jobs_that_wait_and_jobs_that_change_no_image_are_not_judged() -> None:
+def test_a_scan_that_stands_still_is_told_of() -> None:
+    """As at a storage that went away while it was walked: the numbers of its host get older and older."""
+    at = timezone.now() - timedelta(minutes=31)
+    job = JobFactory.create(state="running", stage="scanning", started=at, progressed=at, heartbeat=timezone.now())
+    assert stalled() == {f"job_stalled:{job.pk}"}
+    assert Alert.objects.get().title == f"scan {job.target_label} makes no progress"
+
+
+def test_jobs_that_wait_and_others_that_change_no_image_are_not_judged() -> None:
     hours_ago = timezone.now() - timedelta(hours=5)
     rewrite(300, state="queued", started=None, progressed=None, created=hours_ago)
     rewrite(300, state="queued", parked_at=hours_ago, waiting_for="web to be shut down")
     rewrite(300, state="succeeded")
-    JobFactory.create(state="running", stage="scanning", started=hours_ago, progressed=hours_ago)
+    JobFactory.create(kind="fio", state="running", stage="fio", started=hours_ago, progressed=hours_ago)
     JobFactory.create(kind="analyze", target=ImageFactory.create(), state="running", progressed=hours_ago)
     assert stalled() == set()
 

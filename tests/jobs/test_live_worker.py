@@ -6,12 +6,18 @@ import signal
 import statistics
 import subprocess
 import time
+from datetime import datetime, timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 from celery import current_app
+from django.utils import timezone
 from kombu import Connection
 
+from images.watch.jobs import PATIENCE
+from images.watch.looking import look
+from storage_admin.events.models import Alert
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import reaper, services
 from storage_admin.jobs.doorbell import RUN_JOB
@@ -116,6 +122,45 @@ def test_a_cancel_ends_agent_and_tool_within_five_seconds(host: Host, pool: Path
     live_worker.wait_for(lambda: gone(agent), 5, "the agent is gone")
     assert (job.state, job.error_code, leftovers(pool)) == ("cancelled", "", set())
     assert digests(pool)["disk.qcow2"] == before
+
+
+def told_as_stalled(job: Job, after: timedelta) -> bool:
+    """Whether an alert is open that the job makes no progress, as of so much later."""
+    look(timezone.now() + after)
+    return Alert.objects.filter(kind="job_stalled", target_id=job.pk, closed=None).exists()
+
+
+@pytest.mark.qemu
+def test_a_tool_that_stands_still_is_told_of_until_it_goes_on_and_can_be_cancelled(
+    host: Host, pool: Path, live_worker: LiveWorker
+) -> None:
+    job = slow_reclaim(host, pool, live_worker)
+    before, agent = digests(pool)["disk.qcow2"], agent_of(live_worker)
+    [tool] = [child for child in psutil.Process(agent).children(recursive=True) if child.name() == "qemu-img"]
+    last = stand_still(tool, job)
+    tool.resume()
+    live_worker.wait_for(Job.objects.filter(pk=job.pk, progressed__gt=last).exists, 20, "it goes on")
+    assert not told_as_stalled(job, PATIENCE - timedelta(minutes=1))
+    stand_still(tool, job)
+    services.cancel(OPERATOR, job)
+    job = ended(job, live_worker, 5)
+    live_worker.wait_for(lambda: gone(agent) and gone(tool.pid), 5, "agent and tool are gone")
+    assert (job.state, leftovers(pool), digests(pool)["disk.qcow2"]) == ("cancelled", set(), before)
+    assert not told_as_stalled(job, PATIENCE + timedelta(minutes=1))
+
+
+def stand_still(tool: psutil.Process, job: Job) -> datetime:
+    """Stops a job's tool; of that an alert opens after half an hour, and not before. When it came further last."""
+    tool.suspend()
+    time.sleep(1)  # what was on its way is written
+    last = Job.objects.get(pk=job.pk).progressed
+    time.sleep(2)
+    job.refresh_from_db()
+    assert last is not None
+    assert (job.state, job.progressed) == ("running", last)
+    assert not told_as_stalled(job, PATIENCE - timedelta(minutes=1))
+    assert told_as_stalled(job, PATIENCE + timedelta(minutes=1))
+    return last
 
 
 @pytest.mark.qemu

@@ -7,6 +7,7 @@ import contextlib
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -112,6 +113,27 @@ def test_an_agent_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch,
     job = done_by(monkeypatch, job, PROGRAM + "sys.stdin.read()")
     assert (job.state, job.error_code) == ("interrupted", "interrupted")
     assert "did not greet" in job.error_detail
+
+
+@pytest.mark.parametrize("deaf", ["at work", "let go"])
+def test_an_agent_that_hangs_when_it_is_to_stop_is_ended_and_its_host_recovered(
+    monkeypatch: pytest.MonkeyPatch, job: Job, tmp_path: Path, deaf: str
+) -> None:
+    monkeypatch.setattr(session, "STOP_TIMEOUT", 1.5)
+    monkeypatch.setattr(Recorder, "log", _then(Recorder.log, lambda: services.cancel(OPERATOR, job)))
+    ready = 'say("ready", generation=request["generation"], before_bytes=100, made_bytes=40, made_inode=2)\n'
+    let_go = ready + 'assert hear()["event"] == "go"\n' if deaf == "let go" else ""
+    began = time.monotonic()
+    job = done_by(
+        monkeypatch, job,
+        f"{POLITE}{let_go}open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
+        'say("log", text="at work")\ntime.sleep(1)\nsay("log", text="a last word")\ntime.sleep(60)\n',
+    )  # fmt: skip
+    # From its last word on, not from the request.
+    assert 2.5 < time.monotonic() - began < 12
+    assert (job.state, job.error_code, job.needs_recovery) == ("interrupted", "interrupted", True)
+    assert "has said nothing for" in job.error_detail
+    assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()
 
 
 def test_words_that_no_database_takes_are_shown_as_they_are(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
