@@ -266,7 +266,7 @@ class ScanRun:
                 continue
             owners_before = pool.owners_unknown
             pool.state, pool.state_detail = facts["state"], facts.get("detail") or ""
-            if facts["state"] == "missing":
+            if _was_not_entered(facts):
                 pool.capacity_bytes = pool.available_bytes = pool.reserved_bytes = None
                 # The rest is as it was when it was last there.
                 gone = ("state", "state_detail", "capacity_bytes", "available_bytes", "reserved_bytes")
@@ -296,9 +296,15 @@ class ScanRun:
 
     def _record_holds(self, host: Host, pools: dict[int, StoragePool]) -> bool:
         """Who has which image open; of a folder that could not be walked, nothing new is known."""
-        walked = [facts["id"] for facts in self.pool_facts if facts["state"] != "missing" and facts["id"] in pools]
+        walked = [facts["id"] for facts in self.pool_facts if not _was_not_entered(facts) and facts["id"] in pools]
         busy = [(str(dev), str(number), why) for dev, number, why in self.seen.get("busy", [])]
         return writing.set_held(host, walked, busy)
+
+
+def _was_not_entered(facts: dict[str, Any]) -> bool:
+    """Whether nothing at all was seen of a pool: it is not there, does not answer, or its folder cannot be opened."""
+    by_agent = "kind" not in facts
+    return facts["state"] == "missing" or (by_agent and facts["state"] == "unreadable" and facts.get("dev") is None)
 
 
 def _unmounted_is_missing(pool: StoragePool | None, facts: dict[str, Any]) -> dict[str, Any]:

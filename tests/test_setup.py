@@ -28,6 +28,7 @@ PROVIDED_FOR_TESTS = (
         "systemd-analyze",
         "strace",
         "visudo",
+        "sshfs",
         "fio",
         "bonnie++",
         "curl",

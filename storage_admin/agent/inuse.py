@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from storage_admin.agent.fellows import fellow_agents
 from storage_admin.agent.mounts import unescape
+from storage_admin.agent.waiting import Descriptors
 
 #: The bytes that qemu locks: 100 + n says that permission n is used, 200 + n that it is not shared (file-posix.c).
 LOCK_RANGES = ((100, 103), (200, 203))
@@ -70,7 +71,7 @@ def holds(
         note(device, inode, why)
         if aliases and device in aliases:
             note(aliases[device], inode, why)
-    for device, inode, why in _descriptors(incomplete, check):
+    for device, inode, why in _descriptors(incomplete, Descriptors({*files, *(aliases or ())}), check):
         note(device, inode, why)
     for device, inode, why in (*_loops(), *swaps()):
         note(device, inode, why)
@@ -90,7 +91,9 @@ def _locks() -> Iterator[tuple[int, int, str]]:
             yield os.makedev(int(fields[4], 16), int(fields[5], 16)), int(fields[6]), "locked by qemu or a like program"
 
 
-def _descriptors(incomplete: list[int], check: Callable[[], None] | None = None) -> Iterator[tuple[int, int, str]]:
+def _descriptors(
+    incomplete: list[int], others: Descriptors, check: Callable[[], None] | None = None
+) -> Iterator[tuple[int, int, str]]:
     own = _own_processes()
     for number, name in enumerate(os.listdir("/proc")):
         if check is not None and number % 100 == 0:
@@ -109,7 +112,8 @@ def _descriptors(incomplete: list[int], check: Callable[[], None] | None = None)
             try:
                 # Sockets, pipes and devices have no path of a file: no need to look further.
                 target = os.readlink(folder + descriptor)
-                if target.startswith("/") and not target.startswith(("/dev/", "/proc/", "/sys/")):
+                plain = target.startswith("/") and not target.startswith(("/dev/", "/proc/", "/sys/"))
+                if plain and not others.may_wait(name, descriptor):
                     status = os.stat(folder + descriptor)
                     yield status.st_dev, status.st_ino, f"open in process {name} ({_command(name)})"
             except OSError:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from storage_admin.agent import tools
 from storage_admin.agent.fellows import is_fellow, only_reads
 from storage_admin.agent.protocol import RefusedError
+from storage_admin.agent.waiting import Descriptors
 
 #: What a program does with an image: 100 reads, 101 writes, 103 resizes; and what it forbids others: 201 and 203.
 WRITE, RESIZE, FORBID_WRITE, FORBID_RESIZE = 101, 103, 201, 203
@@ -158,13 +159,14 @@ def _process(files: frozenset[FileId], unseen: list[str]) -> str | None:
 
     A fellow agent that only reads, such as one that takes a sample, does no harm and suffers none.
     """
+    others = Descriptors({file.dev for file in files})
     ours = {str(pid) for pid in (os.getpid(), *tools.running)}
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or entry in ours:
             continue
         folder = f"/proc/{entry}/fd"
         try:
-            found = [name for name in os.listdir(folder) if _is_one_of(f"{folder}/{name}", files)]
+            found = [name for name in os.listdir(folder) if _is_one_of(entry, name, files, others)]
             if found and is_fellow(entry):
                 found = [name for name in found if not only_reads(entry, name)]
             if found:
@@ -176,10 +178,13 @@ def _process(files: frozenset[FileId], unseen: list[str]) -> str | None:
     return None
 
 
-def _is_one_of(link: str, files: frozenset[FileId]) -> bool:
-    """Whether a descriptor under /proc leads to one of the files; sockets and pipes are not asked for their status."""
+def _is_one_of(pid: str, descriptor: str, files: frozenset[FileId], others: Descriptors) -> bool:
+    """Whether a process's descriptor leads to one of the files. Sockets and pipes are not asked for their status, nor
+    what could make one wait.
+    """
+    link = f"/proc/{pid}/fd/{descriptor}"
     try:
-        if not os.readlink(link).startswith("/"):
+        if not os.readlink(link).startswith("/") or others.may_wait(pid, descriptor):
             return False
         status = os.stat(link)
     except OSError as error:

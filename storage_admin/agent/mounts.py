@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 #: Filesystems that more than one machine can have mounted at once.
@@ -17,7 +18,7 @@ NETWORK = frozenset(
 #: Of these, the ones that lie on a block device: their name is the filesystem's UUID, not the mount's source.
 _CLUSTER = frozenset({"gfs2", "ocfs2"})
 #: Filesystems whose mere path may start a mount, a process or a long wait.
-_WAITING = NETWORK | {"autofs"}
+WAITING = NETWORK | {"autofs"}
 
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
@@ -61,6 +62,19 @@ def parse(mountinfo: bytes) -> list[Mount]:
     return mounts
 
 
+def mount_id(pid: str, descriptor: int | str) -> int:
+    """The mount that a process's open file was reached through, as the kernel numbers them; -1 where it does not say.
+
+    Raises:
+        OSError: it is not open any more, or another user's.
+    """
+    with open(f"/proc/{pid}/fdinfo/{descriptor}", "rb") as file:
+        for line in file:
+            if line.startswith(b"mnt_id:"):
+                return int(line[7:])
+    return -1
+
+
 class Mounts:
     """What is mounted on this machine, read once.
 
@@ -71,7 +85,7 @@ class Mounts:
     def __init__(self, mounts: list[Mount]) -> None:
         self._by_id = {mount.id: mount for mount in mounts}
         self._by_point = {mount.point: mount for mount in mounts}
-        self._waits = any(mount.filesystem in _WAITING for mount in mounts)
+        self._waits = any(mount.filesystem in WAITING for mount in mounts)
         self._trusted: set[int] = set()
         self._uuids: dict[int, str] | None = None
 
@@ -83,11 +97,7 @@ class Mounts:
 
     def of_descriptor(self, fd: int) -> Mount | None:
         """The mount that an open folder was reached through; ``None`` where it came after the list was read."""
-        with open(f"/proc/self/fdinfo/{fd}", "rb") as file:
-            for line in file:
-                if line.startswith(b"mnt_id:"):
-                    return self._by_id.get(int(line[7:]))
-        return None
+        return self._by_id.get(mount_id("self", fd))
 
     def of_path(self, path: bytes) -> Mount | None:
         """The mount that an absolute, normalised path leads to, by its words alone; nothing is touched."""
@@ -97,17 +107,34 @@ class Mounts:
             path = path.rpartition(b"/")[0]
         return self._by_point.get(b"/")
 
+    def shared_below(self, paths: Sequence[bytes]) -> list[bytes]:
+        """Where network filesystems are mounted below these folders."""
+        tops = tuple(os.path.normpath(path).rstrip(b"/") + b"/" for path in paths)
+        return sorted(
+            mount.point for mount in self._by_id.values() if mount.is_network and mount.point.startswith(tops)
+        )
+
     def trust(self, mount: Mount | None) -> None:
-        """Look at paths on this mount from now on: a pool lies on it, so it is read anyway."""
+        """Look at paths on this filesystem from now on: a pool lies on it, so it is read anyway.
+
+        Wherever it is mounted: a folder of the pool may be a bind mount of another one.
+        """
         if mount is not None:
-            self._trusted.add(mount.id)
+            self._trusted.add(mount.device)
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is a filesystem at all that could make one wait; what the system mounts in /proc is none."""
+        return any(
+            mount.filesystem in WAITING and not mount.point.startswith(b"/proc/") for mount in self._by_id.values()
+        )
 
     def may_wait(self, path: bytes) -> bool:
         """Whether merely looking at a path could hang or mount something that no pool lies on."""
         if not self._waits:
             return False
         mount = self.of_path(path)
-        return mount is not None and mount.filesystem in _WAITING and mount.id not in self._trusted
+        return mount is not None and mount.filesystem in WAITING and mount.device not in self._trusted
 
     def keys(self, mount: Mount, path: bytes, machine: str) -> tuple[str, str]:
         """The names of a filesystem and of a folder in it, equal wherever the same one is mounted.

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from storage_admin.agent import waiting
 from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.described import names_in
 from storage_admin.agent.formats import UnreadableError, guess, read_as
@@ -76,12 +77,12 @@ def refuse_needed(pools: list[LookedAt], image: Wanted, io: AgentIO) -> None:
         StoppedError: the controller stopped the work.
     """
     mounts = Mounts.of_this_machine()
-    for pool in pools:
-        mounts.trust(mounts.of_path(os.path.normpath(pool.path)))
+    for path in sorted(waiting.trusted([pool.path for pool in pools], mounts, io.check)):
+        raise _unreadable(display(path), "it does not answer")
     known = frozenset().union(*(pool.known for pool in pools))  # one pool may lie in another
     recorder, seen = Recorder(mounts), 0
     for pool in pools:
-        for folder in _folders(pool):
+        for folder in _folders(pool, mounts):
             for name in folder.files:
                 seen += 1
                 if seen % _CHECK_EVERY == 0:
@@ -94,14 +95,14 @@ def refuse_needed(pools: list[LookedAt], image: Wanted, io: AgentIO) -> None:
                     )
 
 
-def _folders(pool: LookedAt) -> Iterator[Folder]:
+def _folders(pool: LookedAt, mounts: Mounts) -> Iterator[Folder]:
     try:
         root = os.open(pool.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
         return  # not mounted now: the controller knows its images from when it was
     except OSError as error:
         raise _unreadable(display(pool.path), error.strerror) from error
-    walk = Walk()
+    walk = Walk(may_wait=mounts.may_wait)
     try:
         yield from walk.folders(root, pool.path, pool.kind)
     finally:

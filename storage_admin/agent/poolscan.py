@@ -9,11 +9,12 @@ import re
 import stat
 from typing import Any
 
+from storage_admin.agent import waiting
 from storage_admin.agent.formats import UnreadableError, guess, vmdk
 from storage_admin.agent.formats.reader import Reader
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.mounts import Mount, Mounts
-from storage_admin.agent.pools import open_parent
+from storage_admin.agent.pools import display, open_parent
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.agent.records import OPEN_FLAGS, Recorder, b64, fingerprint
 from storage_admin.agent.walk import Folder, Walk
@@ -94,11 +95,11 @@ class PoolScan:
             return self._event("missing" if gone else "unreadable", f"{error.strerror}")
         try:
             place = self._place(root, mounts, machine)
-            walk = Walk(self._nested)
+            walk = Walk(self._nested, mounts.may_wait)
             for folder in walk.folders(root, self._path, self._kind):
                 self._folder(folder)
             self._leftovers += walk.abandoned
-            self._named_elsewhere()
+            self._named_elsewhere(mounts)
         finally:
             os.close(root)
         unread = walk.unread + self._failures
@@ -107,6 +108,11 @@ class PoolScan:
             notes.append((walk.too_deep, "has folders that are too deep"))
         detail = "; ".join(_few(names) + ": " + what for names, what in notes if names)
         return {**self._event("unreadable" if unread else "ok", detail), **place}
+
+    def without_answer(self) -> dict[str, Any]:
+        """The fields of the ``pool`` event of a folder that gives no sign of life; it is not touched."""
+        said = f"It does not answer: nothing came within {waiting.PATIENCE:.0f} s. Its images are as last seen."
+        return self._event("unreadable", said)
 
     def _event(self, state: str, detail: str) -> dict[str, Any]:
         return {
@@ -307,9 +313,13 @@ class PoolScan:
         finally:
             os.close(fd)
 
-    def _named_elsewhere(self) -> None:
+    def _named_elsewhere(self, mounts: Mounts) -> None:
         """Files of the pool that guests name and the walk does not come by: deeper, or in another kind of folder."""
         for path in sorted(self._named):
+            if mounts.may_wait(path):
+                # Not looked at, and so not vanished either.
+                self._failures.append(f"{display(path)}: it lies on a filesystem that is not looked at")
+                continue
             try:
                 folder, name = open_parent(self._path, path)
             except (OSError, RefusedError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from storage_admin.agent.bench import scratch
@@ -26,16 +26,22 @@ class Folder:
     files: list[str]
 
 
+def _never(_path: bytes) -> bool:
+    return False
+
+
 @dataclass
 class Walk:
     """A walk, and what it could not enter. Where ``unread`` is not empty, what was not seen has not vanished.
 
     ``nested`` are the folders of other pools, by device and inode, with their kinds: what such a pool walks itself is
-    left to it. A folder that is reached twice, through a bind mount, is walked once. Folders of benchmarks are not
-    entered; ``abandoned`` counts those that a killed one left.
+    left to it. ``may_wait`` tells of a folder, by its path alone, that to look at it could take for ever: it is on
+    another filesystem, then, and not entered either. A folder that is reached twice, through a bind mount, is walked
+    once. Folders of benchmarks are not entered; ``abandoned`` counts those that a killed one left.
     """
 
     nested: dict[tuple[int, int], str] = field(default_factory=dict)
+    may_wait: Callable[[bytes], bool] = field(default=_never)
     unread: list[str] = field(default_factory=list)
     other_filesystems: list[str] = field(default_factory=list)
     too_deep: list[str] = field(default_factory=list)
@@ -116,6 +122,9 @@ class Walk:
         return [name for name, is_folder in names if not is_folder], [name for name, is_folder in names if is_folder]
 
     def _open(self, fd: int, path: bytes, name: str, device: int) -> int | None:
+        if self.may_wait(_join(path, name)):
+            self.other_filesystems.append(display(_join(path, name)))
+            return None
         try:
             folder = os.open(name, _FOLDER, dir_fd=fd)
         except FileNotFoundError:

@@ -5,6 +5,8 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from storage_admin.agent import waiting
+from storage_admin.agent.mounts import Mounts
 from storage_admin.agent.protocol import HostError, RefusedError, b64, unb64
 from storage_admin.hosts import asking, transport
 from storage_admin.hosts.models import Host
@@ -32,12 +34,20 @@ def look(host: Host, path: bytes) -> Found:
         RefusedError: ``host_unreachable``.
     """
     if transport.is_here(host):
-        return _here(path)
+        return _here(path) if _answers(path) else Found("unknown", detail="it does not answer")
     try:
         answer = asking.ask(host, "folder", {"path_b64": b64(path)})
     except HostError as error:
         raise RefusedError("host_unreachable", error.detail) from error
     return Found(answer["kind"], unb64(answer["path_b64"]) if answer["path_b64"] else b"", str(answer["detail"]))
+
+
+def _answers(path: bytes) -> bool:
+    """Whether it may be looked at here: of a network filesystem whose server is away, a web process would wait on."""
+    try:
+        return not Mounts.of_this_machine().waits or not waiting.silent([path], lambda: None)
+    except OSError:
+        return True  # too long to be a path at all, as looking at it will tell
 
 
 def _here(path: bytes) -> Found:

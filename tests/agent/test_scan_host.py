@@ -141,7 +141,17 @@ def test_network_filesystems_are_known_and_merely_looking_is_avoided() -> None:
     assert waits == [b"/mnt/pve/nas/a", b"/auto/b"]
     mounts.trust(mounts.of_path(b"/mnt/pve/nas"))
     assert not mounts.may_wait(b"/mnt/pve/nas/a")
-    assert mounts.may_wait(b"/srv/with space/a")
+    assert not mounts.may_wait(b"/srv/with space/a"), "the same filesystem, read anyway"
+    assert mounts.may_wait(b"/auto/b")
+    assert mounts.shared_below([b"/mnt/pve/", b"/ocf"]) == [b"/mnt/pve/nas"]
+    assert mounts.shared_below([b"/"]) == [b"/mnt/pve/nas", b"/ocfs", b"/srv/with space"]
+
+
+def test_what_the_system_mounts_in_proc_is_no_storage_to_wait_for() -> None:
+    lines = MOUNTINFO.splitlines()
+    system = b"36 22 0:52 / /proc/sys/fs/binfmt_misc rw - autofs systemd-1 rw"
+    assert not Mounts(parse(b"\n".join([lines[0], system]))).waits
+    assert Mounts(parse(MOUNTINFO)).waits
 
 
 def test_this_machines_folders_have_their_mounts(tmp_path: Path) -> None:

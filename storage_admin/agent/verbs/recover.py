@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from storage_admin.agent import settle
+from storage_admin.agent import settle, waiting
 from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.bench import scratch
 from storage_admin.agent.journal import Journal, JournalError, file_name, parse_name
 from storage_admin.agent.lifeline import AgentIO
+from storage_admin.agent.mounts import Mounts
 from storage_admin.agent.pools import display, open_parent
 from storage_admin.agent.protocol import INVALID, RefusedError, Request, b64
 
@@ -56,14 +57,18 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     active = frozenset(args.get("jobs_active", list, []))
     recorded = frozenset(args.get("jobs_recorded", list, []))
     expected = [_expected(fields) for fields in args.get("undo_copies", list, [])]
+    images = [_expected(fields) for fields in args.get("images", list, [])]
+    pools = [_pool(fields) for fields in args.take("pools", list)]
+    mounts = Mounts.of_this_machine()
+    paths = {path for _, path, _ in pools} | {one.pool_path for one in (*expected, *images)}
+    away = waiting.trusted(sorted(paths), mounts, io.check)
+    for path in sorted(away):
+        io.log(f"the storage pool {display(path)} does not answer, and is left alone", "warning")
+    expected = [one for one in expected if one.pool_path not in away]
     recovered: list[dict[str, Any]] = []
-    seen: set[tuple[int, int]] = set()
-    for fields in args.take("pools", list):
-        if not isinstance(fields, dict):
-            raise RefusedError(INVALID, "a pool has an id, a path and a kind")
-        pool = Arguments(fields, frozenset({"id", "path_b64", "kind"}))
-        depth = 0 if pool.get("kind", str, "dir") == "libvirt" else MAX_DEPTH
-        for folder in _folders(fields.get("id"), pool.path("path_b64"), depth, seen, io):
+    walk = _Walk(io, mounts)
+    for number, path, depth in pools:
+        for folder in walk.folders(number, path, depth) if path not in away else ():
             for job, kinds in sorted(folder.jobs.items()):
                 if job in active:
                     recovered.append(_row(folder, settle.Settled(job, settle.BUSY)))
@@ -73,7 +78,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
                 recovered += _recover_benchmark(folder, job, job in active, io)
     told = {row["job"] for row in recovered} | {row["undo_of"] for row in recovered} | active
     recovered += [row for one in expected if one.job not in told for row in _without_a_trace(one, io)]
-    seen_images = [_look_at(_expected(fields), io) for fields in args.get("images", list, [])]
+    seen_images = [_look_at(one, io) for one in images if one.pool_path not in away]
     return {"recovered": recovered, "images": [row for row in seen_images if row is not None]}
 
 
@@ -134,36 +139,54 @@ def _without_a_trace(one: _Expected, io: AgentIO) -> list[dict[str, Any]]:
         os.close(fd)
 
 
-def _folders(pool: Any, path: bytes, depth: int, seen: set[tuple[int, int]], io: AgentIO) -> Iterator[_Folder]:
-    """The pool's folder and those below it on the same filesystem, no link followed, each closed after its turn."""
-    try:
-        top = os.open(path, _FOLDER)
-    except (OSError, ValueError) as error:
-        io.log(f"the storage pool {display(path)} cannot be opened: {error}", "warning")
-        return
-    yield from _walk(_Folder(pool, path, top, {}), os.fstat(top).st_dev, depth, seen, io)
+def _pool(fields: Any) -> tuple[Any, bytes, int]:
+    """A pool's id, its path, and how deep it is looked into."""
+    if not isinstance(fields, dict):
+        raise RefusedError(INVALID, "a pool has an id, a path and a kind")
+    pool = Arguments(fields, frozenset({"id", "path_b64", "kind"}))
+    depth = 0 if pool.get("kind", str, "dir") == "libvirt" else MAX_DEPTH
+    return fields.get("id"), pool.path("path_b64"), depth
 
 
-def _walk(here: _Folder, dev: int, depth: int, seen: set[tuple[int, int]], io: AgentIO) -> Iterator[_Folder]:
-    """A folder and those below it; takes over its descriptor."""
-    try:
-        io.check()
-        status = os.fstat(here.fd)
-        if (status.st_dev, status.st_ino) in seen or status.st_dev != dev:
+@dataclass
+class _Walk:
+    """Folders of pools, each once."""
+
+    io: AgentIO
+    mounts: Mounts
+    seen: set[tuple[int, int]] = field(default_factory=set)
+
+    def folders(self, pool: Any, path: bytes, depth: int) -> Iterator[_Folder]:
+        """The pool's folder and those below it on the same filesystem, no link followed, each closed after its turn."""
+        try:
+            top = os.open(path, _FOLDER)
+        except (OSError, ValueError) as error:
+            self.io.log(f"the storage pool {display(path)} cannot be opened: {error}", "warning")
             return
-        seen.add((status.st_dev, status.st_ino))
-        jobs, benchmarks, below = _listing(here.fd)
-        yield replace(here, jobs=jobs, benchmarks=benchmarks)
-        for name in below if depth else []:
-            path = here.path.rstrip(b"/") + b"/" + name
-            try:
-                fd = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=here.fd)
-            except OSError as error:
-                io.log(f"{display(path)} cannot be opened: {error.strerror}", "warning")
-                continue
-            yield from _walk(_Folder(here.pool, path, fd, {}), dev, depth - 1, seen, io)
-    finally:
-        os.close(here.fd)
+        yield from self._below(_Folder(pool, path, top, {}), os.fstat(top).st_dev, depth)
+
+    def _below(self, here: _Folder, dev: int, depth: int) -> Iterator[_Folder]:
+        """A folder and those below it; takes over its descriptor."""
+        try:
+            self.io.check()
+            status = os.fstat(here.fd)
+            if (status.st_dev, status.st_ino) in self.seen or status.st_dev != dev:
+                return
+            self.seen.add((status.st_dev, status.st_ino))
+            jobs, benchmarks, below = _listing(here.fd)
+            yield replace(here, jobs=jobs, benchmarks=benchmarks)
+            for name in below if depth else []:
+                path = here.path.rstrip(b"/") + b"/" + name
+                if self.mounts.may_wait(path):
+                    continue  # another filesystem, which could make one wait
+                try:
+                    fd = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=here.fd)
+                except OSError as error:
+                    self.io.log(f"{display(path)} cannot be opened: {error.strerror}", "warning")
+                    continue
+                yield from self._below(_Folder(here.pool, path, fd, {}), dev, depth - 1)
+        finally:
+            os.close(here.fd)
 
 
 def _listing(fd: int) -> tuple[dict[str, set[str]], frozenset[str], list[bytes]]:

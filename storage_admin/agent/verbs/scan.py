@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import posixpath
 from dataclasses import dataclass, field
 from typing import Any
 
-from storage_admin.agent import hostfacts, inuse, outside
+from storage_admin.agent import hostfacts, inuse, outside, waiting
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.mounts import Mounts
 from storage_admin.agent.poolscan import PoolScan
@@ -58,19 +57,18 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     host = hostfacts.host_event(args.etc_pve)
     io.emit(HOST, **host)
     mounts = Mounts.of_this_machine()
-    for pool in args.pools:
-        mounts.trust(mounts.of_path(posixpath.normpath(pool.path)))  # a base may lie in a pool that comes later
+    silent = waiting.trusted([pool.path for pool in args.pools], mounts, io.check)  # a base may lie in a later pool
     recorder = Recorder(mounts)
     machine = host["machine_id"] or host["hostname"]
     files: dict[int, set[int]] = {}
     aliases: dict[int, int] = {}
     images = changed = 0
-    roots = _roots(args.pools)
+    roots = _roots([pool for pool in args.pools if pool.path not in silent])
     for pool in args.pools:
         nested = {place: kind for place, (number, kind) in roots.items() if number != pool.id}
         own, others = _named(pool, args.pools, args.named)
         scan = PoolScan(pool.id, pool.path, pool.kind, pool.known, own, recorder, io, images, nested, others)
-        event = scan.run(mounts, machine)
+        event = scan.without_answer() if pool.path in silent else scan.run(mounts, machine)
         io.emit(POOL, **event)
         images, changed = scan.images, changed + scan.changed
         if scan.device is not None:
