@@ -107,6 +107,7 @@ urlpatterns = [
     path("policies/<int:policy_id>/preview/", policies.policy_preview, name="policy_preview"),
     path("policies/<int:policy_id>/run/", policies.policy_run_now, name="policy_run_now"),
     path("policies/<int:policy_id>/remove/", policies.policy_remove, name="policy_remove"),
+    path("policies/<int:policy_id>/runs.csv", policies.policy_runs_csv, name="policy_runs_csv"),
     path("policies/<int:policy_id>/runs/<int:run_id>/", policy_run.policy_run, name="policy_run"),
     path("policies/<int:policy_id>/runs/<int:run_id>/picks.csv", policy_run.policy_run_csv, name="policy_run_csv"),
     path("policies/<int:policy_id>/runs/<int:run_id>/stop/", policy_run.policy_run_stop, name="policy_run_stop"),

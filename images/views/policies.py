@@ -1,9 +1,11 @@
 """Policies: the list, one with its history, what it would do now; the switch for all automation."""
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 from django.contrib import messages
+from django.db.models import QuerySet
 from django.http.response import HttpResponseBase, HttpResponseRedirect
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -25,7 +27,7 @@ from images.views.access import (
     wants_fragment,
 )
 from storage_admin.accounts.roles import Actor, Role
-from storage_admin.csv_export import Columns, csv_answer
+from storage_admin.csv_export import Columns, csv_answer, in_parts
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import automation, kinds
 
@@ -38,6 +40,10 @@ def _of_run(name: str, line: dict[str, Any]) -> object:
 
 def _of_sums(name: str, line: dict[str, Any]) -> object:
     return getattr(line["sums"], name) if line["sums"] else None
+
+
+def _counted(state: str, line: dict[str, Any]) -> object:
+    return line["sums"].counts.get(state, 0) if line["sums"] else None
 
 
 CSV_COLUMNS: Columns = {
@@ -55,7 +61,7 @@ CSV_COLUMNS: Columns = {
     "last_run_state": partial(_of_run, "state"),
     "last_run_detail": partial(_of_run, "detail"),
     "jobs": partial(_of_sums, "jobs"),
-    "failed": lambda line: line["sums"].counts.get("failed", 0) if line["sums"] else None,
+    "failed": partial(_counted, "failed"),
     "predicted_bytes": partial(_of_sums, "predicted"),
     "won_bytes": partial(_of_sums, "won"),
     "held_bytes": partial(_of_sums, "held"),
@@ -118,6 +124,39 @@ def policy(request: PageRequest, policy_id: int) -> HttpResponseBase:
         "running": row.runs.filter(state=PolicyRun.State.RUNNING).exists(),
     }
     return render(request, "policies/policy.html", context)
+
+
+RUNS_CSV: Columns = {
+    "id": lambda line: line["run"].pk,
+    "due": lambda line: line["run"].due,
+    "ends": lambda line: line["run"].ends,
+    "by": lambda line: line["run"].by,
+    "state": partial(_of_run, "state"),
+    "detail": partial(_of_run, "detail"),
+    "started": partial(_of_run, "started"),
+    "finished": partial(_of_run, "finished"),
+    "jobs": partial(_of_sums, "jobs"),
+    "failed": partial(_counted, "failed"),
+    "left_out": partial(_counted, "skipped"),
+    "predicted_bytes": partial(_of_sums, "predicted"),
+    "won_bytes": partial(_of_sums, "won"),
+    "held_bytes": partial(_of_sums, "held"),
+}
+
+
+@require_safe
+@page()
+def policy_runs_csv(request: PageRequest, policy_id: int) -> HttpResponseBase:
+    """All runs of a policy, the latest first."""
+    runs = selectors.runs_of(policy_for(request.actor, policy_id))
+    return csv_answer(f"policy-{policy_id}-runs", RUNS_CSV, _with_sums(runs))
+
+
+def _with_sums(runs: QuerySet[PolicyRun]) -> Iterator[dict[str, Any]]:
+    for part in in_parts(runs):
+        sums = selectors.sums_of(part)
+        # A window that was missed looked at nothing: 0 would say that it had.
+        yield from ({"run": run, "sums": None if run.state == PolicyRun.State.MISSED else sums[run.pk]} for run in part)
 
 
 def _told(row: Policy) -> list[tuple[str, Any]]:

@@ -4,6 +4,7 @@ import csv
 import io
 import re
 from collections.abc import Callable
+from datetime import timedelta
 from html import unescape
 from typing import Any
 
@@ -209,6 +210,33 @@ def test_all_that_a_run_looked_at_is_to_be_had_as_csv(viewer: Client, monkeypatc
     assert (third["state"], third["code"], third["reason"]) == ("skipped", "busy", "Another job has it.")
     other = PolicyFactory.create()
     assert viewer.get(f"/policies/{other.pk}/runs/{run.pk}/picks.csv").status_code == 404
+
+
+def test_the_runs_of_a_policy_are_to_be_had_as_csv(viewer: Client) -> None:
+    policy = PolicyFactory.create()
+    due = timezone.now().replace(microsecond=0)
+    missed = PolicyRunFactory.create(policy=policy, due=due, state="missed", detail="No worker was there.", by="")
+    run = PolicyRunFactory.create(policy=policy, due=due - timedelta(days=1), state="finished", finished=due)
+    for number, freed in enumerate((GIB, None)):
+        job = JobFactory.create(kind="reclaim", target=ImageFactory.create(), freed_bytes=freed, undo_bytes=number)
+        state = "failed" if freed is None else "succeeded"
+        PolicyPickFactory.create(run=run, place=number, state=state, job=job, predicted_bytes=2 * GIB)
+    PolicyPickFactory.create(run=run, place=9, state="skipped", code="busy")
+    PolicyRunFactory.create()  # of another policy
+    address = f"/policies/{policy.pk}/runs.csv"
+    assert f'href="{address}"' in viewer.get(f"/policies/{policy.pk}/").content.decode()
+    answer: Any = viewer.get(address)
+    assert answer["Content-Disposition"].startswith(f'attachment; filename="policy-{policy.pk}-runs-20')
+    first, second = csv.DictReader(io.StringIO(answer.getvalue().decode(), newline=""))
+    assert (first["id"], first["state"], first["detail"]) == (str(missed.pk), "missed", "No worker was there.")
+    assert {first[name] for name in ("jobs", "failed", "left_out", "predicted_bytes", "won_bytes", "held_bytes")} == {
+        ""
+    }
+    assert second["due"] == (due - timedelta(days=1)).isoformat().replace("+00:00", "Z")
+    counted = {name: second[name] for name in ("jobs", "failed", "left_out", "predicted_bytes", "won_bytes")}
+    assert counted == {
+        "jobs": "2", "failed": "1", "left_out": "1", "predicted_bytes": str(4 * GIB), "won_bytes": str(GIB),
+    }  # fmt: skip
 
 
 def test_the_preview_page_lists_what_the_policy_is_not_for_when_asked(operator: Client) -> None:

@@ -140,6 +140,7 @@ PAGES = [
     Page("post", "policy_remove", ADMIN, 302),
     Page("get", "policy_run", VIEWER),
     Page("get", "policy_run_csv", VIEWER),
+    Page("get", "policy_runs_csv", VIEWER),
     Page("post", "policy_run_stop", OPERATOR, 302),
     Page("post", "automation_switch", ADMIN, 302, everywhere=True),
     Page("get", "tokens", ADMIN, everywhere=True),
