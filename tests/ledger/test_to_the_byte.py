@@ -191,7 +191,7 @@ class World:
             copy, image = self.copy_of(job), Image.objects.filter(pk=job.target_id).first()
             what = self.chance.choice(["delete", "move", "link", "put back"])
             self.told.append(f"copy of {job.pk}: {what}")
-            name = copy.parent / f"kept{self.count}.{'raw' if image is None else image.declared_format}"
+            name = copy.parent / f"kept{len(self.told)}.{'raw' if image is None else image.declared_format}"
             if what == "delete":
                 copy.unlink()
             elif what == "move":
