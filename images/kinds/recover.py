@@ -1,6 +1,7 @@
 """The job kind ``recover``: what interrupted jobs left on a host is finished or put back, and their rows say so."""
 
 from datetime import timedelta
+from enum import Enum
 from typing import Any
 
 from django.db.models import Q, QuerySet
@@ -20,6 +21,12 @@ from storage_admin.jobs import claims, kinds
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Plan
 from storage_admin.jobs.telling import tell_end
+
+
+class Settled(Enum):
+    """What is known of a job after a recovery: it is written down, its image has another file, or nothing yet."""
+
+    DONE, REPLACED, OPEN = range(3)
 
 
 class Recover(HostKind):
@@ -52,52 +59,72 @@ class Recover(HostKind):
             "jobs_active": list(active.values_list("uid", flat=True)),
             "jobs_recorded": [*(kept | lost).values_list("uid", flat=True), *(one["job"] for one in aside)],
             "undo_copies": [*_where(kept), *aside],
-            "images": traceless.where(job.host_id),
+            "images": [*traceless.where(job.host_id), *traceless.where_undone(job.host_id)],
         }
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
-        busy, replaced = set(), False
+        open_, replaced = set(), False
+        seen = {found["job"]: found for found in result["images"]}
         for found in result["recovered"]:
             match found["outcome"]:
                 case "busy":
-                    busy.add(found["job"])
+                    open_.add(found["job"])
                 case "failed":
                     _say(found, found["detail"] or "it could not be recovered; look at its files on the host", "error")
                 case _:
-                    replaced |= self._settle(job, found)
+                    settled = self._settle(job, found, seen)
+                    replaced |= settled is Settled.REPLACED
+                    if settled is Settled.OPEN:
+                        open_.add(found["job"])
         for found in result["images"]:
-            if found["job"] not in busy:
+            if found["job"] not in open_:
                 replaced |= self._settle_traceless(job, found)
-        # Only what had ended before the agent looked: it may not have seen what a later one left.
-        settled = Job.objects.filter(host=job.host_id, needs_recovery=True, finished__lt=job.started or job.created)
-        at_work = Job.objects.filter(uid__in=busy)
-        settled = settled.exclude(pk__in=at_work.values("pk")).exclude(
-            target_kind="job", target_id__in=at_work.values("pk")
-        )
-        settled.exclude(state__in=Job.ACTIVE).update(needs_recovery=False)
+        self._ask_no_more(job, open_, result["unread"])
         return {
             "recovered": [{key: found[key] for key in ("job", "outcome", "detail")} for found in result["recovered"]],
             "replaced": replaced,
         }
 
     @staticmethod
-    def _settle(job: Job, found: dict[str, Any]) -> bool:
-        """Writes what became of one job; whether an image's file turned out to be another one."""
+    def _ask_no_more(job: Job, uids: set[str], unread: list[int]) -> None:
+        """Its jobs need no recovery any more.
+
+        Args:
+            uids: jobs that do, with those at work on what they left.
+            unread: pools into which nobody could look, with all jobs on their images.
+        """
+        still = Job.objects.filter(host=job.host_id).filter(
+            Q(uid__in=uids) | Q(target_kind="image", target_id__in=Image.every.filter(pool__in=unread).values("pk"))
+        )
+        # Only what had ended before the agent looked: it may not have seen what a later one left.
+        settled = Job.objects.filter(host=job.host_id, needs_recovery=True, finished__lt=job.started or job.created)
+        settled = settled.exclude(pk__in=still.values("pk")).exclude(
+            target_kind="job", target_id__in=still.values("pk")
+        )
+        settled.exclude(state__in=Job.ACTIVE).update(needs_recovery=False)
+
+    @staticmethod
+    def _settle(job: Job, found: dict[str, Any], seen: dict[str, dict[str, Any]]) -> Settled:
+        """Writes what became of one job.
+
+        Args:
+            seen: the files that jobs without a trace may have made or changed, by job.
+        """
         lost = Job.objects.select_related("host").filter(uid=found["job"]).first()
         if lost is None or lost.active:
-            return False
+            return Settled.DONE
         if lost.kind in rows.KINDS:
-            return recovery.settle(job, lost, found)
+            return Settled.REPLACED if recovery.settle(job, lost, found) else Settled.DONE
         if found["undo_of"] is not None:
             _settle_undo(lost, found)
         elif found["outcome"] in {"finished", "kept", "lost"} and _unrecorded(lost):
             _finished_after_all(lost, found)
-            return True
+            return Settled.REPLACED
         elif found["outcome"] == "reverted" and lost.needs_recovery:
             claims.log(lost, f"recovered: {_cleared(lost)}")
         elif found["outcome"] == "lost" and lost.undo_available:
-            _settle_lost(job, lost, found)
-        return False
+            return _settle_lost(job, lost, found, seen)
+        return Settled.DONE
 
     @staticmethod
     def _settle_traceless(job: Job, found: dict[str, Any]) -> bool:
@@ -207,29 +234,38 @@ def _replaced(image: Image, found: dict[str, Any]) -> None:
     rewriting.image_replaced(image, found, unb64(found["path_b64"]))
 
 
-def _settle_lost(recovery: Job, lost: Job, found: dict[str, Any]) -> None:
-    """An undo copy does not wait where it should: our own removal was cut off, or somebody else took it away."""
+def _settle_lost(recovery: Job, lost: Job, found: dict[str, Any], seen: dict[str, dict[str, Any]]) -> Settled:
+    """An undo copy does not wait where it should: our own work was cut off, or somebody else took it away."""
     at_it = Job.objects.filter(target_kind="job", target_id=lost.pk)
     began = recovery.started or recovery.created
     if at_it.filter(Q(state__in=Job.ACTIVE) | Q(finished__gte=began, needs_recovery=False)).exists():
-        return  # at work while the agent looked: its own end tells what it did
+        return Settled.DONE  # at work while the agent looked: its own end tells what it did
+    cut_off = at_it.filter(needs_recovery=True).exclude(state__in=Job.ACTIVE)
+    undo = cut_off.filter(kind="undo").last()
+    ready: dict[str, Any] = undo.kept.get("ready", {}) if undo is not None else {}
+    if undo is not None:
+        found = found | traceless.undone(undo, lost, seen.get(undo.uid))
     if found["before_bytes"] is None and found["inode"] is None:  # neither a journal nor the image was there
         image = Image.every.filter(pk=lost.target_id).first()
         if image is None or image.state != Image.State.MISSING:
-            return  # perhaps only a filesystem that is not mounted: a scan would have told that the image vanished
-    undo = at_it.filter(kind="undo", needs_recovery=True).exclude(state__in=Job.ACTIVE).last()
-    ready = undo.kept.get("ready", {}) if undo is not None else {}
+            # Perhaps only a filesystem that is not mounted: a scan would have told that the image vanished.
+            return Settled.OPEN
     is_back = found["inode"] is not None and found["inode"] == ready.get("made_inode")
     if undo is not None and (is_back or _is_another_file(lost, found)):
         # It died when all was done and its traces were gone.
         gone = {"undone_bytes": ready.get("before_bytes")}
         _settle_undo(undo, found | {"undo_of": lost.uid, "outcome": "finished"} | gone)
-        return
-    removal = at_it.filter(kind="discard_undo", needs_recovery=True).exclude(state__in=Job.ACTIVE).last()
+        return Settled.REPLACED
+    removal = cut_off.filter(kind="discard_undo").last()
     if removal is None:
         rewriting.undo_copy_lost(lost, found["detail"], found=found)
-        return
-    told = found["discarded_bytes"]
+    else:
+        _removed_after_all(lost, removal, found["discarded_bytes"])
+    return Settled.DONE
+
+
+def _removed_after_all(lost: Job, removal: Job, told: int | None) -> None:
+    """The undo copy was removed before the worker died, which frees what the journal, or else the agent, has told."""
     won = rewriting.won_bytes(lost, removal.kept.get("freed_bytes") if told is None else told)
     rewriting.close_undo(lost, state_after_removal(lost, removal), won)
     Job.objects.filter(pk=removal.pk).update(

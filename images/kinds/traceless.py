@@ -9,6 +9,7 @@ from typing import Any
 
 from django.db.models import QuerySet
 
+from images import moving
 from images.kinds.rewrites import Rewriting
 from images.ledger import lines
 from images.models import Image
@@ -27,6 +28,34 @@ def where(host_id: int) -> list[dict[str, str]]:
             pool, path = made
             found.append({"job": job.uid, "path_b64": b64(path), "pool_path_b64": b64(bytes(pool.path_bytes))})
     return found
+
+
+def where_undone(host_id: int) -> list[dict[str, str]]:
+    """Where undos that were cut off have put the originals, of those that have another name than what replaced them."""
+    found = []
+    for undo in _cut_off_at(host_id, "job").filter(kind="undo"):
+        undone = Job.objects.filter(pk=undo.target_id).first()
+        image = Image.every.select_related("pool").filter(pk=undone.target_id).first() if undone is not None else None
+        paths = moving.paths_of(undone) if undone is not None else []
+        if image is not None and len(set(paths)) > 1:
+            pool = bytes(image.pool.path_bytes)
+            found.append({"job": undo.uid, "path_b64": b64(paths[0]), "pool_path_b64": b64(pool)})
+    return found
+
+
+def undone(undo: Job, lost: Job, seen: dict[str, Any] | None) -> dict[str, Any]:
+    """The file that an undo without a trace has put back under the original's name; empty where it is not there.
+
+    Args:
+        undo: it was cut off.
+        lost: the job that it undoes.
+        seen: what is at the original's path, as the agent has found it.
+    """
+    ready = undo.kept.get("ready")
+    if seen is None or ready is None or seen["inode"] != ready["made_inode"]:
+        return {}
+    path = b64(moving.paths_of(lost)[0])
+    return {"path_b64": path, "dev": seen["dev"], "inode": seen["inode"], "after_bytes": seen["bytes"]}
 
 
 def swapped(recovery: Job, found: dict[str, Any]) -> tuple[Job, dict[str, Any]] | None:
@@ -62,7 +91,11 @@ def settle_in_place(recovery: Job, found: dict[str, Any]) -> None:
 
 
 def _cut_off(host_id: int) -> QuerySet[Job]:
-    jobs = Job.objects.filter(host=host_id, needs_recovery=True, rewrites=True, target_kind="image")
+    return _cut_off_at(host_id, "image")
+
+
+def _cut_off_at(host_id: int, target_kind: str) -> QuerySet[Job]:
+    jobs = Job.objects.filter(host=host_id, needs_recovery=True, rewrites=True, target_kind=target_kind)
     return jobs.exclude(state__in=[*Job.ACTIVE, Job.State.SUCCEEDED]).select_related("host")
 
 

@@ -83,7 +83,7 @@ def test_digging_whose_agent_was_killed_is_measured_by_the_recovery(
     assert any("bytes were won before it was cut off" in line for line in said(job))
 
 
-def unrecorded(job: Job, monkeypatch: pytest.MonkeyPatch) -> Job:
+def dead(job: Job, monkeypatch: pytest.MonkeyPatch) -> Job:
     """A job whose worker dies between the agent's result and its record."""
 
     def die(*_: Any) -> None:
@@ -93,7 +93,12 @@ def unrecorded(job: Job, monkeypatch: pytest.MonkeyPatch) -> Job:
         patched.setattr(runner, "_end_well", die)
         with pytest.raises(SystemExit):
             run(job)
-    return recovered(job)
+    return job
+
+
+def unrecorded(job: Job, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """The same, and the host was recovered."""
+    return recovered(dead(job, monkeypatch))
 
 
 @pytest.mark.parametrize(
@@ -143,3 +148,57 @@ def test_a_removal_that_nobody_recorded_knows_whether_the_copy_had_another_name(
     job.refresh_from_db()
     assert (removal.state, job.undo_state) == ("succeeded", "discarded")
     assert job.freed_bytes == -allocated(path)
+
+
+@pytest.mark.parametrize("scanned", [False, True], ids=["as recovery finds it", "when a scan was before"])
+def test_an_undo_that_nobody_recorded_and_that_gave_a_name_back_has_happened(
+    path: Path, monkeypatch: pytest.MonkeyPatch, *, scanned: bool
+) -> None:
+    """A conversion had given the image another name: under that nothing is any more, the journal is gone as well."""
+    inode, before, image = path.stat().st_ino, allocated(path), image_at(path)
+    job = work("convert", image.pk, ADMIN, format="qcow2", replace=True, undo_hours=5)
+    assert job.state == "succeeded", (job.error_detail, said(job))
+    if scanned:
+        tell = reaper.recover_hosts
+
+        def and_scan() -> None:
+            scan(image.host)
+            tell()
+
+        monkeypatch.setattr(reaper, "recover_hosts", and_scan)
+    undo = unrecorded(services.undo(ADMIN, job), monkeypatch)
+    job.refresh_from_db()
+    assert (undo.state, job.undo_state, job.freed_bytes, undo.freed_bytes) == ("succeeded", "undone", 0, None)
+    assert (path.stat().st_ino, leftovers(path.parent)) == (inode, set())
+    run(Job.objects.get(kind="scan", state="queued"))
+    image.refresh_from_db()
+    assert (image.path, image.state, image.allocated_size) == (str(path), "ok", before)
+    assert (image.format, image.missing_since) == ("raw", None)
+
+
+@pytest.mark.parametrize("instead", [False, True], ids=["no folder", "an empty folder"])
+@pytest.mark.parametrize(
+    "options", [{"method": "copy"}, {"format": "qcow2", "replace": True}], ids=["reclaim", "convert"]
+)
+def test_what_a_recovery_cannot_see_is_settled_by_a_later_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], *, instead: bool
+) -> None:
+    """An undo without a trace, on a filesystem that is not mounted when its host is recovered."""
+    kind = "convert" if "format" in options else "reclaim"
+    job = work(kind, image_at(path).pk, ADMIN, **options, undo_hours=5)
+    Job.objects.filter(state="queued").delete()
+    undo = dead(services.undo(ADMIN, job), monkeypatch)
+    pool = path.parent
+    pool.rename(elsewhere := pool.with_name("elsewhere"))
+    if instead:
+        pool.mkdir()
+    recovered(undo)
+    job.refresh_from_db()
+    assert (undo.state, undo.needs_recovery, job.undo_state) == ("interrupted", True, "available")
+    if instead:
+        pool.rmdir()
+    elsewhere.rename(pool)
+    run(services.submit(ADMIN, "recover", undo.host_id, {}))
+    job.refresh_from_db()
+    undo.refresh_from_db()
+    assert (undo.state, undo.needs_recovery, job.undo_state) == ("succeeded", False, "undone")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -52,6 +52,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         ``undone_bytes`` (as its undo found it), ``discarded_bytes`` (what the removal of its undo copy freed), ``dev``,
         ``inode``, ``undo_of``, ``put_back``, ``surely_back``, ``detail``. What is not known is null.
         ``images``: for each of those that is there, ``job``, ``bytes``, ``dev`` and ``inode``.
+        ``unread``: pools that could not be opened, or that do not answer.
     """
     args = Arguments(request.args, frozenset({"pools", "jobs_active", "jobs_recorded", "undo_copies", "images"}))
     active = frozenset(args.get("jobs_active", list, []))
@@ -62,13 +63,11 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     mounts = Mounts.of_this_machine()
     paths = {path for _, path, _ in pools} | {one.pool_path for one in (*expected, *images)}
     away = waiting.trusted(sorted(paths), mounts, io.check)
-    for path in sorted(away):
-        io.log(f"the storage pool {display(path)} does not answer, and is left alone", "warning")
     expected = [one for one in expected if one.pool_path not in away]
     recovered: list[dict[str, Any]] = []
-    walk = _Walk(io, mounts)
+    walk = _Walk(io, mounts, away)
     for number, path, depth in pools:
-        for folder in walk.folders(number, path, depth) if path not in away else ():
+        for folder in walk.folders(number, path, depth):
             for job, kinds in sorted(folder.jobs.items()):
                 if job in active:
                     recovered.append(_row(folder, settle.Settled(job, settle.BUSY)))
@@ -79,7 +78,11 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     told = {row["job"] for row in recovered} | {row["undo_of"] for row in recovered} | active
     recovered += [row for one in expected if one.job not in told for row in _without_a_trace(one, io)]
     seen_images = [_look_at(one, io) for one in images if one.pool_path not in away]
-    return {"recovered": recovered, "images": [row for row in seen_images if row is not None]}
+    return {
+        "recovered": recovered,
+        "images": [row for row in seen_images if row is not None],
+        "unread": walk.unread,
+    }
 
 
 @dataclass(frozen=True)
@@ -150,18 +153,25 @@ def _pool(fields: Any) -> tuple[Any, bytes, int]:
 
 @dataclass
 class _Walk:
-    """Folders of pools, each once."""
+    """Folders of pools, each once; ``unread`` are the pools that could not be looked into."""
 
     io: AgentIO
     mounts: Mounts
+    away: Collection[bytes]
+    unread: list[Any] = field(default_factory=list)
     seen: set[tuple[int, int]] = field(default_factory=set)
 
     def folders(self, pool: Any, path: bytes, depth: int) -> Iterator[_Folder]:
         """The pool's folder and those below it on the same filesystem, no link followed, each closed after its turn."""
+        if path in self.away:
+            self.io.log(f"the storage pool {display(path)} does not answer, and is left alone", "warning")
+            self.unread.append(pool)
+            return
         try:
             top = os.open(path, _FOLDER)
         except (OSError, ValueError) as error:
             self.io.log(f"the storage pool {display(path)} cannot be opened: {error}", "warning")
+            self.unread.append(pool)
             return
         yield from self._below(_Folder(pool, path, top, {}), os.fstat(top).st_dev, depth)
 
