@@ -135,6 +135,8 @@ def made_bytes(job: Job) -> int:
 def lives_on(job: Job, original: Mapping[str, Any] | None) -> Image | None:
     """An image that is the very file which a job's undo copy was: somebody has moved it instead of deleting it.
 
+    It may be the job's own, where a later job has given that another name, and the file was put back under that one.
+
     Args:
         original: its stamp, ``None`` where nobody knows it any more.
     """
@@ -142,8 +144,7 @@ def lives_on(job: Job, original: Mapping[str, Any] | None) -> Image | None:
         return None
     # The number of an inode is given again, but not together with the size and time of the file that had it.
     same = {"inode": str(original["inode"]), "file_size": original["file_size"], "mtime_ns": original["mtime_ns"]}
-    there = Image.objects.filter(host=job.host_id, missing_since=None, **same)
-    return there.exclude(pk=job.target_id).first()
+    return Image.objects.filter(host=job.host_id, missing_since=None, **same).first()
 
 
 def undo_copy_lost(job: Job, why: str, *, found: Mapping[str, Any] | None = None, known: bool = True) -> bool:
@@ -171,9 +172,10 @@ def undo_copy_lost(job: Job, why: str, *, found: Mapping[str, Any] | None = None
         put_back = bool(found.get("put_back")) and (
             bool(found["surely_back"]) or not later.filter(state=Job.State.SUCCEEDED).exists()
         )
-        state = Job.UndoState.UNDONE if put_back else Job.UndoState.MISSING
         kept = None if put_back else lives_on(waiting, found.get("original"))
-        if kept is not None:
+        put_back = put_back or (kept is not None and kept.pk == waiting.target_id)
+        state = Job.UndoState.UNDONE if put_back else Job.UndoState.MISSING
+        if kept is not None and not put_back:
             why = f"{why}; it goes on as {kept.name}, so that nothing was freed"
         close_undo(waiting, state, won_bytes(waiting, 0 if kept else None) if known and not put_back else 0)
         if put_back and waiting.kept.get("volumes"):

@@ -243,6 +243,17 @@ def test_what_is_the_original_by_its_size_and_time_was_put_back_whatever_came_la
     assert (job.undo_state, job.freed_bytes) == ("undone", 0)
 
 
+def test_what_was_put_back_under_the_name_that_a_later_job_gave_the_image_was_put_back(path: Path, job: Job) -> None:
+    later = work("convert", image_at(path).pk, ADMIN, format="vmdk", replace=True, undo_hours=1)
+    run(Job.objects.get(kind="scan", state="queued"))
+    (path.parent / f".sa-{job.uid}.orig").rename(path.with_suffix(".vmdk"))
+    scan(job.host)
+    recovery()
+    for one in (job, later):
+        one.refresh_from_db()
+    assert (job.undo_state, job.freed_bytes, later.undo_state) == ("undone", 0, "available")
+
+
 def test_a_copy_that_was_moved_goes_on_and_frees_nothing(path: Path, job: Job) -> None:
     (path.parent / f".sa-{job.uid}.orig").rename(path.parent / "moved.qcow2")
     scan(job.host)
