@@ -4,6 +4,7 @@ import contextlib
 import os
 import random
 import threading
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +15,7 @@ from django.utils import timezone
 
 from images.ledger.selectors import freed_of
 from images.models import Image
+from storage_admin.accounts.roles import SYSTEM
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.session import AgentSession
@@ -265,10 +267,12 @@ class World:
         self._ended(job)
 
     def _recover(self) -> None:
-        Job.objects.filter(needs_recovery=True).update(finished=timezone.now() - timedelta(minutes=1))
+        """Until nothing is at work any more on what was cut off."""
         self.settle()
-        if Job.objects.filter(needs_recovery=True).exists():
-            reaper.recover_hosts()
+        until = time.monotonic() + 30
+        while Job.objects.filter(needs_recovery=True).exists():
+            assert time.monotonic() < until, self.told
+            services.submit(SYSTEM, "recover", self.host.pk, {})
             self.settle()
 
 
