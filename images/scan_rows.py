@@ -115,6 +115,8 @@ def _header(event: dict[str, Any]) -> dict[str, Any]:
         facts["data_file"] = display(unb64(event["data_file_b64"]))
     if event.get("extents_b64"):
         facts["extents"] = [display(unb64(extent)) for extent in event["extents_b64"]]
+    if event.get("parts"):
+        facts["parts"] = [inode(*part) for part in event["parts"]]
     return facts
 
 

@@ -10,7 +10,8 @@ from datetime import datetime
 from typing import Any
 
 from django.db import connection, transaction
-from django.db.models import F, Q, QuerySet
+from django.db.models import F, Q, QuerySet, TextField
+from django.db.models.functions import Cast
 from django.utils import timezone
 
 from images import hypervisors, moving, scan_rows, shared_storages, writing
@@ -331,10 +332,15 @@ def known_fingerprints(pool: StoragePool) -> str:
 
 
 def linked_fingerprints(pool: StoragePool) -> str:
-    """Of those only what is known to stand on which image: what a scan at work has read, or one that died, is not yet,
-    and neither is what describes its base instead of naming it.
+    """Of those only what is known to need which image: what a scan at work has read, or one that died, is not yet.
+
+    Neither is what could not be read, what describes its base instead of naming it, and what reaches another file by
+    a path that may lead elsewhere by now: its base by a link, its data in files of their own.
     """
-    known = Image.objects.filter(pool=pool, missing_since=None, aside_since=None, backing_unsafe="")
+    known = Image.objects.filter(pool=pool, missing_since=None, aside_since=None, backing_unsafe="", unreadable="")
+    known = known.filter(Q(backing_key="") | Q(backing__path_key=F("backing_key")))
+    known = known.annotate(text=Cast("header", TextField())).exclude(text__contains='"data_file"')
+    known = known.exclude(text__contains='"extents"')
     return _fingerprints(known.filter(changed_scan__lte=pool.host.resolved_scan))
 
 

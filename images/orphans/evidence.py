@@ -7,12 +7,16 @@ an orphan: then ``orphan`` is ``None`` and the sentence says what stands against
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 #: What Proxmox VE calls the volumes of a guest: those of containers, templates and saved states among them.
 _NAMED = re.compile(r"(?:vm|base|basevol|subvol)-([1-9][0-9]{0,8})-")
 _FOLDER = re.compile(r"/images/([1-9][0-9]{0,8})/[^/]+$")
 #: A volume id of a linked clone: ``store:101/base-101-disk-0.qcow2/102/vm-102-disk-0.qcow2``.
 _LINKED = re.compile(r"[^:/]+:(\d+)/([^/\s]+)/(\d+)/([^/\s]+)")
+
+#: How many lines, guests or images a sentence names.
+NAMED = 3
 
 #: How a plan says that an overlay is affected: it needs the image, and not the other way round.
 READS_ON = "reads it as its base, and goes on to"
@@ -62,6 +66,26 @@ class Naming:
 
 
 @dataclass(frozen=True)
+class Blind:
+    """Images whose headers cannot be read, though such headers may name what they stand on.
+
+    Args:
+        names: of each by its id.
+    """
+
+    names: Mapping[int, str] = field(default_factory=dict)
+
+    def but(self, image: int) -> str:
+        """A sentence about those that are not the image itself; empty where there are none."""
+        count = len(self.names) - (image in self.names)
+        if not count:
+            return ""
+        first = [name for one, name in islice(self.names.items(), NAMED + 1) if one != image][:NAMED]
+        more = f", and {count - len(first)} more" if count > len(first) else ""
+        return f"What these stand on cannot be read, and it may be this image: {', '.join(first)}{more}."
+
+
+@dataclass(frozen=True)
 class World:
     """What is known of an image's host beside its images and its guests' disks.
 
@@ -71,6 +95,7 @@ class World:
         unseen: why it is not known what processes have open; empty where it is.
         needed_paths: shown paths that other images' headers name (a data file, an extent), and a sentence for each.
         needed_files: ``device:inode`` of files that something outside of the pools stands on, and the sentence.
+        blind: the images that cannot be read, and may stand on any.
         described: names of files that a header may mean which describes its base, and a sentence for each.
         kept: ids of images that something of ours needs (an undo copy), and the sentence.
         elsewhere: guests' numbers on other nodes of a cluster, and the sentence.
@@ -83,6 +108,7 @@ class World:
     unseen: str = ""
     needed_paths: Mapping[str, str] = field(default_factory=dict)
     needed_files: Mapping[str, str] = field(default_factory=dict)
+    blind: Blind = field(default_factory=Blind)
     described: Mapping[str, str] = field(default_factory=dict)
     kept: Mapping[int, str] = field(default_factory=dict)
     elsewhere: Mapping[str, str] = field(default_factory=dict)
@@ -124,7 +150,7 @@ def judge(image: Facts, world: World) -> tuple[bool | None, list[str]]:
         world.kept.get(image.id, ""), world.needed_paths.get(image.path, ""), world.needed_files.get(image.inode, ""),
     ]  # fmt: skip
     if any(needed):
-        return False, [sentence for sentence in needed if sentence]
+        return False, list(dict.fromkeys(filter(None, needed)))
     if image.owners_unknown:
         return None, [image.owners_unknown]
     if image.held:
@@ -133,6 +159,7 @@ def judge(image: Facts, world: World) -> tuple[bool | None, list[str]]:
     against = [
         world.unread,
         world.unseen,
+        world.blind.but(image.id),
         world.described.get(image.name, ""),
         world.elsewhere.get(number, ""),
         world.busy.get(number, ""),

@@ -3,10 +3,13 @@
 A pool's ``shared_key`` is where it lies, the same on every host; what is below that is the same below each pool.
 """
 
+import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from django.db.models import F, Q
+from django.db.models import F, Q, QuerySet, TextField
+from django.db.models.functions import Cast
 
 from images.models import Image
 from storage_admin.guests.models import GuestDisk
@@ -97,4 +100,47 @@ def needed_paths(host: Host) -> dict[str, str]:
             path = pair.here(bytes(row.backing_path_bytes)) if pair.other.host_id == row.host_id else None
             if path is not None:
                 found[display(path)] = "An image of another host stands on it."
+    return found | _needed_parts(pairs)
+
+
+def _needed_parts(pairs: list[Shared]) -> dict[str, str]:
+    """Shown paths here of files in which images of other hosts keep their data."""
+    found: dict[str, str] = {}
+    rows = in_several_files(Image.every.filter(host__in={pair.other.host_id for pair in pairs}))
+    for there, name, shown, header in rows.values_list("host_id", "name", "path", "header"):
+        for part in named_parts(name, shown, header):
+            for pair in pairs:
+                path = pair.here(part.encode("utf-8", "surrogateescape")) if pair.other.host_id == there else None
+                if path is not None:
+                    found[display(path)] = "An image of another host keeps its data in it."
     return found
+
+
+def in_several_files(images: QuerySet[Image]) -> QuerySet[Image]:
+    """Those of them that are there and have their data in other files."""
+    images = images.filter(missing_since=None).annotate(text=Cast("header", TextField()))
+    return images.filter(Q(text__contains='"data_file"') | Q(text__contains='"extents"')).order_by()
+
+
+def named_parts(name: str, path: str, header: dict[str, Any]) -> list[str]:
+    """The shown paths of the other files that an image's header names.
+
+    Args:
+        name: the image's own; a descriptor that names itself names no other file.
+        path: the image's, as shown.
+    """
+    named = [header.get("data_file"), *header.get("extents", [])]
+    return [_beside(path, part) for part in named if isinstance(part, str) and part and part != name]
+
+
+def _beside(path: str, name: str) -> str:
+    """The path of what a header names, as shown; a name in a folder of its own is made plain."""
+    if name.startswith("/"):
+        return posixpath.normpath(name)
+    parts = path.split("/")[:-1]
+    for part in name.split("/"):
+        if part == "..":
+            parts = parts[:-1]
+        elif part not in {"", "."}:
+            parts.append(part)
+    return "/".join(parts)

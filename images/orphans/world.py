@@ -1,18 +1,13 @@
 """What is known of a host beside its images and its guests' disks, gathered from the database for :mod:`evidence`."""
 
-from django.db.models import Q, TextField
-from django.db.models.functions import Cast
-
 from images.models import Claim, Image
 from images.orphans import sharing
-from images.orphans.evidence import READS_ON, World, bases_in_ids
+from images.orphans.evidence import NAMED, READS_ON, Blind, World, bases_in_ids
 from storage_admin.agent.described import names_in
+from storage_admin.agent.formats import NAMING
 from storage_admin.guests.models import Guest, GuestDisk
 from storage_admin.hosts.models import Host
 from storage_admin.jobs.models import Job
-
-#: How many lines or guests a sentence names.
-NAMED = 3
 
 
 def could_have_guests(host: Host) -> bool:
@@ -38,7 +33,8 @@ def of(host: Host) -> World:
         unread=_unread(host),
         unseen=" ".join(unseen),
         needed_paths=_needed_paths(host),
-        needed_files={key: why for kind, key, why in claims if kind == Claim.Kind.FILE},
+        needed_files=_parts(host) | {key: why for kind, key, why in claims if kind == Claim.Kind.FILE},
+        blind=_blind(host),
         described=_described(host),
         kept=_kept(host),
         elsewhere={key: why for kind, key, why in claims if kind == Claim.Kind.NUMBER},
@@ -92,15 +88,35 @@ def _some(found: list[str]) -> str:
 def _needed_paths(host: Host) -> dict[str, str]:
     """Shown paths that other images' headers, or the ids of linked clones, name."""
     found = dict(sharing.needed_paths(host))
-    text = Cast("header", TextField())
-    rows = Image.every.filter(host=host, missing_since=None).annotate(text=text)
-    rows = rows.filter(Q(text__contains='"data_file"') | Q(text__contains='"extents"')).order_by()
-    for name, path, header in rows.values_list("name", "path", "header"):
-        for part in [header.get("data_file"), *header.get("extents", [])]:
-            if isinstance(part, str) and part and part != name:
-                found[_beside(path, part)] = f"{name} keeps its data in it."
+    for name, path, header in sharing.in_several_files(Image.every.filter(host=host)).values_list(
+        "name", "path", "header"
+    ):
+        found |= dict.fromkeys(sharing.named_parts(name, path, header), f"{name} keeps its data in it.")
     volumes = GuestDisk.objects.filter(guest__host=host, volume__contains="/")
     return found | bases_in_ids(volumes.values_list("volume", "path", "guest__name"))
+
+
+def _parts(host: Host) -> dict[str, str]:
+    """The same files by ``device:inode``: a header may reach them by a link."""
+    found: dict[str, str] = {}
+    rows = sharing.in_several_files(Image.every.filter(host=host)).values_list("name", "dev", "inode", "header")
+    for name, dev, number, header in rows:
+        parts = set(header.get("parts", [])) - {f"{dev}:{number}"}
+        found |= dict.fromkeys(parts, f"{name} keeps its data in it.")
+    return found
+
+
+def _blind(host: Host) -> Blind:
+    """Images of the host, and of those that share a storage with it, which cannot be read and may stand on others."""
+    hosts = {host.pk, *(pair.other.host_id for pair in sharing.shared(host))}
+    rows = Image.every.filter(host__in=hosts, missing_since=None, format__in=["", *NAMING]).exclude(unreadable="")
+    rows = rows.exclude(state=Image.State.DELETED).order_by("host_id", "pk")
+    return Blind(
+        {
+            pk: name if there == host.pk else "an image of another host, on a storage that both mount"
+            for pk, there, name in rows.values_list("pk", "host_id", "name")
+        }
+    )
 
 
 def _described(host: Host) -> dict[str, str]:
@@ -114,19 +130,6 @@ def _described(host: Host) -> dict[str, str]:
         why = f"{who} describes what it stands on instead of naming a plain file, and may mean it."
         found |= {one.rpartition("/")[2]: why for one in names_in(base)}
     return found
-
-
-def _beside(path: str, name: str) -> str:
-    """The path of what a header names, as shown; a name in a folder of its own is made plain."""
-    if name.startswith("/"):
-        return name
-    parts = path.split("/")[:-1]
-    for part in name.split("/"):
-        if part == "..":
-            parts = parts[:-1]
-        elif part not in {"", "."}:
-            parts.append(part)
-    return "/".join(parts)
 
 
 def _kept(host: Host) -> dict[int, str]:

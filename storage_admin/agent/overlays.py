@@ -15,8 +15,9 @@ from typing import Any
 from storage_admin.agent import waiting
 from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.described import names_in
-from storage_admin.agent.formats import UnreadableError, guess, read_as
+from storage_admin.agent.formats import NAMING, UnreadableError, guess, read_as
 from storage_admin.agent.formats.reader import Reader
+from storage_admin.agent.journal import parse_name
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.locking import FileId
 from storage_admin.agent.mounts import Mounts
@@ -129,12 +130,19 @@ def _needs(folder: Folder, name: str, path: bytes, known: frozenset[bytes], imag
         return False
     except OSError as error:
         raise _unreadable(display(path), error.strerror) from error
+    looks_like = ""
     try:
         size = os.fstat(fd).st_size
         reader = Reader(fd, size)
-        facts = read_as(reader, guess(reader, path))
-    except UnreadableError:
-        return False  # the controller shows it as unreadable
+        looks_like = guess(reader, path)
+        facts = read_as(reader, looks_like)
+    except UnreadableError as error:
+        ours = parse_name(os.fsencode(name))
+        if looks_like not in NAMING or (ours is not None and ours[1] == "new"):
+            return False  # it names no file; or a job at work has only begun to write it
+        raise _unreadable(display(path), str(error)) from error
+    except OSError as error:
+        raise _unreadable(display(path), error.strerror) from error
     finally:
         os.close(fd)
     named = [one for one in (facts.backing_file, facts.data_file, *facts.extents) if one is not None]

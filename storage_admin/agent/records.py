@@ -165,7 +165,7 @@ class Recorder:
             f'"inode":{status.st_ino},"nlink":{status.st_nlink},"file_size":{status.st_size},'
             f'"allocated_size":{blocks * 512},"mtime_ns":{status.st_mtime_ns},"ctime_ns":{status.st_ctime_ns},'
             f'"mode":{stat.S_IMODE(status.st_mode)},"uid":{status.st_uid},"gid":{status.st_gid},'
-            f'"immutable":{_WORDS[immutable]},{self._header(looks_like, facts, detail)},'
+            f'"immutable":{_WORDS[immutable]},{self._header(path, looks_like, facts, detail)},'
             f"{self._backing(path, facts)}}}\n"
         ).encode("ascii")
 
@@ -174,9 +174,11 @@ class Recorder:
         # An external data file of a qcow2 does not count: qemu-img info leaves it out, and it may be an image itself.
         return [None if backing_unsafe(name) else self.look(absolute(folder, name)) for name in facts.extents]
 
-    def _header(self, looks_like: str | None, facts: Facts | None, detail: str) -> str:
+    def _header(self, path: bytes, looks_like: str | None, facts: Facts | None, detail: str) -> str:
         """What the header says but the base's place. Most images of a pool say the same: it is written out once."""
-        if facts is None or facts.snapshots or facts.bitmaps or facts.extents or facts.data_file:
+        if facts is not None and (facts.extents or facts.data_file):
+            return _encode(_header_fields(looks_like, facts, detail) | {"parts": self._stands_for(path, facts)})[1:-1]
+        if facts is None or facts.snapshots or facts.bitmaps:
             return _encode(_header_fields(looks_like, facts, detail))[1:-1]
         values = facts.__dict__
         key = tuple([values[name] for name in _PLAIN])
@@ -186,6 +188,13 @@ class Recorder:
                 self._headers.clear()
             found = self._headers[key] = _encode(_header_fields(looks_like, facts, ""))[1:-1]
         return found
+
+    def _stands_for(self, path: bytes, facts: Facts) -> list[tuple[int, int]]:
+        """Device and inode of the other files that hold the image's data, by whatever name the header reaches them."""
+        folder = posixpath.dirname(path) or b"/"
+        named = [name for name in (facts.data_file, *facts.extents) if name and not backing_unsafe(name)]
+        found = [self.look(absolute(folder, name)) for name in named]
+        return [(one.st_dev, one.st_ino) for one in found if one is not None]
 
     def _backing(self, path: bytes, facts: Facts | None) -> str:
         name = None if facts is None else facts.backing_file

@@ -274,6 +274,19 @@ def test_an_overlay_on_another_host_that_shares_the_storage_keeps_its_base() -> 
 
 
 @pytest.mark.django_db
+def test_data_of_an_image_of_another_host_that_shares_the_storage_is_kept() -> None:
+    image, there = sharing_hosts()
+    own = StoragePoolFactory.create(host=there.host, path="/var/own", path_bytes=b"/var/own")
+    top = ImageFactory.create(
+        pool=own, name="top.qcow2", path="/var/own/top.qcow2", header={"data_file": "/srv/b/left.qcow2"}
+    )
+    assert resolved(image) == (False, ["An image of another host keeps its data in it."])
+    Image.objects.filter(pk=top.pk).update(header={}, unreadable="It is damaged.")
+    orphan, why = resolved(image)
+    assert (orphan, "an image of another host, on a storage" in why[0], "top" in why[0]) == (None, True, False)
+
+
+@pytest.mark.django_db
 @pytest.mark.parametrize("other", [{"owners_unknown": "It was not read."}, {"status": "unreachable"}])
 def test_where_a_host_that_shares_it_is_not_known_nothing_on_it_is_an_orphan(other: dict[str, str]) -> None:
     image, there = sharing_hosts(**other)

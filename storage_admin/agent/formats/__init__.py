@@ -8,12 +8,26 @@ from storage_admin.agent.formats import luks, qcow2, qed, raw, vdi, vhdx, vmdk, 
 from storage_admin.agent.formats.facts import Facts, Snapshot, UnreadableError
 from storage_admin.agent.formats.reader import Reader
 
-__all__ = ["Facts", "Reader", "Snapshot", "UnreadableError", "guess", "probe", "probe_reader", "read", "read_as"]
+__all__ = [
+    "NAMING",
+    "Facts",
+    "Reader",
+    "Snapshot",
+    "UnreadableError",
+    "guess",
+    "probe",
+    "probe_reader",
+    "read",
+    "read_as",
+]
 
 _READERS = {
     "qcow2": qcow2.read, "vmdk": vmdk.read, "vdi": vdi.read, "vpc": vpc.read, "vhdx": vhdx.read, "qed": qed.read,
     "luks": luks.read, "raw": raw.read, "iso": raw.read,
 }  # fmt: skip
+
+#: Formats whose header may name another file that the image needs: one that cannot be read may stand on any.
+NAMING = frozenset({"qcow2", "qcow", "vmdk", "vdi", "vpc", "vhdx", "qed"})
 
 _MAGICS = (
     (vhdx.MAGIC, "vhdx"),
