@@ -2,11 +2,14 @@
 
 from collections.abc import Collection
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from django.db.models import Max
+from django.db.models import Max, Q
 
 from storage_admin.jobs.models import Job, ResourceLock
+
+#: No condition.
+ANY = Q()
 
 
 class Last(NamedTuple):
@@ -25,13 +28,14 @@ class Last(NamedTuple):
     undone: bool
 
 
-def last_jobs(kind: str, target_kind: str, among: Collection[int] | None = None) -> dict[int, Last]:
+def last_jobs(kind: str, target_kind: str, among: Collection[int] | None = None, only: Q = ANY) -> dict[int, Last]:
     """The last job of a kind that ended well, by its target's id.
 
     Args:
         among: only those of these targets.
+        only: a condition on the jobs, as :func:`as_thorough`.
     """
-    ended = Job.objects.filter(kind=kind, target_kind=target_kind, state=Job.State.SUCCEEDED)
+    ended = Job.objects.filter(only, kind=kind, target_kind=target_kind, state=Job.State.SUCCEEDED)
     ended = ended if among is None else ended.filter(target_id__in=among)
     latest = ended.order_by().values("target_id").annotate(last=Max("pk")).values("last")
     rows = Job.objects.filter(pk__in=latest).values_list(
@@ -44,9 +48,21 @@ def last_jobs(kind: str, target_kind: str, among: Collection[int] | None = None)
     }
 
 
-def at_work(kind: str, target_kind: str) -> dict[int, int]:
-    """The job of a kind that is queued or at work on each target, by the target's id."""
+def as_thorough(kind: str, options: dict[str, Any]) -> Q:
+    """The jobs of a kind that make one with these options needless: those that measure the same, or look as closely."""
+    if kind == "benchmark":
+        return Q(options__kind=options.get("kind"))
+    return Q(options__mode="full") if kind == "analyze" and options.get("mode") == "full" else ANY
+
+
+def at_work(kind: str, target_kind: str, among: Collection[int] | None = None) -> dict[int, int]:
+    """The job of a kind that is queued or at work on each target, by the target's id.
+
+    Args:
+        among: only those of these targets.
+    """
     active = Job.objects.filter(state__in=Job.ACTIVE, kind=kind, target_kind=target_kind)
+    active = active if among is None else active.filter(target_id__in=among)
     return dict(active.order_by("-pk").values_list("target_id", "pk"))
 
 

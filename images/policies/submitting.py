@@ -17,6 +17,7 @@ from images.space import Admitted
 from storage_admin.accounts.roles import ForbiddenError
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.errors import InvalidError, NotFoundError
+from storage_admin.hosts.models import Host
 from storage_admin.jobs import automation, services
 from storage_admin.jobs.models import Job
 
@@ -24,7 +25,7 @@ from storage_admin.jobs.models import Job
 TOGETHER, MOST = 20, 200
 #: A scan that follows a job tells how much space there is now: the next one waits for it, but not for ever.
 _SCAN_WITHIN = timedelta(minutes=5)
-#: What a pick says whose image another job has, and how many ids stand in one query.
+#: What a pick says whose image, or pool, another job has, and how many ids stand in one query.
 HELD, _AT_ONCE = "Another job has it: it waits for its end.", 5000
 
 
@@ -40,15 +41,27 @@ def submit(run: PolicyRun, rules: Rules, now: datetime) -> None:
 
 
 def _note_held(waiting: QuerySet[PolicyPick], rules: Rules) -> None:
-    """Those whose images other jobs have say so, and keep nobody behind them from a slot; it ends with the job."""
-    held = history.held_images() if rules.kind in ALONE else frozenset()
+    """Those that other jobs have say so, and keep nobody behind them from a slot; it ends with the job."""
+    column, held = _target_kind(rules), _held(rules)
     ids = sorted(held)
     marked = waiting.filter(code="busy", reason=HELD)
-    over = [pk for pk, image in marked.values_list("pk", "image_id") if image not in held]
+    over = [pk for pk, target in marked.values_list("pk", column) if target not in held]
     for begin in range(0, len(over), _AT_ONCE):
         marked.filter(pk__in=over[begin : begin + _AT_ONCE]).update(code="", reason="")
     for begin in range(0, len(ids), _AT_ONCE):
-        waiting.filter(image__in=ids[begin : begin + _AT_ONCE]).exclude(code="busy").update(code="busy", reason=HELD)
+        some = waiting.filter(**{f"{column}__in": ids[begin : begin + _AT_ONCE]})
+        some.exclude(code="busy").update(code="busy", reason=HELD)
+
+
+def _target_kind(rules: Rules) -> str:
+    return "pool" if rules.on_pools else "image"
+
+
+def _held(rules: Rules) -> frozenset[int]:
+    """Ids of the targets that wait for jobs of others: of any kind, or of the same where the kind needs no lock."""
+    if rules.kind in ALONE:
+        return history.held_images()
+    return frozenset(history.at_work(rules.kind, _target_kind(rules)))
 
 
 def _free(run: PolicyRun, rules: Rules, host_id: int) -> int:
@@ -105,9 +118,10 @@ def _still_due(run: PolicyRun, rules: Rules, picks: list[PolicyPick], now: datet
 def _left_out_by_now(run: PolicyRun, rules: Rules, ids: list[int], now: datetime) -> dict[int, tuple[str, str]]:
     """The code and the reason of each target that is not to be worked on any more, by its id."""
     found = {} if rules.on_pools else choosing.left_out_by_now(rules, ids, now)
-    for target, done in history.last_jobs(rules.kind, "pool" if rules.on_pools else "image", ids).items():
-        lately = choosing.done_lately(rules, done, now)
-        if lately is None and run.chosen_at is not None and done.finished >= run.chosen_at:
+    meanwhile = _done_meanwhile(run, rules, ids)
+    for target, last in history.last_jobs(rules.kind, _target_kind(rules), ids).items():
+        lately, done = choosing.done_lately(rules, last, now), meanwhile.get(target)
+        if lately is None and done is not None:
             # However short the policy's own interval is: nothing is done twice.
             ended = f"{done.finished:%Y-%m-%d %H:%M} UTC"
             found[target] = (
@@ -118,6 +132,13 @@ def _left_out_by_now(run: PolicyRun, rules: Rules, ids: list[int], now: datetime
             code, *facts = lately
             found[target] = code, Skip(target, 0, 0, "", code, tuple(facts)).reason
     return found
+
+
+def _done_meanwhile(run: PolicyRun, rules: Rules, ids: list[int]) -> dict[int, history.Last]:
+    """What others have done to each target since the run chose it, by the target's id."""
+    same = history.as_thorough(rules.kind, rules.options)
+    last = history.last_jobs(rules.kind, _target_kind(rules), ids, same)
+    return {target: done for target, done in last.items() if run.chosen_at and done.finished >= run.chosen_at}
 
 
 def _candidate(rules: Rules, pick: PolicyPick) -> Candidate:
@@ -152,6 +173,12 @@ def _submitted(run: PolicyRun, rules: Rules, pick: PolicyPick, found: Planned) -
             return None
         if _free(run, rules, found.candidate.host_id) <= 0:
             return None
+        # Whoever submits a job has its host's row: so another policy, or a person, comes before or after this look.
+        Host.objects.select_for_update().filter(pk=found.candidate.host_id).first()
+        if found.candidate.id in history.at_work(rules.kind, _target_kind(rules), [found.candidate.id]):
+            raise RefusedError("busy", HELD)
+        if _done_meanwhile(run, rules, [found.candidate.id]):
+            return 0  # it ended since this step looked: the next one leaves it out, and says so
         mine = PolicyPick.objects.filter(pk=pick.pk, state=PolicyPick.State.CHOSEN)
         if mine.update(state=PolicyPick.State.SUBMITTED, code="", reason="") != 1:
             return 0
