@@ -14,9 +14,11 @@ from django.db.models import Prefetch, QuerySet
 from django.db.models.expressions import RawSQL
 
 from images.models import Image, ImageUse
+from images.orphans import world
 from images.space import Admitted
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.guests.models import Guest, GuestDisk
+from storage_admin.hosts.models import Host
 from storage_admin.jobs.models import Job
 
 _TABLE = Image._meta.db_table
@@ -44,8 +46,15 @@ class _Fetched:
 
     def __init__(self, images: Sequence[Image], admitted: Admitted) -> None:
         self.admitted = admitted
+        self._headers: dict[int, world.Headers] = {}
         self._ids = sorted({image.pk for image in images})
         self._bases = sorted({image.backing_id for image in images if image.backing_id is not None})
+
+    def headers(self, host: Host) -> world.Headers:
+        """What the headers of a host's images say, read once for all images of it."""
+        if host.pk not in self._headers:
+            self._headers[host.pk] = world.headers(host)
+        return self._headers[host.pk]
 
     @cached_property
     def bases(self) -> dict[int, Image]:
@@ -142,6 +151,16 @@ class Surroundings:
     def own_disks(self) -> list[GuestDisk]:
         """The guests' disks that are the image itself."""
         return list(self._fetched.disks.get(self._image.pk, ()))
+
+    @property
+    def kept_in(self) -> str:
+        """Which other image keeps its data in this one, in a sentence; empty where none does."""
+        return self._fetched.headers(self._image.host).kept_in(self._image)
+
+    @property
+    def unread_beside(self) -> str:
+        """Which images cannot be read and may stand on this one, in a sentence; empty where all can."""
+        return self._fetched.headers(self._image.host).blind.but(self._image.pk)
 
     @property
     def guests(self) -> list[Guest]:

@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from images import linked_clones, refusals, repointing
+from images import linked_clones, refusals, repointing, surroundings
 from images.kinds.rewrites import REWRITE_OPTIONS, Choice, Rewriting, beside
 from images.kinds.stages import WRITTEN
 from images.kinds.targets import ancestors, find, locks_on
@@ -149,6 +149,7 @@ class Convert(Rewriting):
             warnings += [
                 f"The definition of guest {name} is changed to the new file; undo changes it back." for name in guests
             ]
+            warnings += [why for why in [surroundings.of(image).unread_beside] if why]
         if given.get("subformat") == "streamOptimized" and replaces:
             warnings.append("Guests cannot write to a streamOptimized vmdk: it is made for carrying images about.")
         if image.snapshots and not replaces:
@@ -206,7 +207,10 @@ def _move(image: Image, options: dict[str, Any]) -> repointing.Move:
 def _against_replacing(image: Image, path: bytes, options: dict[str, Any]) -> list[Refusal]:
     move = _move(image, options)
     found = [*repointing.refusals(image, move), *linked_clones.against_replacing(image)]
-    if image.overlays_count and (path != move.before or move.format != image.declared_format):
+    moves = path != move.before or move.format != image.declared_format
+    if moves and (why := surroundings.of(image).kept_in):
+        found.append(Refusal("has_overlays", f"{why} Convert it beside the original instead."))
+    if image.overlays_count and moves:
         found.append(
             Refusal(
                 "has_overlays",

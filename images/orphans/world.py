@@ -1,5 +1,7 @@
 """What is known of a host beside its images and its guests' disks, gathered from the database for :mod:`evidence`."""
 
+from dataclasses import dataclass
+
 from images.models import Claim, Image
 from images.orphans import sharing
 from images.orphans.evidence import NAMED, READS_ON, Blind, World, bases_in_ids
@@ -104,6 +106,29 @@ def _parts(host: Host) -> dict[str, str]:
         parts = set(header.get("parts", [])) - {f"{dev}:{number}"}
         found |= dict.fromkeys(parts, f"{name} keeps its data in it.")
     return found
+
+
+@dataclass(frozen=True)
+class Headers:
+    """What the headers of a host's images say of needing an image under its name, beside what its overlays say.
+
+    Args:
+        paths, files: who keeps data in which file, by shown path and by ``device:inode``, each as a sentence.
+        blind: the images that cannot be read.
+    """
+
+    paths: dict[str, str]
+    files: dict[str, str]
+    blind: Blind
+
+    def kept_in(self, image: Image) -> str:
+        """Which other image keeps its data in this one, in a sentence; empty where none does."""
+        return self.paths.get(image.path, "") or self.files.get(f"{image.dev}:{image.inode}", "")
+
+
+def headers(host: Host) -> Headers:
+    """What the images of a host, and of those that share a storage with it, say."""
+    return Headers(_needed_paths(host), _parts(host), _blind(host))
 
 
 def _blind(host: Host) -> Blind:

@@ -118,6 +118,22 @@ def test_an_image_with_overlays_keeps_its_name_and_format(
     assert refused(image, **options) == ([code] if code else [])
 
 
+def test_what_another_image_keeps_its_data_in_keeps_its_name(tmp_path: Path, image: Path) -> None:
+    (tmp_path / "link").symlink_to(image.parent)
+    create(image.with_name("top.qcow2"), "8M", "-o", f"data_file={tmp_path}/link/data.raw")
+    scan(image_at(image).host)
+    data = image.with_name("data.raw")
+    assert refused(data, format="qcow2") == ["has_overlays"]
+    assert refused(data, format="raw") == []
+
+
+def test_that_an_image_which_cannot_be_read_may_stand_on_it_is_told(image: Path) -> None:
+    create(image.with_name("old.qcow"), form="qcow")
+    scan(image_at(image).host)
+    plan = services.plan(OPERATOR, "convert", image_at(image).pk, {"format": "raw", "replace": True})
+    assert any("old.qcow" in warning for warning in plan.warnings)
+
+
 def test_a_taken_name_is_refused(image: Path) -> None:
     create(image.with_suffix(".vdi"))
     scan(image_at(image).host)
