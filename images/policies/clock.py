@@ -3,37 +3,73 @@
 A window that is still open is begun late, with what remains of it, as long as something may begin in it. One that has
 closed, or is in its quiet minutes, is told as missed: nothing is caught up at noon. While automation is paused nothing
 is begun; a window that closes meanwhile is missed, and one that is still open when automation goes on is begun then.
+What a machine's time has claimed that was ahead by mistake is taken back: no policy waits for that time to come.
 """
 
+import logging
 from datetime import datetime, timedelta
 
 from django.db import transaction
 
 from images.models import Policy, PolicyRun
-from images.policies import telling
+from images.policies import runs, telling
 from images.policies.shape import Rules, actor_named
 from images.policies.windows import Window
 from storage_admin.accounts.services import audit
 from storage_admin.jobs import automation
 from storage_admin.jobs.models import Automation
 
+logger = logging.getLogger(__name__)
+
 #: Of windows that were missed together, the latest are told one by one.
 MOST_MISSED = 20
 #: What is seen so late after a window opened was not looked for when it did.
 _IN_TIME = timedelta(minutes=2)
+#: By so much the times of two schedulers may differ.
+_SKEW = timedelta(minutes=5)
+_AHEAD = "This machine's time was ahead and was put right: its window had not opened."
 
 
 def advance(now: datetime) -> list[PolicyRun]:
     """Makes a run of every window that opened since somebody last looked.
+
+    A policy whose windows cannot be told is an alert, and keeps no other from its runs.
 
     Returns:
         The runs that this call has made, those of missed windows among them.
     """
     made: list[PolicyRun] = []
     switch = automation.state()
+    for policy in Policy.objects.filter(enabled=True, clock__gt=now + _SKEW):
+        _take_back(policy, now)
     for policy in Policy.objects.filter(enabled=True, clock__lt=now):
-        made += _advance(policy, switch, now)
+        try:
+            made += _advance(policy, switch, now)
+        except Exception as error:
+            logger.exception("the windows of policy %s", policy.pk)
+            telling.cannot_be_told(policy, f"{type(error).__name__}: {error}")
     return made
+
+
+def _take_back(policy: Policy, now: datetime) -> None:
+    """This machine's time was ahead and was put right: the policy's windows are looked for from now on again.
+
+    Windows that have not come yet were not missed. One that was begun is stopped, and opens when its time has come; one
+    that has had its run by then stays as it is.
+    """
+    with transaction.atomic():
+        if Policy.objects.filter(pk=policy.pk, clock=policy.clock, enabled=True).update(clock=now) != 1:
+            return
+        ahead = policy.runs.filter(due__gt=now + _SKEW)
+        for number, run in enumerate(ahead.filter(state=PolicyRun.State.RUNNING)):
+            due = now + timedelta(microseconds=number)
+            if ahead.filter(pk=run.pk).update(state=PolicyRun.State.STOPPED, due=due, detail=_AHEAD) == 1:
+                runs.close(run, Rules.from_json(run.rules), "policy_stopped", _AHEAD)
+        missed = ahead.filter(state=PolicyRun.State.MISSED)
+        after = {"clock": now.isoformat(), "windows no longer missed": missed.count()}
+        missed.delete()
+        before = {"clock": policy.clock.isoformat()}
+        audit(actor_named(policy.name), "policy clock put back", policy.name, before=before, after=after)
 
 
 def _advance(policy: Policy, switch: Automation, now: datetime) -> list[PolicyRun]:
@@ -48,11 +84,12 @@ def _advance(policy: Policy, switch: Automation, now: datetime) -> list[PolicyRu
         if unmoved.update(clock=opened[-1].opens) != 1:
             return []
         missed = opened if switch.paused or now >= opened[-1].last_start else opened[:-1]
-        others = max(len(missed) - MOST_MISSED, 0)
-        runs = [_missed(policy, window, switch, now, others) for window in missed[-MOST_MISSED:]]
+        listed = missed[-MOST_MISSED:]
+        others = len(missed) - len(listed)
+        made = [_missed(policy, window, switch, now, others if window is listed[-1] else 0) for window in listed]
         if len(missed) < len(opened):
-            runs.append(_begin(policy, opened[-1], now))
-    return [run for run in runs if run is not None]
+            made.append(_begin(policy, opened[-1], now))
+    return [run for run in made if run is not None]
 
 
 def _begin(policy: Policy, window: Window, now: datetime) -> PolicyRun | None:

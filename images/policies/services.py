@@ -70,7 +70,7 @@ def remove(actor: Actor, policy: Policy) -> None:
         for run in policy.runs.filter(finished=None):
             _stop(run, f"The policy was deleted by {actor.name}.")
         audit(actor, "policy deleted", policy.name, before=shown(policy))
-        telling.removed(policy.pk)
+        telling.ended_for_good(policy.pk)
         policy.delete()
 
 

@@ -1,6 +1,6 @@
-"""A policy that failed or missed its window is an alert, until one of its runs ends well."""
+"""A policy that failed or missed its window is an alert, until one of its runs ends well or it is switched off."""
 
-from images.models import PolicyPick, PolicyRun
+from images.models import Policy, PolicyPick, PolicyRun
 from storage_admin.events import services as events
 
 
@@ -22,8 +22,14 @@ def ended(run: PolicyRun) -> None:
         events.close_alert(_key(run.policy_id))
 
 
-def removed(policy_id: int) -> None:
-    """The policy is deleted, and its alert with it."""
+def cannot_be_told(policy: Policy, why: str) -> None:
+    """Nobody can tell when a policy's windows open."""
+    detail = f"{why} No run of it begins until its times are given anew, or it is switched off."
+    _open(policy, "danger", f"Policy {policy.name}: its windows cannot be told", detail)
+
+
+def ended_for_good(policy_id: int) -> None:
+    """The policy is deleted or switched off, and its alert goes with it."""
     events.close_alert(_key(policy_id))
 
 
@@ -32,10 +38,13 @@ def _key(policy_id: int) -> str:
 
 
 def _raise(run: PolicyRun, severity: str, title: str, detail: str) -> None:
+    _open(run.policy, severity, title, f"{detail} Look at its run of {run.due:%Y-%m-%d %H:%M} UTC.")
+
+
+def _open(policy: Policy, severity: str, title: str, detail: str) -> None:
     events.raise_alert(
         events.Trouble(
-            key=_key(run.policy_id), severity=severity, title=title,
-            detail=f"{detail} Look at its run of {run.due:%Y-%m-%d %H:%M} UTC.",
-            target_kind="policy", target_id=run.policy_id, target_label=run.policy.name,
+            key=_key(policy.pk), severity=severity, title=title, detail=detail, target_kind="policy",
+            target_id=policy.pk, target_label=policy.name,
         )
     )  # fmt: skip
