@@ -190,6 +190,7 @@ AXES_LOCKOUT_CALLABLE = "storage_admin.accounts.lockouts.answer"
 AXES_DISABLE_ACCESS_LOG = True  # sign-ins stand in the audit trail
 AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
 AXES_RESET_ON_SUCCESS = True
+AXES_SENSITIVE_PARAMETERS = ["username", "ip_address", "old_password", "new_password1", "new_password2"]
 AXES_ENABLE_ADMIN = False
 AXES_VERBOSE = False  # no greeting at each start
 SESSION_ENGINE = "storage_admin.accounts.sessions"

@@ -33,14 +33,20 @@ class TokenUser:
         self.actor = token.actor
 
 
+def sends_token(request: Request | HttpRequest) -> bool:
+    """Whether a request is judged by the token in it alone: it is refused where that opens nothing, whoever is signed
+    in.
+    """
+    return request.headers.get("Authorization", "").partition(" ")[0].lower() == "bearer"
+
+
 class TokenAuthentication(authentication.BaseAuthentication):
     """``Authorization: Bearer TOKEN``."""
 
     def authenticate(self, request: Request) -> tuple[TokenUser, Token] | None:
-        header = request.headers.get("Authorization", "")
-        scheme, _, secret = header.partition(" ")
-        if scheme.lower() != "bearer":
+        if not sends_token(request):
             return None
+        secret = request.headers["Authorization"].partition(" ")[2]
         token = Token.objects.filter(digest=digest_of(secret.strip())).first()
         if token is None:
             refusals.token_refused(request, None)

@@ -66,6 +66,17 @@ def sign_in_failed(request: HttpRequest, username: str) -> None:
     refusals.refused(refusals.NOBODY, "sign-in failed", who, address=address_of(request), why="wrong name or password")
 
 
+def password_wrong(request: HttpRequest, user: User) -> None:
+    """Records that somebody who is signed in gave a wrong password as the one that they have."""
+    why = "wrong password, given to change it"
+    refusals.refused(user.username, "sign-in failed", user.username, address=address_of(request), why=why)
+
+
+def password_right(request: HttpRequest, user: User) -> None:
+    """Forgets the wrong passwords before a right one, as signing in does."""
+    AccessAttempt.objects.filter(username=user.username, ip_address=tries_of(request)).delete()
+
+
 def answer(request: HttpRequest, *_about: Any) -> HttpResponse:
     """What whoever is locked out gets: a page that says until when."""
     credentials: dict[str, str] = getattr(request, "axes_credentials", None) or {}

@@ -12,6 +12,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from storage_admin.accounts import sessions
+from storage_admin.accounts.authentication import sends_token
 from storage_admin.accounts.models import User
 
 #: A page that refreshes itself says so with this header: nobody did anything.
@@ -43,9 +44,11 @@ class SessionRules:
 def _change_first(request: HttpRequest) -> HttpResponse | None:
     """The answer to somebody who still has a one-time password; ``None`` for what that takes."""
     place = reverse("password")
-    if request.path in {place, reverse("logout"), reverse("login")} or "Authorization" in request.headers:
+    if request.path in {place, reverse("logout"), reverse("login")}:
         return None
-    if request.path.startswith("/api/"):
+    if request.path_info.startswith("/api/"):
+        if sends_token(request):
+            return None
         return JsonResponse({"code": "password_change_needed", "detail": CHANGE_FIRST, "fields": {}}, status=403)
     if request.headers.get("HX-Request") == "true":
         return HttpResponse(headers={"HX-Redirect": place})

@@ -55,6 +55,7 @@ def refused(who: str, what: str, target: str, *, address: str | None, why: str, 
         per: what makes two attempts of the same kind the same; the target, unless given.
     """
     now = timezone.now()
+    who, target, why = _plain(who), _plain(target), _plain(why)
     key = _key(who, what, address or "", per or target)
     known = RefusedAttempts.objects.filter(since__gt=now - WINDOW)
     if _counted(key, now):
@@ -90,6 +91,11 @@ def _counted(key: str, now: datetime) -> bool:
     if more is None:
         return False
     return more >= MOST_COUNTED or fresh.update(more=F("more") + 1) == 1
+
+
+def _plain(text: str) -> str:
+    """What strangers send may hold characters that nobody sees, and a NUL, which PostgreSQL does not take."""
+    return "".join(character for character in text if character.isprintable())
 
 
 def _write(who: str, what: str, target: str, address: str | None, after: object) -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from django.contrib import messages
-from django.contrib.auth import views
+from django.contrib.auth import authenticate, views
 from django.contrib.auth.decorators import login_not_required
 from django.contrib.auth.forms import PasswordChangeForm
 from django.core.exceptions import ValidationError
@@ -39,7 +39,7 @@ class LoginView(views.LoginView):
     def form_invalid(self, form: Any) -> HttpResponse:
         # Where axes has locked the name out, its middleware answers, and records that.
         if not getattr(self.request, "axes_locked_out", False):
-            lockouts.sign_in_failed(self.request, str(form.data.get("username", "")))
+            lockouts.sign_in_failed(self.request, form.cleaned_data.get("username", ""))
         return super().form_invalid(form)
 
 
@@ -56,10 +56,22 @@ class LogoutView(views.LogoutView):
 class OwnPasswordForm(PasswordChangeForm):
     """The password of now, and the new one twice."""
 
+    def __init__(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.request = request
+
+    def clean_old_password(self) -> str:
+        """The one of now; raises ValidationError where it is not. Wrong ones count as they do at the login page."""
+        given: str = self.cleaned_data["old_password"]
+        if authenticate(self.request, username=self.user.get_username(), password=given) is None:
+            raise ValidationError(self.error_messages["password_incorrect"], code="password_incorrect")
+        return given
+
     def clean_new_password1(self) -> str:
         """The new one; raises ValidationError where it is the one of now."""
         wanted: str = self.cleaned_data.get("new_password1", "")
-        if wanted and self.user.check_password(wanted):
+        # Compared with what was given: whoever does not know the password of now is not told that this is it.
+        if wanted and wanted == self.cleaned_data.get("old_password"):
             raise ValidationError("That is the password that you have now: choose another one.")
         return wanted
 
@@ -72,10 +84,21 @@ class PasswordView(views.PasswordChangeView):
     success_url = reverse_lazy("password")
     extra_context = {"section": "account"}
 
+    def get_form_kwargs(self) -> dict[str, Any]:
+        return super().get_form_kwargs() | {"request": self.request}
+
+    def form_invalid(self, form: Any) -> HttpResponse:
+        # Where axes has locked the name out, its middleware answers, and records that.
+        locked_out = getattr(self.request, "axes_locked_out", False)
+        if form.has_error("old_password", "password_incorrect") and not locked_out:
+            lockouts.password_wrong(self.request, form.user)
+        return super().form_invalid(form)
+
     def form_valid(self, form: Any) -> HttpResponse:
         user: Any = self.request.user  # signed in: the view requires it
         was_one_time = user.must_change_password
         answer = super().form_valid(form)
+        lockouts.password_right(self.request, user)
         password_chosen(actor_of(self.request), user, stays=self.request.session.session_key or "")
         messages.success(
             self.request, "Your password is changed. Other browsers where you were signed in are signed out."
