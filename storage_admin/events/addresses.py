@@ -33,6 +33,8 @@ def checked(url: str) -> str:
         raise _bad(f"At most {LONGEST} characters, ASCII and without spaces: write others as %XX, names as xn--….")
     if parts.fragment:
         raise _bad("Leave out what begins with #: it is never sent.")
+    if not _is_name(parts.hostname):
+        raise _bad("Its name cannot be: between two dots there are 1 to 63 characters.")
     if forbidden(parts.hostname):
         raise _bad("This address is for a machine's own link (such as a cloud's metadata), not for receivers.")
     return url
@@ -45,6 +47,15 @@ def _split(url: str) -> SplitResult:
     except ValueError:
         raise _bad("This is no address: perhaps its port is no number from 1 to 65535.") from None
     return parts
+
+
+def _is_name(host: str) -> bool:
+    """Whether a name can be looked up at all; an IP address is one, too."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return True
 
 
 def _bad(sentence: str) -> EventsError:

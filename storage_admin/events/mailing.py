@@ -7,7 +7,7 @@ from django.conf import settings
 from django.core.mail import EmailMessage
 
 from storage_admin.events.models import Delivery, Event
-from storage_admin.events.posting import KEPT, Outcome
+from storage_admin.events.posting import Outcome, quoted
 
 _OPENED, _WORSE, _CLOSED = "alert.opened", "alert.worse", "alert.closed"
 
@@ -26,17 +26,23 @@ def send(delivery: Delivery) -> Outcome:
     try:
         message.send()
     except smtplib.SMTPResponseException as error:
-        said = error.smtp_error.decode(errors="replace") if isinstance(error.smtp_error, bytes) else error.smtp_error
-        return Outcome(error.smtp_code, f"The mail server answered {error.smtp_code}: {' '.join(said.split())[:KEPT]}")
+        return _answered(error.smtp_code, f"The mail server answered {error.smtp_code}", error.smtp_error)
     except smtplib.SMTPRecipientsRefused as error:
         code, words = next(iter(error.recipients.values()))
-        return Outcome(code, f"The mail server refuses the address: {words.decode(errors='replace')[:KEPT]}")
+        return _answered(code, "The mail server refuses the address", words)
     except (OSError, smtplib.SMTPException) as error:
-        return Outcome(problem=f"The mail server cannot be used: {(str(error) or type(error).__name__)[:KEPT]}")
+        return Outcome(problem=f"The mail server cannot be used: {quoted(str(error)) or type(error).__name__}")
     except ValueError as error:
         # A text that no mail can carry is given up like any other failure, and holds up no mail after it.
         return Outcome(problem=f"No mail can be made of it: {type(error).__name__}.")
     return Outcome()
+
+
+def _answered(code: int, meaning: str, words: str | bytes) -> Outcome:
+    """What an answer comes to. ``smtplib`` has -1 for one without a code; a mail server gives one (RFC 5321, 4.2)."""
+    if 100 <= code <= 999:
+        return Outcome(code, f"{meaning}: {quoted(words)}")
+    return Outcome(problem=f"What answers there is no mail server: {quoted(words)}")
 
 
 def composed(event: Event) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from requests.adapters import HTTPAdapter
 from requests.utils import get_environ_proxies
 from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.exceptions import HTTPError
 
 from storage_admin.events.addresses import forbidden
 
@@ -25,6 +26,8 @@ CONNECT, READ, WHOLE = 5.0, 10.0, 15.0
 #: Characters of the answer's body that are kept.
 KEPT = 200
 AGENT = "Storage-Admin"
+#: ``requests`` lets what ``urllib3`` says of a name, and what Python says of an address, pass as it is.
+_FAILURES = (requests.RequestException, HTTPError, OSError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,16 @@ class Outcome:
 
     status_code: int | None = None
     problem: str = ""
+
+
+def quoted(words: str | bytes) -> str:
+    """What others said, as one line that can be kept and shown: no database takes a NUL from them, no page an escape.
+
+    Args:
+        words: of any length; ``KEPT`` characters are left.
+    """
+    text = words.decode(errors="replace") if isinstance(words, bytes) else words
+    return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())[:KEPT]
 
 
 class _ForbiddenAddressError(OSError):
@@ -134,7 +147,7 @@ def post(url: str, body: bytes, headers: dict[str, str]) -> Outcome:
             )  # fmt: skip
             # A connection that is cut among the headers looks like an answer that has ended.
             return Outcome(problem=_too_slow()) if line.is_cut else _judged(answer)
-    except (requests.RequestException, OSError) as error:
+    except _FAILURES as error:
         return Outcome(problem=_said(error, line))
     finally:
         _lines.now = None
@@ -152,10 +165,9 @@ def _judged(answer: requests.Response) -> Outcome:
         return Outcome(code, f"It answered {code} and leads elsewhere: redirects are not followed, give that address.")
     try:
         raw = next(iter(answer.iter_content(4 * KEPT)), b"")
-    except (requests.RequestException, OSError):
+    except _FAILURES:
         raw = b""
-    text = "".join(sign if sign.isprintable() else " " for sign in raw.decode(errors="replace"))
-    text = " ".join(text.split())[:KEPT]
+    text = quoted(raw)
     return Outcome(code, f"It answered {code}" + (f": {text}" if text else "."))
 
 
@@ -177,10 +189,12 @@ def _said(error: Exception, line: _Line) -> str:
         return "Nobody listens there: the connection was refused."
     if any(isinstance(one, socket.gaierror) for one in causes):
         return "Its name is not known."
+    if isinstance(error, ValueError):
+        return "Its address, or the one that it leads to, is none that anything can be sent to."
     return f"The connection failed: {_last(causes)}"
 
 
 def _last(causes: list[Exception]) -> str:
     """The innermost error's own words; the outer ones repeat the address, with what stands in its query."""
     inner = next((one for one in reversed(causes) if isinstance(one, OSError) and one.strerror), None)
-    return (str(inner.strerror) if inner is not None else type(causes[-1]).__name__)[:KEPT]
+    return quoted(str(inner.strerror) if inner is not None else type(causes[-1]).__name__)

@@ -5,6 +5,7 @@ Whoever claims one moves its generation and its next time on. A sender that dies
 """
 
 import json
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from time import monotonic
@@ -18,6 +19,8 @@ from storage_admin.events import mailing, posting, signing
 from storage_admin.events.models import Alert, Delivery, Event, Webhook
 from storage_admin.events.posting import Outcome
 from storage_admin.events.services import DELIVERY_GIVEN_UP, Trouble, close_alert, raise_alert
+
+logger = logging.getLogger(__name__)
 
 #: After each failure the next try waits for so long; after the last one it is given up.
 DELAYS = (
@@ -69,12 +72,27 @@ def _serve(receiver: Receiver, moment: datetime) -> int:
             break
         if not claim(delivery, moment):
             continue
-        outcome = attempt(delivery, moment)
-        record(delivery, outcome, moment)
+        outcome = _tried(delivery, moment)
         sent += not outcome.problem
         if outcome.problem and outcome.status_code is None:
             break
     return sent
+
+
+def _tried(delivery: Delivery, moment: datetime) -> Outcome:
+    """Tries once and writes down how it went. What nobody thought of is a failure like any other: it would otherwise
+    hold up all that comes after it, and be tried without end.
+    """
+    try:
+        outcome = attempt(delivery, moment)
+        record(delivery, outcome, moment)
+    except Exception as error:
+        logger.exception("delivery %s could not be tried", delivery.pk)
+        outcome = Outcome(
+            problem=f"The dashboard could not send it: {type(error).__name__}. Its worker's log says more."
+        )
+        record(delivery, outcome, moment)
+    return outcome
 
 
 def claim(delivery: Delivery, moment: datetime) -> bool:

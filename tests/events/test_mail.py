@@ -114,3 +114,31 @@ def test_what_no_mail_can_carry_is_a_failure_like_any_other(settings: Any) -> No
         settings.EMAIL_PORT = box.port
         assert mailing.send(Delivery(pk=3, event=event, recipients=[ANN])).problem.startswith("No mail can be made")
     assert box.got == []
+
+
+@pytest.mark.parametrize("says", [b"HTTP/1.1 400 Bad Request", b"\x00\x15\x03\x01", b"012 hello", b"-12"])
+def test_what_answers_without_being_a_mail_server_is_given_up_like_one_that_is_away(settings: Any, says: bytes) -> None:
+    settings.ALERT_EMAILS = [ANN]
+    services.raise_alert(FULL)
+    now = timezone.now()
+    with mailbox(greeting=says) as box:
+        settings.EMAIL_PORT = box.port
+        for delay in (timedelta(0), *sending.DELAYS):
+            now += delay
+            assert sending.deliver(now) == 0
+    delivery = Delivery.objects.get(event__data__title=FULL.title)
+    assert (delivery.state, delivery.status_code, delivery.attempts) == ("given_up", None, 7)
+    assert delivery.problem.startswith("What answers there is no mail server: ")
+    assert "\x00" not in delivery.problem + Alert.objects.get(kind="delivery_given_up").detail
+
+
+def test_no_control_characters_of_what_a_mail_server_says_are_kept(settings: Any) -> None:
+    settings.ALERT_EMAILS = [ANN]
+    services.raise_alert(FULL)
+    with mailbox(greeting=b"554 go\x00 \x1b[31maway") as box:
+        settings.EMAIL_PORT = box.port
+        sending.deliver()
+    assert Delivery.objects.values_list("status_code", "problem").get() == (
+        554,
+        "The mail server answered 554: go [31maway",
+    )

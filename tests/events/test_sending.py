@@ -251,3 +251,56 @@ def test_what_is_old_is_forgotten_but_not_what_is_on_its_way(make_hook: MakeHook
         emitted()
     assert sending.forget(timezone.now(), timedelta(days=30)) == 2
     assert Event.objects.count() == 2
+
+
+@pytest.mark.parametrize(
+    "url", ["http://a..b/hook", f"http://{'x' * 64}.example.org/hook", "http://*.example.org/hook"]
+)
+def test_an_address_that_was_taken_and_cannot_be_one_is_a_failure_like_any_other(make_hook: MakeHook, url: str) -> None:
+    make_hook(url)
+    emitted()
+    _try_until_the_end(timezone.now())
+    delivery = Delivery.objects.get(event__name="job.finished")
+    assert (delivery.state, delivery.status_code) == ("given_up", None)
+    assert delivery.problem == "Its address, or the one that it leads to, is none that anything can be sent to."
+
+
+def test_a_redirect_to_what_is_no_address_is_a_failure_like_any_other(make_hook: MakeHook) -> None:
+    with receiver(302, elsewhere="http://[") as there:
+        make_hook(there.url)
+        emitted()
+        sending.deliver()
+    assert Delivery.objects.get().problem.startswith("Its address, or the one that it leads to,")
+
+
+def test_what_nobody_thought_of_holds_up_nothing_and_is_given_up(
+    make_hook: MakeHook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    post = posting.post
+
+    def failing(url: str, body: bytes, headers: dict[str, str]) -> posting.Outcome:
+        if "bad" in url:
+            raise RuntimeError("a bug, with what stands in it")
+        return post(url, body, headers)
+
+    monkeypatch.setattr(posting, "post", failing)
+    with receiver() as there:
+        make_hook("http://bad.invalid/", name="bad")
+        make_hook(there.url, name="good")
+        emitted()
+        assert sending.deliver() == 1
+        _try_until_the_end(timezone.now() + timedelta(seconds=10))
+    delivery = Delivery.objects.get(webhook__name="bad", event__name="job.finished")
+    assert (delivery.state, delivery.attempts) == ("given_up", len(sending.DELAYS) + 1)
+    assert delivery.problem == "The dashboard could not send it: RuntimeError. Its worker's log says more."
+
+
+def test_an_outcome_that_no_database_takes_is_a_failure_like_any_other(
+    make_hook: MakeHook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(posting, "post", lambda *_given: posting.Outcome(-1, "It answered -1."))
+    make_hook("http://127.0.0.1:9/")
+    emitted()
+    _try_until_the_end(timezone.now())
+    delivery = Delivery.objects.get(event__name="job.finished")
+    assert (delivery.state, delivery.status_code) == ("given_up", None)

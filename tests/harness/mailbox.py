@@ -13,10 +13,13 @@ from typing import Any
 
 @dataclass
 class Mailbox:
-    """What came. ``refused`` are addresses that get a 550; ``later`` is how many mails get a 451 first."""
+    """What came. ``refused`` are addresses that get a 550; ``later`` is how many mails get a 451 first; another
+    ``greeting`` than that of a mail server is all that it says.
+    """
 
     refused: set[str] = field(default_factory=set)
     later: int = 0
+    greeting: bytes = b"220 mailbox"
     got: list[tuple[list[str], EmailMessage]] = field(default_factory=list)
     port: int = 0
 
@@ -29,8 +32,8 @@ def mailbox(**settings: Any) -> Iterator[Mailbox]:
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
             recipients: list[str] = []
-            self._say("220 mailbox")
-            for line in self.rfile:
+            self.wfile.write(box.greeting + b"\r\n")
+            for line in self.rfile if box.greeting.startswith(b"220") else ():
                 verb = line.strip().split(b" ")[0].upper()
                 address = line.partition(b"<")[2].partition(b">")[0].decode()
                 if verb == b"RCPT" and address in box.refused:

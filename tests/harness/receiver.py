@@ -33,6 +33,7 @@ class Receiver:
     answers: list[int | str] = field(default_factory=lambda: [200])
     body: bytes = b"thank you"
     slow: float = 0.0
+    elsewhere: str = "/elsewhere"
     got: list[Received] = field(default_factory=list)
     url: str = ""
     over: threading.Event = field(default_factory=threading.Event)
@@ -65,7 +66,7 @@ def receiver(*answers: int | str, **settings: Any) -> Iterator[Receiver]:
             time.sleep(told.slow)
             self.send_response(int(answer))
             if 300 <= int(answer) < 400:
-                self.send_header("Location", "/elsewhere")
+                self.send_header("Location", told.elsewhere)
             self.send_header("Content-Length", str(len(told.body)))
             self.end_headers()
             self.wfile.write(told.body)

@@ -103,6 +103,7 @@ def test_a_secret_is_shown_once(admin: Client) -> None:
         "http://[fe80::1]/", "http://0.0.0.0/", "https://example.org:99999/", "https://example.org/#part",
         "http://[::ffff:169.254.169.254]/", "http://[fd00:ec2::254]/latest/",
         "http://100.100.100.200/", "https://ex\nample.org/", "https://example.org/" + "x" * 600,
+        "http://a..b/", f"https://{'x' * 64}.example.org/", "https://.example.org/", "http://./",
     ],
 )  # fmt: skip
 def test_an_address_that_cannot_be_one_is_refused_with_a_sentence(admin: Client, url: str) -> None:
