@@ -14,9 +14,12 @@ from storage_admin.hosts.selectors import hosts_for, pools_for
 
 
 def reach(policy: Policy) -> set[int] | None:
-    """Ids of the hosts that a policy works on; ``None`` for all, also those that are added later."""
+    """Ids of the hosts that a policy works on; ``None`` for all, also those that are added later.
+
+    What it names and is gone is none of them: nothing is left of a policy for removed hosts alone.
+    """
     if policy.hosts:
-        return set(policy.hosts)
+        return set(Host.objects.filter(pk__in=policy.hosts).values_list("pk", flat=True))
     if policy.pools:
         return set().union(*_hosts_of_pools(policy.pools, policy.kind).values())
     return None
@@ -40,20 +43,23 @@ def hosts_of(actor: Actor) -> frozenset[int] | None:
 
 
 def policies_for(actor: Actor) -> QuerySet[Policy]:
-    """The policies that exist for an actor; for one that is limited to some hosts, those that reach no others."""
+    """The policies that exist for an actor; for one that is limited to some hosts, those that reach no others.
+
+    One of which nothing is left, as all its hosts were removed, exists only for who sees all hosts: nobody can tell
+    any more whose hosts these were.
+    """
     if actor.hosts is None:
         return Policy.objects.all()
-    hosts = set(hosts_for(actor).values_list("pk", flat=True))
+    mine = set(hosts_for(actor).values_list("pk", flat=True))
+    there = set(Host.objects.values_list("pk", flat=True))
     own = set(pools_for(actor).values_list("pk", flat=True))
+    others = set(StoragePool.objects.exclude(pk__in=own).values_list("pk", flat=True))
     seen = []
-    for pk, named, pools, kind in Policy.objects.values_list("pk", "hosts", "pools", "kind"):
-        if named:
-            reached = set(named)
-        elif pools and own.issuperset(pools):
-            reached = set().union(*_hosts_of_pools(pools, kind).values())
-        else:
-            continue
-        if reached <= hosts:
+    for pk, hosts, pools, kind in Policy.objects.values_list("pk", "hosts", "pools", "kind"):
+        reached = there & set(hosts)
+        if not hosts and others.isdisjoint(pools):
+            reached = set().union(*_hosts_of_pools(own & set(pools), kind).values())
+        if reached and reached <= mine:
             seen.append(pk)
     return Policy.objects.filter(pk__in=seen)
 
@@ -78,7 +84,7 @@ def require_reach(actor: Actor, policy: Policy, role: Role) -> None:
     """
     actor.require(role)
     reached = reach(policy)
-    if reached is None:
+    if not reached:
         actor.require_everywhere(role)
         return
     for slug in Host.objects.filter(pk__in=reached).values_list("slug", flat=True):

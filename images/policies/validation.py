@@ -37,42 +37,58 @@ Fields = dict[str, str]
 def clean(policy: Policy, actor: Actor) -> Policy:
     """The policy with its options' defaults.
 
+    What is kept already is not asked for again: a host that was removed since, or a time zone that there is not any
+    more, must not keep anybody from switching a policy off.
+
     Raises:
         InvalidError: it names every field that is wrong.
     """
     fields: Fields = {}
-    for check in (_name, _numbers, _places, _formats, _job, _times):
-        check(policy, actor, fields)
+    kept = Policy.objects.filter(pk=policy.pk).first() if policy.pk else None
+    _name(policy, fields)
+    _names(policy, kept, fields)
+    _numbers(policy, fields)
+    _places(policy, kept, actor, fields)
+    _formats(policy, kept, fields)
+    _job(policy, fields)
+    _times(policy, kept, fields)
     if fields:
         raise InvalidError(" ".join(f"{name}: {text}" for name, text in fields.items()), fields)
     return policy
 
 
-def _name(policy: Policy, _actor: Actor, fields: Fields) -> None:
+def _name(policy: Policy, fields: Fields) -> None:
     policy.name = policy.name.strip()
     if not policy.name or not policy.name.isprintable() or len(policy.name) > 100:
         fields["name"] = "A policy needs a name of at most 100 printable characters."
     elif Policy.objects.filter(name=policy.name).exclude(pk=policy.pk).exists():
         fields["name"] = f"There is a policy named {policy.name} already: choose another name."
+
+
+def _names(policy: Policy, kept: Policy | None, fields: Fields) -> None:
+    if kept is not None and kept.name_pattern == policy.name_pattern:
+        return
     if not policy.name_pattern.replace("\n", " ").replace("\r", " ").replace("\t", " ").isprintable():
         fields["name_pattern"] = "Patterns are printable characters, with white space between them."
     elif len(policy.name_pattern) > 500:
         fields["name_pattern"] = "At most 500 characters."
+    elif "!" in policy.name_pattern.split():
+        fields["name_pattern"] = "What an exclamation mark leaves out follows it without a space, as in “!*-template*”."
 
 
-def _numbers(policy: Policy, _actor: Actor, fields: Fields) -> None:
+def _numbers(policy: Policy, fields: Fields) -> None:
     for name, (least, most) in BOUNDS.items():
         value = getattr(policy, name)
         if not isinstance(value, int) or not least <= value <= most:
             fields[name] = f"A whole number from {least:,} to {most:,}."
 
 
-def _places(policy: Policy, actor: Actor, fields: Fields) -> None:
+def _places(policy: Policy, kept: Policy | None, actor: Actor, fields: Fields) -> None:
     rows: dict[str, Callable[[Actor], Any]] = {"hosts": hosts_for, "pools": pools_for}
     for name, seen_by in rows.items():
         given = sorted(set(getattr(policy, name)))
         setattr(policy, name, given)
-        known = set(seen_by(actor).filter(pk__in=given).values_list("pk", flat=True))
+        known = {*seen_by(actor).filter(pk__in=given).values_list("pk", flat=True), *getattr(kept, name, ())}
         if missing := [str(one) for one in given if one not in known]:
             fields[name] = f"There is no such {name.removesuffix('s')}: {', '.join(missing)}."
     if not {"hosts", "pools"} & fields.keys() and policy.hosts and policy.pools:
@@ -81,15 +97,15 @@ def _places(policy: Policy, actor: Actor, fields: Fields) -> None:
             fields["pools"] = f"{pool.name} is on {pool.host.name}, which is not among the hosts."
 
 
-def _formats(policy: Policy, _actor: Actor, fields: Fields) -> None:
+def _formats(policy: Policy, kept: Policy | None, fields: Fields) -> None:
     policy.formats = sorted(set(policy.formats))
-    if unknown := [one for one in policy.formats if one not in FORMATS]:
+    if unknown := [one for one in policy.formats if one not in {*FORMATS, *getattr(kept, "formats", ())}]:
         fields["formats"] = f"There is no format {unknown[0]}: choose among {', '.join(FORMATS)}."
     elif policy.formats and policy.kind not in IMAGE_KINDS and policy.kind in KINDS:
         fields["formats"] = f"{policy.kind} works on pools, which have no format: leave this empty."
 
 
-def _job(policy: Policy, _actor: Actor, fields: Fields) -> None:
+def _job(policy: Policy, fields: Fields) -> None:
     if policy.kind not in KINDS:
         fields["kind"] = f"Choose one of {', '.join(KINDS)}."
         return
@@ -104,10 +120,13 @@ def _job(policy: Policy, _actor: Actor, fields: Fields) -> None:
             fields["options"] = f"{name}: {sentence}"
 
 
-def _times(policy: Policy, _actor: Actor, fields: Fields) -> None:
+def _times(policy: Policy, kept: Policy | None, fields: Fields) -> None:
+    schedule = Rules.of(policy).schedule
     if not {"window_minutes", "quiet_minutes"}.isdisjoint(fields):
         return
+    if kept is not None and Rules.of(kept).schedule == schedule:
+        return
     try:
-        Rules.of(policy).schedule.check(timezone.now())
+        schedule.check(timezone.now())
     except InvalidError as error:
         fields.update(error.fields)

@@ -2,11 +2,12 @@
 
 The fields of the expression are read as wall-clock time. Where clocks are put forward, a time that does not exist is
 taken to be the first one that does: 02:30 on such a night is 03:00. Where they are put back, a time that exists twice
-counts once, the first time. So there is one window for each due time, never none and never two.
+counts once, the first time. So there is one window for each due time, never two; and none only where a clock change
+has left so little of it that nothing could begin.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from itertools import islice, pairwise
@@ -17,6 +18,8 @@ from cronsim import CronSim, CronSimError
 from storage_admin.hosts.errors import InvalidError
 
 _EXAMPLE = "as in “0 22 * * 1-5”: at 22:00 from Monday to Friday"
+_NO_DAY = "There is no such day within fifty years: choose another time."
+_NO_ZONE = "There is no such time zone: give a name such as Europe/Berlin, or UTC."
 #: So many windows are looked at to find one that is too short: the repeats of a week by the minute are not counted.
 _LOOKED_AT = 200
 #: No clock change leaves out more than a day (Samoa's did, when it changed the side of the date line).
@@ -53,9 +56,11 @@ class Schedule:
     quiet_minutes: int
 
     def windows(self, after: datetime) -> Iterator[Window]:
-        """The windows that open after a time, one after the other; none overlaps the next."""
-        for opens, following in pairwise(openings(self.cron, self.timezone, after)):
-            yield self._window(opens, following)
+        """The windows that open after a time and in which something may begin; none overlaps the next."""
+        for window in self._all(after):
+            # Shorter than it was asked for and all quiet: clocks went forward in it.
+            if window.last_start > window.opens or window.closes - window.opens == self._length:
+                yield window
 
     def next(self, after: datetime, count: int = 5) -> list[Window]:
         """The windows that open next."""
@@ -75,25 +80,37 @@ class Schedule:
     def check(self, now: datetime) -> None:
         """Whether windows open at all, and jobs can begin in them.
 
+        Whatever the season: of an expression that makes sense, a clock change may take a single window away.
+
         Raises:
             InvalidError: by field, what is wrong and what to do.
         """
-        _parsed(self.cron, self.timezone)
-        seen = self.next(now, _LOOKED_AT)
+        zone = _parsed(self.cron, self.timezone)
+        if self.timezone not in zones():
+            raise _wrong("timezone", _NO_ZONE)
+        wall = replace(self, timezone="UTC")  # as its clocks would show it if they were never changed
+        seen = list(islice(wall._all(now.astimezone(zone).replace(tzinfo=UTC)), _LOOKED_AT))
         if not seen:
-            detail = "There is no such day within fifty years: choose another time."
-            raise InvalidError(f"cron: {detail}", {"cron": detail})
+            raise _wrong("cron", _NO_DAY)
         shortest = min(seen, key=lambda window: window.closes - window.opens)
         if shortest.last_start <= shortest.opens:
             minutes = (shortest.closes - shortest.opens) // timedelta(minutes=1)
             detail = (
-                f"The window that opens at {shortest.opens:%Y-%m-%d %H:%M} UTC has {minutes} minutes: with the last "
+                f"The window that opens at {shortest.opens:%Y-%m-%d %H:%M} has {minutes} minutes: with the last "
                 f"{self.quiet_minutes} quiet, nothing could begin in it."
             )
-            raise InvalidError(f"quiet_minutes: {detail}", {"quiet_minutes": detail})
+            raise _wrong("quiet_minutes", detail)
+
+    @property
+    def _length(self) -> timedelta:
+        return timedelta(minutes=self.window_minutes)
+
+    def _all(self, after: datetime) -> Iterator[Window]:
+        for opens, following in pairwise(openings(self.cron, self.timezone, after)):
+            yield self._window(opens, following)
 
     def _window(self, opens: datetime, following: datetime | None) -> Window:
-        closes = opens + timedelta(minutes=self.window_minutes)
+        closes = opens + self._length
         closes = min(closes, following) if following else closes
         return Window(opens, closes - timedelta(minutes=self.quiet_minutes), closes)
 
@@ -116,20 +133,30 @@ def openings(cron: str, timezone: str, after: datetime) -> Iterator[datetime]:
 
 @lru_cache(maxsize=256)
 def _parsed(cron: str, timezone: str) -> ZoneInfo:
-    if len(cron.split()) != 5:
-        detail = f"Five fields (minute, hour, day of the month, month, day of the week), {_EXAMPLE}."
-        raise InvalidError(f"cron: {detail}", {"cron": detail})
-    try:
-        CronSim(cron, datetime(2000, 1, 1))  # noqa: DTZ001 (only to read the expression)
-    except CronSimError as error:
-        what = str(error).lower().removeprefix("bad ")
-        detail = f"The field for the {what} cannot be read. Write it {_EXAMPLE}."
-        raise InvalidError(f"cron: {detail}", {"cron": detail}) from None
+    fields = cron.split()
+    if len(fields) != 5:
+        raise _wrong("cron", f"Five fields (minute, hour, day of the month, month, day of the week), {_EXAMPLE}.")
+    if (what := _unreadable(cron)) is not None:
+        if what == "day-of-month" and _unreadable(f"0 0 {fields[2]} * *") is None:
+            raise _wrong("cron", _NO_DAY)  # it can be read, but none of the months has that day
+        raise _wrong("cron", f"The field for the {what} cannot be read. Write it {_EXAMPLE}.")
     try:
         return ZoneInfo(timezone)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        detail = "There is no such time zone: give a name such as Europe/Berlin, or UTC."
-        raise InvalidError(f"timezone: {detail}", {"timezone": detail}) from None
+        raise _wrong("timezone", _NO_ZONE) from None
+
+
+def _unreadable(cron: str) -> str | None:
+    """What the field is called that cannot be read; ``None`` where each can."""
+    try:
+        CronSim(cron, datetime(2000, 1, 1))  # noqa: DTZ001 (only to read the expression)
+    except CronSimError as error:
+        return str(error).lower().removeprefix("bad ")
+    return None
+
+
+def _wrong(field: str, detail: str) -> InvalidError:
+    return InvalidError(f"{field}: {detail}", {field: detail})
 
 
 def _exists(wall: datetime, zone: ZoneInfo) -> datetime:

@@ -74,6 +74,9 @@ def hours(state: Any) -> Any:
         ({"hosts": [987654]}, "hosts"),
         ({"pools": [987654]}, "pools"),
         ({"formats": ["floppy"]}, "formats.0"),
+        ({"name_pattern": "! template*"}, "name_pattern"),
+        ({"name_pattern": "web* !"}, "name_pattern"),
+        ({"timezone": "localtime"}, "timezone"),
         ({"min_reclaimable_percent": 101}, "min_reclaimable_percent"),
         ({"max_jobs_per_host": 0}, "max_jobs_per_host"),
         ({"kind": "convert"}, "kind"),
@@ -328,6 +331,59 @@ def test_a_policy_exists_only_for_who_sees_all_that_it_reaches(client_of: Callab
     widened = client.patch(f"{URL}{seen[0].pk}/", {"hosts": []}, format="json")
     assert widened.status_code == 403
     assert Policy.objects.get(pk=seen[0].pk).hosts == [mine.pk]
+
+
+def test_a_policy_whose_host_and_pool_were_removed_can_still_be_changed_and_switched_off(admin: APIClient) -> None:
+    host, gone, other = (HostFactory.create() for _ in range(3))
+    pool = StoragePoolFactory.create(host=gone)
+    policies = [PolicyFactory.create(hosts=[host.pk, gone.pk]), PolicyFactory.create(pools=[pool.pk])]
+    lost = {"hosts": gone.pk, "pools": pool.pk}
+    gone.delete()
+    for policy in policies:
+        answer = admin.patch(f"{URL}{policy.pk}/", {"enabled": False}, format="json")
+        assert (answer.status_code, answer.json()["hosts"]) == (200, policy.hosts), answer.json()
+    address = f"{URL}{policies[0].pk}/"
+    assert admin.patch(address, {"hosts": [lost["hosts"], other.pk]}, format="json").status_code == 200
+    assert admin.patch(address, {"hosts": [other.pk]}, format="json").status_code == 200
+    for name, pk in lost.items():
+        again = admin.patch(address, {name: [pk]}, format="json").json()
+        assert again["fields"][name] == f"There is no such {name.removesuffix('s')}: {pk}."
+    assert admin.post(URL, NIGHTLY | {"hosts": [lost["hosts"]]}, format="json").status_code == 400
+
+
+def test_what_is_kept_of_its_times_and_names_keeps_nobody_from_switching_a_policy_off(admin: APIClient) -> None:
+    policy = PolicyFactory.create(timezone="localtime", name_pattern="! old*", formats=["cow"])
+    address = f"{URL}{policy.pk}/"
+    assert admin.patch(address, {"enabled": False}, format="json").status_code == 200
+    assert "timezone" in admin.patch(address, {"quiet_minutes": 20}, format="json").json()["fields"]
+    assert "name_pattern" in admin.patch(address, {"name_pattern": "! older*"}, format="json").json()["fields"]
+
+
+def test_a_removed_host_hides_a_policy_from_nobody_who_sees_what_is_left_of_it(
+    client_of: Callable[..., APIClient],
+) -> None:
+    mine, other, gone = (HostFactory.create(slug=slug) for slug in ("mine", "other", "gone"))
+    own, lost = StoragePoolFactory.create(host=mine), StoragePoolFactory.create(host=gone)
+    theirs = StoragePoolFactory.create(host=other)
+    seen = [PolicyFactory.create(hosts=[mine.pk, gone.pk]), PolicyFactory.create(pools=[own.pk, lost.pk])]
+    unseen = [
+        PolicyFactory.create(hosts=[mine.pk, other.pk, gone.pk]),
+        PolicyFactory.create(pools=[own.pk, theirs.pk, lost.pk]),
+        PolicyFactory.create(hosts=[gone.pk]),
+        PolicyFactory.create(pools=[lost.pk]),
+        PolicyFactory.create(hosts=[gone.pk], pools=[lost.pk]),
+    ]
+    removed = gone.pk
+    gone.delete()
+    client = client_of("admin", hosts=["mine", "gone"])
+    assert {one["id"] for one in client.get(URL).json()["results"]} == {one.pk for one in seen}
+    for one in seen:
+        assert client.patch(f"{URL}{one.pk}/", {"enabled": False}, format="json").status_code == 200
+    for one in unseen:
+        assert client.patch(f"{URL}{one.pk}/", {"enabled": False}, format="json").status_code == 404
+    left = client.patch(f"{URL}{seen[0].pk}/", {"hosts": [removed]}, format="json")
+    assert left.status_code == 403
+    assert {one["id"] for one in client_of("admin").get(URL).json()["results"]} == {one.pk for one in [*seen, *unseen]}
 
 
 def test_lists_cost_no_more_queries_for_more_rows(viewer: APIClient) -> None:

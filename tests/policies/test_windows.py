@@ -101,11 +101,16 @@ def test_a_window_ends_when_the_next_one_opens() -> None:
         ({"cron": "0 22 * *"}, "cron", "Five fields"),
         ({"cron": "0 22 * * * *"}, "cron", "Five fields"),
         ({"cron": "0 25 * * *"}, "cron", "field for the hour"),
-        ({"cron": "0 0 30 2 *"}, "cron", "day-of-month"),
+        ({"cron": "0 0 32 * *"}, "cron", "field for the day-of-month"),
+        ({"cron": "0 22 31 2 *"}, "cron", "no such day"),
+        ({"cron": "0 0 31 4,6 *"}, "cron", "no such day"),
+        ({"cron": "0 0 31 2,x *"}, "cron", "field for the month"),
         ({"cron": "@daily"}, "cron", "Five fields"),
         ({"timezone": "Europe/Atlantis"}, "timezone", "no such time zone"),
         ({"timezone": "../../etc/passwd"}, "timezone", "no such time zone"),
         ({"timezone": ""}, "timezone", "no such time zone"),
+        ({"timezone": "localtime"}, "timezone", "no such time zone"),
+        ({"timezone": "Factory"}, "timezone", "no such time zone"),
         ({"quiet": 360}, "quiet_minutes", "nothing could begin"),
         ({"cron": "*/30 * * * *"}, "quiet_minutes", "30 minutes"),
     ],
@@ -114,3 +119,23 @@ def test_a_schedule_that_makes_no_sense_is_told_by_its_field(changes: dict[str, 
     with pytest.raises(InvalidError) as raised:
         schedule(**changes).check(utc("2026-01-01"))  # type: ignore[arg-type]
     assert says in raised.value.fields[field]
+
+
+#: On the night when clocks go from 02:00 to 03:00, only half an hour of its first window is left, and that is quiet.
+SHORTENED = schedule("30 2,3 * * *", BERLIN, window=60, quiet=30)
+
+
+@pytest.mark.parametrize("today", ["2026-11-01", "2027-02-01", "2027-03-27T23:00"])
+def test_what_a_clock_change_leaves_of_one_window_makes_no_schedule_wrong(today: str) -> None:
+    SHORTENED.check(utc(today))
+
+
+def test_a_window_that_is_too_short_every_night_is_wrong_in_any_zone() -> None:
+    with pytest.raises(InvalidError, match="02:00 has 30 minutes"):
+        schedule("0,30 2 * * *", BERLIN, window=60, quiet=30).check(utc("2026-01-01"))
+
+
+def test_where_a_clock_change_leaves_no_time_for_work_there_is_no_window() -> None:
+    found = [f"{window.opens:%m-%d %H:%M}" for window in SHORTENED.next(utc("2027-03-27T12:00"), 3)]
+    assert found == ["03-28 01:30", "03-29 00:30", "03-29 01:30"]
+    assert [window.opens for window in SHORTENED.opened(utc("2027-03-28"), utc("2027-03-28T01:29"))] == []
