@@ -61,8 +61,10 @@ def _name(policy: Policy, fields: Fields) -> None:
     policy.name = policy.name.strip()
     if not policy.name or not policy.name.isprintable() or len(policy.name) > 100:
         fields["name"] = "A policy needs a name of at most 100 printable characters."
-    elif Policy.objects.filter(name=policy.name).exclude(pk=policy.pk).exists():
-        fields["name"] = f"There is a policy named {policy.name} already: choose another name."
+    # A draft, which nobody has made, does not tell what names there are: it may be looked at without making a policy,
+    # by those for whom a policy of other hosts does not exist.
+    elif policy.created_by and Policy.objects.filter(name=policy.name).exclude(pk=policy.pk).exists():
+        fields["name"] = "Another policy has this name already: choose another."
 
 
 def _names(policy: Policy, kept: Policy | None, fields: Fields) -> None:
