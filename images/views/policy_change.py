@@ -17,7 +17,7 @@ from images.policies.scope import hosts_of, policy_for, require_reach
 from images.policies.shape import Rules
 from images.policies.validation import clean
 from images.views.access import PageRequest, page, wants_fragment
-from images.views.policy_form import by_label, choices_of, texts_of, values_of
+from images.views.policy_form import MIB, by_label, choices_of, least_gain, of_its_kind, texts_of, values_of
 from storage_admin.accounts.roles import ForbiddenError, Role
 from storage_admin.hosts.errors import InvalidError
 
@@ -29,7 +29,8 @@ SHOWN = 8
 @page(Role.ADMIN)
 def policy_add(request: PageRequest) -> HttpResponseBase:
     """A new policy: GET shows the form, and the choice by what it holds; POST makes it."""
-    start = Policy(cron="0 22 * * *", min_reclaimable_bytes=100 << 20, min_age_hours=24 * 7)
+    start = Policy(cron="0 22 * * *", min_age_hours=24 * 7)
+    start.min_reclaimable_bytes = int(least_gain(start.kind)) * MIB
     return _form(request, start, reverse("policy_add"))
 
 
@@ -43,12 +44,13 @@ def policy_change(request: PageRequest, policy_id: int) -> HttpResponseBase:
 
 def _form(request: PageRequest, row: Policy, address: str) -> HttpResponseBase:
     given = request.POST if request.method == "POST" else request.GET
-    form: QueryDict = given if "cron" in given else texts_of(row)
+    asked: QueryDict = given if "cron" in given else texts_of(row)
+    form = asked if row.pk else of_its_kind(asked)
     errors: dict[str, str] = {}
     status = 200
     if request.method == "POST":
         try:
-            saved = _save(request, row, values_of(form))
+            saved = _save(request, row, values_of(form, row))
         except InvalidError as error:
             errors, status = by_label(error.fields or {"form": error.detail}), 400
         else:
@@ -56,7 +58,8 @@ def _form(request: PageRequest, row: Policy, address: str) -> HttpResponseBase:
             return redirect("policy", saved.pk)
     fresh = Policy.objects.get(pk=row.pk) if row.pk else Policy(clock=row.clock)
     context = {"section": "policies", "policy": fresh, "form": form, "errors": errors, "address": address}
-    context |= choices_of(form, request.actor) | _choice(request, fresh, form)
+    context |= choices_of(form, request.actor, fresh) | _choice(request, fresh, form)
+    context["another_gain"] = form is not asked
     template = "policies/form.html"
     if wants_fragment(request) and request.method != "POST":
         # While somebody types into the options they stay as they are.
@@ -74,7 +77,7 @@ def _save(request: PageRequest, row: Policy, values: dict[str, Any]) -> Policy:
 def _choice(request: PageRequest, row: Policy, form: QueryDict) -> dict[str, Any]:
     """What the policy would do if it were kept like this, or why that cannot be said."""
     try:
-        draft = Policy(pk=row.pk, clock=row.clock, **values_of(form))
+        draft = Policy(pk=row.pk, clock=row.clock, **values_of(form, row))
         unnamed = not draft.name
         draft.name = draft.name or "unnamed"
         draft = clean(draft, request.actor)

@@ -5,14 +5,13 @@ from typing import Any
 
 from django.http import QueryDict
 
-from images.filters import FORMATS
 from images.models import Policy
 from images.policies.shape import KINDS
 from images.policies.windows import zones
 from images.views.lists import as_choices
+from images.views.policy_boxes import LISTS, boxes_of, checked
 from storage_admin.accounts.roles import Actor
 from storage_admin.hosts.errors import InvalidError
-from storage_admin.hosts.selectors import hosts_for, pools_for
 from storage_admin.jobs import kinds
 from storage_admin.jobs.kinds import JobKind
 
@@ -24,6 +23,8 @@ NUMBERS = (
     "window_minutes", "quiet_minutes", "min_reclaimable_percent", "min_age_hours", "min_chain_depth",
     "max_jobs_per_host",
 )  # fmt: skip
+#: Of them, those that nobody can leave empty; the others are what a policy has without them.
+REQUIRED = frozenset({"window_minutes", "quiet_minutes", "max_jobs_per_host"})
 SWITCHES = ("enabled", "include_decayed")
 #: What fields are called on the page, where that is not their name.
 LABELS = {
@@ -32,6 +33,8 @@ LABELS = {
     "min_age_hours": "Since the last such job", "max_jobs_per_host": "At once on each host", "kind": "Job",
     "include_decayed": "Also images that grew back", "form": "As a whole",
 }  # fmt: skip
+#: Whose columns have their defaults.
+_DEFAULTS = Policy()
 #: The form's name of each option begins with it.
 OPTION = "option-"
 
@@ -51,6 +54,22 @@ class Field:
     choices: list[dict[str, Any]] = field(default_factory=list)
 
 
+def least_gain(kind: str) -> str:
+    """What a new policy asks an image to win unless somebody says otherwise, in MiB."""
+    return "100" if kind == "reclaim" else "0"
+
+
+def of_its_kind(form: QueryDict) -> QueryDict:
+    """A new policy's form where another job was chosen: the gain that it asks for is that job's, if nobody typed it."""
+    kind = form.get("kind", "")
+    shown = form.get("options_of", kind)
+    if shown == kind or form.get("min_reclaimable_mib") != least_gain(shown):
+        return form
+    changed = form.copy()
+    changed["min_reclaimable_mib"] = least_gain(kind)
+    return changed
+
+
 def texts_of(policy: Policy) -> QueryDict:
     """A policy as its form holds it."""
     form = QueryDict(mutable=True)
@@ -60,7 +79,7 @@ def texts_of(policy: Policy) -> QueryDict:
     for name in SWITCHES:
         if getattr(policy, name):
             form[name] = "on"
-    for name in ("hosts", "pools", "formats"):
+    for name in LISTS:
         form.setlist(name, [str(one) for one in getattr(policy, name)])
     for name, value in policy.options.items():
         form[OPTION + name] = _written(name, value)
@@ -73,8 +92,11 @@ def by_label(problems: dict[str, str]) -> dict[str, str]:
     return {named[name]: text for name, text in problems.items()}
 
 
-def values_of(form: QueryDict) -> dict[str, Any]:
+def values_of(form: QueryDict, kept: Policy) -> dict[str, Any]:
     """What a form says, as columns of a policy.
+
+    Args:
+        kept: the policy as it is kept: a list that names something becomes empty, which means all, only on purpose.
 
     Raises:
         InvalidError: a field cannot be read; it names each.
@@ -82,16 +104,16 @@ def values_of(form: QueryDict) -> dict[str, Any]:
     wrong: dict[str, str] = {}
     values: dict[str, Any] = {name: form.get(name, "").strip() for name in TEXTS}
     for name in NUMBERS:
-        if text := form.get(name, "").strip():
-            values[name] = _number(text, name, wrong, whole=True)
+        text = form.get(name, "").strip()
+        is_given = text or name in REQUIRED
+        values[name] = _number(text, name, wrong, whole=True) if is_given else getattr(_DEFAULTS, name)
     values["min_reclaimable_bytes"] = 0
     if text := form.get("min_reclaimable_mib", "").strip():
         values["min_reclaimable_bytes"] = int((_number(text, "min_reclaimable_bytes", wrong) or 0) * MIB)
     for name in SWITCHES:
         values[name] = name in form
-    for name in ("hosts", "pools"):
-        values[name] = [int(one) for one in form.getlist(name) if one.isascii() and one.isdecimal() and len(one) < 19]
-    values["formats"] = form.getlist("formats")
+    for name in LISTS:
+        values[name] = checked(form, name, kept, wrong)
     values["options"] = _options(form, wrong) if values["kind"] in KINDS else {}
     if wrong:
         raise InvalidError("Some fields cannot be read.", wrong)
@@ -104,18 +126,18 @@ def fields_of(kind_name: str, form: QueryDict) -> list[Field]:
     return [_field(kind, name, form) for name in kind.properties if name not in HIDDEN]
 
 
-def choices_of(form: QueryDict, actor: Actor) -> dict[str, Any]:
-    """What the form offers."""
+def choices_of(form: QueryDict, actor: Actor, kept: Policy) -> dict[str, Any]:
+    """What the form offers.
+
+    Args:
+        kept: the policy as it is kept: what it names is offered, also where there is no such thing any more.
+    """
     titles = [(name, kinds.get(name).title) for name in KINDS]
-    hosts, pools = set(form.getlist("hosts")), set(form.getlist("pools"))
     return {
         "kinds": as_choices(titles, form.get("kind", "")),
         "zones": zones(),
-        "hosts": [(host, str(host.pk) in hosts) for host in hosts_for(actor)],
-        "pools": [(pool, str(pool.pk) in pools) for pool in pools_for(actor).order_by("host__name", "name")],
-        "formats": [(name, name in form.getlist("formats")) for name in FORMATS if name not in {"subvol", "unknown"}],
         "options": fields_of(form.get("kind", ""), form),
-    }
+    } | boxes_of(form, actor, kept)
 
 
 def _field(kind: JobKind, name: str, form: QueryDict) -> Field:
