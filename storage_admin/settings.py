@@ -108,6 +108,15 @@ LIST_PAGES = [
     "images.views.audit.PAGE",
     "benchmarks.views.PAGE",
 ]
+#: Filters of lists that name a thing: the rows of which it is one, as far as they exist for somebody, and the columns
+#: by which it is named. Whoever does not see it is not offered another's view that names it.
+NAMED_BY_FILTERS = {
+    "host": ("storage_admin.hosts.selectors.hosts_for", "pk", "slug"),
+    "pool": ("storage_admin.hosts.selectors.pools_for", "pk"),
+    "image": ("images.selectors.images_for", "pk"),
+    "guest": ("images.selectors.guests_for", "pk"),
+    "policy": ("images.policies.scope.policies_for", "name"),
+}
 
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",

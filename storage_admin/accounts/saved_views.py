@@ -81,7 +81,38 @@ def views_for(actor: Actor) -> QuerySet[SavedView]:
     """The views that exist for ``actor``: their own and shared ones, of pages that they may open, by name."""
     open_to = [page.name for page in pages().values() if page.open_to(actor)]
     rows = SavedView.objects.filter(Q(shared=True) | _own(actor), page__in=open_to)
+    if actor.hosts is not None:
+        rows = rows.exclude(pk__in=_of_others(actor, rows))
     return rows.order_by("page", "name", "id")
+
+
+def _of_others(actor: Actor, rows: QuerySet[SavedView]) -> list[int]:
+    """Ids of those that somebody else shares, and whose filters name what does not exist for the actor."""
+    named = {
+        view.pk: {(key, value) for key, value in parse_qsl(view.query) if key in settings.NAMED_BY_FILTERS}
+        for view in rows
+        if not is_own(actor, view)
+    }
+    asked = set().union(*named.values())
+    seen = {
+        (key, value)
+        for key in settings.NAMED_BY_FILTERS
+        for value in _seen(actor, key, {value for one, value in asked if one == key})
+    }
+    return [pk for pk, pairs in named.items() if pairs - seen]
+
+
+def _seen(actor: Actor, key: str, values: set[str]) -> set[str]:
+    """Of the values of a filter those that name what exists for the actor."""
+    rows_for, *columns = settings.NAMED_BY_FILTERS[key]
+    found: set[str] = set()
+    for column in columns if values else ():
+        # No column of ids takes a longer number.
+        ids = {value for value in values if value.isascii() and value.isdigit() and len(value) < 19}
+        wanted = ids if column == "pk" else values
+        rows = import_string(rows_for)(actor).filter(**{f"{column}__in": wanted})
+        found |= {str(value) for value in rows.values_list(column, flat=True)}
+    return found
 
 
 def with_defaults(actor: Actor, views: QuerySet[SavedView]) -> QuerySet[SavedView]:
@@ -157,12 +188,11 @@ def change(
     """Renames a view, shares it or ends that, or gives it other filters; what is ``None`` stays as it is.
 
     Raises:
-        ForbiddenError: it is another's, or sharing is not for the actor.
+        ForbiddenError: it is another's, or sharing is not for the actor: what everybody is offered does not change
+            then, though its sharing may end.
         ValueError: the name cannot be one, or the actor has another view of that name there.
     """
     _require_change(actor, view)
-    if shared and not view.shared:
-        actor.require_everywhere(Role.OPERATOR)
     if view.user_id is None and shared is False:
         raise ValueError("A token made this view, and it is nobody's own: delete it where it is not wanted any more.")
     before = _facts(view)
@@ -172,6 +202,8 @@ def change(
         view.query = _page(actor, view.page).clean(query)
     if shared is not None:
         view.shared = shared
+    if view.shared and _facts(view) != before:
+        actor.require_everywhere(Role.OPERATOR)
     with transaction.atomic():
         same = SavedView.objects.filter(user=view.user_id, page=view.page, name=view.name).exclude(pk=view.pk)
         if same.exists():
@@ -214,8 +246,8 @@ def default_of(actor: Actor, page_name: str) -> SavedView | None:
     """The view that a page opens with for the actor; ``None`` for the whole list."""
     if actor.user_id is None:
         return None
-    chosen = DefaultView.objects.filter(user=actor.user_id, page=page_name).select_related("view").first()
-    return chosen.view if chosen else None
+    chosen = DefaultView.objects.filter(user=actor.user_id, page=page_name)
+    return views_for(actor).filter(pk__in=chosen.values("view")).first()
 
 
 def _page(actor: Actor, name: str) -> ListPage:

@@ -3,6 +3,7 @@
 from typing import Any, ClassVar
 
 import django_filters
+from django.db import transaction
 from django.db.models import QuerySet
 from drf_spectacular.utils import extend_schema, extend_schema_view
 from rest_framework import mixins, serializers, status
@@ -117,10 +118,11 @@ class SavedViewEndpoints(mixins.ListModelMixin, mixins.DestroyModelMixin, Endpoi
         given = dict(body.validated_data)
         default = given.pop("default", None)
         try:
-            if given:
-                view = saved_views.change(self.actor, view, **given)
-            if default is not None:
-                saved_views.set_default(self.actor, view, on=default)
+            with transaction.atomic():
+                if given:
+                    view = saved_views.change(self.actor, view, **given)
+                if default is not None:
+                    saved_views.set_default(self.actor, view, on=default)
         except ValueError as error:
             raise ValidationError({"name": str(error)}) from None
         return self._shown(view)
