@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from math import floor
 
 from django.db.models import Avg, F, FloatField, Func, Value
 from django.db.models.functions import Cast, Floor
@@ -9,7 +10,7 @@ from django.utils import timezone
 
 from images.selectors.overview_shapes import PoolRow
 from images.watch import trend
-from storage_admin.hosts.models import PoolSample, StoragePool
+from storage_admin.hosts.models import Host, PoolSample, StoragePool
 
 
 class EpochDays(Func):
@@ -32,7 +33,6 @@ def pool_rows(pools: list[StoragePool]) -> tuple[PoolRow, ...]:
 
 
 def _row(pool: StoragePool, forecast: trend.Forecast | None) -> PoolRow:
-    percent = used_percent(pool)
     return PoolRow(
         id=pool.pk,
         host_id=pool.host_id,
@@ -44,7 +44,7 @@ def _row(pool: StoragePool, forecast: trend.Forecast | None) -> PoolRow:
         capacity_bytes=pool.capacity_bytes,
         available_bytes=pool.available_bytes,
         used_bytes=pool.used_bytes,
-        used_percent=percent,
+        used_percent=used_percent(pool),
         images_count=pool.images_count,
         allocated_bytes=pool.allocated_bytes,
         virtual_bytes=pool.virtual_bytes,
@@ -52,7 +52,7 @@ def _row(pool: StoragePool, forecast: trend.Forecast | None) -> PoolRow:
         reclaimable_bytes=pool.reclaimable_bytes,
         undo_bytes=pool.undo_bytes,
         warn_percent=pool.warn_percent,
-        over_threshold=None if percent is None else percent >= pool.warn_percent,
+        over_threshold=None if pool.used_percent is None else pool.used_percent >= pool.warn_percent,
         days_until_full=forecast.days if forecast else None,
         days_until_full_low=forecast.low if forecast else None,
         days_until_full_high=forecast.high if forecast else None,
@@ -61,8 +61,28 @@ def _row(pool: StoragePool, forecast: trend.Forecast | None) -> PoolRow:
 
 
 def used_percent(pool: StoragePool) -> float | None:
-    """How much of the pool's filesystem is used, in percent; ``None`` where its size is not known."""
-    return None if pool.used_percent is None else round(pool.used_percent, 1)
+    """How much of the pool's filesystem is used, in percent, one decimal; ``None`` where its size is not known.
+
+    Rounded down: below its threshold it does not read as if it had reached it.
+    """
+    return None if pool.used_percent is None else floor(10 * pool.used_percent) / 10
+
+
+def freshest(pools: Iterable[StoragePool]) -> StoragePool | None:
+    """Of pools on one filesystem the one that knows best how full that is.
+
+    Args:
+        pools: with their hosts; such as know it.
+
+    Returns:
+        What was scanned last on a host that answers; where none does, what was scanned last; ``None`` of none.
+    """
+    return max(pools, key=_freshness, default=None)
+
+
+def _freshness(pool: StoragePool) -> tuple[bool, float]:
+    scanned = pool.last_scanned.timestamp() if pool.last_scanned else 0.0
+    return pool.host.status != Host.Status.UNREACHABLE, scanned
 
 
 def forecasts(
@@ -76,23 +96,31 @@ def forecasts(
     Returns:
         By the pool's id; pools whose samples do not carry it are left out.
     """
-    now = now or timezone.now()
     available = {pool.pk: pool.available_bytes for pool in pools if pool.available_bytes is not None}
+    found = {}
+    for pool_id, known_days in samples(available, now).items():
+        if forecast := trend.forecast(known_days, available[pool_id], known):
+            found[pool_id] = forecast
+    return found
+
+
+def samples(pools: Iterable[int], now: datetime | None = None) -> dict[int, list[trend.Day]]:
+    """How full pools were on each of the last 30 days that there are samples of, the oldest first, by the pool's id.
+
+    Args:
+        pools: ids.
+    """
+    now = now or timezone.now()
     age = Value(now.timestamp() / 86400, output_field=FloatField()) - EpochDays(F("at"))
     # What is reserved is the same every day: it is part of no step.
     used = Cast(F("capacity_bytes") - F("available_bytes"), FloatField())
     since = now - timedelta(days=trend.WINDOW)
-    recent = PoolSample.objects.filter(pool__in=available, at__gt=since, at__lte=now).order_by()
+    recent = PoolSample.objects.filter(pool__in=list(pools), at__gt=since, at__lte=now).order_by()
     rows = recent.annotate(day=Floor(age)).values("pool_id", "day").annotate(age=Avg(age), used=Avg(used))
     days: dict[int, list[trend.Day]] = {}
     for row in rows:
         days.setdefault(row["pool_id"], []).append(trend.Day(row["age"], row["used"]))
-    found = {}
-    for pool_id, known_days in days.items():
-        oldest_first = sorted(known_days, key=lambda day: -day.age)
-        if forecast := trend.forecast(oldest_first, available[pool_id], known):
-            found[pool_id] = forecast
-    return found
+    return {pool_id: sorted(known, key=lambda day: -day.age) for pool_id, known in days.items()}
 
 
 def days_until_full(pools: Iterable[StoragePool]) -> dict[int, float]:

@@ -9,6 +9,8 @@ from django.db.models import Count, Max, Q, QuerySet, Sum
 from images.models import Image
 from images.selectors.lists import images_for
 from images.selectors.overview_shapes import Totals
+from images.selectors.pools import freshest
+from images.space import filesystem_of
 from storage_admin.accounts.roles import Actor
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.selectors import hosts_for
@@ -19,7 +21,7 @@ SUMS = ("allocated_size", "virtual_size", "reclaimable_bytes", "reclaimable_low"
 def totals_of(actor: Actor, pools: list[StoragePool]) -> Totals:
     """The sums over these pools, which are all that exist for ``actor``."""
     sized = [pool for pool in pools if pool.capacity_bytes is not None and pool.available_bytes is not None]
-    filesystems = {pool.fs_key or f"pool {pool.pk}": pool for pool in sized}.values()
+    filesystems = _each_filesystem_once(sized)
     capacity = _sum(pool.capacity_bytes for pool in filesystems)
     used = _sum(pool.used_bytes for pool in filesystems)
     available = _sum(pool.available_bytes for pool in filesystems)
@@ -43,6 +45,14 @@ def totals_of(actor: Actor, pools: list[StoragePool]) -> Totals:
         reclaimable_low=sums["reclaimable_low"],
         reclaimable_high=sums["reclaimable_high"],
     )
+
+
+def _each_filesystem_once(sized: list[StoragePool]) -> list[StoragePool]:
+    """For each filesystem the pool that knows best how full it is."""
+    found: dict[str, list[StoragePool]] = {}
+    for pool in sized:
+        found.setdefault(filesystem_of(pool), []).append(pool)
+    return [best for group in found.values() if (best := freshest(group)) is not None]
 
 
 def _known(total: int | None, count: int | None) -> int | None:

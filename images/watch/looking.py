@@ -8,7 +8,7 @@ from images.watch import jobs as of_jobs
 from images.watch import pools as of_pools
 from storage_admin.events import services as events
 from storage_admin.events.models import Alert
-from storage_admin.events.services import Trouble
+from storage_admin.events.services import Trouble, Unjudged
 from storage_admin.hosts.models import Host, StoragePool
 
 #: So many images of a pool have an alert each; the rest share one: a base that vanishes may break thousands.
@@ -24,7 +24,7 @@ def look(now: datetime) -> None:
     pools = list(StoragePool.objects.select_related("host").defer("path_bytes", "host__capabilities").order_by("pk"))
     known = Alert.objects.filter(closed=None).values_list("key", "severity")
     is_open = {name for key, severity in known for name in (key, f"{severity} {key}")}
-    found: dict[str, Iterable[Trouble]] = {
+    found: dict[str, Iterable[Trouble | Unjudged]] = {
         events.POOL_OVER_THRESHOLD: of_pools.over_threshold(pools, is_open),
         events.POOL_DAYS_UNTIL_FULL: of_pools.full_soon(pools, is_open, now),
         events.POOL_OVERCOMMIT: of_pools.overcommitted(pools, is_open),

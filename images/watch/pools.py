@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 
-from images.selectors.pools import forecasts
+from images.selectors.pools import freshest, samples
 from images.space import filesystem_of
 from images.templatetags.storage import days, size
 from images.watch import trend
 from storage_admin.events import services as events
-from storage_admin.events.services import Trouble
+from storage_admin.events.services import Trouble, Unjudged
 from storage_admin.hosts.models import Host, StoragePool
 
 #: So many points below its threshold a pool's alert closes, in percent of what can be used.
@@ -30,13 +30,25 @@ DANGER_PERCENT = 95.0
 
 @dataclass(frozen=True)
 class Place:
-    """Pools that are on one filesystem; the first one names them."""
+    """Pools that are on one filesystem. The first one names them, whether its host answers or not: an alert that went
+    from one to the other with that would close and open as often.
+    """
 
     pools: tuple[StoragePool, ...]
 
     @property
     def pool(self) -> StoragePool:
         return self.pools[0]
+
+    @cached_property
+    def sized(self) -> StoragePool | None:
+        """The pool whose capacity counts; ``None`` where none is known, as when nobody has it mounted."""
+        return freshest(pool for pool in self.pools if pool.capacity_bytes)
+
+    @cached_property
+    def measured(self) -> StoragePool | None:
+        """The pool whose free space counts; ``None`` where none is known."""
+        return freshest(pool for pool in self.pools if pool.used_percent is not None)
 
     @property
     def beside(self) -> str:
@@ -81,9 +93,18 @@ class Place:
         """What one storage has: of several hosts that mount it, one may have all the rows. One that does not answer
         knows the least.
         """
-        answering = [pool for pool in self.pools if pool.host.status != Host.Status.UNREACHABLE]
+        answering = [pool for pool in self.pools if pool.capacity_bytes and pool.host.status != Host.Status.UNREACHABLE]
         sizes = [getattr(pool, column) for pool in answering or self.pools]
         return max((size for size in sizes if size is not None), default=None)
+
+    def days(self, samples: Mapping[int, Sequence[trend.Day]]) -> Sequence[trend.Day]:
+        """Its samples: those of the pool that has the most days; empty where none are of now.
+
+        Args:
+            samples: by the pool's id.
+        """
+        fresh = [known for pool in self.pools if trend.is_fresh(known := samples.get(pool.pk, ()))]
+        return max(fresh, key=len, default=())
 
     def thresholds(self, column: str) -> list[float]:
         """The thresholds of its pools, the lowest first; of those that have one."""
@@ -92,6 +113,10 @@ class Place:
     def is_told(self, kind: str, is_open: Collection[str], severity: str = "") -> bool:
         """Whether its alert is open, whichever of its pools it was opened by."""
         return any(f"{severity} {kind}:{pool.pk}".strip() in is_open for pool in self.pools)
+
+    def as_it_is(self, kind: str) -> Iterator[Unjudged]:
+        """Leaves what is open of it as it is."""
+        return (Unjudged(f"{kind}:{pool.pk}") for pool in self.pools)
 
     def of_each_host(self) -> Iterator["Place"]:
         """The place as each host has it, that of the first pool first."""
@@ -121,24 +146,21 @@ def _is_walked_by_another(key: str, storages: Mapping[str, Sequence[StoragePool]
 
 
 def filesystems(pools: Iterable[StoragePool]) -> list[Place]:
-    """Pools of known size by the filesystem that they are on."""
+    """Pools by the filesystem that they are on, or were when they were last there."""
     found: dict[str, list[StoragePool]] = {}
     for pool in pools:
-        if pool.capacity_bytes:
-            found.setdefault(filesystem_of(pool), []).append(pool)
+        found.setdefault(filesystem_of(pool), []).append(pool)
     return [Place(tuple(group)) for group in found.values()]
 
 
-def with_free_space(pools: Iterable[StoragePool]) -> list[Place]:
-    """The same with pools alone of which it is known what is available."""
-    return filesystems(pool for pool in pools if pool.available_bytes is not None)
-
-
-def over_threshold(pools: list[StoragePool], is_open: Collection[str]) -> Iterator[Trouble]:
+def over_threshold(pools: list[StoragePool], is_open: Collection[str]) -> Iterator[Trouble | Unjudged]:
     """Filesystems that are used to their threshold."""
     kind = events.POOL_OVER_THRESHOLD
-    for place in with_free_space(pools):
-        pool = place.pool
+    for place in filesystems(pools):
+        pool = place.measured
+        if pool is None:
+            yield from place.as_it_is(kind)
+            continue
         percent, limit = pool.used_percent or 0.0, min(one.warn_percent for one in place.pools)
         danger = DANGER_PERCENT - (MARGIN_PERCENT if place.is_told(kind, is_open, "danger") else 0.0)
         # The name in the title is one of several: which of them asks for it may be nobody's business who reads it.
@@ -149,7 +171,7 @@ def over_threshold(pools: list[StoragePool], is_open: Collection[str]) -> Iterat
             yield from place.troubles(
                 kind,
                 "danger" if percent >= danger else "warning",
-                f"{{pool}} is over {whose} of {limit} %",
+                f"{{pool}} is {'over' if percent >= limit else 'hardly below'} {whose} of {limit} %",
                 f"{int(percent)} % used: {size(pool.used_bytes)} of {size(pool.capacity_bytes)}, "
                 f"{size(pool.available_bytes)} free{_reserved(pool)}. Win space back (the images page lists the "
                 "largest wins), discard undo copies, or make it larger.",
@@ -160,16 +182,21 @@ def _reserved(pool: StoragePool) -> str:
     return f", {size(pool.reserved_bytes)} reserved for root" if pool.reserved_bytes else ""
 
 
-def full_soon(pools: list[StoragePool], is_open: Collection[str], now: datetime) -> Iterator[Trouble]:
+def full_soon(pools: list[StoragePool], is_open: Collection[str], now: datetime) -> Iterator[Trouble | Unjudged]:
     """Filesystems whose samples carry when they are full, and that is soon."""
     kind = events.POOL_DAYS_UNTIL_FULL
-    watched = [place for place in with_free_space(pools) if place.thresholds("warn_days")]
-    opened = [place.pool for place in watched if place.is_told(kind, is_open)]
-    found = forecasts([place.pool for place in watched], now) | forecasts(opened, now, trend.KNOWN_STILL)
+    watched = [place for place in filesystems(pools) if place.thresholds("warn_days")]
+    taken = samples((pool.pk for place in watched for pool in place.pools), now)
     for place in watched:
+        pool, known_days = place.measured, place.days(taken)
+        if pool is None or pool.available_bytes is None or not known_days:
+            yield from place.as_it_is(kind)
+            continue
+        is_told = place.is_told(kind, is_open)
+        forecast = trend.forecast(known_days, pool.available_bytes, trend.KNOWN_STILL if is_told else trend.KNOWN)
         # The most days are the strictest: they tell the earliest.
-        pool, limit, forecast = place.pool, place.thresholds("warn_days")[-1], found.get(place.pool.pk)
-        if forecast is None or forecast.days > limit * (1 + MARGIN_DAYS * place.is_told(kind, is_open)):
+        limit = place.thresholds("warn_days")[-1]
+        if forecast is None or forecast.days > limit * (1 + MARGIN_DAYS * is_told):
             continue
         in_danger = place.is_told(kind, is_open, "danger")
         yield from place.troubles(
@@ -182,30 +209,41 @@ def full_soon(pools: list[StoragePool], is_open: Collection[str], now: datetime)
         )
 
 
-def overcommitted(pools: list[StoragePool], is_open: Collection[str]) -> Iterator[Trouble]:
+def overcommitted(pools: list[StoragePool], is_open: Collection[str]) -> Iterator[Trouble | Unjudged]:
     """Filesystems that promise guests too much; most have no threshold, as many do so on purpose."""
     kind = events.POOL_OVERCOMMIT
     for place in filesystems(pools):
-        limits, capacity, virtual = place.thresholds("warn_overcommit"), place.pool.capacity_bytes, place.virtual_bytes
-        if not limits or virtual is None or not capacity:
+        limits = place.thresholds("warn_overcommit")
+        if not limits:
+            continue
+        capacity, virtual = place.sized and place.sized.capacity_bytes, place.virtual_bytes
+        if not capacity or virtual is None:
+            yield from place.as_it_is(kind)
             continue
         ratio = virtual / capacity
         if ratio >= limits[0] * (1 - MARGIN * place.is_told(kind, is_open)):
             yield from place.troubles(
                 kind,
                 "warning",
-                _sentence(f"{place.name} promises more than {limits[0]:g} times its capacity"),
+                _sentence(
+                    f"{place.name} promises {'more' if ratio >= limits[0] else 'hardly less'} than {limits[0]:g} times "
+                    "its capacity"
+                ),
                 f"{ratio:.2f} times: images of {size(virtual)} virtual size on {size(capacity)}. "
                 "Where guests fill what they were promised, it is full: move images, or make it larger.",
             )
 
 
-def held_by_undo(pools: list[StoragePool], is_open: Collection[str]) -> Iterator[Trouble]:
+def held_by_undo(pools: list[StoragePool], is_open: Collection[str]) -> Iterator[Trouble | Unjudged]:
     """Filesystems of which undo copies hold much."""
     kind = events.UNDO_HELD
     for place in filesystems(pools):
-        limits, capacity, held = place.thresholds("warn_undo_percent"), place.pool.capacity_bytes, place.undo_bytes
-        if not limits or not capacity:
+        limits = place.thresholds("warn_undo_percent")
+        if not limits:
+            continue
+        capacity, held = place.sized and place.sized.capacity_bytes, place.undo_bytes
+        if not capacity:
+            yield from place.as_it_is(kind)
             continue
         percent = 100 * held / capacity
         if percent >= limits[0] * (1 - MARGIN * place.is_told(kind, is_open)):

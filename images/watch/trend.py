@@ -66,6 +66,15 @@ class Forecast:
     over_days: int
 
 
+def is_fresh(days: Sequence[Day]) -> bool:
+    """Whether samples tell of now at all.
+
+    Args:
+        days: the oldest first.
+    """
+    return bool(days) and days[-1].age <= STALE
+
+
 def forecast(days: Sequence[Day], available_bytes: int, known: float = KNOWN) -> Forecast | None:
     """In how many days ``available_bytes`` are gone; ``None`` where the samples do not carry it.
 
@@ -74,7 +83,7 @@ def forecast(days: Sequence[Day], available_bytes: int, known: float = KNOWN) ->
         known: how well the growth has to be known (``KNOWN``).
     """
     recent = [day for day in days if day.age <= WINDOW]
-    if len(recent) <= WEEK or recent[-1].age > STALE:
+    if len(recent) <= WEEK or not is_fresh(recent):
         return None
     apart = [before.age - after.age for before, after in pairwise(recent)]
     if max(apart) > GAP or min(apart) <= 0:

@@ -87,6 +87,17 @@ class Trouble:
         return self.key.partition(":")[0]
 
 
+@dataclass(frozen=True)
+class Unjudged:
+    """Something that nothing is known of now: an open alert of it stays as it is, and none is opened.
+
+    Args:
+        key: as of a trouble.
+    """
+
+    key: str
+
+
 def emit(name: str, *, host: str = "", data: dict[str, Any]) -> None:
     """Puts an event into the outbox of everybody who is to be told of it; nothing where that is nobody.
 
@@ -118,25 +129,32 @@ def _receivers(name: str) -> tuple[list[Webhook], list[str]]:
     return hooks, list(settings.ALERT_EMAILS) if name in MAILED else []
 
 
-def reconcile(kind: str, found: Iterable[Trouble]) -> None:
+def reconcile(kind: str, found: Iterable[Trouble | Unjudged]) -> None:
     """Makes the open alerts of a kind those that are found: opens what is new, updates, closes what is not there.
 
     All in one transaction, which is not begun where nothing changes.
 
     Args:
         kind: one of ``KINDS``.
-        found: all trouble of that kind that there is now.
+        found: all trouble of that kind that there is now, and what nobody can judge now.
 
     Raises:
         ValueError: a trouble is of another kind.
     """
-    wanted = {trouble.key: trouble for trouble in found}
+    wanted: dict[str, Trouble] = {}
+    unjudged = set()
+    for one in found:
+        if isinstance(one, Trouble):
+            wanted[one.key] = one
+        else:
+            unjudged.add(one.key)
     if strays := [trouble.key for trouble in wanted.values() if trouble.kind != kind]:
         raise ValueError(f"{strays[0]} is not of the kind {kind}")
-    if all(_as_it_is(alert, wanted) for alert in _open(kind)) and len(wanted) == _open(kind).count():
+    judged = _open(kind).exclude(key__in=unjudged)
+    if all(_as_it_is(alert, wanted) for alert in judged.all()) and len(wanted) == judged.count():
         return
     with transaction.atomic():
-        known = {alert.key: alert for alert in _open(kind)}
+        known = {alert.key: alert for alert in judged.all()}
         for key, trouble in wanted.items():
             _open_or_update(trouble, known.get(key))
         for key in known.keys() - wanted.keys():
