@@ -17,7 +17,12 @@ _AT_ONCE = 5000
 
 
 class Regrown(NamedTuple):
-    """An image that has grown back; sizes in bytes."""
+    """An image that has grown back.
+
+    Args:
+        grown_bytes: by how much it had grown when that was found.
+        at: when it was found first.
+    """
 
     last: Last
     grown_bytes: int
@@ -51,7 +56,7 @@ def regrown(last: dict[int, Last], sizes: dict[int, int], now: datetime) -> dict
     grown = {pk: sizes[pk] - job.after_bytes - _added_at(added[pk], now) for pk, job in larger.items()}
     back = {pk: job for pk, job in larger.items() if grown[pk] >= _needed(job)}
     first = _first_back(back, added)
-    found = {pk: Regrown(job, grown[pk], first.get(pk, now)) for pk, job in back.items()}
+    found = {pk: Regrown(job, *first.get(pk, (grown[pk], now))) for pk, job in back.items()}
     return {pk: one for pk, one in found.items() if one.at - one.last.finished <= REGROWN_WITHIN}
 
 
@@ -104,9 +109,9 @@ def _undos(jobs: set[int]) -> dict[int, _Added]:
     }
 
 
-def _first_back(jobs: dict[int, Last], added: dict[int, list[_Added]]) -> dict[int, datetime]:
-    """When a scan first found each image grown back."""
-    found: dict[int, datetime] = {}
+def _first_back(jobs: dict[int, Last], added: dict[int, list[_Added]]) -> dict[int, tuple[int, datetime]]:
+    """By how many bytes each image had grown when a scan first found it grown back, and when that was."""
+    found: dict[int, tuple[int, datetime]] = {}
     for part in _parts(jobs):
         oldest = min(jobs[pk].finished for pk in part)
         samples = ImageSample.objects.filter(image__in=part, at__gt=oldest, allocated_size__isnull=False)
@@ -114,7 +119,7 @@ def _first_back(jobs: dict[int, Last], added: dict[int, list[_Added]]) -> dict[i
             job = jobs[pk]
             grown = (size or 0) - job.after_bytes - _added_at(added[pk], at)
             if at > job.finished and pk not in found and grown >= _needed(job):
-                found[pk] = at
+                found[pk] = grown, at
     return found
 
 

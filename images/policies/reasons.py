@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from images.models import Image
-from images.templatetags.storage import between, size
+from images.templatetags.storage import between, exact, size
 
 #: Left out because the policy is not meant for them: counted, and listed page by page when somebody asks.
 NOT_MEANT = {
@@ -40,8 +40,12 @@ class Skip(NamedTuple):
 
 
 def _too_little(gain: int, percent: float, least: int, least_percent: int) -> str:
-    wins = f"It would win about {size(gain)} ({percent:.0f} %)" if gain > 0 else "It would win nothing"
-    wanted = [f"at least {size(least)}"] if least else []
+    gained, asked = f"about {size(gain)}", size(least)
+    if gain < least and size(gain) == asked:
+        gained, asked = f"{exact(gain)} bytes", f"{exact(least)} bytes"
+    # Rounded down: less than is asked for never reads as that.
+    wins = f"It would win {gained} ({int(percent)} %)" if gain > 0 else "It would win nothing"
+    wanted = [f"at least {asked}"] if least else []
     wanted += [f"{least_percent} %"] if least_percent else []
     return f"{wins}; the policy asks for {' and '.join(wanted)}." if wanted else f"{wins}."
 
@@ -75,12 +79,12 @@ _SENTENCES: dict[str, Callable[..., str]] = {
     "too_young": lambda kind, job, finished, hours: (
         f"Its last {kind} (job {job}) ended at {finished:%Y-%m-%d %H:%M} UTC; the policy waits {hours} hours."
     ),
-    "not_analyzed": lambda: "What it would win is not known: it was not analyzed since it changed.",
+    "not_analyzed": lambda why="it was not analyzed since it changed.": f"What it would win is not known: {why}",
     "too_little": _too_little,
 }
 #: What each code means, without the numbers of one image.
 WORDS = NOT_MEANT | {
-    "not_analyzed": "not analyzed since it changed",
+    "not_analyzed": "what it would win is not known",
     "too_little": "too little to win",
     "too_young": "too soon after the last one",
     "undone": "the last one was undone",

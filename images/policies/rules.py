@@ -13,11 +13,11 @@ from datetime import datetime, timedelta
 from fnmatch import translate
 from typing import Any, NamedTuple
 
-from django.db.models import BigIntegerField, Count, F, QuerySet
+from django.db.models import BigIntegerField, Case, Count, F, QuerySet, Value, When
 from django.db.models.fields.json import KT
-from django.db.models.functions import Cast
+from django.db.models.functions import Cast, NullIf
 
-from images import refusals
+from images import estimates, refusals
 from images.models import Image
 from images.policies import growth, history
 from images.policies.places import places
@@ -78,6 +78,7 @@ class _Row(NamedTuple):
     state: str
     state_detail: str
     encrypted: bool | None
+    unknown: str | None
 
 
 def choose(rules: Rules, now: datetime, hosts: frozenset[int] | None = None) -> Choice:
@@ -181,10 +182,13 @@ def _meant(rules: Rules, rows: QuerySet[Image], left: Counter[str]) -> Iterable[
     method = rules.options.get("method", "auto") if rules.kind == "reclaim" else "auto"
     gain: Any = F("reclaimable_bytes")
     if method != "auto":
-        gain = Cast(KT(f"estimate__methods__{method}__reclaimable_bytes"), BigIntegerField())
-    columns = rows.order_by().annotate(gain=gain).values_list(
+        # Of a null in JSON, SQLite makes the text "null".
+        gain = Cast(NullIf(KT(f"estimate__methods__{method}__reclaimable_bytes"), Value("null")), BigIntegerField())
+    # Every format that is sampled may be copied: where nothing is known of it at all, that says why.
+    why = Case(When(gain=None, then=KT(f"estimate__methods__{'copy' if method == 'auto' else method}__reason")))
+    columns = rows.order_by().annotate(gain=gain).annotate(unknown=why).values_list(
         "pk", "host_id", "pool_id", "name", "declared_format", "format", "allocated_size", "gain", "chain_depth",
-        "in_use", "in_use_detail", "analyzed_at", "state", "state_detail", "encrypted",
+        "in_use", "in_use_detail", "analyzed_at", "state", "state_detail", "encrypted", "unknown",
     )  # fmt: skip
     for pk, host, pool, name, declared, looks, *rest in columns.iterator(chunk_size=5000):
         form = declared or looks
@@ -307,7 +311,17 @@ class _Judge:
     def _gain(self, row: _Row) -> tuple[Any, ...] | None:
         if not self._gains:
             return None
-        return gains_too_little(self._rules, row.gain, row.size)
+        found = gains_too_little(self._rules, row.gain, row.size)
+        return (*found, _unknown(row)) if found == ("not_analyzed",) else found
+
+
+def _unknown(row: _Row) -> str:
+    """Why nobody knows what an image would win."""
+    if row.unknown:
+        return row.unknown
+    if row.format not in estimates.SAMPLED_FORMATS:
+        return f"{row.format} images are not analyzed; {', '.join(estimates.SAMPLED_FORMATS)} are."
+    return "it was not analyzed yet." if row.analyzed_at is None else "it was not analyzed since it changed."
 
 
 def looks_at_gain(rules: Rules) -> bool:
@@ -319,11 +333,11 @@ def gains_too_little(rules: Rules, gain: int | None, size: int | None) -> tuple[
     """The code and facts of a skip where an image would not win enough.
 
     Args:
-        gain: bytes that it would win.
+        gain: bytes that it would win; ``None`` where that is not known.
         size: bytes that it takes.
     """
     if gain is None:
-        return ("not_analyzed",)
+        return None if rules.kind == "analyze" else ("not_analyzed",)  # an analysis finds out
     part = 100 * gain / size if size else 0.0
     if gain <= 0 or gain < rules.min_reclaimable_bytes or part < rules.min_reclaimable_percent:
         return ("too_little", gain, part, rules.min_reclaimable_bytes, rules.min_reclaimable_percent)

@@ -12,6 +12,7 @@ from django.utils import timezone
 from images.models import Image, Policy
 from images.policies.rules import Choice, choose, not_meant
 from images.policies.shape import Rules
+from storage_admin.agent.prediction import impossible
 from storage_admin.jobs.models import Job
 from tests.api.test_query_budgets import MANY, make_images
 from tests.factories import (
@@ -144,6 +145,58 @@ def test_too_little_is_also_too_small_a_part_and_nothing_at_all() -> None:
     assert code_of(PolicyFactory.create(min_reclaimable_percent=25), image("b")) == ""
     assert code_of(PolicyFactory.create(), image("c", reclaimable_bytes=0)) == "too_little"
     assert code_of(PolicyFactory.create(), image("d", reclaimable_bytes=-5)) == "too_little"
+
+
+def test_why_a_win_is_not_known_is_told_truthfully() -> None:
+    cannot = impossible("The filesystem cannot punch holes.")
+    estimate = {"methods": {"in_place": cannot, "copy": {"reclaimable_bytes": GIB}}}
+    image("fixed", analyzed_at=NOW, estimate=estimate)
+    policy = PolicyFactory.create(options={"method": "in_place"})
+    assert reasons_of(policy) == ["What it would win is not known: The filesystem cannot punch holes."]
+    none = dict.fromkeys(("in_place", "copy", "compress"), impossible("Its data cannot be read."))
+    Image.objects.update(reclaimable_bytes=None, estimate={"methods": none})
+    assert reasons_of(PolicyFactory.create()) == ["What it would win is not known: Its data cannot be read."]
+    Image.objects.update(estimate=None)
+    assert reasons_of(policy) == ["What it would win is not known: it was not analyzed since it changed."]
+    Image.objects.update(analyzed_at=None)
+    assert reasons_of(policy) == ["What it would win is not known: it was not analyzed yet."]
+    Image.objects.update(format="vhdx", declared_format="vhdx")
+    [reason] = reasons_of(policy)
+    assert reason.startswith("What it would win is not known: vhdx images are not analyzed; qcow2, raw, ")
+
+
+def reasons_of(policy: Policy) -> list[str]:
+    found = look(policy)
+    assert {skip.code for skip in found.skips} == {"not_analyzed"}
+    assert found.chosen == []
+    return [skip.reason for skip in found.skips]
+
+
+def test_an_analysis_is_for_what_nobody_knows_the_win_of() -> None:
+    image("known", reclaimable_bytes=50 * MIB)
+    image("unknown", reclaimable_bytes=None)
+    policy = PolicyFactory.create(kind="analyze", options={}, min_reclaimable_bytes=100 * MIB)
+    assert chosen(policy) == ["unknown"]
+    for kind in ("reclaim", "check"):
+        assert chosen(PolicyFactory.create(kind=kind, options={}, min_reclaimable_bytes=100 * MIB)) == []
+
+
+@pytest.mark.parametrize(
+    ("rules", "wins", "says"),
+    [
+        ({"min_reclaimable_percent": 10}, 4 * GIB * 96 // 1000, "about 393 MiB (9 %); the policy asks for 10 %."),
+        (
+            {"min_reclaimable_bytes": 400 * MIB},
+            400 * MIB - 1,
+            "419,430,399 bytes (9 %); the policy asks for at least 419,430,400 bytes.",
+        ),
+        ({"min_reclaimable_bytes": 400 * MIB}, 399 * MIB, "about 399 MiB (9 %); the policy asks for at least 400 MiB."),
+    ],
+)
+def test_too_little_never_reads_as_what_the_policy_asks_for(rules: dict[str, int], wins: int, says: str) -> None:
+    image(reclaimable_bytes=wins, allocated_size=4 * GIB)
+    [skip] = look(PolicyFactory.create(**rules)).skips
+    assert skip.reason == f"It would win {says}"
 
 
 def test_what_was_done_lately_is_left_out_until_it_is_old_enough() -> None:
