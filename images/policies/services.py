@@ -14,7 +14,7 @@ from images.policies.validation import clean
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.accounts.services import audit
 from storage_admin.agent.protocol import RefusedError
-from storage_admin.hosts.errors import InvalidError
+from storage_admin.hosts.errors import InvalidError, NotFoundError
 from storage_admin.jobs import automation
 
 
@@ -39,22 +39,39 @@ def change(actor: Actor, policy: Policy, values: dict[str, Any]) -> Policy:
 
     Raises:
         ForbiddenError, InvalidError: as for :func:`create`.
+        NotFoundError: somebody has deleted it.
     """
     require_reach(actor, policy, Role.ADMIN)
-    before = Policy.objects.get(pk=policy.pk)
-    for name, value in values.items():
-        setattr(policy, name, value)
-    policy = clean(policy, actor)
-    require_reach(actor, policy, Role.ADMIN)
-    at_other_times = (policy.cron, policy.timezone) != (before.cron, before.timezone)
-    if at_other_times or (policy.enabled and not before.enabled):
-        # What the new times would have been before is not made up for.
-        policy.clock = timezone.now()
-    saved = _save(actor, policy, "policy changed", before=shown(before))
-    if before.enabled and not policy.enabled:
-        for run in policy.runs.filter(state=PolicyRun.State.RUNNING):
-            _stop(run, f"The policy was switched off by {actor.name}.")
+    with transaction.atomic():
+        row = _locked(policy)
+        before = Rules.of(row)
+        was_enabled, shown_before = row.enabled, shown(row)
+        for name, value in values.items():
+            setattr(row, name, value)
+        row = clean(row, actor)
+        require_reach(actor, row, Role.ADMIN)
+        at_other_times = (row.cron, row.timezone) != (before.cron, before.timezone)
+        if at_other_times or (row.enabled and not was_enabled):
+            # What the new times would have been before is not made up for.
+            row.clock = timezone.now()
+        saved = _save(actor, row, "policy changed", before=shown_before)
+        if was_enabled and not row.enabled:
+            for run in row.runs.filter(state=PolicyRun.State.RUNNING):
+                _stop(run, f"The policy was switched off by {actor.name}.")
+            telling.ended_for_good(row.pk)
     return saved
+
+
+def _locked(policy: Policy) -> Policy:
+    """The policy's row as it is now; until the transaction's end nobody else changes or deletes it.
+
+    Raises:
+        NotFoundError: somebody has deleted it.
+    """
+    row = Policy.objects.select_for_update().filter(pk=policy.pk).first()
+    if row is None:
+        raise NotFoundError(f"There is no policy {policy.pk} any more.")
+    return row
 
 
 def remove(actor: Actor, policy: Policy) -> None:
@@ -62,11 +79,12 @@ def remove(actor: Actor, policy: Policy) -> None:
 
     Raises:
         ForbiddenError: the actor is no admin, or does not see all that it reaches.
+        NotFoundError: somebody has deleted it already.
     """
     require_reach(actor, policy, Role.ADMIN)
     with transaction.atomic():
         # Whoever submits a job of it has this row too: so no job is left of which nobody knows the run.
-        Policy.objects.select_for_update().filter(pk=policy.pk).first()
+        policy = _locked(policy)
         for run in policy.runs.filter(finished=None):
             _stop(run, f"The policy was deleted by {actor.name}.")
         audit(actor, "policy deleted", policy.name, before=shown(policy))
@@ -80,15 +98,16 @@ def run_now(actor: Actor, policy: Policy, now: datetime | None = None) -> Policy
     Raises:
         ForbiddenError: the actor is no operator, or does not see all that the policy reaches.
         RefusedError: ``automation_paused``; ``busy`` where a run is at work.
+        NotFoundError: somebody has deleted the policy.
     """
     require_reach(actor, policy, Role.OPERATOR)
     now = now or timezone.now()
     switch = automation.state()
     if switch.paused:
         raise RefusedError("automation_paused", f"Automation was paused by {switch.by}: let it go on first.")
-    rules = Rules.of(policy)
     with transaction.atomic():
-        Policy.objects.select_for_update().get(pk=policy.pk)
+        policy = _locked(policy)
+        rules = Rules.of(policy)
         at_work = policy.runs.filter(state=PolicyRun.State.RUNNING).first()
         if at_work is not None:
             raise RefusedError(
@@ -109,9 +128,11 @@ def stop(actor: Actor, run: PolicyRun) -> PolicyRun:
     Raises:
         ForbiddenError: as for :func:`run_now`.
         RefusedError: ``ended``: there is nothing to stop.
+        NotFoundError: it was deleted with its policy.
     """
     require_reach(actor, run.policy, Role.OPERATOR)
     with transaction.atomic():
+        _locked(run.policy)
         if not _stop(run, f"Stopped by {actor.name}."):
             run.refresh_from_db()
             raise RefusedError("ended", f"This run is {run.state} already: there is nothing to stop.")
@@ -137,7 +158,7 @@ def shown(policy: Policy) -> dict[str, Any]:
 def _save(actor: Actor, policy: Policy, what: str, *, before: dict[str, Any] | None) -> Policy:
     try:
         with transaction.atomic():
-            policy.save()
+            policy.save(force_insert=before is None, force_update=before is not None)
             audit(actor, what, policy.name, before=before, after=shown(policy))
     except IntegrityError:
         detail = f"There is a policy named {policy.name} already: choose another name."
