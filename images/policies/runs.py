@@ -6,18 +6,17 @@ once, and what a crash has cut off is taken up by the next step.
 
 import logging
 import uuid
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, TypeVar
 
 from django.db import transaction
-from django.db.models import Count, Q, QuerySet
+from django.db.models import Q, QuerySet
 
 from images.models import PolicyPick, PolicyRun
+from images.policies import forgetting, submitting, telling
 from images.policies import rules as choosing
-from images.policies import submitting, telling
 from images.policies.reasons import Skip
 from images.policies.rules import Candidate, Choice
 from images.policies.shape import Rules
@@ -29,8 +28,8 @@ from storage_admin.jobs.models import Job
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-#: Picks left out by a rule are kept so long after their run; how many there were of each stays.
-KEPT_SKIPS = timedelta(days=30)
+#: With this begins what a run's detail says of its last step's failure; what stands before it stays.
+_STUCK = "It cannot go on for now: "
 #: Picks that one transaction writes, and after how long somebody who writes them is taken to be gone.
 AT_ONCE, CHOOSES_WITHIN = 1000, timedelta(minutes=5)
 #: The image was not as the plan knew it: the job's refusal leaves it out, and nothing has failed.
@@ -50,9 +49,8 @@ def work(now: datetime) -> None:
             step(run, now)
         except Exception as error:
             logger.exception("policy run %s", run.pk)
-            PolicyRun.objects.filter(pk=run.pk, state=PolicyRun.State.RUNNING).update(
-                detail=f"It cannot go on for now: {type(error).__name__}: {error}"[:1000]
-            )
+            stuck = f"{_unstuck(run.detail)} {_STUCK}{type(error).__name__}: {error}"
+            PolicyRun.objects.filter(pk=run.pk, state=PolicyRun.State.RUNNING).update(detail=stuck.strip()[:1000])
 
 
 def step(run: PolicyRun, now: datetime) -> None:
@@ -65,7 +63,7 @@ def step(run: PolicyRun, now: datetime) -> None:
         return  # somebody else is writing down what it chose
     _settle(run, now)
     if running and now >= last_start(run, rules):
-        close(run, rules, "window_closed", _closed(run, rules, now))
+        _end_window(run, rules, now)
     elif running and automation.is_paused():
         _hold_back(run, rules)
     elif running:
@@ -73,7 +71,20 @@ def step(run: PolicyRun, now: datetime) -> None:
     elif not running:
         # What another scheduler submitted, or held back, while this run was being stopped.
         close(run, rules, "policy_stopped", run.detail)
+    if running and run.chosen_at is not None:
+        _says(run, _unstuck(run.detail))
     _finish(run, now)
+
+
+def _unstuck(detail: str) -> str:
+    return detail.partition(_STUCK)[0].rstrip()
+
+
+def _says(run: PolicyRun, detail: str) -> None:
+    """Writes the detail of a run at work, unless somebody else has changed it since it was read."""
+    same = PolicyRun.objects.filter(pk=run.pk, state=PolicyRun.State.RUNNING, detail=run.detail)
+    if detail != run.detail and same.update(detail=detail) == 1:
+        run.detail = detail
 
 
 def last_start(run: PolicyRun, rules: Rules) -> datetime:
@@ -157,6 +168,16 @@ def _became(job: Job | None, *, patient: bool) -> tuple[str, str, str] | None:
     return state, code, job.error_detail or f"Job {job.pk} was {job.state}."
 
 
+def _end_window(run: PolicyRun, rules: Rules, now: datetime) -> None:
+    """Nothing more begins; where a pause has held something back until now, the run says so."""
+    why, switch = _closed(run, rules, now), automation.state()
+    if switch.paused:
+        why = f"Automation was paused by {switch.by}. {why}"
+        if run.picks.filter(state=PolicyPick.State.CHOSEN).exists() or _not_begun(run).exists():
+            _says(run, f"{_unstuck(run.detail)} Automation was paused by {switch.by} until its window closed.".strip())
+    close(run, rules, "window_closed", why)
+
+
 def _closed(run: PolicyRun, rules: Rules, now: datetime) -> str:
     if now >= run.ends or not rules.quiet_minutes:
         return "The window closed before its turn came."
@@ -202,46 +223,38 @@ def _finish(run: PolicyRun, now: datetime) -> None:
     with transaction.atomic():
         mine = PolicyRun.objects.filter(pk=run.pk, finished=None)
         if mine.filter(state=states.STOPPED).update(finished=now) == 1:
+            run.refresh_from_db()
+            telling.ended(run)
             return
-        if run.chosen_at is None:
-            if now < run.ends:
-                return
-            state = states.FAILED
-        else:
-            some = picks.filter(state=PolicyPick.State.FAILED).exists()
-            state = states.FAILED if some and not _any_succeeded(run) else states.FINISHED
+        if run.chosen_at is None and now < run.ends:
+            return
+        state = _end_state(run)
         if mine.filter(state=states.RUNNING).update(state=state, finished=now) != 1:
             return
         run.refresh_from_db()
-        if state == states.FAILED and not run.detail:
-            run.detail = (
-                "Nothing could be submitted before its window closed."
-                if run.chosen_at is None
-                else ("All of its jobs failed.")
-            )
+        if state == states.FAILED:
+            run.detail = _all_failed(run)
             run.save(update_fields=["detail"])
         audit(
             Rules.from_json(run.rules).actor, "policy run ended", run.policy.name, after={"run": run.pk, "state": state}
         )
         telling.ended(run)
-    _forget(run, now)
+    forgetting.forget(run.policy_id, now)
 
 
-def _any_succeeded(run: PolicyRun) -> bool:
-    return run.picks.filter(state=PolicyPick.State.SUCCEEDED).exists()
+def _end_state(run: PolicyRun) -> str:
+    states = PolicyRun.State
+    if run.chosen_at is None:
+        return states.FAILED
+    ends = set(run.picks.order_by().values_list("state", flat=True).distinct())
+    failed, succeeded = PolicyPick.State.FAILED in ends, PolicyPick.State.SUCCEEDED in ends
+    return states.FAILED if failed and not succeeded else states.FINISHED
 
 
-def _forget(run: PolicyRun, now: datetime) -> None:
-    """Picks that a rule left out long ago become a number in their run."""
-    old = PolicyRun.objects.filter(policy=run.policy_id, finished__lt=now - KEPT_SKIPS)
-    skips = PolicyPick.objects.filter(run__in=old, state=PolicyPick.State.SKIPPED, job=None)
-    counted: dict[int, Counter[str]] = defaultdict(Counter)
-    for run_id, code, count in (
-        skips.order_by().values("run", "code").annotate(n=Count("pk")).values_list("run", "code", "n")
-    ):
-        counted[run_id][code] += count
-    for one in old.filter(pk__in=list(counted)):
-        with transaction.atomic():
-            one.left_out = dict(Counter(one.left_out) + counted[one.pk])
-            one.save(update_fields=["left_out"])
-            skips.filter(run=one).delete()
+def _all_failed(run: PolicyRun) -> str:
+    """What a run that has failed says, behind what it said before."""
+    if run.chosen_at is not None:
+        return f"{run.detail} All of its jobs failed.".strip()
+    if _STUCK in run.detail:
+        return run.detail
+    return f"{run.detail} Nothing could be submitted before its window closed.".strip()

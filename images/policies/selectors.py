@@ -4,14 +4,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from django.db.models import Count, Max, Q, QuerySet, Sum, Window
+from django.db.models import Count, Q, QuerySet, Sum, Window
 from django.db.models.functions import RowNumber
 
 from images.models import Policy, PolicyPick, PolicyRun
+from images.policies import forgetting
 from images.policies.preview import LeftOut
 from images.policies.reasons import NOT_MEANT, word_of
 
 State = PolicyPick.State
+#: Of picks whose jobs came to something, or may yet.
+_DONE = (State.SUBMITTED, State.SUCCEEDED, State.FAILED)
 #: What a policy is not for though it is on its hosts and in its pools.
 _OF_ITS_HOSTS = frozenset({"other_name", "other_format"})
 
@@ -21,8 +24,8 @@ class Sums:
     """Of a run. Sizes in bytes.
 
     Args:
-        counts: picks by their state.
-        predicted: what its submitted jobs were expected to win; ``None`` where nothing is won by such jobs.
+        counts: picks by their state, those that are kept as a number only among them.
+        predicted: what its ``jobs`` were expected to win; ``None`` where nothing is won by such jobs.
         won: what they have freed, by their lines of the ledger; what undo copies hold is not won yet.
         held: what undo copies of its jobs hold.
     """
@@ -35,19 +38,24 @@ class Sums:
     @property
     def jobs(self) -> int:
         """How many jobs it has submitted that came to something, or may yet."""
-        return sum(self.counts.get(state, 0) for state in (State.SUBMITTED, State.SUCCEEDED, State.FAILED))
+        return sum(self.counts.get(state, 0) for state in _DONE)
 
 
 def sums_of(runs: Iterable[PolicyRun]) -> dict[int, Sums]:
     """The sums of runs, by their ids, in two queries for any number."""
+    runs = list(runs)
     ids = [run.pk for run in runs]
     counts: dict[int, dict[str, int]] = {pk: {} for pk in ids}
     picks = PolicyPick.objects.filter(run__in=ids).order_by()
     for run, state, count in picks.values("run", "state").annotate(n=Count("pk")).values_list("run", "state", "n"):
         counts[run][state] = count
+    for one in runs:
+        if forgotten := forgetting.picked(one).total():
+            counts[one.pk][State.SKIPPED] = counts[one.pk].get(State.SKIPPED, 0) + forgotten
     found = {}
     with_job = picks.filter(job__isnull=False).values("run").annotate(
-        predicted=Sum("predicted_bytes"), won=Sum("job__freed_bytes"), held=Sum("job__undo_bytes")
+        predicted=Sum("predicted_bytes", filter=Q(state__in=_DONE)), won=Sum("job__freed_bytes"),
+        held=Sum("job__undo_bytes"),
     )  # fmt: skip
     for row in with_job:
         found[row["run"]] = Sums(counts[row["run"]], row["predicted"], row["won"] or 0, row["held"] or 0)
@@ -55,10 +63,10 @@ def sums_of(runs: Iterable[PolicyRun]) -> dict[int, Sums]:
 
 
 def last_runs(policies: Iterable[Policy]) -> dict[int, PolicyRun]:
-    """The last run of each policy, by the policy's id."""
-    mine = PolicyRun.objects.filter(policy__in=[policy.pk for policy in policies])
-    latest = mine.order_by().values("policy").annotate(last=Max("pk")).values("last")
-    return {run.policy_id: run for run in PolicyRun.objects.filter(pk__in=latest)}
+    """The run of each policy whose window opened last, by the policy's id."""
+    place = Window(RowNumber(), partition_by="policy", order_by=["-due", "-id"])
+    mine = PolicyRun.objects.filter(policy__in=[policy.pk for policy in policies]).annotate(number=place)
+    return {run.policy_id: run for run in mine.filter(number=1)}
 
 
 def runs_of(policy: Policy) -> QuerySet[PolicyRun]:
@@ -70,13 +78,12 @@ def picks_of(run: PolicyRun, *, state: str = "", code: str = "", left_out: bool 
     """What a run looked at: the chosen in their order, then those left out by name.
 
     Args:
-        left_out: only those without a job that were left out, or only the others.
+        left_out: only those that were left out, also after a job was submitted, or only the others.
     """
     picks = run.picks.select_related("job__host", "host", "image", "pool").order_by("place", "label", "id")
     picks = picks.defer("job__plan", "job__commands", "image__header", "image__estimate")
     if left_out is not None:
-        skipped = Q(state=State.SKIPPED, job=None)
-        picks = picks.filter(skipped) if left_out else picks.exclude(skipped)
+        picks = picks.filter(state=State.SKIPPED) if left_out else picks.exclude(state=State.SKIPPED)
     values: dict[str, Any] = {name: value for name, value in (("state", state), ("code", code)) if value}
     return picks.filter(**values)
 
@@ -100,14 +107,16 @@ def skips_of(runs: Iterable[PolicyRun], *, limited: bool = False) -> dict[int, l
     """
     runs = list(runs)
     skips = PolicyPick.objects.filter(run__in=[run.pk for run in runs], state=State.SKIPPED).order_by()
-    found: dict[int, list[LeftOut]] = {run.pk: [] for run in runs}
-    counted = skips.values("run", "code").annotate(n=Count("pk")).order_by("-n", "code")
-    for run_id, code, count in counted.values_list("run", "code", "n"):
-        found[run_id].append(LeftOut(code, word_of(code), count, meant=True))
+    counted = {run.pk: forgetting.picked(run) for run in runs}
+    for run_id, code, count in skips.values("run", "code").annotate(n=Count("pk")).values_list("run", "code", "n"):
+        counted[run_id][code] += count
+    found: dict[int, list[LeftOut]] = {}
     for run in runs:
-        for code, count in run.left_out.items():
-            if limited and code in NOT_MEANT.keys() - _OF_ITS_HOSTS:
-                continue
-            word = NOT_MEANT.get(code) or word_of(code)
-            found[run.pk].append(LeftOut(code, word, count, meant=code not in NOT_MEANT))
+        meant = sorted(counted[run.pk].items(), key=lambda one: (-one[1], one[0]))
+        found[run.pk] = [LeftOut(code, word_of(code), count, meant=True) for code, count in meant]
+        found[run.pk] += [
+            LeftOut(code, NOT_MEANT[code], count, meant=False)
+            for code, count in forgetting.not_meant(run).items()
+            if not limited or code in _OF_ITS_HOSTS
+        ]
     return found

@@ -1,0 +1,119 @@
+"""What a run's numbers say, and that its lists say the same."""
+
+import csv
+import io
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from images.models import Image, Policy, PolicyPick, PolicyRun
+from images.policies import clock, forgetting, runs, selectors, services
+from storage_admin.jobs.models import Job
+from tests.factories import GIB, ImageFactory, PolicyFactory, UserFactory
+from tests.jobs.test_claims import at_once
+from tests.policies.test_runs import MINUTE, NOW, begun, end, images
+from tests.web.html import text_of
+from tests.working import OPERATOR
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
+
+
+@pytest.fixture
+def viewer(db: None) -> Client:
+    client = Client()
+    client.force_login(UserFactory.create(role="viewer"), "django.contrib.auth.backends.ModelBackend")
+    return client
+
+
+def counts_of(run: PolicyRun, *, meant: bool = True) -> dict[str, int]:
+    return {one.code: one.count for one in selectors.skips_of([run])[run.pk] if one.meant == meant}
+
+
+def listed(run: PolicyRun, code: str) -> int:
+    return selectors.picks_of(run, left_out=True, code=code).count()
+
+
+def test_what_was_withdrawn_is_no_job_predicts_nothing_and_is_listed_where_it_is_counted() -> None:
+    images(3)
+    run = begun(PolicyFactory.create(max_jobs_per_host=2))
+    assert selectors.sums_of([run])[run.pk].predicted == 5 * (GIB // 8)
+    services.stop(OPERATOR, run)
+    sums = selectors.sums_of([run])[run.pk]
+    assert (sums.jobs, sums.predicted, sums.won) == (0, None, 0)
+    assert counts_of(run) == {"policy_stopped": 3} == {"policy_stopped": listed(run, "policy_stopped")}
+    assert selectors.picks_of(run, left_out=False).count() == 0
+
+
+def test_a_job_that_was_cancelled_is_listed_with_what_was_left_out_and_leads_to_the_job(viewer: Client) -> None:
+    images(2)
+    run = begun(PolicyFactory.create(max_jobs_per_host=2))
+    first, second = Job.objects.order_by("pk")
+    Job.objects.filter(pk=first.pk).update(state="succeeded", finished=NOW)
+    Job.objects.filter(pk=second.pk).update(state="cancelled", finished=NOW)
+    runs.work(NOW + MINUTE)
+    sums = selectors.sums_of([run])[run.pk]
+    assert (sums.jobs, sums.predicted) == (1, 2 * (GIB // 8))
+    assert counts_of(run) == {"cancelled": 1} == {"cancelled": listed(run, "cancelled")}
+    page = viewer.get(reverse("policy_run", args=[run.policy_id, run.pk]), {"code": "cancelled"})
+    assert f'href="/jobs/{second.pk}/"' in page.content.decode().partition("<h2>Left out</h2>")[2]
+
+
+@pytest.fixture
+def old(db: None) -> PolicyRun:
+    """A run of long ago that left out two by a rule, and one that was gone when its turn came; others were gone."""
+    images(2)
+    images(2, reclaimable_bytes=0)
+    ImageFactory.create(state="missing")
+    policy = PolicyFactory.create()
+    run = begun(policy)
+    Image.objects.filter(name="disk1", reclaimable_bytes__gt=0).delete()
+    end()
+    runs.work(NOW + MINUTE)
+    run.refresh_from_db()
+    assert (run.state, counts_of(run)) == ("finished", {"too_little": 2, "gone": 1})
+    return run
+
+
+def test_what_was_left_out_long_ago_is_counted_as_before(old: PolicyRun, viewer: Client) -> None:
+    before = selectors.sums_of([old])[old.pk]
+    forgetting.forget(old.policy_id, NOW + timedelta(days=31))
+    old.refresh_from_db()
+    assert not old.picks.filter(state="skipped").exists()
+    assert selectors.sums_of([old])[old.pk] == before
+    assert before.counts == {"succeeded": 1, "skipped": 3}
+    assert counts_of(old) == {"too_little": 2, "gone": 1}
+    assert counts_of(old, meant=False) == {"gone": 1}
+    answer = viewer.get(reverse("policy_runs_csv", args=[old.policy_id]))
+    text = b"".join(answer.streaming_content).decode("utf-8-sig")  # type: ignore[attr-defined]
+    assert [line["left_out"] for line in csv.DictReader(io.StringIO(text))] == ["3"]
+    page = text_of(viewer.get(reverse("policy_run", args=[old.policy_id, old.pk])).content.decode())
+    assert "what a rule left out is listed for 30 days, and counted after that" in page
+
+
+def test_what_was_forgotten_before_is_kept_when_more_is(old: PolicyRun) -> None:
+    later = NOW + timedelta(days=31)
+    forgetting.forget(old.policy_id, later)
+    PolicyPick.objects.create(run=old, label="late", state="skipped", code="gone")
+    forgetting.forget(old.policy_id, later)
+    old.refresh_from_db()
+    assert counts_of(old) == {"too_little": 2, "gone": 2}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_many_who_forget_at_the_same_moment_each_pick_is_counted_once(old: PolicyRun) -> None:
+    answers = at_once(4, lambda _number: forgetting.forget(old.policy_id, NOW + timedelta(days=31)))
+    assert answers == [None] * 4
+    old.refresh_from_db()
+    assert counts_of(old) == {"too_little": 2, "gone": 1}
+
+
+def test_the_last_run_is_the_one_whose_window_opened_last() -> None:
+    policy = PolicyFactory.create(clock=datetime(2026, 5, 1, 12, tzinfo=UTC))
+    other = PolicyFactory.create(name="other", enabled=False)
+    run = services.run_now(OPERATOR, policy, datetime(2026, 5, 2, 11, tzinfo=UTC))
+    [missed] = clock.advance(datetime(2026, 5, 2, 12, tzinfo=UTC))
+    assert (missed.pk > run.pk, missed.due < run.due) == (True, True)
+    assert selectors.last_runs([policy, other]) == {policy.pk: run}
+    assert Policy.objects.count() == 2
