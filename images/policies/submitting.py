@@ -23,6 +23,8 @@ from storage_admin.jobs.models import Job
 
 #: Picks that are planned together, and that one step looks at on one host.
 TOGETHER, MOST = 20, 200
+#: The scheduler makes a step so often.
+_STEP_SECONDS = 15
 #: A scan that follows a job tells how much space there is now: the next one waits for it, but not for ever.
 _SCAN_WITHIN = timedelta(minutes=5)
 #: What a pick says whose image, or pool, another job has, and how many ids stand in one query.
@@ -79,7 +81,7 @@ def _fill(run: PolicyRun, rules: Rules, host_id: int, now: datetime) -> None:
     waiting = run.picks.filter(state=PolicyPick.State.CHOSEN, host=host_id).order_by("place", "id")
     waiting = waiting.exclude(code="busy", reason=HELD)
     admitted, free = Admitted(), _free(run, rules, host_id)
-    for batch in _batches(waiting, rules):
+    for batch in _batches(waiting, rules, now):
         picks = _still_due(run, rules, batch, now)
         found = planned(rules, [_candidate(rules, pick) for pick in picks], admitted, until=run.ends, now=now)
         for pick, plan in zip(picks, found, strict=True):
@@ -91,15 +93,34 @@ def _fill(run: PolicyRun, rules: Rules, host_id: int, now: datetime) -> None:
             free -= taken
 
 
-def _batches(waiting: QuerySet[PolicyPick], rules: Rules) -> Iterator[list[PolicyPick]]:
+def _batches(waiting: QuerySet[PolicyPick], rules: Rules, now: datetime) -> Iterator[list[PolicyPick]]:
     """The picks in their order: first as many as there are slots, then more at once, as those were refused."""
-    ids = list(waiting.values_list("pk", flat=True)[:MOST])
+    ids = _looked_at(list(waiting.values_list("pk", "code")), now)
     begin, length = 0, min(rules.max_jobs_per_host, TOGETHER)
     while begin < len(ids):
         part = ids[begin : begin + length]
         found = {pick.pk: pick for pick in PolicyPick.objects.filter(pk__in=part, state=PolicyPick.State.CHOSEN)}
         yield [found[pk] for pk in part if pk in found]
         begin, length = begin + length, TOGETHER
+
+
+def _looked_at(waiting: list[tuple[int, str]], now: datetime) -> list[int]:
+    """Ids of the picks that this step looks at, in their order.
+
+    Of too many, half are the first ones. The others are those behind them that no step has looked at yet, then those
+    that it has, from a place that moves on with the time: who waits for space in front keeps nobody from a slot.
+
+    Args:
+        waiting: id and code of each, in their order; who was looked at in vain has a code.
+    """
+    if len(waiting) <= MOST:
+        return [pk for pk, _code in waiting]
+    half = MOST // 2
+    front, behind = waiting[: MOST - half], waiting[MOST - half :]
+    tried = [pk for pk, code in behind if code]
+    turn = int(now.timestamp()) // _STEP_SECONDS * half % max(len(tried), 1)
+    others = [pk for pk, code in behind if not code] + tried[turn:] + tried[:turn]
+    return [pk for pk, _code in front] + others[:half]
 
 
 def _still_due(run: PolicyRun, rules: Rules, picks: list[PolicyPick], now: datetime) -> list[PolicyPick]:

@@ -7,11 +7,11 @@ from django.template.loader import render_to_string
 
 from images.api.policy_shapes import preview_of
 from images.models import Image, PolicyPick
-from images.policies import runs, services
+from images.policies import runs, services, submitting
 from images.policies.preview import preview
 from images.policies.shape import Rules
 from storage_admin.jobs.models import Job, ResourceLock
-from tests.factories import GIB, HostFactory, JobFactory, PolicyFactory
+from tests.factories import GIB, HostFactory, ImageFactory, JobFactory, PolicyFactory, StoragePoolFactory
 from tests.policies.test_runs import MINUTE, NOW, at_work, begun, images, picks
 from tests.working import OPERATOR
 
@@ -56,6 +56,45 @@ def test_many_images_that_other_jobs_have_keep_nobody_behind_them_from_the_slots
         taken(one)
     run = begun(PolicyFactory.create())
     assert [label for label, state, _code in picks(run) if state == "submitted"] == ["disk4"]
+
+
+def test_many_that_wait_for_space_keep_nobody_behind_them_from_the_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("images.policies.submitting.MOST", 4)
+    monkeypatch.setattr("images.policies.submitting.TOGETHER", 2)
+    pool = StoragePoolFactory.create(capacity_bytes=100 * GIB, available_bytes=14 * GIB)
+    other = ImageFactory.create(name="other", pool=pool, reclaimable_bytes=0)
+    JobFactory.create(target=other, kind="convert", state="running", rewrites=True)
+    wide = {"allocated_size": 40 * GIB, "virtual_size": 50 * GIB}
+    images(9, pool=pool, **wide)
+    Image.objects.filter(name__startswith="disk").update(estimate=copies(20 * GIB), reclaimable_bytes=20 * GIB)
+    ImageFactory.create(name="small", pool=pool, reclaimable_bytes=3 * GIB, estimate=copies(GIB))
+    run = begun(PolicyFactory.create(options={"method": "copy", "undo_hours": 0}))
+    for step in range(1, 5):
+        runs.work(NOW + step * MINUTE / 4)
+    assert run.picks.filter(state="chosen", code="not_enough_space").count() == 9
+    assert run.picks.get(label="small").state == "submitted"
+    # All have been looked at: they go on being looked at, and the one behind the others comes when it fits.
+    PolicyPick.objects.filter(label="small").update(state="chosen", code="not_enough_space", job=None)
+    Job.objects.filter(target_label="small").delete()
+    for step in range(5, 10):
+        runs.work(NOW + step * MINUTE / 4)
+    assert run.picks.get(label="small").state == "submitted"
+
+
+def copies(after: int) -> dict[str, Any]:
+    """An estimate by which an image takes so many bytes once it is copied."""
+    sizes = dict.fromkeys(("predicted_after_bytes", "predicted_low", "predicted_high"), after)
+    return {"methods": {"copy": {"reclaimable_bytes": 3 * GIB} | sizes}}
+
+
+def test_the_first_ones_are_looked_at_in_each_step_however_many_wait_for_space() -> None:
+    waiting = [(number, "not_enough_space") for number in range(1000)]
+    seen: set[int] = set()
+    for step in range(10):
+        ids = submitting._looked_at(waiting, NOW + step * MINUTE / 4)
+        assert (ids[:100], len(set(ids))) == (list(range(100)), submitting.MOST)
+        seen |= set(ids)
+    assert seen == set(range(1000))
 
 
 def test_what_another_job_has_until_the_window_closes_is_left_out_and_says_so() -> None:
