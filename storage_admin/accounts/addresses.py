@@ -1,5 +1,6 @@
 """Where a request comes from. What a proxy says is believed only where the settings name that proxy."""
 
+import re
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any
 
@@ -7,6 +8,7 @@ from django.conf import settings
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
+_WITH_PORT = re.compile(r"(\[(?P<v6>[^\]]+)\]|(?P<v4>[^:\[\]]+)):\d{1,5}", re.ASCII)
 
 
 def address_of(request: Any) -> str | None:
@@ -22,7 +24,7 @@ def address_of(request: Any) -> str | None:
     trusted = [ip_network(one, strict=False) for one in settings.TRUSTED_PROXIES]
     told = request.META.get("HTTP_X_FORWARDED_FOR", "").split(",")
     while found is not None and told and _within(found, trusted):
-        further = _parsed(told.pop())
+        further = _parsed(_without_port(told.pop()))
         if further is None:
             break
         found = further
@@ -40,6 +42,12 @@ def tries_of(request: Any) -> str | None:
     if address is None or ":" not in address:
         return address
     return str(ip_network(f"{address}/64", strict=False).network_address)
+
+
+def _without_port(text: str) -> str:
+    """Some proxies tell the port, too: ``192.0.2.1:5678`` or ``[2001:db8::1]:443``."""
+    found = _WITH_PORT.fullmatch(text.strip())
+    return (found["v6"] or found["v4"]) if found else text
 
 
 def _parsed(text: str) -> Address | None:
