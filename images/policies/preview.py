@@ -15,7 +15,8 @@ from images.space import Admitted
 from storage_admin.agent.protocol import REFUSALS
 from storage_admin.hosts.models import StoragePool
 
-#: So many are planned as if all before them were taken too; on later pages each page is planned by itself.
+#: So many are planned as if all before them were taken too, whatever page is asked for: what all of them come to is the
+#: same on each page. On later pages each page is planned by itself.
 PLANNED_TOGETHER = 200
 WINDOWS = 5
 _STATES = frozenset(Image.State.values) - {Image.State.OK, *Image.NOT_THERE}
@@ -46,6 +47,7 @@ class Preview:
         skipped: this page of those that a rule leaves out, by name; where a code is asked for, only those.
         code: that one; empty for all that the policy is for.
         predicted_bytes: what all candidates would win together, by their estimates; ``None`` where nothing is won.
+        refused_count, refused_bytes: of the first candidates, those that their plans refuse, and what these would win.
     """
 
     windows: list[Window]
@@ -55,6 +57,8 @@ class Preview:
     skipped_count: int
     left_out: list[LeftOut]
     predicted_bytes: int | None
+    refused_count: int
+    refused_bytes: int
     code: str = ""
 
     @property
@@ -63,26 +67,19 @@ class Preview:
         return [one for one in self.chosen if one.refusal is None]
 
     @property
-    def refused(self) -> list[Planned]:
-        """Those of this page that their plans refuse."""
-        return [one for one in self.chosen if one.refusal is not None]
+    def planned_count(self) -> int:
+        """How many of the first candidates ``refused_count`` is of: the plans of the others may still refuse."""
+        return min(self.chosen_count, PLANNED_TOGETHER)
 
     @property
     def accepted_count(self) -> int:
-        """How many would get a job, of all: plans of other pages are not made yet and may still refuse."""
-        return self.chosen_count - len(self.refused)
+        """How many would get a job, as far as plans are made."""
+        return self.chosen_count - self.refused_count
 
     @property
     def expected_bytes(self) -> int | None:
-        """What all candidates would win together without those of this page that their plans refuse."""
-        if self.predicted_bytes is None:
-            return None
-        return self.predicted_bytes - sum(one.candidate.gain or 0 for one in self.refused)
-
-    @property
-    def accepted_bytes(self) -> int:
-        """What those of this page would win whose jobs would be submitted."""
-        return sum(one.won_bytes or 0 for one in self.accepted)
+        """What all candidates would win together without those that their plans refuse."""
+        return None if self.predicted_bytes is None else self.predicted_bytes - self.refused_bytes
 
 
 def preview(
@@ -106,17 +103,23 @@ def preview(
     choice = choosing.choose(rules, now, hosts)
     windows = rules.schedule.next(now, WINDOWS)
     skips, skipped = _skips(rules, choice, slice(skipped_from, skipped_from + limit), code, hosts)
-    begin = 0 if chosen_from < PLANNED_TOGETHER else chosen_from
     length = windows[0].closes - windows[0].opens if windows else rules.schedule.by_hand(now).closes - now
-    found = planned(
-        rules, choice.chosen[begin : chosen_from + limit], Admitted(), until=now + length, now=now
-    )[chosen_from - begin :]  # fmt: skip
+
+    def plans(begin: int, end: int) -> list[Planned]:
+        return planned(rules, choice.chosen[begin:end], Admitted(), until=now + length, now=now)
+
+    end = chosen_from + limit
+    is_first = chosen_from < PLANNED_TOGETHER
+    first = plans(0, max(PLANNED_TOGETHER, end) if is_first else PLANNED_TOGETHER)
+    found = first[chosen_from:end] if is_first else plans(chosen_from, end)
+    refused = [one.candidate for one in first[:PLANNED_TOGETHER] if one.refusal is not None]
     meant = [LeftOut(name, word_of(name), count, meant=True) for name, count in choice.skipped_by_code]
     others = [LeftOut(name, NOT_MEANT[name], count, meant=False) for name, count in choice.not_meant.most_common()]
     gains = [one.gain for one in choice.chosen if one.gain is not None]
     return Preview(
-        windows, found, len(choice.chosen), skips, skipped, [*meant, *others], sum(gains) if gains else None, code
-    )
+        windows, found, len(choice.chosen), skips, skipped, [*meant, *others], sum(gains) if gains else None,
+        len(refused), sum(one.gain or 0 for one in refused), code,
+    )  # fmt: skip
 
 
 def _skips(

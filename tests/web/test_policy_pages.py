@@ -13,7 +13,7 @@ from django.test import Client
 from django.utils import timezone
 
 from images.models import Policy, PolicyRun
-from images.policies import runs
+from images.policies import preview, runs
 from images.views import policy_run
 from images.views.policies import SHOWN
 from storage_admin.jobs import automation
@@ -194,6 +194,22 @@ def test_what_a_plan_refuses_is_neither_counted_nor_summed(admin: Client) -> Non
     page = text_of(admin.get("/policies/add/", FORM | {"name_pattern": ""}).content.decode())
     assert "1, about 1 GiB; 1 refused" in page
     assert "external data file Its data lies in a file of its own" in page
+
+
+def test_what_all_of_it_comes_to_is_the_same_on_every_page_of_a_preview(
+    admin: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(SHOWN + 5):
+        wins(name=f"web-{number:02}", header={"data_file": "data.raw"} if number < 10 else {})
+    address = f"/policies/{PolicyFactory.create().pk}/preview/"
+    for begin in (0, SHOWN):
+        page = text_of(admin.get(f"{address}?chosen={begin}").content.decode())
+        assert "20 in the order of gain; together about 20 GiB; 10 refused by their plans" in page
+    monkeypatch.setattr(preview, "PLANNED_TOGETHER", 5)
+    for begin in (0, 4, SHOWN):
+        page = text_of(admin.get(f"{address}?chosen={begin}").content.decode())
+        assert "25 in the order of gain; together about 25 GiB; 5 of the first 5 refused by their plans" in page
+        assert f"{begin + 1}\u2013" in page
 
 
 def test_the_form_shows_the_choice_and_the_next_windows_as_it_is_filled_in(admin: Client) -> None:
