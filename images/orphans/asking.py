@@ -1,4 +1,8 @@
-"""Whether a guest names an image right now: asked of every hypervisor that could have one, not of the database."""
+"""Whether a guest names an image right now: asked of every hypervisor that could have one, not of the database.
+
+A refusal is read by everybody who sees the image's host. What is on other hosts, and on other nodes of its cluster, may
+not exist for them: of that it says no more than that it is there.
+"""
 
 import os
 from collections.abc import Iterator
@@ -11,6 +15,9 @@ from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.hosts import libvirt_reader
 from storage_admin.hosts.guest_facts import GuestFacts
 from storage_admin.hosts.models import Host
+
+#: Why nothing is known of another host's guests.
+_UNTOLD = "Another host that has this storage does not tell which images its guests name."
 
 
 def refuse_named(image: Image) -> None:
@@ -29,41 +36,49 @@ def refuse_named(image: Image) -> None:
 
 def _refuse_on(host: Host, path: bytes, image: Image) -> None:
     number = number_of(image.name, image.path)
-    for guest in _guests(host):
+    for guest, is_there in _guests(host, tells=host.pk == image.host_id):
+        is_told = is_there and host.pk == image.host_id
         if any(os.fsencode(disk.path) == path for disk in guest.disks if disk.path):
-            raise RefusedError(
-                "not_orphan", f"Guest {guest.name} on {host.name} names {image.name} by now: scan the host."
-            )
+            who = f"Guest {guest.name} on {host.name}" if is_told else "A guest of another host that has this storage"
+            raise RefusedError("not_orphan", f"{who} names {image.name} by now: scan the host.")
         if guest.unread:
+            whose = f"{guest.name} on {host.name}" if is_told else "a guest of another host that has this storage"
+            line = f": {guest.unread[0]}" if is_told else "."
             raise RefusedError(
                 "guests_unknown",
-                f"The definition of {guest.name} on {host.name} has lines that are not understood, and may name it: "
-                f"{guest.unread[0]}",
+                f"The definition of {whose} has lines that are not understood, and may name it{line}",
             )
         if guest.lock and guest.uid == number:
-            raise RefusedError(
-                "guest_locked",
-                f"By its name it is a disk of {guest.name}, locked ({guest.lock}): wait until that ends.",
-            )
+            whose = f"{guest.name}, locked ({guest.lock})" if is_told else "a guest of another host, which is locked"
+            raise RefusedError("guest_locked", f"By its name it is a disk of {whose}: wait until that ends.")
 
 
-def _guests(host: Host) -> Iterator[GuestFacts]:
-    """Every guest of a host as its hypervisors tell now; raises RefusedError(``guests_unknown``)."""
+def _guests(host: Host, *, tells: bool) -> Iterator[tuple[GuestFacts, bool]]:
+    """Every guest of a host as its hypervisors tell now, and whether it is there, not on another node of its cluster.
+
+    Args:
+        tells: whether a refusal may say why the host's guests are not known.
+
+    Raises:
+        RefusedError: ``guests_unknown``.
+    """
     try:
         facts = libvirt_reader.read(host)
         if facts is None and host.capabilities.get("libvirt") == "present":
             raise HostError("No libvirt listens there any more.")
-        yield from facts.domains if facts is not None else ()
+        for guest in facts.domains if facts is not None else ():
+            yield guest, True
     except HostError as error:
         if host.capabilities.get("libvirt") == "present":
-            raise RefusedError(
-                "guests_unknown", f"{error.detail} Until libvirt tells, no image is set aside."
-            ) from error
+            why = error.detail if tells else _UNTOLD
+            raise RefusedError("guests_unknown", f"{why} Until libvirt tells, no image is set aside.") from error
     for told in hypervisors.ask(host):
         if told.unknown:
-            raise RefusedError("guests_unknown", f"{told.unknown} Until that is known, no image is set aside.")
-        yield from told.guests
-        for one in told.proxmox.guests if told.proxmox is not None else ():
-            # What other nodes' guests have on storages of the same name counts as well.
-            if told.proxmox is not None and one.node != told.proxmox.node:
-                yield one.facts
+            why = told.unknown if tells else _UNTOLD
+            raise RefusedError("guests_unknown", f"{why} Until that is known, no image is set aside.")
+        # What other nodes' guests have on storages of the same name counts as well.
+        node = told.proxmox.node if told.proxmox is not None else ""
+        away = [one.facts for one in (told.proxmox.guests if told.proxmox is not None else ()) if one.node != node]
+        others = {(guest.kind, guest.uid) for guest in away}
+        for guest in (*told.guests, *away):
+            yield guest, (guest.kind, guest.uid) not in others

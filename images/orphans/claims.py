@@ -19,13 +19,16 @@ class Told(NamedTuple):
 
 
 def of_cluster(facts: ProxmoxFacts) -> list[Told]:
-    """Numbers of guests that are on other nodes: a file with such a name may be a disk of one, or left by its move."""
+    """Numbers of guests that are on other nodes: a file with such a name may be a disk of one, or left by its move.
+
+    The number stands in the file's name. The guest's name and its node are not told: they may not exist for who reads.
+    """
     return [
         Told(
             Claim.Kind.NUMBER,
             str(guest.vmid),
-            f"By its name it is a disk of {guest.facts.name} ({guest.facts.kind} {guest.vmid}), which is on the node "
-            f"{guest.node}: look there whether it still needs it.",
+            f"By its name it is a disk of guest {guest.vmid}, which is on another node of the cluster: look there "
+            "whether it still needs it.",
         )
         for guest in facts.guests
         if guest.node != facts.node

@@ -1,0 +1,120 @@
+"""What a refused job and an orphan's evidence say of guests elsewhere, which may not exist for who reads them."""
+
+from collections.abc import Callable
+
+import pytest
+
+from images import hypervisors
+from images.hypervisors import Told
+from images.models import Image
+from images.orphans import asking, claims
+from storage_admin.agent.protocol import HostError, RefusedError
+from storage_admin.hosts import libvirt_reader
+from storage_admin.hosts.guest_facts import DiskFacts, GuestFacts
+from storage_admin.hosts.libvirt_reader import LibvirtFacts
+from storage_admin.hosts.models import Host
+from storage_admin.hosts.proxmox.guests import ProxmoxGuest
+from storage_admin.hosts.proxmox.reader import ProxmoxFacts
+from tests.factories import HostFactory, ImageFactory, StoragePoolFactory
+
+#: What is of the other host, and must be in no sentence.
+SECRETS = ("payroll", "beta", "virtio-secret", "migrate", "secretnode")
+NAME = "vm-104-disk-0.raw"
+
+
+@pytest.fixture
+def image(db: None) -> Image:
+    """On a share that the host beta has mounted elsewhere."""
+    same = {"network": True, "shared_key": "nfs:nas:/export/vms"}
+    alpha, beta = (
+        HostFactory.create(slug=slug, name=slug, capabilities={"libvirt": "present"}) for slug in ("alpha", "beta")
+    )
+    here = StoragePoolFactory.create(host=alpha, path="/mnt/a", path_bytes=b"/mnt/a", **same)
+    StoragePoolFactory.create(host=beta, path="/srv/b", path_bytes=b"/srv/b", **same)
+    return ImageFactory.create(pool=here, name=NAME, path=f"/mnt/a/{NAME}", path_bytes=f"/mnt/a/{NAME}".encode())
+
+
+def refusal(image: Image) -> tuple[str, str]:
+    with pytest.raises(RefusedError) as refused:
+        asking.refuse_named(image)
+    return refused.value.code, refused.value.detail
+
+
+def guest(*, names: str = "", unread: str = "", lock: str = "", kind: str = "domain") -> GuestFacts:
+    disks = (DiskFacts("vda", "disk", names),) if names else ()
+    return GuestFacts(kind, "104", "payroll", "running", disks, lock=lock, unread=(unread,) if unread else ())
+
+
+def by_libvirt(monkeypatch: pytest.MonkeyPatch, slug: str, tell: Callable[[], LibvirtFacts]) -> None:
+    """Only the host of that slug has any guests."""
+    monkeypatch.setattr(libvirt_reader, "read", lambda host: tell() if host.slug == slug else LibvirtFacts())
+
+
+CASES = [
+    ({"names": "{}"}, "not_orphan"), ({"unread": "args: virtio-secret"}, "guests_unknown"),
+    ({"lock": "migrate"}, "guest_locked"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("about", "code"), CASES)
+def test_a_refusal_for_a_guest_of_another_host_does_not_name_it(
+    image: Image, monkeypatch: pytest.MonkeyPatch, about: dict[str, str], code: str
+) -> None:
+    there = {name: text.format(f"/srv/b/{NAME}") for name, text in about.items()}
+    by_libvirt(monkeypatch, "beta", lambda: LibvirtFacts(domains=(guest(**there),)))
+    refused = refusal(image)
+    assert refused[0] == code
+    assert "another host" in refused[1]
+    assert not [word for word in SECRETS if word in refused[1]]
+
+
+@pytest.mark.parametrize(("about", "code"), CASES)
+def test_a_refusal_for_a_guest_of_the_same_host_names_it(
+    image: Image, monkeypatch: pytest.MonkeyPatch, about: dict[str, str], code: str
+) -> None:
+    here = {name: text.format(f"/mnt/a/{NAME}") for name, text in about.items()}
+    by_libvirt(monkeypatch, "alpha", lambda: LibvirtFacts(domains=(guest(**here),)))
+    refused = refusal(image)
+    assert (refused[0], "payroll" in refused[1]) == (code, True)
+
+
+def test_why_another_hosts_guests_are_not_known_is_not_told(image: Image, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away() -> LibvirtFacts:
+        raise HostError("beta does not answer: payroll is at work.")
+
+    by_libvirt(monkeypatch, "beta", away)
+    code, detail = refusal(image)
+    assert (code, "Another host" in detail) == ("guests_unknown", True)
+    assert not [word for word in SECRETS if word in detail]
+    by_libvirt(monkeypatch, "alpha", away)
+    assert "payroll is at work" in refusal(image)[1]
+
+    def tells(host: Host) -> list[Told]:
+        return [Told(("vm",), unknown="The guests of beta are not known.")] if host.slug == "beta" else []
+
+    by_libvirt(monkeypatch, "", away)
+    monkeypatch.setattr(hypervisors, "ask", tells)
+    code, detail = refusal(image)
+    assert (code, "Another host" in detail) == ("guests_unknown", True)
+    assert "beta" not in detail
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_refusal_for_a_guest_of_another_node_does_not_name_it(
+    image: Image, monkeypatch: pytest.MonkeyPatch, twice: bool
+) -> None:
+    facts = guest(names=f"/mnt/a/{NAME}", kind="vm")
+    node = ProxmoxFacts("alpha", guests=(ProxmoxGuest(facts, "secretnode", 104),))
+    told = Told(("vm",), (facts,) if twice else (), proxmox=node)
+    by_libvirt(monkeypatch, "", LibvirtFacts)
+    monkeypatch.setattr(hypervisors, "ask", lambda host: [told] if host.slug == "alpha" else [])
+    code, detail = refusal(image)
+    assert code == "not_orphan"
+    assert not [word for word in SECRETS if word in detail]
+
+
+def test_evidence_of_a_guest_on_another_node_has_its_number_alone() -> None:
+    facts = ProxmoxFacts("alpha", guests=(ProxmoxGuest(guest(kind="vm"), "secretnode", 104),))
+    (told,) = claims.of_cluster(facts)
+    assert (told.key, "guest 104" in told.why) == ("104", True)
+    assert not [word for word in SECRETS if word in told.why]
