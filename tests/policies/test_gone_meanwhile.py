@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from images.models import Policy, PolicyRun
-from images.policies import clock, services
+from images.policies import clock, services, validation
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.accounts.roles import Actor
 from storage_admin.hosts.errors import NotFoundError
@@ -50,15 +50,14 @@ def test_a_run_that_went_with_its_policy_is_not_there_to_be_stopped() -> None:
 @pytest.mark.django_db(transaction=True)
 def test_a_policy_that_is_deleted_while_it_is_being_changed_stays_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = PolicyFactory.create()
-    clean = services.clean
 
     def slow(row: Policy, actor: Actor) -> Policy:
         # In the middle of the change; it may have to wait until that is over.
         threads.append(in_background(lambda: services.remove(ADMIN, Policy.objects.get(pk=policy.pk))))
-        return clean(row, actor)
+        return validation.clean(row, actor)
 
     threads: list[Any] = []
-    monkeypatch.setattr(services, "clean", slow)
+    monkeypatch.setattr("images.policies.services.clean", slow)
     services.change(ADMIN, policy, {"max_jobs_per_host": 2})
     for thread in threads:
         thread.join()

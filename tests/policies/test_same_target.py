@@ -6,7 +6,7 @@ import pytest
 from django.utils import timezone
 
 from images.models import PolicyRun
-from images.policies import runs, services
+from images.policies import planned, runs, services
 from images.policies.shape import Rules
 from storage_admin.jobs import kinds
 from storage_admin.jobs.models import Job
@@ -92,14 +92,13 @@ def test_a_job_that_comes_and_ends_between_the_look_and_the_submission_is_not_re
 ) -> None:
     image = ImageFactory.create(name="one")
     (run,) = both_chosen("analyze", {})
-    planned = runs.submitting.planned
 
     def quick(*about: Any, **more: Any) -> Any:
         JobFactory.create(target=image, kind="analyze", state="succeeded", finished=timezone.now())
-        return planned(*about, **more)
+        return planned.planned(*about, **more)
 
     with monkeypatch.context() as patched:
-        patched.setattr(runs.submitting, "planned", quick)
+        patched.setattr("images.policies.submitting.planned", quick)
         runs.work(NOW)
     assert (at_work(), picks(run)) == ([], [("one", "chosen", "")])
     runs.work(NOW + MINUTE)
