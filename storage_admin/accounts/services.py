@@ -51,16 +51,20 @@ def ensure_first_admin() -> str | None:
     return password
 
 
-def forget_host(slug: str) -> None:
+def forget_host(actor: Actor, slug: str) -> None:
     """A host is removed: what was limited to it is limited to nothing that exists, and not to all that does.
 
     To be called in the transaction that removes it.
+
+    Args:
+        actor: who removes it.
     """
-    for model in (User, Token):
+    for model, what in ((User, "user changed"), (Token, "token changed")):
         for row in model.objects.select_for_update().exclude(hosts=[]):
             if slug in row.hosts:
-                row.hosts = scopes.without(row.hosts, slug)
+                before, row.hosts = {"hosts": row.hosts}, scopes.without(row.hosts, slug)
                 row.save(update_fields=["hosts"])
+                audit(actor, what, row, before=before, after={"hosts": row.hosts})
 
 
 def digest_of(secret: str) -> str:

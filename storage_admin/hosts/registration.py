@@ -9,8 +9,11 @@ from django.db import transaction
 from django.utils.text import slugify
 
 from storage_admin.accounts.roles import Actor, Role
+from storage_admin.accounts.scopes import GONE
 from storage_admin.accounts.services import audit, forget_host
 from storage_admin.agent.protocol import HostError, RefusedError, b64
+from storage_admin.events.models import Alert
+from storage_admin.events.services import close_alert
 from storage_admin.hosts import (
     addresses,
     asking,
@@ -272,8 +275,19 @@ def remove_host(actor: Actor, host: Host) -> None:
                 f"Images are set aside on {host.name}, and nobody would find them again: restore or delete them first."
             )
         audit(actor, "host removed", host, before=_shown(host))
-        forget_host(host.slug)
+        forget_host(actor, host.slug)
         host.delete()
+        _forget_alerts(host.slug)
+
+
+def _forget_alerts(slug: str) -> None:
+    """What was wrong on a host is over with it, and is no word about a host that gets the same slug later."""
+    for key in Alert.objects.filter(host=slug, closed=None).values_list("key", flat=True):
+        close_alert(key)
+    longest = Alert._meta.get_field("host").max_length or 0
+    gone = slug[: longest - len(GONE)] + GONE
+    Alert.objects.filter(host=slug).update(host=gone)
+    Alert.objects.filter(told_under=slug).update(told_under=gone)
 
 
 def checked(wanted: Wanted) -> Host:
