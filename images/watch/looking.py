@@ -6,6 +6,7 @@ from datetime import datetime
 from images.models import Image
 from images.watch import jobs as of_jobs
 from images.watch import pools as of_pools
+from storage_admin.events import sending
 from storage_admin.events import services as events
 from storage_admin.events.models import Alert
 from storage_admin.events.services import Trouble, Unjudged
@@ -39,6 +40,7 @@ def look(now: datetime) -> None:
     for kind, troubles in found.items():
         events.reconcile(kind, troubles)
     _close_where_the_pool_is_gone({pool.pk for pool in pools})
+    sending.close_where_nobody_is_told()
 
 
 def _unreachable() -> Iterator[Trouble]:

@@ -1,12 +1,14 @@
 """Addresses of webhooks: which are taken, and how they are shown.
 
 An admin chooses them, and the dashboard goes there: to http and https only, by a POST with our body and headers.
-What a URL may carry as a credential (its query) is not shown again. A user and password in it are refused, because they
-would end in logs; the signature says who sends.
+What a URL may carry as a credential (its path and its query) is not shown again. A user and password in it are refused,
+because they would end in logs; the signature says who sends.
 """
 
+import glob
 import ipaddress
-from urllib.parse import SplitResult, parse_qsl, urlsplit
+from fnmatch import fnmatchcase
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from storage_admin.events.errors import EventsError
 
@@ -25,6 +27,8 @@ def checked(url: str) -> str:
     """
     url = url.strip()
     parts = _split(url)
+    if HIDDEN in url:
+        raise _bad(f"Give the whole address: {HIDDEN} stands for what is not shown of the one that there is.")
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise _bad("Give the whole address, which starts with https:// or http://.")
     if parts.username is not None or parts.password is not None:
@@ -82,15 +86,30 @@ def without(url: str, text: str) -> str:
     """A text, such as a receiver's answer, without what of an address stands behind its server."""
     parts = urlsplit(url)
     told = [f"{parts.path}?{parts.query}", parts.path, parts.query, *(value for _, value in parse_qsl(parts.query))]
+    # Who answers may tell a part alone, or write the slashes otherwise; what is short is a word like others.
+    told += [part for part in parts.path.split("/") if len(part) > 7]
     for part in told:
-        text = text.replace(part, HIDDEN) if len(part) > 3 else text
+        for form in (part, unquote(part)):
+            text = text.replace(form, HIDDEN) if len(form) > 3 else text
     return text
 
 
 def shown(url: str) -> str:
-    """An address without the values of its query."""
-    head, mark, query = url.partition("?")
-    if not mark:
-        return url
-    names = [name for name, _ in parse_qsl(query, keep_blank_values=True)]
-    return f"{head}?{'&'.join(f'{name}={HIDDEN}' for name in names)}"
+    """An address as it is told: its server, and the names in its query. Many a receiver has its secret in the path, and
+    some in the query without a name.
+    """
+    parts = urlsplit(url)
+    path = parts.path if parts.path in {"", "/"} else f"/{HIDDEN}"
+    query = "&".join(_shown(part) for part in parts.query.split("&"))
+    return f"{server(url)}{path}" + (f"?{query}" if query else "")
+
+
+def _shown(part: str) -> str:
+    name, _, value = part.partition("=")
+    # What ends in = may be Base64.
+    return f"{name}={HIDDEN}" if value.strip("=") else part and HIDDEN
+
+
+def stands_for(told: str, url: str) -> bool:
+    """Whether an address, as somebody gives it, is this one, with what is not shown of it left out."""
+    return fnmatchcase(url, glob.escape(told.strip()).replace(HIDDEN, "?*"))

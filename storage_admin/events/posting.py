@@ -19,7 +19,7 @@ from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 
-from storage_admin.events.addresses import forbidden
+from storage_admin.events.addresses import forbidden, without
 
 #: Seconds to connect, for each wait on the socket, and for everything.
 CONNECT, READ, WHOLE = 5.0, 10.0, 15.0
@@ -146,7 +146,7 @@ def post(url: str, body: bytes, headers: dict[str, str]) -> Outcome:
                 verify=os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("SSL_CERT_FILE") or True,
             )  # fmt: skip
             # A connection that is cut among the headers looks like an answer that has ended.
-            return Outcome(problem=_too_slow()) if line.is_cut else _judged(answer)
+            return Outcome(problem=_too_slow()) if line.is_cut else _judged(url, answer)
     except _FAILURES as error:
         return Outcome(problem=_said(error, line))
     finally:
@@ -157,7 +157,7 @@ def _too_slow() -> str:
     return f"It did not answer whole within {WHOLE:.0f} seconds."
 
 
-def _judged(answer: requests.Response) -> Outcome:
+def _judged(url: str, answer: requests.Response) -> Outcome:
     code = answer.status_code
     if 200 <= code < 300:
         return Outcome(code)
@@ -167,7 +167,7 @@ def _judged(answer: requests.Response) -> Outcome:
         raw = next(iter(answer.iter_content(4 * KEPT)), b"")
     except _FAILURES:
         raw = b""
-    text = quoted(raw)
+    text = quoted(without(url, raw.decode(errors="replace")))
     return Outcome(code, f"It answered {code}" + (f": {text}" if text else "."))
 
 

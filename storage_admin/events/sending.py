@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from time import monotonic
 
+from django.conf import settings
 from django.db import connection, transaction
 from django.db.models import F, QuerySet
 from django.utils import timezone
@@ -72,11 +73,29 @@ def _serve(receiver: Receiver, moment: datetime) -> int:
             break
         if not claim(delivery, moment):
             continue
+        if is_for_nobody(delivery):
+            _ours(delivery).update(
+                state=Delivery.State.GIVEN_UP, problem="Its address is not in ALERT_EMAILS any more."
+            )
+            continue
         outcome = _tried(delivery, moment)
         sent += not outcome.problem
         if outcome.problem and outcome.status_code is None:
             break
     return sent
+
+
+def is_for_nobody(delivery: Delivery) -> bool:
+    """Whether it is a mail to an address that is told of nothing any more."""
+    return delivery.webhook_id is None and delivery.recipients[0] not in settings.ALERT_EMAILS
+
+
+def close_where_nobody_is_told() -> None:
+    """Closes alerts about addresses that are told of nothing any more: nothing arrives there that would close them."""
+    told = [given_up_key(Delivery(recipients=[address])) for address in settings.ALERT_EMAILS]
+    mails = Alert.objects.filter(closed=None, key__startswith=given_up_key(Delivery(recipients=[""])))
+    for key in mails.exclude(key__in=told).values_list("key", flat=True):
+        close_alert(key)
 
 
 def _tried(delivery: Delivery, moment: datetime) -> Outcome:
@@ -143,7 +162,7 @@ def payload(event: Event) -> bytes:
 
 def record(delivery: Delivery, outcome: Outcome, moment: datetime) -> None:
     """Writes down how a try went, unless the delivery has been claimed by somebody else since."""
-    ours = Delivery.objects.filter(pk=delivery.pk, generation=delivery.generation, state=Delivery.State.DUE)
+    ours = _ours(delivery)
     told = {"status_code": outcome.status_code, "problem": outcome.problem[:500]}
     key = given_up_key(delivery)
     if not outcome.problem:
@@ -156,6 +175,10 @@ def record(delivery: Delivery, outcome: Outcome, moment: datetime) -> None:
         with transaction.atomic():
             if ours.update(state=Delivery.State.GIVEN_UP, **told):
                 raise_alert(_given_up(delivery, key, outcome))
+
+
+def _ours(delivery: Delivery) -> QuerySet[Delivery]:
+    return Delivery.objects.filter(pk=delivery.pk, generation=delivery.generation, state=Delivery.State.DUE)
 
 
 def given_up_key(delivery: Delivery) -> str:

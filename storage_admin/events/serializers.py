@@ -47,7 +47,7 @@ class AlertSerializer(serializers.ModelSerializer[Alert]):
 
 
 class WebhookSerializer(serializers.ModelSerializer[Webhook]):
-    """An address that is told of events. The values of its query are not shown; its secret neither."""
+    """An address that is told of events. Its path and the values of its query are not shown; its secret neither."""
 
     url = serializers.SerializerMethodField()
     events = serializers.ListField(child=serializers.CharField(), read_only=True, help_text="Empty: all of them.")

@@ -70,7 +70,8 @@ def update(
         before = _told(hook)
         if name is not None:
             hook.name = _named(name, hook)
-        if url is not None and url.strip() != addresses.shown(hook.url):
+        before_url = hook.url
+        if url is not None and not addresses.stands_for(url, hook.url):
             hook.url = addresses.checked(url)
         if events is not None:
             hook.events = _known(events)
@@ -79,7 +80,10 @@ def update(
         hook.save(update_fields=["name", "url", "events", "enabled"])
         if not hook.enabled:
             _give_up(hook)
-        if (after := _told(hook)) != before:
+        after = _told(hook)
+        if hook.url != before_url and after["url"] == before["url"]:
+            after["url"] += " (another one, in what is not shown)"
+        if after != before:
             audit(actor, "webhook changed", hook.name, before=before, after=after)
     return hook
 
@@ -156,9 +160,11 @@ def resend(actor: Actor, delivery: Delivery) -> Delivery:
 
     Raises:
         ForbiddenError: the actor is no admin, or limited to some hosts.
-        EventsError: it is on its way, or its webhook is switched off.
+        EventsError: it is on its way, its webhook is switched off, or its address is told of nothing any more.
     """
     actor.require_everywhere(Role.ADMIN)
+    if sending.is_for_nobody(delivery):
+        raise EventsError(f"{delivery.recipients[0]} is not in ALERT_EMAILS any more: nothing is sent there.")
     if delivery.webhook is not None and not delivery.webhook.enabled:
         raise EventsError(f"{delivery.webhook.name} is switched off: switch it on first.")
     if delivery.state == Delivery.State.DUE and not delivery.attempts:

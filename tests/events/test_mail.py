@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
+from images.watch.looking import look
 from storage_admin.accounts.roles import SYSTEM, Actor, ForbiddenError, Role
 from storage_admin.events import mailing, sending, services, webhooks
 from storage_admin.events.errors import EventsError
@@ -142,3 +143,29 @@ def test_no_control_characters_of_what_a_mail_server_says_are_kept(settings: Any
         554,
         "The mail server answered 554: go [31maway",
     )
+
+
+def test_an_address_that_is_told_of_nothing_any_more_has_no_open_alert_and_gets_nothing(settings: Any) -> None:
+    with mailbox(refused={ANN, BOB}) as box:
+        settings.EMAIL_PORT = box.port
+        services.raise_alert(FULL)
+        now = timezone.now()
+        for delay in (timedelta(0), *sending.DELAYS):
+            now += delay
+            sending.deliver(now)
+    keys = Alert.objects.filter(kind="delivery_given_up", closed=None).values_list("key", flat=True)
+    assert set(keys.all()) == {f"delivery_given_up:mail:{ANN}", f"delivery_given_up:mail:{BOB}"}
+    settings.ALERT_EMAILS = [BOB]
+    look(now)
+    assert list(keys.all()) == [f"delivery_given_up:mail:{BOB}"]
+    with mailbox() as box:
+        settings.EMAIL_PORT = box.port
+        sending.deliver(now + timedelta(hours=1))
+    assert {recipients[0] for recipients, _ in box.got} == {BOB}
+    dropped = Delivery.objects.filter(problem="Its address is not in ALERT_EMAILS any more.")
+    assert {(one.recipients[0], one.state) for one in dropped} == {(ANN, "given_up")}
+    old = Delivery.objects.get(recipients=[ANN], event__data__title=FULL.title)
+    with pytest.raises(EventsError, match=f"{ANN} is not in ALERT_EMAILS any more"):
+        webhooks.resend(SYSTEM, old)
+    settings.ALERT_EMAILS = [ANN, BOB]
+    assert webhooks.resend(SYSTEM, old).state == "due"

@@ -1,0 +1,88 @@
+"""Addresses of webhooks: many are secrets, which stand nowhere once they were given."""
+
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from storage_admin.accounts.models import AuditEntry
+from storage_admin.accounts.roles import SYSTEM
+from storage_admin.events import addresses, posting, sending, services, webhooks
+from storage_admin.events.errors import EventsError
+from storage_admin.events.models import Alert, Delivery
+from tests.events.conftest import MakeHook
+from tests.factories import UserFactory
+from tests.harness.receiver import receiver
+
+SLACK = "https://hooks.slack.example/services/T0PATHSECRET/B0PATHSECRET"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://example.org", "https://example.org"),
+        ("https://example.org/", "https://example.org/"),
+        ("http://[::1]:9/x", "http://[::1]:9/…"),
+        (SLACK, "https://hooks.slack.example/…"),
+        ("https://example.org/?SECRETTOKEN", "https://example.org/?…"),
+        ("https://example.org?U0VDUkVU==", "https://example.org?…"),
+        ("https://example.org/a?room=1&SECRET&key=a=b&SECRET=", "https://example.org/…?room=…&…&key=…&…"),
+    ],
+)
+def test_of_an_address_nothing_is_shown_that_may_be_a_secret(url: str, shown: str) -> None:
+    assert addresses.shown(url) == shown
+    assert addresses.stands_for(shown, url)
+    assert addresses.stands_for(f" {url}", url)
+
+
+@pytest.mark.parametrize(
+    "told", ["https://example.com/…", "https://example.org/…?key=…", "https://example.org", "", "*", "…" * 400 + "!"]
+)
+def test_another_address_is_none_that_is_not_shown_in_full(told: str) -> None:
+    assert not addresses.stands_for(told, "https://example.org/hook")
+
+
+@pytest.mark.django_db
+def test_pages_rest_and_the_trail_tell_the_same_of_an_address(make_hook: MakeHook) -> None:
+    hook, _ = webhooks.create(SYSTEM, "chat", f"{SLACK}?key=QUERYSECRET")
+    client = Client()
+    client.force_login(UserFactory.create(role="admin"), "django.contrib.auth.backends.ModelBackend")
+    for address in ("/webhooks/", f"/webhooks/{hook.pk}/", "/audit/", "/audit/export.csv", "/webhooks/export.csv"):
+        answer: Any = client.get(address)
+        text = (b"".join(answer.streaming_content) if answer.streaming else answer.content).decode()
+        assert "hooks.slack.example" in text, address
+        assert "SECRET" not in text, address
+    for address in ("/api/v1/webhooks/", f"/api/v1/webhooks/{hook.pk}/", "/api/v1/audit/"):
+        answer = client.get(address)
+        assert "https://hooks.slack.example/…?key=…" in answer.content.decode(), address
+        assert "SECRET" not in answer.content.decode(), address
+
+
+@pytest.mark.django_db
+def test_a_change_of_what_is_not_shown_is_audited_and_half_an_address_is_refused(make_hook: MakeHook) -> None:
+    hook, _ = webhooks.create(SYSTEM, "chat", SLACK)
+    webhooks.update(SYSTEM, hook, url=addresses.shown(SLACK))
+    assert hook.url == SLACK
+    webhooks.update(SYSTEM, hook, url=f"{SLACK}2")
+    assert hook.url == f"{SLACK}2"
+    entry = AuditEntry.objects.get(what="webhook changed")
+    assert (entry.after or {})["url"] == "https://hooks.slack.example/… (another one, in what is not shown)"
+    with pytest.raises(EventsError, match="Give the whole address"):
+        webhooks.update(SYSTEM, hook, url="https://elsewhere.example/…")
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    "answer",
+    ["Cannot POST /hook/T0PATHSECRET", "no \\/T0PATHSECRET here", "x" * 190 + " /hook/T0PATHSECRET is unknown"],
+)
+def test_an_answer_that_repeats_the_address_is_told_without_it(make_hook: MakeHook, answer: str) -> None:
+    with receiver(404, body=answer.encode()) as there:
+        make_hook(f"{there.url}/T0PATHSECRET")
+        services.emit("job.finished", data={})
+        sending.deliver()
+    problem = Delivery.objects.get().problem
+    assert problem.startswith("It answered 404: ")
+    assert "PATHSEC" not in problem
+    assert len(problem) <= len("It answered 404: ") + posting.KEPT
+    assert not Alert.objects.exists()
