@@ -2,15 +2,18 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from django.db.models import Count, Q, QuerySet, Sum, Window
 from django.db.models.functions import RowNumber
 
 from images.models import Policy, PolicyPick, PolicyRun
-from images.policies import forgetting
+from images.policies import forgetting, windows
 from images.policies.preview import LeftOut
 from images.policies.reasons import NOT_MEANT, word_of
+from images.policies.shape import Rules
+from storage_admin.hosts.errors import InvalidError
 
 State = PolicyPick.State
 #: Of picks whose jobs came to something, or may yet.
@@ -60,6 +63,20 @@ def sums_of(runs: Iterable[PolicyRun]) -> dict[int, Sums]:
     for row in with_job:
         found[row["run"]] = Sums(counts[row["run"]], row["predicted"], row["won"] or 0, row["held"] or 0)
     return {pk: found.get(pk) or Sums(counts[pk]) for pk in ids}
+
+
+def coming(policy: Policy, now: datetime, count: int) -> tuple[list[windows.Window], str]:
+    """The windows of a policy that open next, and why that cannot be told, where it cannot.
+
+    Returns:
+        No window of a policy that is switched off, or whose times cannot be read: a sentence then says why.
+    """
+    if not policy.enabled:
+        return [], ""
+    try:
+        return Rules.of(policy).schedule.next(now, count), ""
+    except InvalidError as error:
+        return [], error.detail
 
 
 def last_runs(policies: Iterable[Policy]) -> dict[int, PolicyRun]:

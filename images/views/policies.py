@@ -14,7 +14,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from images.models import Policy, PolicyRun
 from images.policies import selectors, services
-from images.policies.preview import preview
+from images.policies.preview import WINDOWS, preview
 from images.policies.reasons import NOT_MEANT
 from images.policies.scope import hosts_of, policies_for, policy_for
 from images.policies.shape import Rules
@@ -93,11 +93,11 @@ def _listed(actor: Actor) -> list[dict[str, Any]]:
     lines = []
     for policy in rows:
         run = last.get(policy.pk)
-        coming = Rules.of(policy).schedule.next(now, 1) if policy.enabled else []
+        coming, problem = selectors.coming(policy, now, 1)
         lines.append(
             {
                 "policy": policy, "title": kinds.get(policy.kind).title, "next": coming[0] if coming else None,
-                "run": run, "sums": sums[run.pk] if run else None,
+                "problem": problem, "run": run, "sums": sums[run.pk] if run else None,
             }
         )  # fmt: skip
     return lines
@@ -108,7 +108,7 @@ def _listed(actor: Actor) -> list[dict[str, Any]]:
 def policy(request: PageRequest, policy_id: int) -> HttpResponseBase:
     """One policy: its rules, its next windows, its runs."""
     row = policy_for(request.actor, policy_id)
-    rules = Rules.of(row)
+    coming, problem = selectors.coming(row, timezone.now(), WINDOWS)
     runs = paginated(request, selectors.runs_of(row), RUNS_PER_PAGE)
     sums = selectors.sums_of(runs.object_list)
     context = {
@@ -118,7 +118,8 @@ def policy(request: PageRequest, policy_id: int) -> HttpResponseBase:
         "options": _told(row),
         "hosts": Host.objects.filter(pk__in=row.hosts),
         "pools": StoragePool.objects.filter(pk__in=row.pools).select_related("host"),
-        "windows": rules.schedule.next(timezone.now()) if row.enabled else [],
+        "windows": coming,
+        "problem": problem,
         "rows": runs,
         "runs": [(run, sums[run.pk]) for run in runs.object_list],
         "running": row.runs.filter(state=PolicyRun.State.RUNNING).exists(),

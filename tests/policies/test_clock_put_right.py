@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from django.test import Client
 
 from images import tasks
 from images.models import Policy, PolicyRun
@@ -10,8 +11,9 @@ from images.policies import clock, runs, services
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.events.models import Alert
 from storage_admin.jobs.models import Job
-from tests.factories import PolicyFactory
+from tests.factories import PolicyFactory, UserFactory
 from tests.policies.test_runs import images
+from tests.web.html import text_of
 from tests.working import ADMIN
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
@@ -89,6 +91,18 @@ def test_a_policy_whose_windows_cannot_be_told_is_an_alert_and_keeps_no_other_fr
     assert Alert.objects.filter(key=alert.key).count() == 1
     services.remove(ADMIN, broken)
     assert not Alert.objects.filter(key=alert.key, closed=None).exists()
+
+
+def test_pages_show_a_policy_whose_windows_cannot_be_told_and_all_others(client: Client) -> None:
+    broken = PolicyFactory.create(name="a", timezone="Gone/Zone")
+    client.force_login(UserFactory.create(role="viewer"), "django.contrib.auth.backends.ModelBackend")
+    page = text_of(client.get("/policies/").content.decode())
+    assert page.count("There is no such time zone") == 1
+    assert page.count("cannot be told") == 1
+    answer = client.get(f"/policies/{broken.pk}/")
+    assert "There is no such time zone" in text_of(answer.content.decode())
+    lines = b"".join(client.get("/policies/export.csv").streaming_content)  # type: ignore[attr-defined]
+    assert len(lines.splitlines()) == 3
 
 
 def test_of_many_missed_windows_the_last_one_alone_says_how_many_more_there_were() -> None:
