@@ -123,9 +123,9 @@ def _lock(job: Job, wanted: list[Lock]) -> None:
     for held in ResourceLock.objects.select_related("job").filter(key__in=keys):
         if held.exclusive or held.key in exclusive:
             other = held.job
-            raise RefusedError(
-                "busy", f"Job {other.pk} ({other}) needs the same image: wait for its end, or cancel it."
-            )
+            # On a storage that hosts share it may be another host's, which may not exist for who reads this.
+            who = f"Job {other.pk} ({other})" if other.host_id == job.host_id else "A job on another host"
+            raise RefusedError("busy", f"{who} needs the same image: wait for its end, or cancel it.")
     ResourceLock.objects.bulk_create(ResourceLock(job=job, key=key, exclusive=key in exclusive) for key in keys)
 
 
