@@ -9,7 +9,8 @@ What a machine's time has claimed that was ahead by mistake is taken back: no po
 import logging
 from datetime import datetime, timedelta
 
-from django.db import transaction
+from django.db import DatabaseError, transaction
+from django.db.models import Q
 
 from images.models import Policy, PolicyRun
 from images.policies import runs, telling
@@ -40,18 +41,18 @@ def advance(now: datetime) -> list[PolicyRun]:
     """
     made: list[PolicyRun] = []
     switch = automation.state()
-    for policy in Policy.objects.filter(enabled=True, clock__gt=now + _SKEW):
-        _take_back(policy, now)
-    for policy in Policy.objects.filter(enabled=True, clock__lt=now):
+    for policy in Policy.objects.filter(Q(clock__lt=now) | Q(clock__gt=now + _SKEW), enabled=True):
         try:
-            made += _advance(policy, switch, now)
+            made += _advance(policy, switch, now) if policy.clock < now else _take_back(policy, now)
+        except DatabaseError:  # as where it is locked: the next look is seconds away
+            logger.exception("the windows of policy %s", policy.pk)
         except Exception as error:
             logger.exception("the windows of policy %s", policy.pk)
             telling.cannot_be_told(policy, f"{type(error).__name__}: {error}")
     return made
 
 
-def _take_back(policy: Policy, now: datetime) -> None:
+def _take_back(policy: Policy, now: datetime) -> list[PolicyRun]:
     """This machine's time was ahead and was put right: the policy's windows are looked for from now on again.
 
     Windows that have not come yet were not missed. One that was begun is stopped, and opens when its time has come; one
@@ -59,7 +60,7 @@ def _take_back(policy: Policy, now: datetime) -> None:
     """
     with transaction.atomic():
         if Policy.objects.filter(pk=policy.pk, clock=policy.clock, enabled=True).update(clock=now) != 1:
-            return
+            return []
         ahead = policy.runs.filter(due__gt=now + _SKEW)
         for number, run in enumerate(ahead.filter(state=PolicyRun.State.RUNNING)):
             due = now + timedelta(microseconds=number)
@@ -70,6 +71,7 @@ def _take_back(policy: Policy, now: datetime) -> None:
         missed.delete()
         before = {"clock": policy.clock.isoformat()}
         audit(actor_named(policy.name), "policy clock put back", policy.name, before=before, after=after)
+    return []
 
 
 def _advance(policy: Policy, switch: Automation, now: datetime) -> list[PolicyRun]:

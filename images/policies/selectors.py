@@ -54,7 +54,7 @@ def sums_of(runs: Iterable[PolicyRun]) -> dict[int, Sums]:
         counts[run][state] = count
     for one in runs:
         if forgotten := forgetting.picked(one).total():
-            counts[one.pk][State.SKIPPED] = counts[one.pk].get(State.SKIPPED, 0) + forgotten
+            counts[one.pk]["skipped"] = counts[one.pk].get("skipped", 0) + forgotten
     found = {}
     with_job = picks.filter(job__isnull=False).values("run").annotate(
         predicted=Sum("predicted_bytes", filter=Q(state__in=_DONE)), won=Sum("job__freed_bytes"),

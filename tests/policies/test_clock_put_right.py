@@ -1,8 +1,10 @@
 """A machine's time that was ahead and was put right; a policy whose windows nobody can tell."""
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
+from django.db import OperationalError
 from django.test import Client
 
 from images import tasks
@@ -91,6 +93,24 @@ def test_a_policy_whose_windows_cannot_be_told_is_an_alert_and_keeps_no_other_fr
     assert Alert.objects.filter(key=alert.key).count() == 1
     services.remove(ADMIN, broken)
     assert not Alert.objects.filter(key=alert.key, closed=None).exists()
+
+
+def test_a_database_that_is_locked_for_a_moment_is_no_alert_and_keeps_no_other_policy_from_its_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    locked = PolicyFactory.create(name="a", clock=START)
+    advance = clock._advance
+
+    def at_times(policy: Policy, *about: Any) -> list[PolicyRun]:
+        if policy.pk == locked.pk:
+            raise OperationalError("database is locked")
+        return advance(policy, *about)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(clock, "_advance", at_times)
+        assert [run.policy_id for run in clock.advance(TEN + MINUTE)] != [locked.pk]
+    assert not Alert.objects.exists()
+    assert [run.policy_id for run in clock.advance(TEN + 2 * MINUTE)] == [locked.pk]
 
 
 def test_pages_show_a_policy_whose_windows_cannot_be_told_and_all_others(client: Client) -> None:
