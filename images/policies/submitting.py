@@ -95,7 +95,7 @@ def _fill(run: PolicyRun, rules: Rules, host_id: int, now: datetime) -> None:
 
 def _batches(waiting: QuerySet[PolicyPick], rules: Rules, now: datetime) -> Iterator[list[PolicyPick]]:
     """The picks in their order: first as many as there are slots, then more at once, as those were refused."""
-    ids = _looked_at(list(waiting.values_list("pk", "code")), now)
+    ids = _looked_at(waiting, now)
     begin, length = 0, min(rules.max_jobs_per_host, TOGETHER)
     while begin < len(ids):
         part = ids[begin : begin + length]
@@ -104,23 +104,21 @@ def _batches(waiting: QuerySet[PolicyPick], rules: Rules, now: datetime) -> Iter
         begin, length = begin + length, TOGETHER
 
 
-def _looked_at(waiting: list[tuple[int, str]], now: datetime) -> list[int]:
+def _looked_at(waiting: QuerySet[PolicyPick], now: datetime) -> list[int]:
     """Ids of the picks that this step looks at, in their order.
 
     Of too many, half are the first ones. The others are those behind them that no step has looked at yet, then those
     that it has, from a place that moves on with the time: who waits for space in front keeps nobody from a slot.
-
-    Args:
-        waiting: id and code of each, in their order; who was looked at in vain has a code.
     """
-    if len(waiting) <= MOST:
-        return [pk for pk, _code in waiting]
-    half = MOST // 2
-    front, behind = waiting[: MOST - half], waiting[MOST - half :]
-    tried = [pk for pk, code in behind if code]
-    turn = int(now.timestamp()) // _STEP_SECONDS * half % max(len(tried), 1)
-    others = [pk for pk, code in behind if not code] + tried[turn:] + tried[:turn]
-    return [pk for pk, _code in front] + others[:half]
+    half, places = MOST // 2, waiting.values_list("place", "pk")
+    front = list(places[: MOST - half])
+    behind = places.exclude(pk__in=[pk for _place, pk in front])
+    others = list(behind.filter(code="")[:half])
+    if len(others) < half:
+        tried = list(behind.exclude(code=""))  # in vain: that left them a code
+        turn = int(now.timestamp()) // _STEP_SECONDS * half % max(len(tried), 1)
+        others += (tried[turn:] + tried[:turn])[: half - len(others)]
+    return [pk for _place, pk in sorted(front + others)]
 
 
 def _still_due(run: PolicyRun, rules: Rules, picks: list[PolicyPick], now: datetime) -> list[PolicyPick]:

@@ -88,13 +88,20 @@ def copies(after: int) -> dict[str, Any]:
 
 
 def test_the_first_ones_are_looked_at_in_each_step_however_many_wait_for_space() -> None:
-    waiting = [(number, "not_enough_space") for number in range(1000)]
+    run = services.run_now(OPERATOR, PolicyFactory.create(), NOW)
+    code = "not_enough_space"
+    PolicyPick.objects.bulk_create(PolicyPick(run=run, place=place, code=code) for place in range(1000))
+    waiting = run.picks.order_by("place", "id")
+    every = list(waiting.values_list("pk", flat=True))
     seen: set[int] = set()
     for step in range(10):
         ids = submitting._looked_at(waiting, NOW + step * MINUTE / 4)
-        assert (ids[:100], len(set(ids))) == (list(range(100)), submitting.MOST)
+        assert (ids[:100], len(set(ids)), sorted(ids)) == (every[:100], submitting.MOST, ids)
         seen |= set(ids)
-    assert seen == set(range(1000))
+    assert seen == set(every)
+    # Those that nobody has looked at come before all but the first ones.
+    waiting.filter(pk__in=every[900:]).update(code="")
+    assert submitting._looked_at(waiting, NOW) == every[:100] + every[900:]
 
 
 def test_what_another_job_has_until_the_window_closes_is_left_out_and_says_so() -> None:
