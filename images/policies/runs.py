@@ -98,7 +98,8 @@ def _choose(run: PolicyRun, rules: Rules, now: datetime) -> None:
     One scheduler does it. One that does not come to its end is followed by another, which begins anew.
     """
     mine = uuid.uuid4().hex
-    free = Q(chooser="") | Q(chooser_since__lt=now - CHOOSES_WITHIN)
+    taken = Q(chooser_since__gte=now - CHOOSES_WITHIN, chooser_since__lte=now + CHOOSES_WITHIN)
+    free = Q(chooser="") | ~taken  # a time that was ahead and was put right keeps nobody out either
     ours = PolicyRun.objects.filter(pk=run.pk, state=PolicyRun.State.RUNNING, chosen_at=None)
     if ours.filter(free).update(chooser=mine, chooser_since=now) != 1:
         return

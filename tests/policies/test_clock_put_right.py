@@ -71,6 +71,14 @@ def test_a_window_whose_run_has_ended_already_is_not_run_twice_when_the_time_was
     assert [row.pk for row in PolicyRun.objects.all()] == [run.pk]
 
 
+def test_a_choice_that_was_cut_off_at_a_time_that_was_ahead_is_made_anew(policy: Policy) -> None:
+    run = services.run_now(ADMIN, policy, START)
+    PolicyRun.objects.update(chooser="somebody", chooser_since=START + DAY)
+    runs.work(START)
+    run.refresh_from_db()
+    assert (run.chosen_at, run.state) == (START, "finished")
+
+
 def test_schedulers_whose_times_differ_a_little_take_nothing_back() -> None:
     clock.advance(TEN + MINUTE / 4)
     assert clock.advance(TEN - 4 * MINUTE) == []
