@@ -12,6 +12,14 @@ from storage_admin.jobs.plans import Refusal
 DEEPEST_CHAIN = 64
 #: Formats whose headers are read; what is unreadable in them is damaged rather than unknown.
 READ_FORMATS = frozenset({"qcow2", "vmdk", "vdi", "vpc", "vhdx", "qed", "luks", "raw"})
+#: An image in one of these states may be lost: its undo copies wait, also after their windows have closed.
+MAY_BE_LOST = (
+    Image.State.MISSING,
+    Image.State.UNREADABLE,
+    Image.State.FORMAT_MISMATCH,
+    Image.State.CHAIN_BROKEN,
+    Image.State.CHAIN_CYCLE,
+)
 #: Kinds of pools whose images are files in a folder, which an agent can look at.
 FOLDERS = (StoragePool.Kind.DIR, StoragePool.Kind.NFS)
 #: What must stay free on a filesystem while a job works: the larger of a share of it and a number of bytes.
@@ -27,6 +35,17 @@ def for_rewrite(image: Image) -> list[Refusal]:
 def for_undo(image: Image) -> list[Refusal]:
     """What stands against putting an original back: its content is known, so only who uses the image counts."""
     return [*_host(image), *_use(image)]
+
+
+def only_copy(image: Image) -> list[Refusal]:
+    """What stands against removing an undo copy of this image."""
+    if image.state not in MAY_BE_LOST:
+        return []
+    sentence = (
+        f"{image.name} is {Image.State(image.state).label.lower()}: the undo copy may be all that is left of it, and "
+        "stays. Mend the image, or force the removal."
+    )
+    return [Refusal("stale_plan", sentence)]
 
 
 def for_bases(image: Image, below: list[Image]) -> list[Refusal]:

@@ -7,7 +7,8 @@ from celery.contrib.django.task import DjangoTask
 from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 
-from images import repointing, rewriting, waiting
+from images import refusals, repointing, rewriting, waiting
+from images.models import Image
 from images.policies import clock, runs
 from images.watch import looking
 from images.watching import watchers
@@ -40,9 +41,10 @@ def scan_hosts() -> None:
 def expire_undo() -> None:
     """Submits the removal of undo copies whose window has closed.
 
-    One whose host does not answer, whose image is at work in another job (as in its undo), or that could not be
-    removed lately is seen again by a later round. Two rounds at once submit one removal: the second finds its lock.
-    While automation is paused nothing is removed.
+    That of an image which may be lost waits: it may be all that is left of it. One whose host does not answer, whose
+    image is at work in another job (as in its undo), or that could not be removed lately is seen again by a later
+    round. Two rounds at once submit one removal: the second finds its lock. While automation is paused nothing is
+    removed.
     """
     if automation.is_paused():
         return
@@ -50,6 +52,8 @@ def expire_undo() -> None:
     at_it = Job.objects.filter(target_kind="job", target_id=OuterRef("pk"))
     tried = Q(kind="discard_undo", finished__gt=now - TRY_AGAIN)
     due = Job.objects.filter(undo_state=Job.UndoState.AVAILABLE, undo_expires__lte=now, needs_recovery=False)
+    lost = Image.every.filter(state__in=refusals.MAY_BE_LOST).values("pk")
+    due = due.exclude(target_kind="image", target_id__in=lost)
     due = due.exclude(host__status=Host.Status.UNREACHABLE).exclude(
         Exists(at_it.filter(Q(state__in=Job.ACTIVE) | Q(needs_recovery=True) | tried))
     )

@@ -115,7 +115,9 @@ class Recover(HostKind):
             return Settled.DONE
         if lost.kind in rows.KINDS:
             return Settled.REPLACED if recovery.settle(job, lost, found) else Settled.DONE
-        if found["undo_of"] is not None:
+        if found["undo_of"] == lost.uid:
+            claims.log(lost, "recovered: somebody had opened the image in the moment of the swap; the original stands")
+        elif found["undo_of"] is not None:
             _settle_undo(lost, found)
         elif found["outcome"] in {"finished", "kept", "lost"} and _unrecorded(lost):
             _finished_after_all(lost, found)

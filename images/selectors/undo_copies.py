@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from django.db.models import QuerySet
 from django.utils import timezone
 
+from images import refusals
 from images.models import Image
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs.models import Job
@@ -71,9 +72,10 @@ def undo_copies(pool: StoragePool) -> UndoCopies:
 
     def row(job: Job) -> UndoCopy:
         overdue = job.undo_available and job.undo_expires is not None and job.undo_expires <= now
-        return UndoCopy(
-            job, images.get(job.target_id), job.undo_bytes, job.undo_expires, overdue, failed.get(job.pk, "")
-        )
+        image = images.get(job.target_id)
+        lost = [refusal.detail for refusal in refusals.only_copy(image)] if overdue and image is not None else []
+        trouble = lost[0] if lost else failed.get(job.pk, "")
+        return UndoCopy(job, image, job.undo_bytes, job.undo_expires, overdue, trouble)
 
     held = sum(job.undo_bytes for job in kept)
     return UndoCopies(

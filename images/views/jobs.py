@@ -237,11 +237,11 @@ def job_undo(request: PageRequest, job_id: int) -> HttpResponseBase:
 @require_POST
 @page(Role.ADMIN)
 def job_discard_undo(request: PageRequest, job_id: int) -> HttpResponseBase:
-    """Removes the undo copy for good, when the job is named."""
+    """Removes the undo copy for good, when the job is named; with ``force`` also where it may be all that is left."""
     row = _job(request, job_id)
     if not _named(request, row):
         return redirect("job", row.pk)
-    discard = attempt(request, lambda: services.discard_undo(request.actor, row))
+    discard = attempt(request, lambda: services.discard_undo(request.actor, row, force="force" in request.POST))
     return redirect("job", discard.pk if discard else row.pk)
 
 

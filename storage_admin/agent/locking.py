@@ -127,8 +127,9 @@ def user(fd: int) -> str | None:
 
 
 def opener(files: Iterable[FileId]) -> str | None:
-    """Which process, beside this one and its tools, has one of these files open, as far as it can be seen."""
-    return _process(frozenset(files), [])
+    """Who, beside this process and its tools, has one of these files open, as far as it can be seen."""
+    wanted = frozenset(files)
+    return _process(wanted, []) or _loop_device(wanted) or _swap(wanted)
 
 
 def open_for_writing(fd: int) -> bool | None:

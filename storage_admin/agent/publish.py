@@ -17,7 +17,7 @@ from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.pools import display
 from storage_admin.agent.protocol import HostError, RefusedError, Request, b64
 from storage_admin.agent.settle import retire_old_name, settle, stat_in, unlink
-from storage_admin.agent.swap import NewFile, Swapped, outlast_late_openers
+from storage_admin.agent.swap import WRITER, NewFile, Swapped
 
 
 class Publication(NewFile):
@@ -111,7 +111,8 @@ class Succession(NewFile):
             self._link(self.old_name, journal.file_name(self.job, "orig"))
             self._link(self.new_name, self.name)
             if not retire_old_name(self.folder, self.old_name, before):
-                raise HostError("the original was written to in the moment of the swap")
+                unlink(self.folder, self.new_name)
+                self._take_back(WRITER, lambda: None)  # it has its name still
             unlink(self.folder, self.new_name)
         except FileExistsError:
             _refuse_taken(self.folder, self.name)
@@ -123,7 +124,9 @@ class Succession(NewFile):
         os.fsync(self.folder)
         new = Stamp.of(os.fstat(self.new))
         self._journal.append(journal.DONE, new=new, undo=Stamp.of(os.fstat(self.original)))
-        outlast_late_openers(io, locking.file_id(self.original))
+        self._let_late_openers_win(
+            io, before, new, lambda: self._link(journal.file_name(self.job, "orig"), self.old_name)
+        )
         settled = settle(self._journal)
         return Swapped(new, settled.undo_bytes if settled.undo_waits else None)
 

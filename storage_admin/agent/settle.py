@@ -23,6 +23,7 @@ from storage_admin.agent.settled import (
     Settled,
     is_back,
     is_image_name,
+    same_content,
     stat_in,
     unlink,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "is_aside",
     "is_back",
     "retire_old_name",
+    "same_content",
     "settle",
     "stat_in",
     "unlink",
@@ -187,7 +189,7 @@ def retire_old_name(folder: int, name: bytes, original: Stamp) -> bool:
     named = stat_in(folder, name)
     if named is None or named.inode != original.inode:
         return True
-    if (named.file_size, named.mtime_ns) != (original.file_size, original.mtime_ns):
+    if not same_content(named, original):
         return False
     unlink(folder, name)
     os.fsync(folder)
@@ -216,6 +218,9 @@ def _settle_done(one: Journal, story: Story) -> Settled:
             return _lost(one, story, copy)
         return replace(settled, undo_bytes=copy.allocated_size, undo_waits=True)
     if copy is not None and copy.inode == story.original.inode:
+        if not same_content(copy, story.original):
+            detail = "somebody wrote to the original in the moment of the swap: it is kept; look at both"
+            return replace(settled, undo_bytes=copy.allocated_size, undo_waits=True, detail=detail)
         unlink(one.folder, undo_name)
     # A new file that got a name of its own still has the one that it was made under.
     unlink(one.folder, journal.file_name(one.job, "new"))
@@ -277,7 +282,7 @@ def _take_the_new_one_away(one: Journal, story: Story) -> str:
     named = stat_in(one.folder, story.name)
     if named is None or story.undone is None or named.inode != story.undone.inode:
         return ""
-    if (named.file_size, named.mtime_ns) != (story.undone.file_size, story.undone.mtime_ns):
+    if not same_content(named, story.undone):
         return "the new image was written to while it was undone, and was left where it is"
     unlink(one.folder, story.name)
     return ""

@@ -60,7 +60,12 @@ def is_back(named: Stamp | None, original: Stamp) -> tuple[bool, bool]:
     """Whether a file can be an original that was put back, by its inode; and whether it surely is, by all else."""
     if named is None or named.inode != original.inode:
         return False, False
-    return True, (named.file_size, named.mtime_ns) == (original.file_size, original.mtime_ns)
+    return True, same_content(named, original)
+
+
+def same_content(now: Stamp, before: Stamp) -> bool:
+    """Whether nobody has written to a file, by its size and time."""
+    return (now.file_size, now.mtime_ns) == (before.file_size, before.mtime_ns)
 
 
 def stat_in(folder: int, name: bytes) -> Stamp | None:

@@ -12,16 +12,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import Any, Callable
+from typing import Any, Callable, NoReturn
 
 from storage_admin.agent import attributes, journal, locking
 from storage_admin.agent.journal import Journal, JournalError, Stamp
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import HostError, RefusedError, Request, b64
-from storage_admin.agent.settle import REVERTED, settle, stat_in
+from storage_admin.agent.settle import REVERTED, same_content, settle, stat_in
 
 #: Seconds that the locks outlast the swap: who opened the old file by its name just before is refused by then.
 GRACE = 0.3
+#: Seconds after which who still has the old file open is not one that was refused by the locks and goes away.
+PASSING_OPENER = 10.0
+WRITER = "somebody who has written to it"
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,40 @@ class NewFile(ABC):
         before = os.fstat(self.original).st_blocks * 512
         return {"before_bytes": before, "made_bytes": made.allocated_size, "made_inode": made.inode}
 
+    def _let_late_openers_win(self, io: AgentIO, before: Stamp, made: Stamp, bring_back: Callable[[], None]) -> None:
+        """Who opened the original by its name right before that went is a user of it, whatever the locks say.
+
+        What was written to it is nowhere else: it gets its name again, unless somebody uses the new file by now. Then
+        both stay, and settling keeps the original as undo copy.
+
+        Args:
+            io: the controller.
+            before: the original, right before the swap.
+            made: the new file, right after it.
+            bring_back: gives the original its name again; settling the journal clears the rest.
+
+        Raises:
+            RefusedError: ``image_in_use``; the original has its name again.
+        """
+        who = outlast_late_openers(self.original)
+        if who is None and same_content(Stamp.of(os.fstat(self.original)), before):
+            return
+        found = who or WRITER
+        used = locking.opener([locking.file_id(self.new)])
+        if used is not None or not same_content(Stamp.of(os.fstat(self.new)), made):
+            io.log(f"the original was opened in the moment of the swap by {found}, the new image as well: the original "
+                   "is kept as undo copy, look at both", "error")  # fmt: skip
+            return
+        self._take_back(found, bring_back)
+
+    def _take_back(self, who: str, bring_back: Callable[[], None]) -> NoReturn:
+        """The original has its own name again, and the new file goes; raises RefusedError(``image_in_use``)."""
+        self._journal.append(journal.UNDO, job=self.job, generation=self.generation, new=Stamp.of(os.fstat(self.new)))
+        bring_back()
+        os.fsync(self.folder)
+        settle(self._journal)
+        raise RefusedError("image_in_use", f"the image was opened in the moment of the swap by {who}; it is as it was")
+
     @abstractmethod
     def swap(self, io: AgentIO, recheck: Callable[[], None]) -> Swapped:
         """Give the new file its name, once the controller has said ``go`` and ``recheck`` raises nothing."""
@@ -164,6 +201,7 @@ class Replacement(NewFile):
         recheck()
         self.check_names(self.name)
         undo_name = journal.file_name(self.job, "orig")
+        before = Stamp.of(os.fstat(self.original))
         try:
             os.link(self.name, undo_name, src_dir_fd=self.folder, dst_dir_fd=self.folder, follow_symlinks=False)
             # Some filesystems may bring the rename to the disk before the link.
@@ -176,7 +214,9 @@ class Replacement(NewFile):
         os.fsync(self.folder)
         new = Stamp.of(os.fstat(self.new))
         self._journal.append(journal.DONE, new=new, undo=Stamp.of(os.fstat(self.original)))
-        outlast_late_openers(io, locking.file_id(self.original))
+        self._let_late_openers_win(
+            io, before, new, lambda: os.rename(undo_name, self.name, src_dir_fd=self.folder, dst_dir_fd=self.folder)
+        )
         settled = settle(self._journal)
         return Swapped(new, settled.undo_bytes if settled.undo_waits else None)
 
@@ -217,15 +257,29 @@ def _generation(record: dict[str, Any]) -> int:
     return generation if isinstance(generation, int) else 0
 
 
-def outlast_late_openers(io: AgentIO, old: locking.FileId) -> None:
-    """Who opened the old file by its name before the rename asks for its lock moments later, and must not get it."""
+def outlast_late_openers(old: int) -> str | None:
+    """Who opened the old file by its name before the rename asks for its lock moments later, and must not get it.
+
+    Args:
+        old: descriptor of the old file, open for reading only.
+
+    Returns:
+        Who has it open still, after seconds; ``None`` where nobody has, as far as can be seen.
+    """
     time.sleep(GRACE)
-    deadline = time.monotonic() + 10
-    while (who := locking.opener([old])) is not None:
+    deadline = time.monotonic() + PASSING_OPENER
+    while (who := _user(old)) is not None:
         if time.monotonic() > deadline:
-            io.log(f"{who} still has the replaced file open; what it does there is not in the image", "warning")
-            return
+            return who
         time.sleep(GRACE)
+    return None
+
+
+def _user(fd: int) -> str | None:
+    try:
+        return locking.user(fd)
+    except RefusedError:  # a process that may not be looked into: of the others it is known
+        return locking.opener([locking.file_id(fd)])
 
 
 @dataclass(frozen=True)
@@ -269,7 +323,8 @@ def swap_back(one: Journal, request: Request, ends: Ends, io: AgentIO, recheck: 
             # A link takes no name away from another file. With it the undo is decided; settling it clears the rest.
             os.link(undo_name, ends.old_name, src_dir_fd=one.folder, dst_dir_fd=one.folder, follow_symlinks=False)
         os.fsync(one.folder)
-        outlast_late_openers(io, locking.file_id(ends.new))
+        if (who := outlast_late_openers(ends.new)) is not None:
+            io.log(f"{who} still has the replaced file open; what it does there is not in the image", "warning")
     except PermissionError as error:
         raise RefusedError("immutable", "the image is protected (chattr +i), so it cannot be replaced") from error
     except FileExistsError as error:

@@ -126,13 +126,14 @@ class JobEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet
 
     @extend_schema(
         summary="Remove the undo copy, which frees what it holds (admin)",
-        request=EmptyBody,
+        description="With `force` also where the image is gone or damaged, or somebody wrote to the copy.",
+        request=UndoBody,
         responses={202: JobSerializer},
     )
     @action(detail=True, methods=["post"], url_path="discard-undo")
     def discard_undo(self, _request: Request, **_where: Any) -> Response:
-        self._body(EmptyBody)
-        return self._accepted(services.discard_undo(self.actor, self.get_object()))
+        force = self._body(UndoBody)["force"]
+        return self._accepted(services.discard_undo(self.actor, self.get_object(), force=force))
 
     @extend_schema(
         summary="The log",

@@ -165,7 +165,7 @@ class JobBody(Body):
 
 
 class UndoBody(Body):
-    """``force``: also if the new image was written to since; those writes are lost (admin)."""
+    """``force``: also if something was written since, which is lost then (admin)."""
 
     force = StrictBoolean(required=False, default=False)
 

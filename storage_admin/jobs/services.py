@@ -204,10 +204,13 @@ def undo(actor: Actor, job: Job, *, force: bool = False) -> Job:
     return submit(actor, "undo", job.pk, {"force": force})
 
 
-def discard_undo(actor: Actor, job: Job) -> Job:
+def discard_undo(actor: Actor, job: Job, *, force: bool = False) -> Job:
     """Removes a finished job's undo copy, which frees what it holds.
+
+    Args:
+        force: also where the image is gone or damaged, or somebody wrote to the copy: it may be all that is left.
 
     Raises:
         ForbiddenError, NotFoundError, RefusedError: as for :func:`submit`.
     """
-    return submit(actor, "discard_undo", job.pk, {})
+    return submit(actor, "discard_undo", job.pk, {"force": force})

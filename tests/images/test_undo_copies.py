@@ -13,6 +13,7 @@ from django.test import Client
 from django.utils import timezone
 
 from images import tasks
+from images.models import Image
 from images.selectors.undo_copies import undo_copies
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.agent.protocol import RefusedError
@@ -21,7 +22,7 @@ from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.agent.harness import leftovers
 from tests.factories import HostFactory, ImageFactory, JobFactory, UserFactory
-from tests.working import ADMIN, OPERATOR, image_at, run, said, scan, work
+from tests.working import ADMIN, OPERATOR, create, image_at, run, said, scan, work
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
 
@@ -202,7 +203,80 @@ def test_a_copy_that_was_written_to_still_holds_its_bytes_and_can_only_be_discar
     recovery()
     job.refresh_from_db()
     assert (job.undo_state, image_at(path).pool.undo_bytes) == ("available", job.undo_bytes)
+    refused = run(services.discard_undo(ADMIN, job))
+    assert (refused.state, refused.error_code) == ("failed", "undo_written_to")
+    assert run(services.discard_undo(ADMIN, job, force=True)).state == "succeeded"
+    assert leftovers(path.parent) == set()
+
+
+def lose(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+
+
+def damage(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.write(bytes(4096))
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def exchange(path: Path) -> None:
+    path.unlink()
+    create(path, "1M")
+
+
+@pytest.mark.parametrize("harm", [lose, damage, empty])
+def test_the_copy_of_an_image_that_may_be_lost_stays_after_its_window(
+    path: Path, job: Job, harm: Callable[[Path], None]
+) -> None:
+    harm(path)
+    scan(job.host)
+    window_closes(job)
+    tasks.expire_undo()
+    assert not Job.objects.filter(kind="discard_undo").exists()
+    (copy,) = undo_copies(image_at(path).pool).rows
+    assert copy.overdue
+    assert "may be all that is left" in copy.trouble
+    with pytest.raises(RefusedError) as refused:
+        services.discard_undo(ADMIN, job)
+    assert refused.value.code == "stale_plan"
+    assert (path.parent / f".sa-{job.uid}.orig").exists()
+    assert run(services.discard_undo(ADMIN, job, force=True)).state == "succeeded"
+    assert not (path.parent / f".sa-{job.uid}.orig").exists()
+
+
+@pytest.mark.parametrize("harm", [lose, damage, empty, exchange])
+def test_the_agent_sees_it_on_the_spot(path: Path, job: Job, harm: Callable[[Path], None]) -> None:
+    harm(path)
+    window_closes(job)
+    tasks.expire_undo()
+    removal = run(Job.objects.get(kind="discard_undo"))
+    assert (removal.state, removal.error_code) == ("failed", "stale_plan"), removal.error_detail
+    assert "may be all that is left" in removal.error_detail
+    job.refresh_from_db()
+    assert (job.undo_state, (path.parent / f".sa-{job.uid}.orig").exists()) == ("available", True)
+
+
+def test_the_copy_of_an_image_that_was_set_aside_and_deleted_goes_when_its_window_closes(path: Path, job: Job) -> None:
+    image = image_at(path)
+    assert work("set_aside", image.pk, ADMIN).state == "succeeded"
+    window_closes(job)
     assert run(services.discard_undo(ADMIN, job)).state == "succeeded"
+    assert not (path.parent / f".sa-{job.uid}.orig").exists()
+
+
+def test_the_copy_of_an_image_that_was_deleted_on_purpose_goes(path: Path, job: Job) -> None:
+    image = image_at(path)
+    assert work("set_aside", image.pk, ADMIN).state == "succeeded"
+    Image.every.filter(pk=image.pk).update(aside_until=timezone.now() - timedelta(seconds=1))
+    deleted = work("delete_aside", image.pk, ADMIN, confirm_name=path.name)
+    assert deleted.state == "succeeded", (deleted.error_code, deleted.error_detail)
+    window_closes(job)
+    tasks.expire_undo()
+    removal = run(Job.objects.get(kind="discard_undo"))
+    assert removal.state == "succeeded", (removal.error_code, removal.error_detail)
     assert leftovers(path.parent) == set()
 
 
