@@ -89,6 +89,8 @@ class Resolved:
     root_id: int = 0
     chain_depth: int = 1
     overlays: list[int] = field(default_factory=list)
+    #: Files that stand on its file, by whatever names of both.
+    overlays_count: int = 0
     disks: list[Disk] = field(default_factory=list)
     declared_format: str = ""
     declared_by: str = ""
@@ -133,6 +135,7 @@ class Resolver:
             self._from_base(row_id)
         used = self._used()
         for row in self.rows.values():
+            self.answers[row.id].overlays_count = len({overlay.inode for overlay in self._above(row)})
             self._use(row, used[row.id])
         return self.answers
 
@@ -304,7 +307,8 @@ class Resolver:
 
     def _above(self, row: Row) -> list[Row]:
         """The images that stand right on its file, by whatever name of that."""
-        names = self._same_inode.get(row.inode, [row.id])
+        there = not row.missing and not row.gone
+        names = self._same_inode[row.inode] if there else [row.id]  # else its inode may be another file's by now
         return [self.rows[overlay] for row_id in names for overlay in self.answers[row_id].overlays]
 
 

@@ -46,15 +46,15 @@ class _Fetched:
 
     def __init__(self, images: Sequence[Image], admitted: Admitted) -> None:
         self.admitted = admitted
-        self._headers: dict[int, world.Headers] = {}
+        self._needs: dict[int, world.Needs] = {}
         self._ids = sorted({image.pk for image in images})
         self._bases = sorted({image.backing_id for image in images if image.backing_id is not None})
 
-    def headers(self, host: Host) -> world.Headers:
-        """What the headers of a host's images say, read once for all images of it."""
-        if host.pk not in self._headers:
-            self._headers[host.pk] = world.headers(host)
-        return self._headers[host.pk]
+    def needs(self, host: Host) -> world.Needs:
+        """Who needs which image of a host, read once for all images of it."""
+        if host.pk not in self._needs:
+            self._needs[host.pk] = world.needs(host)
+        return self._needs[host.pk]
 
     @cached_property
     def bases(self) -> dict[int, Image]:
@@ -153,14 +153,14 @@ class Surroundings:
         return list(self._fetched.disks.get(self._image.pk, ()))
 
     @property
-    def kept_in(self) -> str:
-        """Which other image keeps its data in this one, in a sentence; empty where none does."""
-        return self._fetched.headers(self._image.host).kept_in(self._image)
+    def needed_by(self) -> list[str]:
+        """Who needs it beside the overlays and guests that are linked to it, in sentences."""
+        return self._fetched.needs(self._image.host).of(self._image)
 
     @property
-    def unread_beside(self) -> str:
-        """Which images cannot be read and may stand on this one, in a sentence; empty where all can."""
-        return self._fetched.headers(self._image.host).blind.but(self._image.pk)
+    def needs_unknown(self) -> str:
+        """Why it is not known what else stands on it, in a sentence; empty where it is."""
+        return self._fetched.needs(self._image.host).unknown(self._image)
 
     @property
     def guests(self) -> list[Guest]:

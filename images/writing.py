@@ -86,7 +86,7 @@ def _evidence(text: str) -> list[str]:
 
 def _resolved_values(answer: Resolved) -> tuple[Any, ...]:
     return (
-        answer.backing_id, answer.root_id, answer.chain_depth, len(answer.overlays), answer.declared_format,
+        answer.backing_id, answer.root_id, answer.chain_depth, answer.overlays_count, answer.declared_format,
         answer.declared_by, str(answer.state), answer.state_detail, answer.in_use, answer.in_use_detail, answer.orphan,
         answer.orphan_evidence, True,
     )  # fmt: skip

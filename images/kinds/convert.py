@@ -3,7 +3,8 @@
 import os
 from typing import Any
 
-from images import linked_clones, refusals, repointing, surroundings
+from images import linked_clones, refusals, repointing
+from images.kinds import as_it_is
 from images.kinds.rewrites import REWRITE_OPTIONS, Choice, Rewriting, beside
 from images.kinds.stages import WRITTEN
 from images.kinds.targets import ancestors, find, locks_on
@@ -104,7 +105,7 @@ class Convert(Rewriting):
         found = refusals.for_rewrite(image)
         pool, path = target_of(image, options)
         if options["replace"]:
-            found += _against_replacing(image, path, options)
+            found += _against_replacing(image, options)
         else:
             # The image itself is only read, and what a copy does not carry stays in it.
             found = [one for one in found if one.code not in {"has_internal_snapshots", "hard_linked"}]
@@ -149,7 +150,6 @@ class Convert(Rewriting):
             warnings += [
                 f"The definition of guest {name} is changed to the new file; undo changes it back." for name in guests
             ]
-            warnings += [why for why in [surroundings.of(image).unread_beside] if why]
         if given.get("subformat") == "streamOptimized" and replaces:
             warnings.append("Guests cannot write to a streamOptimized vmdk: it is made for carrying images about.")
         if image.snapshots and not replaces:
@@ -175,7 +175,8 @@ class Convert(Rewriting):
         pool, path = target_of(image, job.options)
         target: dict[str, Any] = {"pool_path_b64": b64(bytes(pool.path_bytes)), "path_b64": b64(path)}
         target = {**target, "format": job.options["format"], "options": words(job.options["format_options"])}
-        return {"target": {**target, "replaces": job.options["replace"]}}
+        goes = job.options["replace"] and _goes(image, _move(image, job.options))
+        return {"target": {**target, "replaces": job.options["replace"]}, **(as_it_is.pools(image) if goes else {})}
 
     def made_at(self, job: Job) -> tuple[StoragePool, bytes] | None:
         image = Image.every.select_related("pool", "host").filter(pk=job.target_id).first()
@@ -204,21 +205,17 @@ def _move(image: Image, options: dict[str, Any]) -> repointing.Move:
     return repointing.Move(bytes(image.path_bytes), path, options["format"], options["repoint_guest"])
 
 
-def _against_replacing(image: Image, path: bytes, options: dict[str, Any]) -> list[Refusal]:
+def _against_replacing(image: Image, options: dict[str, Any]) -> list[Refusal]:
     move = _move(image, options)
     found = [*repointing.refusals(image, move), *linked_clones.against_replacing(image)]
-    moves = path != move.before or move.format != image.declared_format
-    if moves and (why := surroundings.of(image).kept_in):
-        found.append(Refusal("has_overlays", f"{why} Convert it beside the original instead."))
-    if image.overlays_count and moves:
-        found.append(
-            Refusal(
-                "has_overlays",
-                f"{image.overlays_count} overlays stand on it and name it with its format: convert it beside the "
-                "original instead, or flatten them first.",
-            )
-        )
+    if _goes(image, move):
+        found += as_it_is.refusals(image, "Convert it beside the original instead, or flatten what stands on it first.")
     return found
+
+
+def _goes(image: Image, move: repointing.Move) -> bool:
+    """Whether the image's name or format is another one afterwards, so that what needs it would not find it."""
+    return move.after != move.before or move.format != image.declared_format
 
 
 def _declare(image: Image, form: str) -> None:

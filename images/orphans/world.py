@@ -23,8 +23,8 @@ def could_have_guests(host: Host) -> bool:
 
 def of(host: Host) -> World:
     """All that may speak for or against an image of the host being an orphan."""
-    claims = list(Claim.objects.filter(host=host).values_list("kind", "key", "why"))
-    unseen = [why for kind, _, why in claims if kind == Claim.Kind.ANY]
+    claims = _claims(host)
+    unseen = list(claims[Claim.Kind.ANY].values())
     if host.capabilities.get("busy_complete") is False:
         unseen.append(f"What some processes of {host.name} have open could not be seen: run the agent as root.")
     guests = list(
@@ -35,11 +35,11 @@ def of(host: Host) -> World:
         unread=_unread(host),
         unseen=" ".join(unseen),
         needed_paths=_needed_paths(host),
-        needed_files=_parts(host) | {key: why for kind, key, why in claims if kind == Claim.Kind.FILE},
+        needed_files=_parts(host) | claims[Claim.Kind.FILE],
         blind=_blind(host),
         described=_described(host),
         kept=_kept(host),
-        elsewhere={key: why for kind, key, why in claims if kind == Claim.Kind.NUMBER},
+        elsewhere=claims[Claim.Kind.NUMBER],
         busy={
             uid: f"By its name it is a disk of {name} ({kind} {uid}), locked ({lock}): it may be made just now."
             for kind, uid, name, lock in guests
@@ -47,6 +47,14 @@ def of(host: Host) -> World:
         },
         numbers={uid: f"{name} ({kind} {uid})" for kind, uid, name, _ in guests},
     )
+
+
+def _claims(host: Host) -> dict[str, dict[str, str]]:
+    """The sentences of the host's claims by their keys, for each kind."""
+    found: dict[str, dict[str, str]] = {kind: {} for kind in Claim.Kind}
+    for kind, key, why in Claim.objects.filter(host=host).values_list("kind", "key", "why"):
+        found[kind][key] = why
+    return found
 
 
 def _asked(host: Host) -> str:
@@ -109,26 +117,50 @@ def _parts(host: Host) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Headers:
-    """What the headers of a host's images say of needing an image under its name, beside what its overlays say.
+class Needs:
+    """Who needs which image of a host as it is, beside the overlays and guests that are linked to its row.
 
     Args:
-        paths, files: who keeps data in which file, by shown path and by ``device:inode``, each as a sentence.
-        blind: the images that cannot be read.
+        paths, files: who stands on which file or keeps data in it, by shown path and by ``device:inode``.
+        described: names of files that a header may mean which describes its base.
+        kept: ids of images that an undo copy stands on.
+        blind: the images that cannot be read, and may stand on any.
+        unseen: about guests' disks outside of the pools of which is not known what they stand on.
+
+    Each value is a sentence.
     """
 
     paths: dict[str, str]
     files: dict[str, str]
+    described: dict[str, str]
+    kept: dict[int, str]
     blind: Blind
+    unseen: str
 
-    def kept_in(self, image: Image) -> str:
-        """Which other image keeps its data in this one, in a sentence; empty where none does."""
-        return self.paths.get(image.path, "") or self.files.get(f"{image.dev}:{image.inode}", "")
+    def of(self, image: Image) -> list[str]:
+        """Who needs the image, in sentences."""
+        found = [
+            self.paths.get(image.path), self.files.get(f"{image.dev}:{image.inode}"), self.kept.get(image.pk),
+            self.described.get(image.name),
+        ]  # fmt: skip
+        return list(dict.fromkeys(filter(None, found)))
+
+    def unknown(self, image: Image) -> str:
+        """Why it is not known who needs it; empty where it is."""
+        return " ".join(filter(None, [self.unseen, self.blind.but(image.pk)]))
 
 
-def headers(host: Host) -> Headers:
-    """What the images of a host, and of those that share a storage with it, say."""
-    return Headers(_needed_paths(host), _parts(host), _blind(host))
+def needs(host: Host) -> Needs:
+    """What the images of a host say, those that share a storage with it, and its guests' disks elsewhere."""
+    claims = _claims(host)
+    return Needs(
+        paths=_needed_paths(host),
+        files=_parts(host) | claims[Claim.Kind.FILE],
+        described=_described(host),
+        kept=_kept(host),
+        blind=_blind(host),
+        unseen=" ".join(claims[Claim.Kind.ANY].values()),
+    )
 
 
 def _blind(host: Host) -> Blind:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from storage_admin.agent import qemu_img, vmdk_text
+from storage_admin.agent import locking, qemu_img, vmdk_text
 from storage_admin.agent.formats.facts import Facts
+from storage_admin.agent.overlays import LookedAt, Wanted, refuse_needed
 from storage_admin.agent.pools import components, open_parent
 from storage_admin.agent.protocol import INVALID, RefusedError, b64, unb64
 from storage_admin.agent.publish import Publication, Succession
@@ -85,13 +87,17 @@ class Target:
 
 
 class Convert(Recipe):
-    """``qemu-img convert`` of the whole chain into a file of its own, or into one that takes the image's place."""
+    """``qemu-img convert`` of the whole chain into a file of its own, or into one that takes the image's place.
+
+    Args:
+        pools: where is looked for files that need the image, if its name goes.
+    """
 
     method = "convert"
     must_shrink = False
 
-    def __init__(self, target: Target) -> None:
-        self.target = target
+    def __init__(self, target: Target, pools: Sequence[LookedAt] = ()) -> None:
+        self.target, self.pools = target, pools
         if not target.replaces:
             # The image itself is not touched: what a copy would not carry stays in it, and the plan says so.
             self.carries = frozenset({"has_internal_snapshots", "hard_linked", "immutable"})
@@ -139,18 +145,26 @@ class Convert(Recipe):
         return self.target.format
 
     def refuse(self, work: Rewrite) -> None:
-        """Refuse an image with errors, and bitmaps, which only qcow2 holds."""
+        """Refuse an image with errors or whose name others need, and bitmaps, which only qcow2 holds."""
         image = work.chain.image
         if self.target.replaces and self._keeps_name(work) and self.target.format != image.planned.format:
             raise RefusedError(
                 "target_exists", f"{image.shown} is named like a {self.target.format} already; give it another name"
             )
+        self.recheck(work)
         if image.facts.bitmaps and self.target.format != "qcow2":
             raise RefusedError(
                 "unsupported_subformat",
                 f"{image.shown} has persistent bitmaps, which {self.target.format} cannot hold; delete them first",
             )
         work.refuse_damaged()
+
+    def recheck(self, work: Rewrite) -> None:
+        """Refuse to take the name of an image away that other files need under it."""
+        if self.target.replaces and not self._keeps_name(work):
+            image, name = work.chain.image, os.path.basename(work.wish.image.path)
+            wanted = Wanted(locking.file_id(image.fd), locking.file_id(work.folder), name, image.shown)
+            refuse_needed(self.pools, wanted, work.io)
 
     def needed(self, work: Rewrite) -> int:
         """What qemu-img measures for the whole chain; all of the virtual size where that is preallocated."""

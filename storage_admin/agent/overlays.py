@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,7 +70,7 @@ class Wanted:
     shown: str
 
 
-def refuse_needed(pools: list[LookedAt], image: Wanted, io: AgentIO) -> None:
+def refuse_needed(pools: Sequence[LookedAt], image: Wanted, io: AgentIO) -> None:
     """Refuse where a file of these pools needs the image.
 
     Raises:

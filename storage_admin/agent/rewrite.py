@@ -139,6 +139,9 @@ class Recipe(ABC):
     def refuse(self, work: Rewrite) -> None:
         """Refuse what this recipe cannot do to the image; nothing was made yet."""
 
+    def recheck(self, work: Rewrite) -> None:  # noqa: B027 (not every recipe asks more)
+        """Refuse, in the moment of the swap, what has come about since :meth:`refuse`; under the image locks."""
+
     @abstractmethod
     def needed(self, work: Rewrite) -> int:
         """The most that the new file may take, in bytes."""
@@ -294,6 +297,7 @@ class Rewrite:
 
     def _recheck(self, replacement: NewFile) -> None:
         """Everything that was true in the beginning must be true in the moment of the swap."""
+        self.recipe.recheck(self)  # it may take a while, so that it comes before who uses the image
         self.chain.refuse_in_use()
         self.chain.refuse_stale()
         if difference := attributes.differences(self.chain.image.fd, replacement.new):

@@ -127,11 +127,13 @@ def test_what_another_image_keeps_its_data_in_keeps_its_name(tmp_path: Path, ima
     assert refused(data, format="raw") == []
 
 
-def test_that_an_image_which_cannot_be_read_may_stand_on_it_is_told(image: Path) -> None:
+def test_an_image_that_cannot_be_read_may_stand_on_it(image: Path) -> None:
     create(image.with_name("old.qcow"), form="qcow")
     scan(image_at(image).host)
     plan = services.plan(OPERATOR, "convert", image_at(image).pk, {"format": "raw", "replace": True})
-    assert any("old.qcow" in warning for warning in plan.warnings)
+    assert [refusal.code for refusal in plan.refusals] == ["guests_unknown"]
+    assert "old.qcow" in plan.refusals[0].detail
+    assert refused(image, format="qcow2") == []
 
 
 def test_a_taken_name_is_refused(image: Path) -> None:

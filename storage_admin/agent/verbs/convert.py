@@ -7,6 +7,7 @@ from typing import Any
 from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.conversion import Convert, Target
 from storage_admin.agent.lifeline import AgentIO
+from storage_admin.agent.overlays import LookedAt
 from storage_admin.agent.protocol import Request
 from storage_admin.agent.rewrite import COMMON, Rewrite, Wish, opened
 
@@ -16,7 +17,8 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
 
     Args:
         request: its ``args`` are :data:`rewrite.COMMON` and ``target``: ``pool_path_b64``, ``path_b64``, ``format``,
-            ``options`` (names and words of qemu-img's creation options).
+            ``options`` (names and words of qemu-img's creation options), ``replaces``; ``pools``: where to look for
+            what needs the image, if its name goes, as for :func:`aside.set_aside`.
         io: the controller.
 
     Returns:
@@ -25,7 +27,8 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     Raises:
         RefusedError, HostError, StoppedError: nothing is left of the new file.
     """
-    args = Arguments(request.args, COMMON | {"target"})
+    args = Arguments(request.args, COMMON | {"target", "pools"})
     wish, target = Wish.parse(request.args, args), Target.parse(args.take("target", dict))
+    pools = [LookedAt.parse(pool) for pool in args.get("pools", list, [])]
     with opened(wish) as chain:
-        return Rewrite(request, io, wish, Convert(target), chain).run()
+        return Rewrite(request, io, wish, Convert(target, pools), chain).run()
