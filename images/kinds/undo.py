@@ -6,6 +6,7 @@ from typing import Any
 from django.db.models import Q
 
 from images import liveness, moving, refusals, repointing, rewriting
+from images.kinds import as_it_is
 from images.kinds.targets import ancestors, facts, find, locks_on
 from images.ledger import lines
 from images.models import Image
@@ -109,12 +110,7 @@ class Undo(OfJob):
         image = self._image(job)
         against = self._missing(job)
         against += refusals.for_undo(image)
-        if image.overlays_count and len(set(moving.paths_of(job))) > 1:
-            sentence = f"{image.overlays_count} overlays name the image as it is called now, and would lose it."
-            against.append(Refusal("has_overlays", sentence))
-        if options["force"] and image.overlays_count:
-            sentence = f"{image.overlays_count} overlays stand on the image as it is now: what was written must stay."
-            against.append(Refusal("has_overlays", sentence))
+        against += _against_what_goes(job, image, options)
         return Plan(
             method="undo",
             reason=f"The original of {image.name} comes back from its undo copy; the new image goes.",
@@ -139,7 +135,12 @@ class Undo(OfJob):
         rewriting.note_ready(job, ready)
 
     def request(self, job: Job) -> dict[str, Any]:
-        return super().request(job) | {"force": job.options["force"]}
+        undone = self._job(job.target_id)
+        image = self._image(undone)
+        if against := _against_what_goes(undone, image, job.options):
+            raise RefusedError(against[0].code, against[0].detail)
+        asked = super().request(job) | {"force": job.options["force"]}
+        return asked | (as_it_is.pools(image) if _takes_away(undone, job.options) else {})
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         undone = self._job(job.target_id)
@@ -213,6 +214,20 @@ class DiscardUndo(OfJob):
             claims.log(undone, "its undo copy has another name on the host: nothing was freed", JobLog.Level.WARNING)
         rewriting.close_undo(undone, state_after_removal(undone, job), rewriting.won_bytes(undone, freed))
         return {"copy_bytes": freed, "of_job": undone.pk}
+
+
+def _takes_away(undone: Job, options: dict[str, Any]) -> str:
+    """What an undo takes from those who need the image as it is now, in a sentence; empty where they lose nothing."""
+    if len(set(moving.paths_of(undone))) > 1:
+        return "They name the image as it is called now, and would lose it: flatten what stands on it first."
+    if options["force"] or (undone.kind == "check" and undone.options.get("repair") == "all"):
+        return "What they read from the image as it is now must stay: flatten what stands on it first."
+    return ""
+
+
+def _against_what_goes(undone: Job, image: Image, options: dict[str, Any]) -> list[Refusal]:
+    taken = _takes_away(undone, options)
+    return as_it_is.refusals(image, taken) if taken else []
 
 
 def undone_for_good(undo: Job, undone: Job, image: Image | None, gone: int, freed: int, back: int | None) -> None:

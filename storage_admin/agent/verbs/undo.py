@@ -13,6 +13,7 @@ from storage_admin.agent import attributes, journal, locking, settle, swap
 from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.journal import Journal, JournalError, Stamp, file_name, parse_name
 from storage_admin.agent.lifeline import AgentIO
+from storage_admin.agent.overlays import LookedAt, Wanted, refuse_needed
 from storage_admin.agent.pools import display, open_parent
 from storage_admin.agent.protocol import INVALID, OCCUPIED, HostError, RefusedError, Request, b64
 
@@ -34,7 +35,8 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
 
     Args:
         request: ``args``: ``path_b64``, ``pool_path_b64``, ``undo_job`` (the job that made the copy), ``force`` (also
-            where the image was written to since, which is lost then).
+            where the image was written to since, which is lost then), ``pools``: where is looked for what needs the
+            image as it is now, where that loses its name or its content, as for :func:`aside.set_aside`.
         io: the controller.
 
     Returns:
@@ -43,12 +45,13 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
 
     Raises:
         RefusedError: ``undo_missing``, ``undo_written_to``, ``chain_broken`` (a base of the original is gone),
-            ``image_in_use``, ``immutable``, ``stale_plan``, ``busy``.
+            ``image_in_use``, ``has_overlays``, ``guests_unknown``, ``immutable``, ``stale_plan``, ``busy``.
         HostError, StoppedError: nothing was changed.
     """
     started = time.monotonic()
-    args = Arguments(request.args, _KNOWN | {"force"})
+    args = Arguments(request.args, _KNOWN | {"force", "pools"})
     force = args.get("force", bool, False)
+    pools = [LookedAt.parse(pool) for pool in args.get("pools", list, [])]
     with _place(args) as place, contextlib.ExitStack() as open_files:
         io.progress("checking", 0, None, "looking at the image and its undo copy")
         story = _story(place)
@@ -57,7 +60,10 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         old = _open(place.folder, file_name(place.journal.job, "orig"))
         open_files.callback(os.close, old)
 
+        wanted = Wanted(locking.file_id(new), locking.file_id(place.folder), place.name, display(place.path))
+
         def recheck() -> None:
+            refuse_needed(pools, wanted, io)
             _refuse(place, story, new, old, force=force)
 
         recheck()

@@ -1,0 +1,77 @@
+"""What has come to need an image while a job was at work is found under the locks, right before its name goes."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage_admin.agent.protocol import b64
+from tests.agent.harness import Agent, ask, leftovers, make_image, qemu_img, reclaim_args, stamp, undo_args, write
+from tests.agent.test_replace import KEPT, replace_args
+
+pytestmark = pytest.mark.qemu
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    make_image(tmp_path / "vm.qcow2")
+    return tmp_path / "vm.qcow2"
+
+
+def pools(*folders: Path) -> list[dict[str, str]]:
+    return [{"path_b64": b64(os.fsencode(folder)), "kind": "dir", "known_b64": ""} for folder in folders]
+
+
+def ask_late(verb: str, args: dict[str, Any], job: str, base: Path, form: str = "qcow2") -> dict[str, Any]:
+    """Does a request, and makes an overlay in the moment before the last word."""
+    with Agent() as agent:
+        agent.request(verb, args, job=job)
+        agent.until("ready")
+        qemu_img("create", "-q", "-f", "qcow2", "-b", base.name, "-F", form, base.with_name("top.qcow2"))
+        agent.say("go", generation=1)
+        return agent.answer()
+
+
+def test_a_conversion_leaves_an_overlay_its_base(tmp_path: Path, image: Path) -> None:
+    was = stamp(image)
+    answer = ask_late("convert", replace_args(image, form="raw", pools=pools(tmp_path)), "j1", image)
+    assert answer.get("code") == "has_overlays", answer
+    assert (stamp(image), leftovers(tmp_path)) == (was, set())
+    assert not (tmp_path / "vm.raw").exists()
+
+
+def test_a_conversion_that_is_refused_has_written_nothing(tmp_path: Path, image: Path) -> None:
+    (tmp_path / "other").mkdir()
+    qemu_img("create", "-q", "-f", "qcow2", "-b", image, "-F", "qcow2", tmp_path / "other/top.qcow2")
+    with Agent() as agent:
+        agent.request("convert", replace_args(image, form="raw", pools=pools(tmp_path, tmp_path / "other")), job="j1")
+        assert agent.answer()["code"] == "has_overlays"
+        assert not [event for event in agent.events if event.get("stage") == "copying"]
+
+
+def test_where_name_and_format_stay_nobody_is_asked_for(tmp_path: Path, image: Path) -> None:
+    args = replace_args(image, form="qcow2", options={"cluster_size": "2M"}, pools=pools(tmp_path))
+    assert ask_late("convert", args, "j1", image).get("swapped")
+
+
+def test_a_forced_undo_leaves_an_overlay_what_it_reads(tmp_path: Path, image: Path) -> None:
+    assert ask("reclaim", reclaim_args(image))["swapped"]
+    write(image, 0x77, "0", "1M")
+    was = stamp(image)
+    args = undo_args(image, force=True, pools=pools(tmp_path))
+    answer = ask_late("undo", args, "u1", image)
+    assert answer.get("code") == "has_overlays", answer
+    assert (stamp(image), leftovers(tmp_path)) == (was, KEPT)
+    assert ask("undo", args, job="u2")["code"] == "has_overlays"
+    (tmp_path / "top.qcow2").unlink()
+    assert ask("undo", args, job="u3").get("inode")
+
+
+def test_the_undo_of_a_conversion_leaves_an_overlay_its_base(tmp_path: Path, image: Path) -> None:
+    assert ask("convert", replace_args(image, form="raw")).get("swapped")
+    new = tmp_path / "vm.raw"
+    answer = ask_late("undo", undo_args(new, pools=pools(tmp_path)), "u1", new, "raw")
+    assert answer.get("code") == "has_overlays", answer
+    assert new.exists()
+    assert not image.exists()
