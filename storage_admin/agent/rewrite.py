@@ -22,6 +22,7 @@ from storage_admin.agent.journal import file_name
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.links import Chain, Link, Planned
 from storage_admin.agent.mounts import Mounts
+from storage_admin.agent.naming import leads_to
 from storage_admin.agent.pools import display, open_parent
 from storage_admin.agent.protocol import INVALID, SPACE, HostError, RefusedError, Request
 from storage_admin.agent.qemu_img import Node
@@ -175,6 +176,8 @@ class Rewrite:
     #: What the new file may take at most, as long as it is not written.
     _needed: int = 0
     _made: NewFile | None = None
+    #: The base as the new file's header names it.
+    _named: bytes | None = None
 
     def run(self) -> dict[str, Any]:
         """All steps of protocol P.
@@ -282,6 +285,8 @@ class Rewrite:
             raise HostError(f"the copy cannot be read: {error}") from error
         if different := self.recipe.differences(self, made):
             raise HostError("the copy differs from the image in " + ", ".join(different))
+        self._named = made.backing_file
+        self._refuse_astray()
         copy = Node(replacement.new, target, self.shown(replacement), self.recipe.base(self))
         if target in qemu_img.CHECKED:
             report = qemu_img.check(self.io, copy, self.effort("verifying", 0))
@@ -295,11 +300,24 @@ class Rewrite:
             self.chain.refuse_stale()
             raise HostError("the copy's content differs from the image's")
 
+    def _refuse_astray(self) -> None:
+        """The name in the new header must lead to the base: tools were given descriptors, a guest has only the name."""
+        base = self.recipe.base(self)
+        if (self._named is None) != (base is None):
+            raise HostError("the copy differs from the image in backing_file")
+        if self._named is not None and base is not None and not leads_to(self.folder, self._named, base.fd):
+            raise RefusedError(
+                "stale_plan",
+                f"{display(self._named)} does not lead to {display(base.path)} from the folder of "
+                f"{self.chain.image.shown}; scan the host and try again",
+            )
+
     def _recheck(self, replacement: NewFile) -> None:
         """Everything that was true in the beginning must be true in the moment of the swap."""
         self.recipe.recheck(self)  # it may take a while, so that it comes before who uses the image
         self.chain.refuse_in_use()
         self.chain.refuse_stale()
+        self._refuse_astray()
         if difference := attributes.differences(self.chain.image.fd, replacement.new):
             raise RefusedError("stale_plan", f"the image's {difference} changed while the work went on; try again")
 

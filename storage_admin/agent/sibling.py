@@ -12,6 +12,7 @@ from typing import Any
 from storage_admin.agent import qemu_img, sparse
 from storage_admin.agent.copying import Copy, differences
 from storage_admin.agent.formats.facts import Facts
+from storage_admin.agent.naming import leads_to
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 from storage_admin.agent.qemu_img import Node
 from storage_admin.agent.rewrite import Recipe, Rewrite
@@ -50,6 +51,8 @@ class Rebase(Recipe):
 
     def __init__(self, keep: int | None) -> None:
         self.keep = keep
+        #: The new base as the header is to name it.
+        self.name = b""
 
     def refuse(self, work: Rewrite) -> None:
         """Refuse an image without a base, a chain that is that short already, and errors."""
@@ -60,7 +63,8 @@ class Rebase(Recipe):
             raise RefusedError(INVALID, f"{image.shown} stands on no other image: there is nothing to flatten")
         if self.keep is not None and not 2 <= self.keep < len(links):
             raise RefusedError(INVALID, f"{image.shown} stands on that image already, or not on it at all")
-        if len(self._name(work)) > _LONGEST_BACKING or len(self._argument(work)) > _LONGEST_BACKING:
+        self.name = self._choose_name(work)
+        if len(self.name) > _LONGEST_BACKING or len(self._argument(work)) > _LONGEST_BACKING:
             raise RefusedError(
                 "chain_too_deep", "below the image that is kept the chain is too deep for qemu-img; flatten that first"
             )
@@ -84,19 +88,26 @@ class Rebase(Recipe):
     def _format(self, work: Rewrite) -> str | None:
         return None if self.keep is None else work.chain.links[self.keep].planned.format
 
-    def _name(self, work: Rewrite) -> bytes:
-        """The new base as the header is to name it: relative where the name it has now is relative."""
+    def _choose_name(self, work: Rewrite) -> bytes:
+        """Relative where the name that the base has now is relative, and where such a name leads there."""
         if self.keep is None:
             return b""
-        links = work.chain.links
-        written, above = (
-            links[self.keep - 1].facts.backing_file or b"",
-            os.path.dirname(links[self.keep - 1].planned.path),
+        kept = work.chain.links[self.keep]
+        for name in (self._as_above(work, self.keep), kept.planned.path):
+            if leads_to(work.folder, name, kept.fd):
+                return name
+        raise RefusedError(
+            "chain_broken", f"no name leads from {work.chain.image.shown} to {kept.shown}; scan the host and try again"
         )
+
+    def _as_above(self, work: Rewrite, keep: int) -> bytes:
+        """The base's name in the image above it, as it reads from here."""
+        above = work.chain.links[keep - 1]
+        written, folder = above.facts.backing_file or b"", os.path.dirname(above.planned.path)
         here = os.path.dirname(work.chain.image.planned.path)
-        if written.startswith(b"/") or above == here:
+        if written.startswith(b"/") or folder == here:
             return written
-        name = os.path.relpath(os.path.join(above, written), here)
+        name = os.path.relpath(os.path.join(folder, written), here)
         # qemu takes what stands before a colon for a protocol, unless a slash comes first.
         return b"./" + name if b":" in name.split(b"/", 1)[0] else name
 
@@ -113,13 +124,13 @@ class Rebase(Recipe):
         if done.exit_code:
             raise work.failed("qemu-img rebase", done.words(), done.stderr)
         if self.keep is not None:
-            done = qemu_img.name_base(work.io, copy, self._name(work), self._format(work) or "")
+            done = qemu_img.name_base(work.io, copy, self.name, self._format(work) or "")
             if done.exit_code:
                 raise work.failed("qemu-img rebase -u", done.words(), done.stderr)
 
     def differences(self, work: Rewrite, made: Facts) -> list[str]:
         """All as it was but for the base."""
-        return different_chain(work.chain.image.facts, made, self._name(work) or None, self._format(work))
+        return different_chain(work.chain.image.facts, made, self.name or None, self._format(work))
 
 
 class Standalone(Copy):
