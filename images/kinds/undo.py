@@ -173,6 +173,14 @@ class DiscardUndo(OfJob):
     description = "Removes a job's undo copy, which frees the space that it holds. The job cannot be undone any more."
     verb = "discard_undo"
     role = Role.ADMIN
+    properties = {
+        "force": {
+            "type": "boolean",
+            "default": False,
+            "description": "Also where the image is gone or damaged, or somebody wrote to the copy: it may be all that "
+            "is left.",
+        }
+    }
 
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         job = self._job(target_id)
@@ -185,15 +193,25 @@ class DiscardUndo(OfJob):
             predicted_after_bytes=image.allocated_size,
             scratch_bytes=0,
             undo_bytes=0,
-            refusals=tuple(self._missing(job)),
+            refusals=(*self._missing(job), *([] if options["force"] else refusals.only_copy(image))),
             affected_images=(Affected(image.pk, image.name, "not changed; its undo copy is removed"),),
             options=options,
         )
 
     def request(self, job: Job) -> dict[str, Any]:
         undone = self._job(job.target_id)
-        left_at = moving.path_left_by(undone, self._image(undone))
-        return super().request(job) | {"path_b64": b64(left_at)}
+        image = self._image(undone)
+        left_at = moving.path_left_by(undone, image)
+        name = bytes(image.path_bytes).rpartition(b"/")[2]
+        if image.state == Image.State.SET_ASIDE and image.aside_job is not None:
+            name = f".sa-{image.aside_job.uid}.aside".encode()
+        return super().request(job) | {
+            "path_b64": b64(left_at),
+            "now_b64": b64(name),
+            "format": image.declared_format or image.format,
+            # What was deleted by its name, on purpose, is missed by nobody.
+            "force": job.options.get("force", False) or image.state == Image.State.DELETED,
+        }
 
     def on_event(self, job: Job, event: dict[str, Any]) -> None:
         if event["event"] != protocol.OCCUPIED:

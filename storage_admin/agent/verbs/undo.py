@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from storage_admin.agent import attributes, journal, locking, settle, swap
+from storage_admin.agent import attributes, formats, journal, locking, settle, swap
 from storage_admin.agent.arguments import Arguments
+from storage_admin.agent.formats import UnreadableError
 from storage_admin.agent.journal import Journal, JournalError, Stamp, file_name, parse_name
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.overlays import LookedAt, Wanted, refuse_needed
 from storage_admin.agent.pools import display, open_parent
-from storage_admin.agent.protocol import INVALID, OCCUPIED, HostError, RefusedError, Request, b64
+from storage_admin.agent.protocol import INVALID, OCCUPIED, HostError, RefusedError, Request, b64, unb64
 
 _KNOWN = frozenset({"path_b64", "pool_path_b64", "undo_job"})
 
@@ -89,7 +91,9 @@ def discard(request: Request, io: AgentIO) -> dict[str, Any]:
     """Remove an undo copy and its journal.
 
     Args:
-        request: ``args``: ``path_b64``, ``pool_path_b64``, ``undo_job``.
+        request: ``args``: ``path_b64``, ``pool_path_b64``, ``undo_job``; ``now_b64``: the name that the image's
+            file has by now, where a later job gave it another one; ``format``: as the image is declared, empty where
+            that is not known; ``force``: also where the copy may be all that is left.
         io: the controller.
 
     Returns:
@@ -98,9 +102,12 @@ def discard(request: Request, io: AgentIO) -> dict[str, Any]:
         somebody gave it the image's name again; ``surely_back``: by its size and time as well.
 
     Raises:
-        RefusedError: ``image_in_use``, where somebody uses the copy; ``stale_plan``, where it is the only one left.
+        RefusedError: ``image_in_use``, where somebody uses the copy; unless forced, ``stale_plan``, where the image is
+            not there or cannot be read, and ``undo_written_to``, where somebody wrote to the copy.
     """
-    with _place(Arguments(request.args, _KNOWN)) as place:
+    args = Arguments(request.args, _KNOWN | {"now_b64", "format", "force"})
+    now, form, force = args.get("now_b64", str, ""), args.get("format", str, ""), args.get("force", bool, False)
+    with _place(args) as place:
         story = _story(place)
         undo_name = file_name(place.journal.job, "orig")
         freed, found = 0, False
@@ -116,6 +123,8 @@ def discard(request: Request, io: AgentIO) -> dict[str, Any]:
                 if status.st_ino != story.original.inode:
                     raise RefusedError("undo_missing", "the undo copy is another file by now; look at it yourself")
                 _refuse_used(old, "the undo copy")
+                if not force:
+                    _refuse_needed_still(place, story, old, unb64(now) or place.name, form)
                 freed = status.st_blocks * 512 if status.st_nlink == 1 else 0
                 # Afterwards nobody could tell any more.
                 io.emit(OCCUPIED, freed_bytes=freed)
@@ -127,6 +136,46 @@ def discard(request: Request, io: AgentIO) -> dict[str, Any]:
         told: dict[str, Any] = {"freed_bytes": freed, "found": found, "original": asdict(story.original)}
         put_back, surely_back = (False, False) if found else settle.is_back(named, story.original)
         return {**told, "put_back": put_back, "surely_back": surely_back}
+
+
+def _refuse_needed_still(place: _Place, story: settle.Story, old: int, name: bytes, form: str) -> None:
+    """The copy stays where it holds what nothing else does: the image is gone, or damaged, or the copy written to."""
+    copy = os.fstat(old)
+    if not settle.same_content(Stamp.of(copy), story.original):
+        raise RefusedError(
+            "undo_written_to",
+            "somebody wrote to the undo copy, perhaps who had the image open when it was replaced: look at both. "
+            "Forcing the removal gives up what was written",
+        )
+    stays = "the undo copy may be all that is left of it, and stays. Look at it, or force the removal"
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place.folder)
+    except OSError as error:
+        raise RefusedError(
+            "stale_plan", f"{display(name)} is not there any more ({error.strerror}): {stays}"
+        ) from error
+    try:
+        looks_like = formats.guess(formats.Reader(fd, os.fstat(fd).st_size), name)
+        # What it is declared as may be from before a later job changed that. All damaged files look raw.
+        taken_for = {form or looks_like, *({looks_like} - {"raw"})}
+        sizes = [size for one in taken_for if (size := _virtual_size(fd, name, one)) is not None]
+    finally:
+        os.close(fd)
+    if not sizes:
+        raise RefusedError("stale_plan", f"{display(name)} cannot be read any more: {stays}")
+    before = _virtual_size(old, story.name_before, form if story.old_name is None else "")
+    if before is not None and max(sizes) < before:
+        raise RefusedError("stale_plan", f"{display(name)} has {max(sizes)} bytes for its guest, not {before}: {stays}")
+
+
+def _virtual_size(fd: int, name: bytes, form: str) -> int | None:
+    """What a guest sees of an image in bytes; ``None`` where its header is damaged or cannot be read."""
+    status = os.fstat(fd)
+    try:
+        facts = formats.read(fd, status.st_size, name, form or None)
+    except (UnreadableError, OSError):
+        return None
+    return None if facts.corrupt or not stat.S_ISREG(status.st_mode) else facts.virtual_size
 
 
 @contextlib.contextmanager
