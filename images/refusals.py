@@ -185,6 +185,15 @@ def _content(image: Image) -> list[Refusal]:
         refusals.append(
             Refusal("external_data_file", "Its data lies in a file of its own, which a rewrite would not carry.")
         )
+    other_size = image.from_header("other_size")
+    if other_size is not None:
+        refusals.append(
+            Refusal(
+                "unsupported_subformat",
+                f"Programs disagree about its size: {image.virtual_size or 0:,} bytes by its geometry, "
+                f"{other_size:,} by its footer. A rewrite could lose its end: use the program that made it.",
+            )
+        )
     if image.from_header("dirty") or image.from_header("corrupt"):
         refusals.append(
             Refusal(

@@ -32,7 +32,7 @@ STARTING: dict[str, Any] = {
 #: Header facts that have no column of their own.
 HEADER = (
     "compat", "refcount_bits", "lazy_refcounts", "extended_l2", "subformat", "encryption", "dirty", "corrupt",
-    "data_file_raw", "bitmaps", "mode", "uid", "gid",
+    "data_file_raw", "other_size", "bitmaps", "mode", "uid", "gid",
 )  # fmt: skip
 #: Those that an image has one plain value of; the others are lists.
 _PLAIN_HEADER = tuple(name for name in HEADER if name != "bitmaps")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from storage_admin.agent import locking, qemu_img, vmdk_text
+from storage_admin.agent.copying import refuse_two_sizes
 from storage_admin.agent.formats.facts import Facts
 from storage_admin.agent.overlays import LookedAt, Wanted, refuse_needed
 from storage_admin.agent.pools import components, open_parent
@@ -157,6 +158,7 @@ class Convert(Recipe):
                 "unsupported_subformat",
                 f"{image.shown} has persistent bitmaps, which {self.target.format} cannot hold; delete them first",
             )
+        refuse_two_sizes(image)
         work.refuse_damaged()
 
     def recheck(self, work: Rewrite) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from storage_admin.agent import qemu_img, vmdk_text
 from storage_admin.agent.formats.facts import Facts
+from storage_admin.agent.links import Link
 from storage_admin.agent.protocol import INVALID, RefusedError
 from storage_admin.agent.qemu_img import Node
 from storage_admin.agent.rewrite import Recipe, Rewrite
@@ -25,6 +26,7 @@ class Copy(Recipe):
         image, form = work.chain.image, work.chain.image.facts.format
         if form not in self.formats:
             raise RefusedError("unsupported_subformat", f"{image.shown} is {form}, which {self.method} does not write")
+        refuse_two_sizes(image)
         if form == "vmdk":
             if image.facts.backing_file is not None:
                 raise RefusedError(
@@ -140,6 +142,21 @@ class Compress(Copy):
     def compression_of(self, work: Rewrite) -> str | None:  # noqa: ARG002 (it was chosen before)
         """The chosen one."""
         return self.compression
+
+
+def refuse_two_sizes(image: Link) -> None:
+    """Refuse a disk that other programs see with another end than qemu, which would be missing from what it writes.
+
+    Raises:
+        RefusedError: ``unsupported_subformat``.
+    """
+    facts = image.facts
+    if facts.other_size is not None:
+        raise RefusedError(
+            "unsupported_subformat",
+            f"programs disagree about the size of {image.shown}: {facts.virtual_size} bytes by its geometry, "
+            f"{facts.other_size} by its footer; use the program that made it",
+        )
 
 
 def creation_options(facts: Facts, compression: str) -> str:

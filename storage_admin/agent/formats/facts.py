@@ -28,6 +28,7 @@ class Facts:
 
     ``backing_file`` and ``data_file`` stand as they were written: relative to the image, or with a protocol.
     ``encryption`` is ``aes`` or ``luks`` for what a qcow2 holds, ``luks (CIPHER)`` or ``luks2`` for a LUKS volume.
+    ``other_size`` is what programs other than qemu take for the virtual size, where the header leaves that open (VHD).
     ``extents`` are the names of further files that hold the image's data (VMDK), relative to the image.
     """
 
@@ -52,3 +53,4 @@ class Facts:
     extents: tuple[bytes, ...] = ()
     snapshots: tuple[Snapshot, ...] = ()
     bitmaps: tuple[str, ...] = ()
+    other_size: int | None = None

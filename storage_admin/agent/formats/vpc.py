@@ -1,7 +1,8 @@
 """The footer of a Virtual PC image (VHD), dynamic or fixed.
 
 Layout: Microsoft, Virtual Hard Disk Image Format Specification 1.0; all numbers big-endian. Which of its two sizes
-holds is decided as qemu does (block/vpc.c), because the guest sees what qemu decides.
+holds is decided as qemu does (block/vpc.c), because the guest sees what qemu decides. Programs that go by the footer's
+own size in all images, as VirtualBox does, may see a disk with a longer end.
 """
 
 from __future__ import annotations
@@ -46,13 +47,17 @@ def read(reader: Reader) -> Facts:
         raise UnreadableError(f"the VHD footer says disk type {kind}, which does not fit its place")
     total = cylinders * heads * sectors
     if creator in _BY_SIZE or total == _MAX_GEOMETRY:
-        total = size // 512
+        total, other_size = size // 512, None
+    else:
+        other_size = size if size != total * 512 else None
     if total > _MAX_SECTORS:
         raise UnreadableError(f"virtual size of {total * 512} bytes: VHD allows 2040 GiB")
     if not at_start:
-        return Facts(format="vpc", virtual_size=total * 512, subformat="fixed")
+        return Facts(format="vpc", virtual_size=total * 512, other_size=other_size, subformat="fixed")
     block_size = _block_size(reader, data_offset, total)
-    return Facts(format="vpc", virtual_size=total * 512, cluster_size=block_size, subformat="dynamic")
+    return Facts(
+        format="vpc", virtual_size=total * 512, other_size=other_size, cluster_size=block_size, subformat="dynamic"
+    )
 
 
 def checksum(footer: bytes) -> int:
