@@ -7,18 +7,35 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: Filesystems that more than one machine can have mounted at once.
-NETWORK = frozenset(
+#: Filesystems that one machine alone has: on disks of its own, in its memory, or made up by its kernel. Any other one
+#: may be mounted elsewhere, too, until an admin says by whom. So may what only shows folders (aufs, ecryptfs,
+#: mergerfs and the like), as these may lie on a server; but the folder that an overlay writes to is its own alone.
+LOCAL = frozenset(
     {
-        "9p", "afs", "ceph", "cifs", "coda", "fuse.cephfs", "fuse.glusterfs", "fuse.mfs", "fuse.rclone", "fuse.s3fs",
-        "fuse.sshfs", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "pvfs2", "smb3", "smbfs",
-        "virtiofs",
+        "adfs", "affs", "apfs", "bcachefs", "befs", "bfs", "btrfs", "cramfs", "efs", "erofs", "exfat", "ext2", "ext3",
+        "ext4", "f2fs", "fuse.exfat", "fuse.fuse-ext2", "fuse.fuse2fs", "fuse.ntfs", "fuse.ntfs-3g", "fuse.shfs",
+        "fuseblk", "hfs", "hfsplus", "hpfs", "iso9660", "jffs2", "jfs", "minix", "msdos", "nilfs2", "ntfs", "ntfs3",
+        "omfs", "overlay", "overlayfs", "qnx4", "qnx6", "ramfs", "reiser4", "reiserfs", "romfs", "rootfs", "simfs",
+        "squashfs", "sysv", "tmpfs", "ubifs", "udf", "ufs", "v7", "vfat", "xfs", "zfs", "zonefs",
+        "autofs", "binder", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "cpuset", "debugfs", "devpts",
+        "devtmpfs", "dlmfs", "efivarfs", "functionfs", "fuse.lxcfs", "fusectl", "gadgetfs", "hugetlbfs", "mqueue",
+        "nfsd", "nsfs", "ocfs2_dlmfs", "openpromfs", "proc", "pstore", "resctrl", "rpc_pipefs", "securityfs",
+        "selinuxfs", "smackfs", "spufs", "sysfs", "tracefs", "usbfs", "xenfs",
     }
 )  # fmt: skip
-#: Of these, the ones that lie on a block device: their name is the filesystem's UUID, not the mount's source.
-_CLUSTER = frozenset({"gfs2", "ocfs2"})
-#: Filesystems whose mere path may start a mount, a process or a long wait.
-WAITING = NETWORK | {"autofs"}
+#: Filesystems of the kernel whose server may be away.
+_NETWORK = frozenset(
+    {
+        "9p", "afs", "beegfs", "ceph", "cifs", "coda", "cvfs", "fhgfs", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs",
+        "nfs", "nfs4", "ocfs2", "orangefs", "panfs", "prl_fs", "pvfs2", "smb3", "smbfs", "vboxsf", "virtiofs",
+        "vmhgfs", "wekafs",
+    }
+)  # fmt: skip
+#: Those that lie on a block device which several machines have: their name is the UUID, not the mount's source.
+_CLUSTER = frozenset({"gfs2", "ocfs2", "vmfs"})
+#: The configuration of Proxmox VE, a database of the node's own.
+_PMXCFS = b"/etc/pve"
+_QUIET = frozenset(name.encode() for name in LOCAL - {"autofs"})
 
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
@@ -37,12 +54,31 @@ class Mount:
     @property
     def is_network(self) -> bool:
         """Whether other machines may have it mounted."""
-        return self.filesystem in NETWORK
+        return self.filesystem not in LOCAL
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether its mere path may start a mount, a process or a long wait."""
+        if self.filesystem.partition(".")[0] == "fuse":  # a process answers, wherever it gets that from
+            return self.filesystem not in LOCAL and self.point != _PMXCFS
+        return self.filesystem in _NETWORK or self.filesystem == "autofs"
+
+    @property
+    def is_named_by_source(self) -> bool:
+        """Whether what another machine has mounted from a source of that name is the same filesystem."""
+        if self.filesystem in LOCAL or self.filesystem in _CLUSTER:
+            return False
+        return self.filesystem in _NETWORK or not self.source.startswith(b"/dev/")
 
 
 def unescape(raw: bytes) -> bytes:
     """A name as the kernel writes it in /proc, with its octal escapes resolved."""
     return _ESCAPED.sub(lambda found: bytes([int(found[1], 8) & 0xFF]), raw)
+
+
+def is_quiet(line: bytes) -> bool:
+    """Whether a line of mountinfo is surely none of a mount that may make one wait; quicker told than by parsing it."""
+    return line.partition(b" - ")[2].partition(b" ")[0] in _QUIET
 
 
 def parse(mountinfo: bytes) -> list[Mount]:
@@ -85,7 +121,7 @@ class Mounts:
     def __init__(self, mounts: list[Mount]) -> None:
         self._by_id = {mount.id: mount for mount in mounts}
         self._by_point = {mount.point: mount for mount in mounts}
-        self._waits = any(mount.filesystem in WAITING for mount in mounts)
+        self._waits = any(mount.may_wait for mount in mounts)
         self._trusted: set[int] = set()
         self._uuids: dict[int, str] | None = None
 
@@ -125,16 +161,14 @@ class Mounts:
     @property
     def waits(self) -> bool:
         """Whether there is a filesystem at all that could make one wait; what the system mounts in /proc is none."""
-        return any(
-            mount.filesystem in WAITING and not mount.point.startswith(b"/proc/") for mount in self._by_id.values()
-        )
+        return any(mount.may_wait and not mount.point.startswith(b"/proc/") for mount in self._by_id.values())
 
     def may_wait(self, path: bytes) -> bool:
         """Whether merely looking at a path could hang or mount something that no pool lies on."""
         if not self._waits:
             return False
         mount = self.of_path(path)
-        return mount is not None and mount.filesystem in WAITING and mount.device not in self._trusted
+        return mount is not None and mount.may_wait and mount.device not in self._trusted
 
     def keys(self, mount: Mount, path: bytes, machine: str) -> tuple[str, str]:
         """The names of a filesystem and of a folder in it, equal wherever the same one is mounted.
@@ -147,7 +181,7 @@ class Mounts:
         Returns:
             ``fs_key`` and ``shared_key``.
         """
-        if mount.is_network and mount.filesystem not in _CLUSTER:
+        if mount.is_named_by_source:
             kind = "nfs" if mount.filesystem == "nfs4" else mount.filesystem
             key = f"{kind}:{_text(mount.source.rstrip(b'/'))}"
         elif mount.is_network:

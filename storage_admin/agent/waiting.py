@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from storage_admin.agent.mounts import WAITING, Mounts, mount_id, parse
+from storage_admin.agent.mounts import Mounts, mount_id, parse
 
 #: Seconds for a sign of life: a server that is up and busy answers sooner, one that starts again later.
 PATIENCE = 10.0
@@ -129,6 +129,6 @@ def _waiting(pid: str) -> dict[int, int]:
     """Devices of the mounts that may make one wait, by the mounts' ids."""
     try:
         with open(f"/proc/{pid}/mountinfo", "rb") as file:
-            return {mount.id: mount.device for mount in parse(file.read()) if mount.filesystem in WAITING}
+            return {mount.id: mount.device for mount in parse(file.read()) if mount.may_wait}
     except OSError:
         return {}
