@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from storage_admin.agent import attributes, formats, locking
+from storage_admin.agent import attributes, filemounts, formats, locking
 from storage_admin.agent.formats.facts import Facts, UnreadableError
 from storage_admin.agent.journal import Stamp
 from storage_admin.agent.pools import display, open_beneath, open_parent
@@ -95,6 +95,7 @@ class Chain:
         self.links: list[Link] = []
         self._look_again = time.monotonic() + PROCESS_INTERVAL
         self._seen_since: float | None = None
+        self._alone = False
         try:
             for planned in (image, *ancestors):
                 self.links.append(_open(planned, "stale_plan" if planned is image else "chain_broken"))
@@ -190,6 +191,15 @@ class Chain:
             if locking.locked_bytes(link.fd, locking.CHANGES):
                 raise _in_use(link, "a guest or a tool of qemu that writes to it")
 
+    def refuse_mounted(self) -> None:
+        """Refuse, now and in each later :meth:`refuse_stale` with names, where the image's file is mounted by itself.
+
+        Raises:
+            RefusedError: ``hard_linked``.
+        """
+        self._alone = True
+        filemounts.refuse_mounted(self.image.fd, self.image.shown)
+
     def refuse_stale(self, *, names: bool = True) -> None:
         """Refuse where a file was written to, changed or exchanged since it was opened.
 
@@ -197,13 +207,16 @@ class Chain:
             names: also look whether each name still leads to its file.
 
         Raises:
-            RefusedError: ``stale_plan``.
+            RefusedError: ``stale_plan``, or ``hard_linked`` where the image was mounted by itself meanwhile.
         """
         for link in self.links:
             if not link.planned.is_as_planned(Stamp.of(os.fstat(link.fd))):
                 raise RefusedError("stale_plan", f"{link.shown} was changed while the work went on; scan and try again")
             if names and not _still_named(link):
                 raise RefusedError("stale_plan", f"{link.shown} is another file by now; scan the host and try again")
+        # A new name shows in the file's time of change, a mount does not.
+        if names and self._alone:
+            self.refuse_mounted()
 
 
 def _in_use(link: Link, who: str) -> RefusedError:
@@ -314,6 +327,8 @@ def refuse_unsafe(chain: Chain, *, children_known: bool, carried: Collection[str
         raise RefusedError(
             "hard_linked", f"{image.shown} has {status.st_nlink} names; the others would keep the old content"
         )
+    if "hard_linked" not in carried:
+        chain.refuse_mounted()
     protected = attributes.flags(image.fd) & (attributes.IMMUTABLE | attributes.APPEND_ONLY)
     if protected and "immutable" not in carried:
         raise RefusedError("immutable", f"{image.shown} is protected (chattr +i or +a); a template is left as it is")

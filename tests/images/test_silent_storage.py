@@ -11,7 +11,7 @@ import pytest
 
 from images.models import Image
 from storage_admin.accounts.roles import SYSTEM
-from storage_admin.agent import waiting
+from storage_admin.agent import filemounts, waiting
 from storage_admin.agent.mounts import Mounts
 from storage_admin.agent.protocol import b64
 from storage_admin.agent.verbs import scan as verb
@@ -207,6 +207,23 @@ def test_what_another_process_has_open_there_is_not_looked_at(server: Daemon, ne
         assert not waiting.Descriptors({here, there}).may_wait(pid, number), "its pool answers, and is read anyway"
         with opened(near) as (other, local):
             assert not waiting.Descriptors(()).may_wait(other, local)
+
+
+def test_what_is_mounted_there_is_not_looked_at_to_tell_where_an_image_is_mounted(server: Daemon, near: Path) -> None:
+    far, export = near.parent.parent / "far", near.parent.parent / "export"
+    other = create(near.parent / "other.qcow2")
+    (export / "disk").touch()
+    (far / "disk").stat()
+    subprocess.run(["mount", "--bind", other, far / "disk"], check=True)
+    try:
+        with near.open("rb") as image, other.open("rb") as mounted, answering_again(server):
+            psutil.Process(server.pid).suspend()
+            began = time.monotonic()
+            assert filemounts.mounted_at(image.fileno()) is None
+            assert str(far / "disk") in str(filemounts.mounted_at(mounted.fileno()))
+            assert time.monotonic() - began < 5
+    finally:
+        subprocess.run(["umount", "-l", far / "disk"], check=True)
 
 
 def test_folders_are_asked_for_a_sign_of_life_all_at_once(server: Daemon, near: Path) -> None:
