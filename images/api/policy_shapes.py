@@ -8,11 +8,12 @@ from rest_framework import serializers
 
 from images.filters import FORMATS
 from images.models import Policy, PolicyPick, PolicyRun
+from images.policies import selectors
 from images.policies.planned import Planned
 from images.policies.preview import LeftOut, Preview
 from images.policies.reasons import Skip
 from images.policies.selectors import Sums
-from images.policies.shape import KINDS, Rules
+from images.policies.shape import KINDS
 from images.policies.validation import BOUNDS
 from storage_admin.api.fields import Body, StrictBoolean, StrictInteger, StrictText
 from storage_admin.jobs.models import Automation
@@ -90,9 +91,7 @@ class PolicySerializer(serializers.ModelSerializer[Policy]):
 
     @extend_schema_field(WindowSerializer(allow_null=True))
     def get_next_window(self, policy: Policy) -> Any:
-        if not policy.enabled:
-            return None
-        found = Rules.of(policy).schedule.next(self.context.get("now") or timezone.now(), 1)
+        found, _why = selectors.coming(policy, self.context.get("now") or timezone.now(), 1)
         return WindowSerializer(found[0]).data if found else None
 
     @extend_schema_field(RunSummarySerializer(allow_null=True))

@@ -415,3 +415,11 @@ def test_the_preview_keeps_its_budget_at_thousands_of_images(operator: APIClient
     assert len(captured) <= 30, [query["sql"][:100] for query in captured]
     assert found["chosen_count"] + found["skipped_count"] == count
     assert PolicyRun.objects.count() == 0
+
+
+def test_a_policy_whose_windows_cannot_be_told_is_shown_with_all_others(admin: APIClient) -> None:
+    PolicyFactory.create(name="good")
+    odd = PolicyFactory.create(name="odd", timezone="Gone/Zone")
+    listed = admin.get("/api/v1/policies/")
+    assert (listed.status_code, len(listed.json()["results"])) == (200, 2)
+    assert admin.get(f"/api/v1/policies/{odd.pk}/").json()["next_window"] is None
