@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from storage_admin.agent import locking, qemu_img, vmdk_text
-from storage_admin.agent.copying import refuse_two_sizes
+from storage_admin.agent import identity, locking, qemu_img, vmdk_text
+from storage_admin.agent.copying import cut_padding, refuse_two_sizes
 from storage_admin.agent.formats.facts import Facts
 from storage_admin.agent.overlays import LookedAt, Wanted, refuse_needed
 from storage_admin.agent.pools import components, open_parent
@@ -206,6 +206,11 @@ class Convert(Recipe):
             raise work.failed("qemu-img convert", done.words(), done.stderr)
         if self.target.format == "vmdk":
             vmdk_text.name_extent(replacement.new, work.name)
+        if self.target.replaces and self.target.format == facts.format:
+            # Beside the image it would be another disk under the same id.
+            identity.carry_over(facts.format, work.chain.image.fd, replacement.new)
+        if self.target.format == facts.format == "raw":
+            cut_padding(work.chain.image, replacement.new)
 
     def differences(self, work: Rewrite, made: Facts) -> list[str]:
         """The virtual size to the byte, no base, and the options that were asked for."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from storage_admin.agent import qemu_img, vmdk_text
+import os
+
+from storage_admin.agent import identity, qemu_img, vmdk_text
 from storage_admin.agent.formats.facts import Facts
 from storage_admin.agent.links import Link
-from storage_admin.agent.protocol import INVALID, RefusedError
+from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 from storage_admin.agent.qemu_img import Node
 from storage_admin.agent.rewrite import Recipe, Rewrite
 from storage_admin.agent.swap import NewFile
 
 #: Bytes that tables may take beside the data, in formats that qemu-img does not measure.
 _TABLES = 8 << 20
+_SECTOR = 512
 
 
 class Copy(Recipe):
@@ -82,6 +85,9 @@ class Copy(Recipe):
             raise work.failed("qemu-img convert", done.words(), done.stderr)
         if facts.format == "vmdk":
             vmdk_text.carry_over(work.chain.image.fd, replacement.new, work.name)
+        identity.carry_over(facts.format, work.chain.image.fd, replacement.new)
+        if facts.format == "raw":
+            cut_padding(work.chain.image, replacement.new)
 
     def differences(self, work: Rewrite, made: Facts) -> list[str]:
         """What a copy leaves alone must be as it was."""
@@ -142,6 +148,19 @@ class Compress(Copy):
     def compression_of(self, work: Rewrite) -> str | None:  # noqa: ARG002 (it was chosen before)
         """The chosen one."""
         return self.compression
+
+
+def cut_padding(image: Link, new: int) -> None:
+    """Let a raw copy of a raw image end where that does, also within a sector: qemu fills the last one up with zeros.
+
+    Raises:
+        HostError: the copy ends elsewhere.
+    """
+    end = image.stamp.file_size
+    padding = os.fstat(new).st_size - end
+    if not 0 <= padding < _SECTOR or any(os.pread(new, padding, end)):
+        raise HostError(f"the copy does not end where the image does, but {padding} bytes from there")
+    os.ftruncate(new, end)
 
 
 def refuse_two_sizes(image: Link) -> None:

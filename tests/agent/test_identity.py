@@ -1,0 +1,123 @@
+"""A copy that takes an image's place is the same disk for who knows it by its UUID; one beside it is another."""
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from storage_admin.agent.formats.vpc import checksum
+from tests.agent.harness import ask, image_info, qemu_img, reclaim_args, write
+from tests.agent.test_convert import convert_args, same
+from tests.agent.test_replace import replace_args
+
+pytestmark = pytest.mark.qemu
+
+UUIDS = bytes(range(0x40, 0x60))
+COMMENT = b"the accounts' server"
+#: Offsets in a VHD's footer.
+TIME, CREATOR, GEOMETRY, UNIQUE_ID = slice(24, 28), slice(28, 32), slice(56, 60), slice(68, 84)
+
+
+def image(path: Path, form: str, *options: str) -> Path:
+    """8 MiB, of which a copy leaves some zeros out."""
+    qemu_img("create", "-q", "-f", form, *options, path, "8M")
+    write(path, 0x61, "0", "2M", form)
+    write(path, 0, "4M", "3M", form)
+    return path
+
+
+def vdi(path: Path) -> Path:
+    image(path, "vdi")
+    with path.open("r+b") as file:
+        file.seek(0x54)
+        file.write(COMMENT)
+        file.seek(0x188)
+        file.write(UUIDS)
+    return path
+
+
+def vhd(path: Path, subformat: str) -> Path:
+    """As VirtualBox makes them where its geometry says the whole size."""
+    image(path, "vpc", "-o", f"subformat={subformat},force_size=on")
+    with path.open("r+b") as file:
+        for place in (0, path.stat().st_size - 512) if subformat == "dynamic" else (path.stat().st_size - 512,):
+            file.seek(place)
+            footer = bytearray(file.read(512))
+            footer[TIME], footer[CREATOR], footer[GEOMETRY] = b"time", b"vbox", struct.pack(">HBB", 64, 16, 16)
+            footer[UNIQUE_ID] = UUIDS[:16]
+            footer[64:68] = checksum(bytes(footer)).to_bytes(4, "big")
+            file.seek(place)
+            file.write(footer)
+    return path
+
+
+def said_by_vdi(path: Path) -> tuple[bytes, bytes]:
+    head = path.read_bytes()[:512]
+    return head[0x54:0x154].rstrip(b"\0"), head[0x188:0x1A8]
+
+
+def footers(path: Path) -> list[bytes]:
+    content = path.read_bytes()
+    found = [part for part in (content[:512], content[-512:]) if part[:8] == b"conectix"]
+    assert all(checksum(footer) == int.from_bytes(footer[64:68], "big") for footer in found)
+    return found
+
+
+def identity(footer: bytes) -> tuple[bytes, ...]:
+    return tuple(footer[part] for part in (TIME, CREATOR, GEOMETRY, UNIQUE_ID))
+
+
+def keep_copy(path: Path) -> Path:
+    (path.parent / "was").write_bytes(path.read_bytes())
+    return path.parent / "was"
+
+
+def test_a_copied_vdi_keeps_its_uuids(tmp_path: Path) -> None:
+    path = vdi(tmp_path / "disk.vdi")
+    was = keep_copy(path)
+    result = ask("reclaim", reclaim_args(path, method="copy", format="vdi"))
+    assert result.get("swapped"), result
+    assert said_by_vdi(path) == (COMMENT, UUIDS)
+    assert same(was, "vdi", path, "vdi")
+
+
+@pytest.mark.parametrize("subformat", ["dynamic", "fixed"])
+def test_a_copied_vhd_keeps_its_unique_id_and_geometry(tmp_path: Path, subformat: str) -> None:
+    path = vhd(tmp_path / "disk.vhd", subformat)
+    was, said = keep_copy(path), [identity(footer) for footer in footers(path)]
+    size = image_info(path, "vpc")["virtual-size"]
+    result = ask("reclaim", reclaim_args(path, method="copy", format="vpc"))
+    assert result.get("swapped"), result
+    assert [identity(footer) for footer in footers(path)] == said
+    assert len(said) == {"dynamic": 2, "fixed": 1}[subformat]
+    assert image_info(path, "vpc")["virtual-size"] == size
+    assert same(was, "vpc", path, "vpc")
+
+
+def test_what_is_written_beside_an_image_is_another_disk(tmp_path: Path) -> None:
+    path = vdi(tmp_path / "disk.vdi")
+    assert ask("convert", convert_args(path, to=tmp_path / "other.vdi", form="vdi", source="vdi")).get("swapped")
+    assert said_by_vdi(tmp_path / "other.vdi")[1] not in {UUIDS, bytes(32)}
+    path = vhd(tmp_path / "disk.vhd", "dynamic")
+    args = convert_args(path, to=tmp_path / "other.vhd", form="vpc", source="vpc")
+    assert ask("convert", args, job="j2").get("swapped")
+    assert UUIDS[:16] not in {footer[UNIQUE_ID] for footer in footers(tmp_path / "other.vhd")}
+
+
+def test_what_takes_an_images_place_in_the_same_format_is_the_same_disk(tmp_path: Path) -> None:
+    path = vdi(tmp_path / "disk.vdi")
+    args = replace_args(path, form="vdi", source="vdi")
+    assert ask("convert", args).get("swapped")
+    assert said_by_vdi(path) == (COMMENT, UUIDS)
+
+
+@pytest.mark.parametrize(("before", "after"), [("dynamic", "fixed"), ("fixed", "dynamic")])
+def test_the_same_for_a_vhd_of_another_subformat(tmp_path: Path, before: str, after: str) -> None:
+    path = vhd(tmp_path / "disk.vhd", before)
+    was, said = keep_copy(path), identity(footers(path)[0])
+    args = replace_args(path, form="vpc", source="vpc", to=path, options={"subformat": after})
+    result = ask("convert", args)
+    assert result.get("swapped"), result
+    assert {identity(footer) for footer in footers(path)} == {said}
+    assert len(footers(path)) == {"dynamic": 2, "fixed": 1}[after]
+    assert same(was, "vpc", path, "vpc")
