@@ -12,7 +12,8 @@ import pytest
 from storage_admin.agent import filemounts, links, protocol
 from storage_admin.agent.links import Chain, Planned
 from storage_admin.agent.protocol import RefusedError
-from tests.agent.harness import Agent, ask, leftovers, link, make_image, reclaim_args
+from tests.agent.aside import aside_args, delete_args
+from tests.agent.harness import Agent, ask, leftovers, link, make_image, reclaim_args, undo_args
 from tests.agent.test_convert import convert_args
 from tests.agent.test_in_place import reclaim as reclaim_in_place
 
@@ -240,3 +241,24 @@ def test_the_check_at_the_end_is_made_for_what_was_refused_at_the_beginning(imag
             chain.refuse_stale(names=False)
     finally:
         chain.close()
+
+
+def test_a_mounted_image_is_neither_set_aside_nor_deleted(image: Path, place: Path) -> None:
+    inode = image.stat().st_ino
+    with mounted(image, place):
+        refused(ask("set_aside", aside_args(image)), place)
+    ask("set_aside", aside_args(image))
+    with mounted(image.with_name(".sa-j1.aside"), place):
+        refused(ask("delete_aside", delete_args(image, inode), job="j2"), place)
+        assert place.stat().st_nlink == 1
+
+
+def test_an_image_that_was_mounted_since_its_job_is_not_undone_and_neither_is_its_copy_removed(
+    image: Path, place: Path
+) -> None:
+    ask("reclaim", reclaim_args(image, undo_hours=24))
+    with mounted(image, place):
+        refused(ask("undo", undo_args(image), job="u1"), place)
+    with mounted(image.with_name(".sa-j1.orig"), place):
+        refused(ask("discard_undo", undo_args(image), job="u2"), place)
+    assert ask("undo", undo_args(image), job="u3")["after_bytes"] > 0

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from storage_admin.agent import aside, attributes, formats, locking, settle, swap
+from storage_admin.agent import aside, attributes, filemounts, formats, locking, settle, swap
 from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.formats import UnreadableError
 from storage_admin.agent.journal import Journal, JournalError, Stamp, file_name, parse_name
@@ -151,7 +151,7 @@ def delete(request: Request, io: AgentIO) -> dict[str, Any]:
 
     Raises:
         RefusedError: ``aside_missing``, ``stale_plan`` (it was written to since it was set aside), ``image_in_use``,
-            ``has_overlays``, ``guests_unknown``, ``immutable``, ``busy``.
+            ``has_overlays``, ``guests_unknown``, ``hard_linked``, ``immutable``, ``busy``.
         HostError, StoppedError: it is set aside still.
     """
     started = time.monotonic()
@@ -247,6 +247,7 @@ def _refuse_parts(image: _Image, size: int) -> None:
 
 
 def _refuse_used(fd: int, shown: str) -> None:
+    filemounts.refuse_mounted(fd, shown)
     if locking.locked_bytes(fd):
         raise RefusedError("image_in_use", f"{shown} is in use by a guest or a tool of qemu; shut it down first")
     deadline = time.monotonic() + aside.PASSING_READER

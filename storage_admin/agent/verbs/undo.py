@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from storage_admin.agent import attributes, formats, journal, locking, settle, swap
+from storage_admin.agent import attributes, filemounts, formats, journal, locking, settle, swap
 from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.formats import UnreadableError
 from storage_admin.agent.journal import Journal, JournalError, Stamp, file_name, parse_name
@@ -289,6 +289,7 @@ def _content(stamp: Stamp) -> tuple[int, int, int]:
 
 
 def _refuse_used(fd: int, what: str) -> None:
+    filemounts.refuse_mounted(fd, what)
     if locking.locked_bytes(fd):
         raise RefusedError("image_in_use", f"{what} is in use by a guest or a tool of qemu; shut it down and try again")
     if (who := locking.user(fd)) is not None:
