@@ -85,7 +85,8 @@ class Copy(Recipe):
             raise work.failed("qemu-img convert", done.words(), done.stderr)
         if facts.format == "vmdk":
             vmdk_text.carry_over(work.chain.image.fd, replacement.new, work.name)
-        identity.carry_over(facts.format, work.chain.image.fd, replacement.new)
+        else:
+            identity.carry_over(facts.format, work.chain.image.fd, replacement.new)
         if facts.format == "raw":
             cut_padding(work.chain.image, replacement.new)
 

@@ -1,4 +1,4 @@
-"""What a VDI or VHD is known by: VirtualBox and others name a disk by its UUID, and what builds on it says that of it.
+"""What a disk is known by: VirtualBox and others name it by its UUID, and so do images that build on it.
 
 Layouts: qemu, block/vdi.c, for VDI 1.1; Microsoft, Virtual Hard Disk Image Format Specification 1.0.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 
+from storage_admin.agent import vmdk_text
 from storage_admin.agent.formats import vpc
 from storage_admin.agent.protocol import HostError
 
@@ -33,6 +34,8 @@ def carry_over(image_format: str, source: int, target: int) -> None:
             os.pwrite(target, os.pread(source, length, offset), offset)
     elif image_format == "vpc":
         _carry_footer_over(source, target)
+    elif image_format == "vmdk":
+        vmdk_text.carry_identity(source, target)
 
 
 def _carry_footer_over(source: int, target: int) -> None:

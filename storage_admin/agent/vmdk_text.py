@@ -17,6 +17,10 @@ _SECTOR = 512
 #: Largest descriptor that is read or written (qemu, block/vmdk.c).
 _LARGEST = 20480
 _EXTENT = re.compile(rb'(?m)^([ \t]*RW[ \t]+[0-9]+[ \t]+SPARSE[ \t]+")([^"\r\n]*)(")')
+#: By what others know the disk and its content; of a parent, a copy that stands alone has none.
+_IDENTITY = re.compile(
+    rb"(?m)^(CID|ddb\.longContentID|ddb\.uuid(?:\.image|\.modification)?)[ \t]*=[^\r\n]{0,200}(?=\r?$)"
+)
 
 
 def name_extent(fd: int, name: bytes) -> None:
@@ -45,6 +49,24 @@ def carry_over(source: int, target: int, name: bytes) -> None:
     """
     _read(target)
     _write(target, _named(_read(source), name))
+
+
+def carry_identity(source: int, target: int) -> None:
+    """Give a copy with other options the content id and the UUIDs of the image; all else that it says is its own.
+
+    Args:
+        source: descriptor of the image; one without a descriptor of its own gives nothing.
+        target: descriptor of the copy, open for reading and writing.
+
+    Raises:
+        HostError: the copy's descriptor is not as it is in a file of its own, or has no room.
+    """
+    try:
+        lines = {found[1]: found[0] for found in _IDENTITY.finditer(_read(source))}
+    except HostError:
+        return
+    text = _IDENTITY.sub(lambda found: lines.pop(found[1], found[0]), _read(target))
+    _write(target, b"\n".join([text.rstrip(b"\n"), *lines.values(), b""]))
 
 
 def refuse_unnamed(fd: int, shown: str) -> None:

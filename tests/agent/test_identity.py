@@ -121,3 +121,26 @@ def test_the_same_for_a_vhd_of_another_subformat(tmp_path: Path, before: str, af
     assert {identity(footer) for footer in footers(path)} == {said}
     assert len(footers(path)) == {"dynamic": 2, "fixed": 1}[after]
     assert same(was, "vpc", path, "vpc")
+
+
+def text_of(path: Path) -> bytes:
+    return path.read_bytes()[512 : 512 + 20480].split(b"\0", 1)[0]
+
+
+def test_the_same_for_a_vmdk_whose_other_options_are_its_own(tmp_path: Path) -> None:
+    path = image(tmp_path / "disk.vmdk", "vmdk", "-o", "adapter_type=lsilogic")
+    with path.open("r+b") as file:
+        said = text_of(path)
+        content = next(line for line in said.splitlines() if line.startswith(b"CID="))
+        file.seek(512)
+        file.write(said.replace(content, b"CID=600df00d") + b'ddb.uuid.image="01234567-89ab"\nddb.uuid.parent="0"\n')
+    was = keep_copy(path)
+    options = {"subformat": "streamOptimized", "adapter_type": "ide"}
+    result = ask("convert", replace_args(path, form="vmdk", source="vmdk", options=options))
+    assert result.get("swapped"), result
+    lines = text_of(path).splitlines()
+    assert {b"CID=600df00d", b'ddb.uuid.image="01234567-89ab"', b'createType="streamOptimized"'} < set(lines)
+    assert b'ddb.adapterType = "ide"' in lines
+    assert not [line for line in lines if b"uuid.parent" in line]
+    assert len([line for line in lines if line.startswith(b"CID=")]) == 1
+    assert same(was, "vmdk", path, "vmdk")
