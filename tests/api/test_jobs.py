@@ -171,7 +171,7 @@ def test_an_undo_is_a_job_of_its_own(operator: APIClient) -> None:
     assert (response.status_code, response.json()["kind"], response.json()["job"]) == (202, "undo", job.pk)
 
 
-@pytest.mark.parametrize("action", ["cancel", "retry", "discard-undo"])
+@pytest.mark.parametrize("action", ["cancel", "retry"])
 def test_actions_take_no_options(admin: APIClient, action: str) -> None:
     response = post(admin, f"jobs/{JobFactory.create().pk}/{action}/", {"force": True})
     assert response.json()["fields"].keys() == {"force"}
@@ -181,6 +181,14 @@ def test_forcing_an_undo_is_for_admins(operator: APIClient) -> None:
     job = JobFactory.create(kind="reclaim", target=ImageFactory.create(), state="succeeded", undo_state="available")
     assert post(operator, f"jobs/{job.pk}/undo/", {"force": True}).status_code == 403
     assert post(operator, f"jobs/{job.pk}/undo/", {"force": "true"}).json()["fields"].keys() == {"force"}
+
+
+def test_a_copy_that_may_be_all_that_is_left_goes_only_by_force(admin: APIClient, operator: APIClient) -> None:
+    image = ImageFactory.create(state="missing")
+    job = JobFactory.create(kind="reclaim", target=image, state="succeeded", undo_state="available")
+    assert post(admin, f"jobs/{job.pk}/discard-undo/").json()["code"] == "stale_plan"
+    assert post(operator, f"jobs/{job.pk}/discard-undo/", {"force": True}).status_code == 403
+    assert post(admin, f"jobs/{job.pk}/discard-undo/", {"force": True}).status_code == 202
 
 
 def test_a_log_is_read_on_from_where_it_was_read_to(viewer: APIClient) -> None:

@@ -45,7 +45,7 @@ def test_what_another_policy_does_already_waits_and_is_not_done_again(kind: str,
     assert at_work() == ["one"]
     assert (picks(first), picks(second)) == ([("one", "submitted", "")], [("one", "chosen", "busy")])
     end()
-    runs.work(NOW + MINUTE)
+    runs.work(timezone.now() + MINUTE)
     assert at_work() == []
     assert (picks(first), picks(second)) == ([("one", "succeeded", "")], [("one", "skipped", "done_meanwhile")])
 
@@ -56,7 +56,7 @@ def test_what_went_wrong_for_another_policy_is_done_when_its_turn_comes(kind: st
     _first, second = both_chosen(kind, options, options)
     runs.work(NOW)
     end("failed", error_code="bug")
-    runs.work(NOW + MINUTE)
+    runs.work(timezone.now() + MINUTE)
     assert (at_work(), picks(second)) == (["one"], [("one", "submitted", "")])
 
 
@@ -72,7 +72,7 @@ def test_another_measurement_or_a_closer_look_is_done_after_the_first_one(
     runs.work(NOW)
     assert picks(later) == [("one", "chosen", "busy")]
     end()
-    runs.work(NOW + MINUTE)
+    runs.work(timezone.now() + MINUTE)
     assert (at_work(), picks(later)) == (["one"], [("one", "submitted", "")])
 
 
@@ -83,7 +83,7 @@ def test_what_a_person_analyzes_since_the_run_chose_waits_and_keeps_no_other_fro
     runs.work(NOW)
     assert sorted(picks(run)) == [("disk0", "chosen", "busy"), ("disk1", "submitted", "")]
     Job.objects.filter(pk=job.pk).update(state="succeeded", finished=timezone.now())
-    runs.work(NOW + MINUTE)
+    runs.work(timezone.now() + MINUTE)
     assert min(picks(run)) == ("disk0", "chosen", "")
 
 
@@ -101,7 +101,7 @@ def test_a_job_that_comes_and_ends_between_the_look_and_the_submission_is_not_re
         patched.setattr("images.policies.submitting.planned", quick)
         runs.work(NOW)
     assert (at_work(), picks(run)) == ([], [("one", "chosen", "")])
-    runs.work(NOW + MINUTE)
+    runs.work(timezone.now() + MINUTE)
     assert picks(run) == [("one", "skipped", "done_meanwhile")]
 
 
