@@ -98,7 +98,7 @@ def _cleaned(value: Any) -> Any:
 
 def _header_column(event: dict[str, Any]) -> str:
     """Most images of a host say the same: what has no lists in it is written out once."""
-    if event.get("bitmaps") or event.get("data_file_b64") or event.get("extents_b64"):
+    if event.get("bitmaps") or event.get("data_file_b64") or event.get("extents_b64") or event.get("alone"):
         return _json(_header(event))
     return _plain_header(event.get("bitmaps") is None, tuple(map(event.get, _PLAIN_HEADER)))
 
@@ -115,6 +115,8 @@ def _header(event: dict[str, Any]) -> dict[str, Any]:
         facts["data_file"] = display(unb64(event["data_file_b64"]))
     if event.get("extents_b64"):
         facts["extents"] = [display(unb64(extent)) for extent in event["extents_b64"]]
+    if event.get("alone"):
+        facts["alone"] = True
     if event.get("parts"):
         facts["parts"] = [inode(*part) for part in event["parts"]]
     return facts

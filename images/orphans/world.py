@@ -171,7 +171,8 @@ def _blind(host: Host) -> Blind:
     return Blind(
         {
             pk: name if there == host.pk else "an image of another host, on a storage that both mount"
-            for pk, there, name in rows.values_list("pk", "host_id", "name")
+            for pk, there, name, header in rows.values_list("pk", "host_id", "name", "header")
+            if not header.get("alone")
         }
     )
 

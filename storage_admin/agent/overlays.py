@@ -15,7 +15,7 @@ from typing import Any
 from storage_admin.agent import waiting
 from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.described import names_in
-from storage_admin.agent.formats import NAMING, UnreadableError, guess, read_as
+from storage_admin.agent.formats import UnreadableError, guess, read_as, stands_alone
 from storage_admin.agent.formats.reader import Reader
 from storage_admin.agent.journal import parse_name
 from storage_admin.agent.lifeline import AgentIO
@@ -130,15 +130,13 @@ def _needs(folder: Folder, name: str, path: bytes, known: frozenset[bytes], imag
         return False
     except OSError as error:
         raise _unreadable(display(path), error.strerror) from error
-    looks_like = ""
     try:
-        size = os.fstat(fd).st_size
-        reader = Reader(fd, size)
+        reader = Reader(fd, os.fstat(fd).st_size)
         looks_like = guess(reader, path)
         facts = read_as(reader, looks_like)
     except UnreadableError as error:
         ours = parse_name(os.fsencode(name))
-        if looks_like not in NAMING or (ours is not None and ours[1] == "new"):
+        if stands_alone(reader, looks_like) or (ours is not None and ours[1] == "new"):
             return False  # it names no file; or a job at work has only begun to write it
         raise _unreadable(display(path), str(error)) from error
     except OSError as error:

@@ -10,7 +10,7 @@ import stat
 from typing import Any
 
 from storage_admin.agent import waiting
-from storage_admin.agent.formats import UnreadableError, guess, vmdk
+from storage_admin.agent.formats import UnreadableError, guess, stands_alone, vmdk
 from storage_admin.agent.formats.reader import Reader
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.mounts import Mount, Mounts
@@ -241,7 +241,10 @@ class PoolScan:
         self.inodes.add(status.st_ino)
         self.images += 1
         immutable = self._recorder.immutable(fd, status.st_dev)
-        line = self._recorder.line(self._pool, path, plain, status, looks_like, facts, detail, immutable, self._known)
+        alone = facts is None and stands_alone(reader, looks_like)
+        line = self._recorder.line(
+            self._pool, path, plain, status, looks_like, facts, detail, immutable, self._known, alone=alone
+        )
         if line is not None:
             self.changed += 1
             self._io.emit_raw(line)

@@ -139,6 +139,8 @@ class Recorder:
         detail: str,
         immutable: bool | None,
         known: set[bytes],
+        *,
+        alone: bool = False,
     ) -> bytes | None:
         """The ``image`` event, or ``None`` where the image is known by a fingerprint that counts its parts in.
 
@@ -152,6 +154,7 @@ class Recorder:
             detail: why it is not.
             immutable: as :meth:`immutable`.
             known: the controller's fingerprints; the image's own is taken out.
+            alone: whether a header that is not readable says at least that it names no other file.
         """
         parts = self._parts(path, facts) if facts is not None and facts.extents else None
         print_ = plain if parts is None else with_parts(plain, parts)
@@ -165,7 +168,7 @@ class Recorder:
             f'"inode":{status.st_ino},"nlink":{status.st_nlink},"file_size":{status.st_size},'
             f'"allocated_size":{blocks * 512},"mtime_ns":{status.st_mtime_ns},"ctime_ns":{status.st_ctime_ns},'
             f'"mode":{stat.S_IMODE(status.st_mode)},"uid":{status.st_uid},"gid":{status.st_gid},'
-            f'"immutable":{_WORDS[immutable]},{self._header(path, looks_like, facts, detail)},'
+            f'"immutable":{_WORDS[immutable]},{self._header(path, looks_like, facts, detail, alone)},'
             f"{self._backing(path, facts)}}}\n"
         ).encode("ascii")
 
@@ -174,11 +177,13 @@ class Recorder:
         # An external data file of a qcow2 does not count: qemu-img info leaves it out, and it may be an image itself.
         return [None if backing_unsafe(name) else self.look(absolute(folder, name)) for name in facts.extents]
 
-    def _header(self, path: bytes, looks_like: str | None, facts: Facts | None, detail: str) -> str:
+    def _header(self, path: bytes, looks_like: str | None, facts: Facts | None, detail: str, alone: bool) -> str:
         """What the header says but the base's place. Most images of a pool say the same: it is written out once."""
         if facts is not None and (facts.extents or facts.data_file):
             return _encode(_header_fields(looks_like, facts, detail) | {"parts": self._stands_for(path, facts)})[1:-1]
-        if facts is None or facts.snapshots or facts.bitmaps:
+        if facts is None:
+            return _encode(_header_fields(looks_like, facts, detail) | {"alone": alone})[1:-1]
+        if facts.snapshots or facts.bitmaps:
             return _encode(_header_fields(looks_like, facts, detail))[1:-1]
         values = facts.__dict__
         key = tuple([values[name] for name in _PLAIN])

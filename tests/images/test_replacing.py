@@ -128,7 +128,7 @@ def test_what_another_image_keeps_its_data_in_keeps_its_name(tmp_path: Path, ima
 
 
 def test_an_image_that_cannot_be_read_may_stand_on_it(image: Path) -> None:
-    create(image.with_name("old.qcow"), form="qcow")
+    create(image.with_name("old.qcow"), base=image.name, form="qcow")
     scan(image_at(image).host)
     plan = services.plan(OPERATOR, "convert", image_at(image).pk, {"format": "raw", "replace": True})
     assert [refusal.code for refusal in plan.refusals] == ["guests_unknown"]

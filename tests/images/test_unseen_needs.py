@@ -81,6 +81,19 @@ def test_a_file_that_only_looks_damaged_in_a_format_without_bases_hides_nothing(
     assert run(services.submit(ADMIN, "set_aside", image_at(base).pk, {})).state == "succeeded"
 
 
+def test_a_damaged_header_that_says_plainly_that_it_names_no_other_file_hides_nothing(pool: Path, host: Host) -> None:
+    base, damaged, old = create(pool / "base.qcow2"), create(pool / "damaged.qcow2"), pool / "old.qcow"
+    qemu_img("create", "-f", "qcow", str(old), "1M")
+    with damaged.open("r+b") as file:
+        file.seek(20)
+        file.write((99).to_bytes(4, "big"))  # bits of a cluster: 9 to 21 there are
+    scan(host)
+    assert image_at(damaged).unreadable
+    assert image_at(old).unreadable
+    assert image_at(base).orphan is True
+    assert run(services.submit(ADMIN, "set_aside", image_at(base).pk, {})).state == "succeeded"
+
+
 @pytest.mark.parametrize("link", ["../link/data.raw", "{folder}/link/data.raw"])
 def test_data_that_is_reached_by_a_link_is_no_orphan(pool: Path, host: Host, link: str) -> None:
     (pool.parent / "link").symlink_to(pool)

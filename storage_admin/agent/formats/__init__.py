@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 
 from storage_admin.agent.formats import luks, qcow2, qed, raw, vdi, vhdx, vmdk, vpc
 from storage_admin.agent.formats.facts import Facts, Snapshot, UnreadableError
@@ -19,6 +20,7 @@ __all__ = [
     "probe_reader",
     "read",
     "read_as",
+    "stands_alone",
 ]
 
 _READERS = {
@@ -28,6 +30,9 @@ _READERS = {
 
 #: Formats whose header may name another file that the image needs: one that cannot be read may stand on any.
 NAMING = frozenset({"qcow2", "qcow", "vmdk", "vdi", "vpc", "vhdx", "qed"})
+
+#: So many bytes of a qcow2 header tell whether there is a base, and which features one has to know.
+_TOLD = 80
 
 _MAGICS = (
     (vhdx.MAGIC, "vhdx"),
@@ -112,3 +117,25 @@ def read_as(reader: Reader, image_format: str) -> Facts:
     if reader_of_format is None:
         raise UnreadableError(f"looks like {image_format}, which this version does not read")
     return reader_of_format(reader)
+
+
+def stands_alone(reader: Reader, looks_like: str) -> bool:
+    """Whether a header that cannot be read as a whole says plainly that it names no other file.
+
+    Args:
+        reader: the file.
+        looks_like: its format by its magic.
+
+    Returns:
+        ``False`` also where it cannot be told.
+    """
+    if looks_like not in NAMING:
+        return True
+    head = reader.head
+    if looks_like not in {"qcow", "qcow2"} or len(head) < _TOLD:
+        return False
+    # The place of the base's name is the same in all versions (docs/interop/qcow2.txt).
+    version, offset, size = struct.unpack_from(">IQI", head, 4)
+    features = int.from_bytes(head[72:_TOLD], "big") if version == 3 else 0
+    harmless = features & ~(qcow2.KNOWN_INCOMPATIBLE & ~qcow2.DATA_FILE) == 0
+    return version in {1, 2, 3} and (offset, size) == (0, 0) and harmless
