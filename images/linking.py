@@ -135,7 +135,7 @@ class Resolver:
             self._from_base(row_id)
         used = self._used()
         for row in self.rows.values():
-            self.answers[row.id].overlays_count = len({overlay.inode for overlay in self._above(row)})
+            self.answers[row.id].overlays_count = len({overlay.inode for overlay in self._above(row, twins=True)})
             self._use(row, used[row.id])
         return self.answers
 
@@ -305,10 +305,16 @@ class Resolver:
         )  # fmt: skip
         answer.orphan, answer.orphan_evidence = judge(facts, self.world)
 
-    def _above(self, row: Row) -> list[Row]:
-        """The images that stand right on its file, by whatever name of that."""
+    def _above(self, row: Row, *, twins: bool = False) -> list[Row]:
+        """The images that stand right on its file, by whatever name of that.
+
+        Args:
+            twins: only where the file has the same name, as in a folder that is registered twice: of a folder that is
+                gone the images stay as last seen, and their inodes may be other files' by now.
+        """
         there = not row.missing and not row.gone
         names = self._same_inode[row.inode] if there else [row.id]  # else its inode may be another file's by now
+        names = [one for one in names if not twins or self.rows[one].name == row.name]
         return [self.rows[overlay] for row_id in names for overlay in self.answers[row_id].overlays]
 
 
