@@ -109,11 +109,12 @@ def test_a_second_pool_of_the_same_folder_that_was_scanned_before_the_overlay_ca
 
 
 def test_overlays_are_counted_by_their_files() -> None:
-    twins = (row(1, inode="1:1"), row(2, inode="1:1"))
+    twins = (row(1, inode="1:1", name="one"), row(2, inode="1:1", name="one"))
     overlays = (row(3, 1, inode="1:3"), row(4, 1, inode="1:3"), row(5, 2, inode="1:5"))
     later = (row(6, inode="1:1", missing=True), row(7, inode="1:1", gone="set_aside"))
-    answers = resolve(*twins, *overlays, *later)
-    assert [answers[number].overlays_count for number in (1, 2, 3, 6, 7)] == [2, 2, 0, 0, 0]
+    stranger = row(8, inode="1:1", name="of a folder that is gone")
+    answers = resolve(*twins, *overlays, *later, stranger)
+    assert [answers[number].overlays_count for number in (1, 2, 3, 6, 7, 8)] == [2, 2, 0, 0, 0, 0]
 
 
 def test_an_overlay_that_describes_its_base_keeps_its_name(image: Path, host: Host) -> None:
