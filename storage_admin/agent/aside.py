@@ -11,11 +11,12 @@ import os
 import time
 from typing import Callable
 
-from storage_admin.agent import journal, locking, renames
+from storage_admin.agent import journal, locking, renames, space
 from storage_admin.agent.journal import Journal, Stamp
 from storage_admin.agent.lifeline import AgentIO
+from storage_admin.agent.moment import WRITER
 from storage_admin.agent.protocol import RefusedError, Request
-from storage_admin.agent.settled import stat_in, unlink
+from storage_admin.agent.settled import same_content, stat_in, unlink
 
 #: Seconds for which the locks outlast the old name, and within which somebody who only passes by has to be gone.
 GRACE = 0.3
@@ -43,21 +44,20 @@ def put_aside(one: Journal, name: bytes, fd: int, request: Request, io: AgentIO,
     io.wait_for_go(request.generation)
     # Locks first, questions afterwards: a writer that was there before does not hinder the locks.
     locking.keep_everybody_away(fd)
+    # Before the look, which compares with the plan: what was written in between would be forgiven else.
+    before = Stamp.of(os.fstat(fd))
     recheck()
     other = journal.file_name(one.job, "aside")
     try:
-        if renames.move(one.folder, name, other):
-            _refuse_stranger(one.folder, name, other, fd)
-        else:
-            os.link(name, other, src_dir_fd=one.folder, dst_dir_fd=one.folder, follow_symlinks=False)
-            os.fsync(one.folder)
-            _refuse_exchanged(one.folder, name, other, fd)
-            unlink(one.folder, name)
+        renames.take(one.folder, name, other)
+        _refuse_stranger(one.folder, name, other, fd)
+    except FileNotFoundError as error:
+        raise RefusedError("stale_plan", "the image is not there any more; scan the host and try again") from error
     except PermissionError as error:
         raise RefusedError(
             "immutable", "the image or its folder is protected (chattr +i or +a); a template is left as it is"
         ) from error
-    _let_late_openers_win(one.folder, name, other, fd)
+    _let_late_openers_win(one.folder, name, other, fd, before)
     one.append(journal.ASIDE, aside=Stamp.of(os.fstat(fd)))
 
 
@@ -67,32 +67,23 @@ def _refuse_stranger(folder: int, name: bytes, other: bytes, fd: int) -> None:
     if renamed is None or not renamed.same_file(Stamp.of(os.fstat(fd))):
         if renamed is not None:
             with contextlib.suppress(FileExistsError):  # whose name is taken stays there: settling tells of it
-                renames.move(folder, other, name)
+                renames.give(folder, other, name)
         raise RefusedError("stale_plan", "the image was exchanged by somebody else; scan the host and try again")
 
 
-def _refuse_exchanged(folder: int, name: bytes, other: bytes, fd: int) -> None:
-    """Both names must lead to the file that was looked at: somebody may have renamed another one there in between."""
-    ours = Stamp.of(os.fstat(fd))
-    own, linked = stat_in(folder, name), stat_in(folder, other)
-    if own is not None and linked is not None and own.same_file(ours) and linked.same_file(ours):
-        return
-    if linked is not None and not linked.same_file(ours) and own is not None and own.same_file(linked):
-        unlink(folder, other)  # a stranger's file that keeps its own name
-    raise RefusedError("stale_plan", "the image was exchanged by somebody else; scan the host and try again")
-
-
-def _let_late_openers_win(folder: int, name: bytes, other: bytes, fd: int) -> None:
+def _let_late_openers_win(folder: int, name: bytes, other: bytes, fd: int, before: Stamp) -> None:
     """Who opened the image by its name right before that went is a user of it, whatever the locks say."""
     time.sleep(GRACE)
     deadline = time.monotonic() + PASSING_READER
-    while (who := locking.user(fd)) is not None:
-        if time.monotonic() > deadline:
+    while (who := locking.user(fd)) is not None or not same_content(Stamp.of(os.fstat(fd)), before):
+        if who is None or time.monotonic() > deadline:
             try:
                 _give(folder, other, name)
             except FileExistsError:
                 return  # whose name is taken stays aside: nothing is taken away from another file
-            raise RefusedError("image_in_use", f"the image was opened in this moment by {who}; it has its name again")
+            raise RefusedError(
+                "image_in_use", f"the image was opened in this moment by {who or WRITER}; it has its name again"
+            )
         time.sleep(GRACE)
 
 
@@ -128,9 +119,7 @@ def _give(folder: int, other: bytes, name: bytes) -> None:
     Raises:
         FileExistsError: something has that name; it keeps it.
     """
-    if not renames.move(folder, other, name):
-        os.link(other, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
-        os.fsync(folder)
+    renames.give(folder, other, name)
 
 
 def _is_same(folder: int, name: bytes, other: bytes) -> bool:
@@ -161,7 +150,7 @@ def remove(one: Journal, fd: int, request: Request, io: AgentIO, recheck: Callab
     locking.keep_everybody_away(fd)
     recheck()
     status = os.fstat(fd)
-    freed = status.st_blocks * 512 if status.st_nlink == 1 else 0
+    freed = space.owned(fd) if status.st_nlink == 1 else 0
     # Afterwards nobody could tell any more.
     one.append(journal.DELETE, job=request.job, generation=request.generation, freed_bytes=freed)
     try:

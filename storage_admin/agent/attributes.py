@@ -32,6 +32,14 @@ def flags(fd: int) -> int:
     return buffer[0] & 0xFFFFFFFF
 
 
+def has_capabilities(fd: int) -> bool:
+    """Whether the file has capabilities (setcap(8)); the kernel takes them away with the first byte that is changed."""
+    try:
+        return bool(os.getxattr(fd, "security.capability"))
+    except OSError:  # none, or a filesystem without any
+        return False
+
+
 def copy_flags(source: int, target: int) -> None:
     """Give an empty file the flags that have to be there before its first byte (no copy on write, compression)."""
     wanted = flags(source) & _COPIED_FLAGS

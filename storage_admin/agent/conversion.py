@@ -44,6 +44,11 @@ SUBFORMATS = {
     "vhdx": frozenset({"dynamic", "fixed"}),
     "vpc": frozenset({"dynamic", "fixed"}),
 }
+#: What the name of a target ends in: a file's name is what tools and people take its format from.
+EXTENSIONS = {
+    "qcow2": (".qcow2",), "raw": (".raw", ".img"), "vmdk": (".vmdk",), "vdi": (".vdi",), "vhdx": (".vhdx",),
+    "vpc": (".vhd", ".vpc"),
+}  # fmt: skip
 LONGEST_NAME = 255
 #: Bytes that any format may need beside the data: tables, headers, a footer.
 _TABLES = 8 << 20
@@ -84,7 +89,19 @@ class Target:
                 raise RefusedError(INVALID, f"{option} is a word or a number")
         if "subformat" in options and options["subformat"] not in SUBFORMATS[form]:
             raise RefusedError("unsupported_subformat", f"{form} is written as {' or '.join(sorted(SUBFORMATS[form]))}")
+        if why := wrong_name(name, form):
+            raise RefusedError(INVALID, why)
         return cls(pool_path, path, form, options, replaces)
+
+
+def wrong_name(name: bytes, form: str) -> str:
+    """Why a target of a format cannot have a name, in a few words; empty where it can."""
+    if name.startswith(b"."):
+        return "a name that begins with a dot hides the file; choose another one"
+    endings = EXTENSIONS[form]
+    if not any(name.lower().endswith(ending.encode()) and len(name) > len(ending) for ending in endings):
+        return f"the name of a {form} image ends in {' or '.join(endings)}"
+    return ""
 
 
 class Convert(Recipe):
@@ -99,6 +116,7 @@ class Convert(Recipe):
 
     def __init__(self, target: Target, pools: Sequence[LookedAt] = ()) -> None:
         self.target, self.pools = target, pools
+        self.replaces = target.replaces
         if not target.replaces:
             # The image itself is not touched: what a copy would not carry stays in it, and the plan says so.
             self.carries = frozenset({"has_internal_snapshots", "hard_linked", "immutable"})

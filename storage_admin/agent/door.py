@@ -13,13 +13,19 @@ import errno
 import fcntl
 import os
 import select
+import struct
+import time
+from types import TracebackType
 
 from storage_admin.agent import locking
+from storage_admin.agent.mounts import Mounts
 from storage_admin.agent.protocol import RefusedError
 
 # linux/fanotify.h
 _CLASS_CONTENT, _CLOEXEC, _NONBLOCK = 0x4, 0x1, 0x2
 _MARK_ADD, _OPEN_PERM = 0x1, 0x10000
+# struct fanotify_event_metadata: event_len, vers, reserved, metadata_len, mask, fd, pid. struct fanotify_response.
+_EVENT, _ANSWER, _DENY = struct.Struct("=IBBHQii"), struct.Struct("=iI"), 2
 # linux/fcntl.h
 _SETLEASE = 1024
 
@@ -50,11 +56,80 @@ class Door:
         """Whether somebody waits to open the file; looks for at most so many seconds."""
         return bool(self._poll.poll(max(seconds, 0.0) * 1000))
 
+    def turn_away(self, seconds: float) -> None:
+        """Whoever waits, or comes within so many seconds, is not let in: his ``open`` fails with ``EPERM``."""
+        deadline = time.monotonic() + seconds
+        while self.knocked(deadline - time.monotonic()):
+            events = os.read(self._group, 4096)
+            while len(events) >= _EVENT.size:
+                length, _, _, _, _, fd, _ = _EVENT.unpack_from(events)
+                events = events[length:]
+                os.write(self._group, _ANSWER.pack(fd, _DENY))
+                os.close(fd)
+
     def open(self) -> None:
         """Let in who waits. The end of the group is the kernel's leave for all of them."""
         if self._group >= 0:
             group, self._group = self._group, -1
             os.close(group)
+
+
+class Doors:
+    """The doors before a file that is to lose its name and before the one that gets it, while that happens.
+
+    Where this host lets nobody keep doors there are none, and none on a filesystem of a network: what is asked about a
+    file there may need it opened anew, and other machines come past any door. Use it as a context manager.
+
+    Args:
+        going: descriptor of the file that loses its name.
+        coming: of the one that gets it.
+    """
+
+    def __init__(self, going: int, coming: int) -> None:
+        self._going: Door | None = None
+        self._coming: Door | None = None
+        mount = Mounts.of_this_machine().of_descriptor(going)
+        if mount is None or mount.is_network:
+            return
+        try:
+            self._coming = Door(coming)
+            self._going = Door(going)
+        except (RefusedError, OSError):
+            self.open()
+
+    @property
+    def shut(self) -> bool:
+        """Whether there are any."""
+        return self._going is not None
+
+    def knocked(self, seconds: float = 0.0) -> bool:
+        """Whether somebody waits to open the file that loses its name; looks for at most so many seconds."""
+        return self._going is not None and self._going.knocked(seconds)
+
+    def take_back(self, seconds: float) -> None:
+        """The first file has its name again: who waits for it is let in, who waits for the other one has to ask again.
+
+        Args:
+            seconds: for so long they may come who found the other file under that name.
+        """
+        if self._going is not None and self._coming is not None:
+            self._going.open()
+            self._coming.turn_away(seconds)
+
+    def open(self) -> None:
+        """Let in who waits."""
+        for door in (self._going, self._coming):
+            if door is not None:
+                door.open()
+        self._going = self._coming = None
+
+    def __enter__(self) -> Doors:  # noqa: PYI034 - Self is younger than Python 3.9
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.open()
 
 
 def shut_alone(fd: int) -> Door | None:

@@ -6,7 +6,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from storage_admin.agent import preallocation
 from storage_admin.agent.compressors import Sizers, sizers
+from storage_admin.agent.fiemap import Extents
 from storage_admin.agent.file_data import EDGES, DataMap, FileZeros
 from storage_admin.agent.formats import Facts
 from storage_admin.agent.formats.qcow2 import EXTENDED_L2, Header, parse_header
@@ -195,11 +197,13 @@ def analyze_qcow2(
     leaks = _leaks(reader, header, pace)
     zeros = FileZeros(data, whole=pace.whole)
     basis = _table_basis(tables.cluster_size, counts, leaks)
+    blocks = preallocation.blocks(reader.fd, pace.io.check)
+    made = preallocation.of_qcow2(reader.fd, tables, counts, facts.virtual_size, data.data_bytes, blocks)
     if rewrite_refused:
         zeros.look(pace)
         refused = impossible(rewrite_refused)
         methods = {"compress": refused, "copy": refused, "in_place": zeros.in_place().fields(allocated)}
-        return result(allocated, methods, {**basis, **_zero_basis(zeros)})
+        return _told(allocated, methods, {**basis, **_zero_basis(zeros)}, blocks, made)
     measured, others = _shared_out(sizers(facts.compat), compression, whole=pace.whole)
     layout = Layout.of(reader.fd, header, facts, leaks.bitmaps_bytes)
 
@@ -219,7 +223,12 @@ def analyze_qcow2(
         "in_place": zeros.in_place().fields(allocated),
     }
     basis |= {**_tally_basis(found.tally, counts, measured), **_zero_basis(zeros)}
-    return result(allocated, methods, basis)
+    return _told(allocated, methods, basis, blocks, made)
+
+
+def _told(allocated: int, methods: Fields, basis: Fields, blocks: Extents | None, made: str) -> Fields:
+    told = result(allocated, methods, basis, min(blocks.shared, allocated) if blocks else 0)
+    return {**told, "preallocation": made}
 
 
 def _shared_out(known: Sizers, asked: str, *, whole: bool) -> tuple[Sizers, Sizers]:
@@ -300,4 +309,5 @@ def analyze_raw(fd: int, file_size: int, allocated: int, pace: Pace) -> Fields:
         "in_place": zeros.in_place().fields(allocated),
     }
     basis = {**_zero_basis(zeros), "sampled": zeros.zeros.drawn, "piece_bytes": MAX_PIECE}
-    return result(allocated, methods, basis)
+    blocks = preallocation.blocks(fd, pace.io.check)
+    return _told(allocated, methods, basis, blocks, preallocation.of_raw(fd, zeros.data.data_bytes, blocks))

@@ -12,7 +12,7 @@ from array import array
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from storage_admin.agent import tools
+from storage_admin.agent import preallocation, tools
 from storage_admin.agent.file_data import EDGES, DataMap, extent_blocks
 from storage_admin.agent.formats import Facts
 from storage_admin.agent.lifeline import AgentIO
@@ -138,7 +138,9 @@ def analyze_other(fd: int, facts: Facts, path: bytes, allocated: int, pace: Pace
         return result(allocated, {**methods, "copy": impossible(error.detail)}, {})
     data = DataMap(fd, os.fstat(fd).st_size, pace.io.check)
     copy, basis = _copy(fd, pieces, writer, data, pace)
-    return result(allocated, {**methods, "copy": copy.fields(allocated)}, basis)
+    blocks = preallocation.blocks(fd, pace.io.check)
+    shared = min(blocks.shared, allocated) if blocks else 0
+    return result(allocated, {**methods, "copy": copy.fields(allocated)}, basis, shared)
 
 
 def _listed(fd: int, facts: Facts, path: bytes, io: AgentIO) -> list[dict[str, int]]:
@@ -147,7 +149,7 @@ def _listed(fd: int, facts: Facts, path: bytes, io: AgentIO) -> list[dict[str, i
     done = tools.run(
         ["qemu-img", "map", "-U", "--output=json", node.argument()],
         io,
-        pass_fds=[fd],
+        files=node.files(),
         shown=["qemu-img", "map", "-U", "-f", facts.format, display(path)],
     )
     if done.exit_code:

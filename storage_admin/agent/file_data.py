@@ -76,6 +76,11 @@ class DataMap:
         number = bisect_right(self._starts, start + length - 1) - 1
         return number >= 0 and self._starts[number] + self._sums[number + 1] - self._sums[number] > start
 
+    def place(self, at: int) -> int:
+        """Where in the file a byte of the data alone is."""
+        stretch = bisect_right(self._sums, at) - 1
+        return self._starts[stretch] + at - self._sums[stretch]
+
     def read(self, at: int, length: int) -> bytes:
         """Bytes of the data alone, as if there were no holes."""
         parts, found = [], 0

@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import os
-import struct
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Optional
 
 from storage_admin.agent.crew import Crew
+from storage_admin.agent.fiemap import has_blocks
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.agent.zeros import MOST_BYTES, zero_runs
 
 # linux/falloc.h
 _KEEP_SIZE, _PUNCH_HOLE = 0x1, 0x2
-# linux/fiemap.h: fm_start, fm_length, fm_flags, fm_mapped_extents, fm_extent_count, fm_reserved
-_FIEMAP, _FIEMAP_REQUEST = 0xC020660B, struct.Struct("=QQLLLL")
 
 #: Bytes that a thread looks at before it is asked again, and the most that one call lets go of.
 PIECE_BYTES = MOST_BYTES
@@ -204,14 +201,14 @@ class Digger:
 
     def _let_go_of_gap(self, fd: int, start: int, end: int) -> None:
         """A gap may have blocks that were reserved and never written: preallocation. They read as zeros."""
-        if _has_blocks(fd, start, end - start):
+        if has_blocks(fd, start, end - start):
             punch(fd, start, self._up(end) - start)
             self.dug += min(end, self._file_size) - start
 
     def _let_go_beyond_end(self, fd: int) -> None:
         """What was reserved for a file that grows, which XFS does by itself; nobody can ever read it."""
         start = self._up(self._file_size)
-        if _has_blocks(fd, start, BEYOND_BYTES):
+        if has_blocks(fd, start, BEYOND_BYTES):
             try:
                 punch(fd, start, BEYOND_BYTES)
             except OSError as error:
@@ -237,15 +234,3 @@ def block_size(fd: int) -> int:
     """The size in bytes of the blocks in which a file's filesystem keeps data."""
     found = os.fstatvfs(fd).f_bsize
     return found if found in _BLOCKS else _USUAL_BLOCK
-
-
-def _has_blocks(fd: int, start: int, length: int) -> bool:
-    """Whether a part of a file has blocks on disk, as far as the filesystem tells; else true."""
-    # Without room for extents the kernel only counts them. Only a hint: nothing is let go of by its word.
-    request = _FIEMAP_REQUEST.pack(start, length, 0, 0, 0, 0)
-    try:
-        return bool(_FIEMAP_REQUEST.unpack(fcntl.ioctl(fd, _FIEMAP, request))[3])
-    except OSError as error:
-        if error.errno in {errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL, errno.ENOSYS}:
-            return True
-        raise

@@ -14,14 +14,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from storage_admin.agent import confined
+from storage_admin.agent.mounts import Mounts
 from storage_admin.agent.protocol import HostError
 
 _SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_TOOLS = ("qemu-img", "qemu-nbd", "setpriv", "ionice", "virt-sparsify", "virsh", "pvesh", "vzctl", "fio", "bonnie++")
+_TOOLS = ("qemu-img", "qemu-nbd", "setpriv", "ionice", "virsh", "pvesh", "vzctl", "fio", "bonnie++")
 #: What runs guests, where it is not named after the machine.
 _EMULATORS = ("kvm", "qemu-kvm", "/usr/libexec/qemu-kvm")
 _VERSION = re.compile(rb"version (\d+)\.(\d+)(\.\d+)*")
 _TOOL_VERSION = re.compile(rb"(?:fio-|ersion:? |coreutils\) )([0-9]+\.[0-9][0-9a-z.]*)")
+_EMULATOR_VERSION = re.compile(rb"QEMU emulator version (\d[ -~]{0,100})")
 _VERSION_LIMIT = 10.0
 
 #: Storages of Proxmox VE that are folders, and where one is mounted if its section names no path.
@@ -34,7 +37,11 @@ _LIBVIRT_DAEMONS = ("libvirtd", "virtqemud", "virtlxcd", "virtxend")
 
 @dataclass(frozen=True)
 class Storage:
-    """A storage of Proxmox VE; ``path`` is ``None`` where it is no folder."""
+    """A storage of Proxmox VE; ``path`` is ``None`` where it is no folder.
+
+    Args:
+        mount_point: where something has to be mounted before the folder is the storage; ``None`` where nothing has to.
+    """
 
     name: str
     type: str
@@ -42,6 +49,7 @@ class Storage:
     content: tuple[str, ...]
     disabled: bool
     nodes: tuple[str, ...]
+    mount_point: str | None = None
 
 
 def host_event(etc_pve: str = "/etc/pve", root: str = "/") -> dict[str, Any]:
@@ -56,7 +64,7 @@ def host_event(etc_pve: str = "/etc/pve", root: str = "/") -> dict[str, Any]:
     """
     asked = _ask_versions(("fio", "bonnie++"))  # they load many libraries meanwhile
     tools = {name: find(name) is not None for name in _TOOLS}
-    tools["qemu-system"] = any(find(name) for name in (f"qemu-system-{os.uname().machine}", *_EMULATORS))
+    tools["qemu-system"] = _emulator() is not None
     version = qemu_img_version()
     proxmox = os.path.isdir(etc_pve)
     return {
@@ -67,14 +75,35 @@ def host_event(etc_pve: str = "/etc/pve", root: str = "/") -> dict[str, Any]:
         "memory_bytes": memory_bytes(),
         "memory_available_bytes": memory_bytes("MemAvailable"),
         "qemu_img": version,
+        "qemu_system": emulator_version(),
         # qemu writes zstd clusters since 5.1, and distributions build it in.
         "zstd": None if version is None else tuple(map(int, version.split(".")[:2])) >= (5, 1),
+        # How a tool is kept from what an image's header names; None where it cannot be.
+        "confinement": confined.means(),
+        "weighing_disks": weighing_disks(root),
         "tools": tools,
         "tool_versions": {name: _said(process) for name, process in asked.items()},
         "proxmox": proxmox,
         "proxmox_storages": [vars(storage) for storage in proxmox_storages(etc_pve)] if proxmox else [],
         "libvirt": libvirt_state(root),
     }
+
+
+def weighing_disks(root: str = "/") -> list[str]:
+    """Disks where the I/O weight of a guest counts: their scheduler is BFQ, or the kernel was told of their costs
+    (``io.cost.qos``, cgroup-v2).
+    """
+    found = set()
+    for path in glob.glob(os.path.join(root, "sys/block/*/queue/scheduler")):
+        with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
+            if "[bfq]" in file.read():
+                found.add(path.split("/")[-3])
+    with contextlib.suppress(OSError), open(os.path.join(root, "sys/fs/cgroup/io.cost.qos"), encoding="ascii") as file:
+        for line in file:
+            numbers, *words = line.split()
+            if "enable=1" in words:
+                found.add(os.path.basename(os.path.realpath(os.path.join(root, "sys/dev/block", numbers))))
+    return sorted(found)
 
 
 def find(name: str) -> str | None:
@@ -124,6 +153,30 @@ def qemu_img_version() -> str | None:
         said = (done.stderr or done.stdout)[:200].decode("utf-8", "backslashreplace")
         raise HostError(f"qemu-img --version ended with exit code {done.returncode}: {said}")
     return found[0].split()[1].decode("ascii")
+
+
+def _emulator() -> str | None:
+    # On Proxmox VE and RHEL it is only known by the second name, and on the latter it is in no folder of tools.
+    return next(filter(None, map(find, (f"qemu-system-{os.uname().machine}", *_EMULATORS))), None)
+
+
+def emulator_version() -> str | None:
+    """What runs guests, with the revision of its package: ``7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)``.
+
+    Returns:
+        ``None`` where it is not installed, or does not say.
+    """
+    path = _emulator()
+    if path is None:
+        return None
+    try:
+        done = subprocess.run(
+            [path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=_VERSION_LIMIT, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = _EMULATOR_VERSION.match(done.stdout[:4096])
+    return found[1].decode("ascii") if found else None
 
 
 def tool_versions(names: Sequence[str]) -> dict[str, str | None]:
@@ -191,7 +244,30 @@ def _storage(kind: str, name: str, settings: dict[str, str]) -> Storage:
         content=tuple(part.strip() for part in settings.get("content", "").split(",") if part.strip()),
         disabled=settings.get("disable", "0" if "disable" not in settings else "1") != "0",
         nodes=tuple(part.strip() for part in settings.get("nodes", "").split(",") if part.strip()),
+        mount_point=path if kind in _MOUNTED else _mount_point(path, settings.get("is_mountpoint", "no")),
     )
+
+
+def _mount_point(path: str | None, told: str) -> str | None:
+    """``is_mountpoint`` of a folder: a word for yes or no, or a folder above it (PVE::Storage::DirPlugin)."""
+    if told.startswith("/"):
+        return told
+    return path if told.lower() in ("", "1", "on", "yes", "true") else None
+
+
+def unmounted(etc_pve: str, mounts: Mounts) -> dict[bytes, str]:
+    """The folders of Proxmox VE's storages that are not the storage now, each with where nothing is mounted.
+
+    Args:
+        etc_pve: folder of its configuration.
+        mounts: of this machine.
+    """
+    wanted = {one.path: one.mount_point for one in proxmox_storages(etc_pve) if one.path and one.mount_point}
+    return {
+        os.fsencode(path).rstrip(b"/"): place
+        for path, place in wanted.items()
+        if not mounts.is_mount_point(os.fsencode(place))
+    }
 
 
 def libvirt_state(root: str = "/") -> str:

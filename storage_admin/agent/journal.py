@@ -15,18 +15,26 @@ import stat
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from storage_admin.agent.protocol import RefusedError
+from storage_admin.agent.protocol import RefusedError, unb64
 
 #: The steps, in order. ``UNDO`` and ``UNDO_REVERTED`` may follow ``DONE``.
 STARTED, READY, DONE, UNDO, UNDO_REVERTED = "started", "ready", "done", "undo", "undo_reverted"
+#: After ``STARTED``: the new file is there, still empty; by its inode it is known from then on.
+CREATED = "created"
+#: After ``READY`` or ``UNDO``: from now on names may have been exchanged.
+EXCHANGING = "exchanging"
 #: Before an undo copy is removed: what the filesystem gets back by that.
 DISCARD = "discard"
 #: After ``STARTED``: the images that the original stands on, and the new one will not.
 LEFT = "left"
+#: Before ``READY``: what of the new file stays as it is while guests write to it, and when it was whole.
+MADE = "made"
 #: Of an image that is set aside, instead of the others: it is; it is to be restored, or deleted; that did not happen.
 ASIDE, RESTORE, DELETE, STAYED = "aside", "restore", "delete", "stayed"
 #: A journal is a few hundred bytes a line; a longer file is none of ours.
 MAX_BYTES = 1 << 20
+#: What its first line may have, and an image's name.
+_FIRST_RECORD, _LONGEST_NAME = 16 * 1024, 255
 
 _NAME = re.compile(rb"\.sa-([0-9a-zA-Z]{1,40})\.(journal|new|orig|aside)")
 
@@ -206,3 +214,24 @@ def _unlink(folder: int, name: bytes) -> None:
         os.unlink(name, dir_fd=folder)
     except FileNotFoundError:
         return
+
+
+def image_name(folder: int, name: bytes) -> str | None:
+    """The name of the image that a journal is about, as base64; ``None`` where it does not say. Nothing is locked.
+
+    Args:
+        folder: descriptor of the journal's folder.
+        name: of the journal.
+    """
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    except OSError:
+        return None
+    try:
+        first = json.loads(os.pread(fd, _FIRST_RECORD, 0).split(b"\n")[0])
+        told = first["name_b64"]
+        return told if 0 < len(unb64(told)) <= _LONGEST_NAME and b"/" not in unb64(told) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    finally:
+        os.close(fd)

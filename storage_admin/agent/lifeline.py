@@ -21,8 +21,9 @@ PROGRESS_INTERVAL = 0.2
 #: Events that wait to be written, in bytes and in seconds.
 BUFFER_BYTES = 64 * 1024
 BUFFER_SECONDS = 0.2
-#: Seconds that the controller has to answer ``ready`` with ``go``, and to take the last event.
-GO_LIMIT = 30.0
+#: Seconds that the controller has to answer ``ready`` with ``go``, and to take the last event. Its database may be
+#: locked or away: as long as it pings, the work that is done is not thrown away.
+GO_LIMIT = 3600.0
 FAREWELL_LIMIT = 2.0
 
 _PING = protocol.encode(protocol.PING).rstrip()
@@ -82,6 +83,7 @@ class Lifeline:
         self._answers: list[dict[str, Any]] = []
         self._stop: tuple[str, str] | None = None
         self._heard = time.monotonic()
+        self._writing = threading.RLock()
         self._buffer: list[bytes] = []
         self._buffered = 0
         self._flushed = time.monotonic()
@@ -107,12 +109,14 @@ class Lifeline:
             line = self._request
         fields = protocol.decode(line)
         verb, job, generation = fields.get("verb"), fields.get("job"), fields.get("generation")
-        args = fields.get("args", {})
+        args, roots = fields.get("args", {}), fields.get("roots", {})
         if fields["event"] != protocol.REQUEST or not isinstance(verb, str) or not isinstance(job, str):
             raise ValueError("the first line is no request")
         if not isinstance(generation, int) or isinstance(generation, bool) or not isinstance(args, dict):
             raise ValueError("the request's generation or args are of the wrong type")
-        return Request(verb, job, generation, args)
+        if not isinstance(roots, dict):
+            raise ValueError("the request's roots are no folders by path")
+        return Request(verb, job, generation, args, roots)
 
     def stop(self, code: str, detail: str) -> None:
         """Have the next :meth:`check` raise StoppedError; the first reason stands. Safe in a signal handler."""
@@ -122,8 +126,9 @@ class Lifeline:
     def check(self) -> None:
         """Go on, or raise StoppedError: ``cancelled`` or ``interrupted``. Sends what has waited long enough."""
         self._raise_if_stopped()
-        if self._buffer and time.monotonic() - self._flushed > BUFFER_SECONDS:
-            self._flush()
+        with self._writing:
+            if self._buffer and time.monotonic() - self._flushed > BUFFER_SECONDS:
+                self._flush()
 
     def wait_for_go(self, generation: int, **made: int) -> None:
         """Ask for the one permission that cannot be taken back.
@@ -209,15 +214,17 @@ class Lifeline:
     # Outgoing
 
     def emit(self, kind: str, /, **fields: Any) -> None:
-        """Send one event now, and what waits before it."""
-        self._append(protocol.encode(kind, **fields))
-        self._flush()
+        """Send one event now, and what waits before it. Any thread may."""
+        with self._writing:
+            self._append(protocol.encode(kind, **fields))
+            self._flush()
 
     def emit_raw(self, line: bytes) -> None:
         """Send an encoded event, with others where they are many."""
-        self._append(line)
-        if self._buffered > BUFFER_BYTES or time.monotonic() - self._flushed > BUFFER_SECONDS:
-            self._flush()
+        with self._writing:
+            self._append(line)
+            if self._buffered > BUFFER_BYTES or time.monotonic() - self._flushed > BUFFER_SECONDS:
+                self._flush()
 
     def progress(self, stage: str, done: int, total: int | None, message: str = "") -> None:
         """Say how far a stage is, at most five times a second."""
@@ -243,13 +250,14 @@ class Lifeline:
         Returns:
             Whether it was taken; a controller that is gone does not take it.
         """
-        self._append(protocol.encode(kind, **fields))
-        deadline = time.monotonic() + FAREWELL_LIMIT
-        try:
-            self._write(lambda: time.monotonic() < deadline)
-        except StoppedError:
-            return False
-        return not self._buffer
+        with self._writing:
+            self._append(protocol.encode(kind, **fields))
+            deadline = time.monotonic() + FAREWELL_LIMIT
+            try:
+                self._write(lambda: time.monotonic() < deadline)
+            except StoppedError:
+                return False
+            return not self._buffer
 
     def _append(self, line: bytes) -> None:
         self._buffer.append(line)

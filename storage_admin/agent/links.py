@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from storage_admin.agent import attributes, filemounts, formats, locking
+from storage_admin.agent import access, attributes, filemounts, formats, locking
 from storage_admin.agent.formats.facts import Facts, UnreadableError
 from storage_admin.agent.journal import Stamp
 from storage_admin.agent.pools import display, open_beneath, open_parent
@@ -36,15 +36,20 @@ class Planned:
     file_size: int
     mtime_ns: int
     ctime_ns: int
+    #: Whether an admin lets the owners of overlays have its content, who may not read it themselves.
+    for_all: bool = False
 
     @classmethod
     def parse(cls, args: Any) -> Planned:
         """A link as it travels; raises RefusedError(``invalid``)."""
         try:
-            numbers = [args[name] for name in ("dev", "inode", "file_size", "mtime_ns", "ctime_ns")]
-            if not all(type(number) is int for number in numbers) or not isinstance(args["format"], str):
+            numbers = {name: args[name] for name in ("dev", "inode", "file_size", "mtime_ns", "ctime_ns")}
+            if not all(type(number) is int for number in numbers.values()) or not isinstance(args["format"], str):
                 raise TypeError("a number or the format is of the wrong type")
-            return cls(unb64(args["path_b64"]), unb64(args["pool_path_b64"]), args["format"], *numbers)
+            for_all = args.get("for_all", False) is True
+            return cls(
+                unb64(args["path_b64"]), unb64(args["pool_path_b64"]), args["format"], **numbers, for_all=for_all
+            )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RefusedError(INVALID, f"a link of the chain is not described completely: {error}") from error
 
@@ -311,7 +316,7 @@ def refuse_unsafe(chain: Chain, *, children_known: bool, carried: Collection[str
         carried: codes of what this one keeps of the image, such as ``has_internal_snapshots``.
 
     Raises:
-        RefusedError: see SAFETY, by name of the code.
+        RefusedError: see docs/safety.md and docs/refusals.md, by name of the code.
     """
     image, facts = chain.image, chain.image.facts
     status = os.fstat(image.fd)
@@ -334,6 +339,34 @@ def refuse_unsafe(chain: Chain, *, children_known: bool, carried: Collection[str
         raise RefusedError("immutable", f"{image.shown} is protected (chattr +i or +a); a template is left as it is")
     if not children_known:
         raise RefusedError("guests_unknown", f"which images stand on {image.shown} is not known; scan the host first")
+
+
+def refuse_foreign(image: Link, taken: Sequence[Link]) -> None:
+    """Refuse to write into an image what its owner may not read: an overlay can name anybody's image.
+
+    Root's overlays may stand on anything, unless the folder is somebody else's who may read them: he chooses what the
+    names in it lead to.
+
+    Args:
+        image: what is rewritten, as it is owned and may be read afterwards as well.
+        taken: the bases whose content moves into it.
+
+    Raises:
+        RefusedError: ``foreign_base``.
+    """
+    folder = os.stat(os.path.dirname(image.planned.path) or b"/")
+    readers = [access.Who.owns(os.fstat(image.fd), folder)]
+    keeper = access.Who(folder.st_uid, frozenset([folder.st_gid]))
+    if access.Rights.of(image.fd).allow(keeper, access.READ):
+        readers.append(keeper)
+    for base in taken:
+        for who in readers:
+            if not base.planned.for_all and not access.may_read(who, base.fd):
+                raise RefusedError(
+                    "foreign_base",
+                    f"{base.shown} may not be read by user {who.uid}, who would get its content with {image.shown}; "
+                    "let that user read it, or have an admin allow it for the pool",
+                )
 
 
 def _refuse_content(link: Link, carried: Collection[str]) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from storage_admin.agent import tools
 from storage_admin.agent.fellows import is_fellow, only_reads
+from storage_admin.agent.mounts import Mounts
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.agent.waiting import Descriptors
 
@@ -30,6 +31,10 @@ CHANGES = (WRITE, RESIZE)
 _FLOCK = struct.Struct("hhqqi4x")
 # From asm-generic/fcntl.h; Python's fcntl has no names for them before 3.9 on all builds.
 _OFD_GETLK, _OFD_SETLK = 36, 37
+
+#: The files that this process has locked for itself alone (:mod:`storage_admin.agent.fence`): the descriptors that hold
+#: the locks, which are open for writing.
+fenced: dict[FileId, int] = {}
 
 # linux/fcntl.h
 _SETLEASE = 1024
@@ -61,6 +66,7 @@ def locked_bytes(fd: int, among: Iterable[int] = ANY_USE) -> list[int]:
         among: the bytes to ask about.
     """
     held = []
+    fd = fenced.get(file_id(fd), fd)
     for byte in among:
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
         if _FLOCK.unpack(fcntl.fcntl(fd, _OFD_GETLK, asked))[0] != fcntl.F_UNLCK:
@@ -91,12 +97,34 @@ def keep_everybody_away(fd: int) -> None:
 
 def _hold(fd: int, lock_bytes: Iterable[int]) -> None:
     for byte in lock_bytes:
-        try:
-            fcntl.fcntl(fd, _OFD_SETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, byte, 1, 0))
-        except OSError as error:
-            if error.errno in {errno.EAGAIN, errno.EACCES}:
-                raise RefusedError("image_in_use", "another program locked the image; stop it and try again") from error
-            raise
+        take(fd, fcntl.F_RDLCK, byte, 1)
+
+
+def take(fd: int, how: int, first: int, length: int) -> None:
+    """Lock some bytes of a file.
+
+    Args:
+        how: ``F_RDLCK``, or ``F_WRLCK`` of a descriptor that is open for writing.
+        first, length: which bytes.
+
+    Raises:
+        RefusedError: ``image_in_use``.
+        OSError: the filesystem has no such locks.
+    """
+    try:
+        fcntl.fcntl(fd, _OFD_SETLK, _FLOCK.pack(how, os.SEEK_SET, first, length, 0))
+    except OSError as error:
+        if error.errno in {errno.EAGAIN, errno.EACCES}:
+            raise RefusedError(
+                "image_in_use", "another program, perhaps on another host, locked the image; stop it and try again"
+            ) from error
+        raise
+
+
+def let_go(fd: int) -> None:
+    """Give back all locks that are held by a descriptor."""
+    fd = fenced.get(file_id(fd), fd)
+    fcntl.fcntl(fd, _OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
 
 
 def user(fd: int) -> str | None:
@@ -135,24 +163,68 @@ def opener(files: Iterable[FileId]) -> str | None:
 def open_for_writing(fd: int) -> bool | None:
     """Whether anybody has a file open for writing: other processes, in whatever container, and the kernel itself.
 
-    The kernel gives a read lease only on a file without writers; it is given back at once.
+    The kernel gives a read lease only on a file without writers; it is given back at once. Over NFS it rests on what
+    the server granted with an open, and takes back for good when the file gets another name, also from us: a descriptor
+    that was opened before tells nothing then, a fresh one does.
 
     Args:
         fd: descriptor of the file, open for reading only.
 
     Returns:
-        ``None`` where the filesystem has no leases.
+        ``None`` where the filesystem has no leases, or its server gives none.
     """
+    if file_id(fd) in fenced:
+        return False  # it was asked before the locks were taken, which keep writers away since
+    leased = _is_leased(fd)
+    if leased is False and _is_network(fd):
+        fresh = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            leased = _is_leased(fresh)
+        finally:
+            os.close(fresh)
+        if leased is False and not _gives_leases(fd):
+            return None
+    return None if leased is None else not leased
+
+
+def _is_leased(fd: int) -> bool | None:
+    """Whether a read lease was granted, and given back; ``None`` where the filesystem has no leases."""
     try:
         fcntl.fcntl(fd, _SETLEASE, fcntl.F_RDLCK)
     except OSError as error:
         if error.errno == errno.EAGAIN:
-            return True
+            return False
         if error.errno in {errno.EINVAL, errno.ENOTSUP, errno.ENOLCK, errno.EACCES}:
             return None
         raise
     fcntl.fcntl(fd, _SETLEASE, fcntl.F_UNLCK)
-    return False
+    return True
+
+
+def _gives_leases(fd: int) -> bool:
+    """Whether the server of a file gives leases at all: asked with a new file beside it that nobody else has.
+
+    Some never do, and none does right after its start. Its name is one that a recovery removes.
+    """
+    folder = os.path.dirname(os.readlink(f"/proc/self/fd/{fd}"))
+    path = f"{folder}/.sa-{os.urandom(8).hex()}.new"
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    except OSError:
+        return True
+    try:
+        probe = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            return _is_leased(probe) is True
+        finally:
+            os.close(probe)
+    finally:
+        os.unlink(path)
+
+
+def _is_network(fd: int) -> bool:
+    mount = Mounts.of_this_machine().of_descriptor(fd)
+    return mount is not None and mount.is_network
 
 
 def _process(files: frozenset[FileId], unseen: list[str]) -> str | None:

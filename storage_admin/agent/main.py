@@ -10,9 +10,10 @@ import signal
 import sys
 from typing import Any, Callable
 
-from storage_admin.agent import protocol
+from storage_admin.agent import protocol, roots
 from storage_admin.agent.lifeline import AgentIO, Lifeline
 from storage_admin.agent.protocol import HostError, RefusedError, Request, StoppedError
+from storage_admin.agent.sentry import Sentry
 
 Verb = Callable[[Request, AgentIO], dict[str, Any]]
 
@@ -20,6 +21,7 @@ Verb = Callable[[Request, AgentIO], dict[str, Any]]
 #: start, which a scan of a host where nothing changed waits for.
 VERBS = {
     "scan": ("scan", "run"),
+    "look": ("scan", "look"),
     "folder": ("folder", "run"),
     "analyze": ("analyze", "run"),
     "sample": ("sample", "run"),
@@ -30,6 +32,7 @@ VERBS = {
     "check": ("check", "run"),
     "convert": ("convert", "run"),
     "recover": ("recover", "run"),
+    "users": ("users", "run"),
     "pve": ("pve", "run"),
     "benchmark": ("benchmark", "run"),
     "set_aside": ("aside", "set_aside"),
@@ -90,7 +93,9 @@ def answer(lifeline: Lifeline) -> dict[str, Any]:
         raise RefusedError(protocol.INVALID, f"this agent knows no verb {request.verb!r}")
     if not _JOB.fullmatch(request.job):
         raise RefusedError(protocol.INVALID, "a job's id is 1 to 40 letters and digits")
-    return load(request.verb)(request, lifeline)
+    roots.expect(request.roots)
+    with Sentry(request.args, lifeline):
+        return load(request.verb)(request, lifeline)
 
 
 def load(verb: str) -> Verb:

@@ -50,11 +50,18 @@ class Mount:
     point: bytes
     filesystem: str
     source: bytes
+    options: bytes = b""
 
     @property
     def is_network(self) -> bool:
         """Whether other machines may have it mounted."""
         return self.filesystem not in LOCAL
+
+    @property
+    def locks_alone(self) -> bool:
+        """Whether locks on its files are this machine's own, and no other client of the server hears of them."""
+        told = {b"nolock", b"local_lock=all", b"local_lock=posix"}.intersection(self.options.split(b","))
+        return self.filesystem in {"nfs", "nfs4"} and bool(told)
 
     @property
     def may_wait(self) -> bool:
@@ -93,7 +100,9 @@ def parse(mountinfo: bytes) -> list[Mount]:
         device = os.makedev(int(major), int(minor))
         filesystem = more[0].decode("ascii", "backslashreplace")
         mounts.append(
-            Mount(int(fields[0]), device, unescape(fields[3]), unescape(fields[4]), filesystem, unescape(more[1]))
+            Mount(
+                int(fields[0]), device, unescape(fields[3]), unescape(fields[4]), filesystem, *map(unescape, more[1:3])
+            )
         )
     return mounts
 
@@ -142,6 +151,13 @@ class Mounts:
                 return self._by_point[path]
             path = path.rpartition(b"/")[0]
         return self._by_point.get(b"/")
+
+    def is_mount_point(self, path: bytes) -> bool:
+        """Whether something is mounted at an absolute path, or where that leads to."""
+        path = os.path.normpath(path)
+        if path in self._by_point or self.may_wait(path):
+            return path in self._by_point
+        return os.path.realpath(path) in self._by_point
 
     def shared_below(self, paths: Sequence[bytes]) -> list[bytes]:
         """Where network filesystems are mounted below these folders."""

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import os
 import stat
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Any
+from xml.sax.saxutils import escape
 
+from storage_admin.agent import imagefolders, roots
 from storage_admin.agent.formats import Facts, UnreadableError, guess, read_as
 from storage_admin.agent.formats.reader import Reader
 from storage_admin.agent.mounts import Mounts
-from storage_admin.agent.pools import display
+from storage_admin.agent.protocol import RefusedError
 from storage_admin.agent.records import Recorder, absolute, b64, backing_unsafe
 
+_LARGEST = 4 * 1024 * 1024
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -34,6 +40,9 @@ def bases(named: Iterable[bytes], files: dict[int, set[int]], mounts: Mounts) ->
         if mounts.may_wait(path):
             yield _row(path, "it lies on a filesystem that is not looked at")
             continue
+        if not _may_be_read(path):
+            yield _row(path, "no hypervisor of this host names it, and it is in no folder of images")
+            continue
         try:
             facts = _facts(path)
         except FileNotFoundError:
@@ -45,6 +54,36 @@ def bases(named: Iterable[bytes], files: dict[int, set[int]], mounts: Mounts) ->
             yield from _base(path, facts.backing_file, files, recorder)
 
 
+@lru_cache(maxsize=1)
+def _definitions() -> bytes:
+    """What libvirt and Proxmox VE have written down of their guests, where only root writes."""
+    found = []
+    for place in ("/etc/libvirt/*/*.xml", "/run/libvirt/*/*.xml", "/etc/pve/nodes/*/*/*.conf"):
+        for name in glob.glob(place):
+            with contextlib.suppress(OSError), open(name, "rb") as file:
+                found.append(file.read(_LARGEST))
+    return b"\n".join(found)
+
+
+def _may_be_read(path: bytes) -> bool:
+    """Whether it is in a folder of images, a volume, or a file that a hypervisor here gives a guest.
+
+    What a request calls a guest's disk may be any file of root's.
+    """
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return True  # as it is opened, it is a volume or nothing
+        folder = roots.reach(os.path.dirname(path))
+    except FileNotFoundError:
+        return True
+    except (OSError, RefusedError):
+        return False
+    os.close(folder.fd)
+    if imagefolders.is_listed(folder.real) and not imagefolders.forbidden(folder.real):
+        return not os.path.islink(path)
+    return escape(os.fsdecode(path)).encode("utf-8", "surrogateescape") in _definitions()
+
+
 def _base(path: bytes, name: bytes, files: dict[int, set[int]], recorder: Recorder) -> Iterator[dict[str, Any]]:
     if backing_unsafe(name) is not None:
         yield _row(path, "its base is not named as a plain file")
@@ -54,7 +93,7 @@ def _base(path: bytes, name: bytes, files: dict[int, set[int]], recorder: Record
     if found is not None and found.st_ino in files.get(found.st_dev, ()):
         yield _row(path, "", [found.st_dev, found.st_ino])
     elif found is not None:
-        yield _row(path, f"its base {display(below)} lies outside of every pool as well; register its folder")
+        yield _row(path, "its base lies outside of every pool as well; register the folder of that")
 
 
 def _row(path: bytes, why: str, base: list[int] | None = None) -> dict[str, Any]:

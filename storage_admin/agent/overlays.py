@@ -1,7 +1,8 @@
 """Which files of the storage pools need one file: overlays, VMDK descriptors, qcow2 headers with a data file elsewhere.
 
 The controller knows that from its last scan. What was unchanged since then is not opened again: it is known by its
-fingerprint, as in a scan. Undo copies and images that are set aside are read as well.
+fingerprint, as in a scan. Undo copies and images that are set aside are read as well. A file whose header cannot be
+read may stand on the image, unless a VMDK's descriptor says that it is one of its extents: such a file is data.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from storage_admin.agent.journal import parse_name
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.locking import FileId
 from storage_admin.agent.mounts import Mounts
-from storage_admin.agent.pools import display
+from storage_admin.agent.pools import display, open_root
 from storage_admin.agent.protocol import INVALID, RefusedError, unb64
 from storage_admin.agent.records import FINGERPRINT_SIZE, OPEN_FLAGS, Recorder, absolute, backing_unsafe, fingerprint
 from storage_admin.agent.walk import Folder, Walk
@@ -81,7 +82,7 @@ def refuse_needed(pools: Sequence[LookedAt], image: Wanted, io: AgentIO) -> None
     for path in sorted(waiting.trusted([pool.path for pool in pools], mounts, io.check)):
         raise _unreadable(display(path), "it does not answer")
     known = frozenset().union(*(pool.known for pool in pools))  # one pool may lie in another
-    recorder, seen = Recorder(mounts), 0
+    look, seen = _Look(image, known, Recorder(mounts)), 0
     for pool in pools:
         for folder in _folders(pool, mounts):
             for name in folder.files:
@@ -89,16 +90,17 @@ def refuse_needed(pools: Sequence[LookedAt], image: Wanted, io: AgentIO) -> None
                 if seen % _CHECK_EVERY == 0:
                     io.check()
                 path = folder.path.rstrip(b"/") + b"/" + os.fsencode(name)
-                if _needs(folder, name, path, known, image, recorder):
+                if look.finds_need(folder, name, path):
                     raise RefusedError(
                         "has_overlays",
                         f"{display(path)} stands on {image.shown}, or keeps its data there; scan the host",
                     )
+    look.refuse_doubtful()
 
 
 def _folders(pool: LookedAt, mounts: Mounts) -> Iterator[Folder]:
     try:
-        root = os.open(pool.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        root = open_root(pool.path)
     except FileNotFoundError:
         return  # not mounted now: the controller knows its images from when it was
     except OSError as error:
@@ -118,34 +120,57 @@ def _unreadable(what: str, why: str | None) -> RefusedError:
     return RefusedError("guests_unknown", sentence)
 
 
-def _needs(folder: Folder, name: str, path: bytes, known: frozenset[bytes], image: Wanted, recorder: Recorder) -> bool:
-    try:
-        status = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
-        if not stat.S_ISREG(status.st_mode) or FileId(status.st_dev, status.st_ino) == image.id:
+@dataclass
+class _Look:
+    """One look at many files for what needs the image."""
+
+    image: Wanted
+    known: frozenset[bytes]
+    recorder: Recorder
+    #: Files whose headers cannot be read, with what is said of each, and those that are extents of VMDKs.
+    _doubtful: dict[FileId, RefusedError] = field(default_factory=dict)
+    _extents: set[FileId] = field(default_factory=set)
+
+    def finds_need(self, folder: Folder, name: str, path: bytes) -> bool:
+        """Whether a file of the folder needs the image; raises RefusedError where it cannot be looked at."""
+        try:
+            status = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
+            if not stat.S_ISREG(status.st_mode) or FileId(status.st_dev, status.st_ino) == self.image.id:
+                return False
+            if fingerprint(path, status) in self.known:
+                return False
+            fd = os.open(name, OPEN_FLAGS, dir_fd=folder.fd)
+        except FileNotFoundError:
             return False
-        if fingerprint(path, status) in known:
+        except OSError as error:
+            raise _unreadable(display(path), error.strerror) from error
+        try:
+            reader = Reader(fd, os.fstat(fd).st_size)
+            looks_like = guess(reader, path)
+            facts = read_as(reader, looks_like)
+        except UnreadableError as error:
+            ours = parse_name(os.fsencode(name))
+            # It names no file; or a job at work has only begun to write it.
+            if not stands_alone(reader, looks_like) and (ours is None or ours[1] != "new"):
+                self._doubtful[FileId(status.st_dev, status.st_ino)] = _unreadable(display(path), str(error))
             return False
-        fd = os.open(name, OPEN_FLAGS, dir_fd=folder.fd)
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise _unreadable(display(path), error.strerror) from error
-    try:
-        reader = Reader(fd, os.fstat(fd).st_size)
-        looks_like = guess(reader, path)
-        facts = read_as(reader, looks_like)
-    except UnreadableError as error:
-        ours = parse_name(os.fsencode(name))
-        if stands_alone(reader, looks_like) or (ours is not None and ours[1] == "new"):
-            return False  # it names no file; or a job at work has only begun to write it
-        raise _unreadable(display(path), str(error)) from error
-    except OSError as error:
-        raise _unreadable(display(path), error.strerror) from error
-    finally:
-        os.close(fd)
-    named = [one for one in (facts.backing_file, facts.data_file, *facts.extents) if one is not None]
-    inside = os.path.dirname(path) or b"/"
-    return any(_means(one, inside, image, recorder) for one in named)
+        except OSError as error:
+            raise _unreadable(display(path), error.strerror) from error
+        finally:
+            os.close(fd)
+        inside = os.path.dirname(path) or b"/"
+        for one in facts.extents:
+            found = self.recorder.look(absolute(inside, one)) if backing_unsafe(one) is None else None
+            if found is not None:
+                self._extents.add(FileId(found.st_dev, found.st_ino))
+        named = [one for one in (facts.backing_file, facts.data_file, *facts.extents) if one is not None]
+        return any(_means(one, inside, self.image, self.recorder) for one in named)
+
+    def refuse_doubtful(self) -> None:
+        """Refuse where a file that was found may stand on the image, once all descriptors were read."""
+        for place, error in self._doubtful.items():
+            if place not in self._extents:
+                raise error
 
 
 def _means(name: bytes, inside: bytes, image: Wanted, recorder: Recorder) -> bool:

@@ -1,7 +1,8 @@
 """How a file in a storage pool is reached without ever leaving the pool.
 
-The pool's own path is the admin's word and may hold symbolic links. Everything below it was named by strangers: each
-component is opened by its name in the folder above, and a symbolic link ends the walk.
+The pool's own path is the admin's word: it has to lead to a folder that root has listed, and to the same one as ever
+(:func:`open_root`). Everything below it was named by strangers: each component is opened by its name in the folder
+above, and a symbolic link ends the walk.
 """
 
 from __future__ import annotations
@@ -10,15 +11,44 @@ import errno
 import os
 import stat
 
+from storage_admin.agent import imagefolders, roots
 from storage_admin.agent.protocol import RefusedError
+from storage_admin.agent.protocol import display as display  # noqa: PLC0414 (for whoever tells of paths)
+
+_UNMOUNTED = "It is empty and lies on another filesystem than before: mount it again. Its images are as last seen."
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def display(path: bytes) -> str:
-    """A path for a sentence: what is not UTF-8 or is a control character stands as ``\\x..``."""
-    text = path.decode("utf-8", "backslashreplace")
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+def open_root(pool_path: bytes) -> int:
+    """Open the folder of a storage pool, the one place where a path of a request begins; the caller closes it.
+
+    Args:
+        pool_path: its absolute path.
+
+    Raises:
+        RefusedError: ``folder_not_listed``, where root has not said that images are there; ``pool_changed``, where a
+            link or another folder has taken its place; ``outside_pool``, where it is no absolute path.
+        OSError: a folder is missing, is a mount point without its mount, or may not be read.
+    """
+    if not pool_path.startswith(b"/") or b"\0" in pool_path or b".." in pool_path.split(b"/"):
+        raise RefusedError("outside_pool", f"{display(pool_path)} is no absolute path")
+    found = roots.reach(pool_path)
+    try:
+        imagefolders.check(found)
+        folder = os.open(b".", _FOLDER, dir_fd=found.fd)
+    finally:
+        os.close(found.fd)
+    if not roots.is_as_expected(pool_path, folder):
+        unmounted = roots.is_unmounted(pool_path, folder)
+        os.close(folder)
+        if unmounted:
+            raise FileNotFoundError(errno.ENOENT, _UNMOUNTED)
+        raise RefusedError(
+            "pool_changed",
+            f"{display(pool_path)} is another folder than the one that was registered; put that back, or mount it, or "
+            "have an admin confirm the folder on the pool's page",
+        )
+    return folder
 
 
 def components(pool_path: bytes, path: bytes) -> list[bytes]:
@@ -52,11 +82,10 @@ def open_parent(pool_path: bytes, path: bytes) -> tuple[int, bytes]:
         OSError: a folder is missing or may not be read.
     """
     names = components(pool_path, path)
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-    folder = os.open(pool_path, flags)
+    folder = open_root(pool_path)
     for name in names[:-1]:
         try:
-            below = _open(folder, name, flags, path)
+            below = _open(folder, name, _FOLDER, path)
         finally:
             os.close(folder)
         folder = below

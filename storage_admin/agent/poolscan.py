@@ -9,12 +9,13 @@ import re
 import stat
 from typing import Any
 
-from storage_admin.agent import waiting
+from storage_admin.agent import access, attributes, roots, waiting
 from storage_admin.agent.formats import UnreadableError, guess, stands_alone, vmdk
 from storage_admin.agent.formats.reader import Reader
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.mounts import Mount, Mounts
-from storage_admin.agent.pools import display, open_parent
+from storage_admin.agent.own_files import OwnFiles, is_blind
+from storage_admin.agent.pools import display, open_parent, open_root
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.agent.records import OPEN_FLAGS, Recorder, b64, fingerprint
 from storage_admin.agent.walk import Folder, Walk
@@ -70,49 +71,60 @@ class PoolScan:
         self._before = before
         self._seen_files = 0
         self._failures: list[str] = []
-        self._others = self._others_bytes = self._undo_bytes = self._undo_copies = self._leftovers = 0
-        self._asides = self._aside_bytes = 0
+        self._others = self._others_bytes = 0
+        self._own = OwnFiles()
         self.images = before
         self.changed = 0
         self.inodes: set[int] = set()
         self.device: int | None = None
         self.mount: Mount | None = None
 
-    def run(self, mounts: Mounts, machine: str) -> dict[str, Any]:
+    def run(self, mounts: Mounts, machine: str, *, walk: bool = True) -> dict[str, Any]:
         """Walk the pool and send its images.
 
         Args:
             mounts: of this machine.
             machine: this machine's id, for the keys of its own filesystems.
+            walk: also look for others than the named ones.
 
         Returns:
             The fields of the ``pool`` event.
         """
         try:
-            root = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            root = open_root(self._path)
+        except RefusedError as refused:
+            # Not looked into, so nothing in it has vanished. What root has to run ends without a full stop.
+            state, end = ("changed", ".") if refused.code == "pool_changed" else ("not_listed", "")
+            return self._event(state, refused.detail[:1].upper() + refused.detail[1:] + end)
         except OSError as error:
             gone = error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
             return self._event("missing" if gone else "unreadable", f"{error.strerror}")
         try:
             place = self._place(root, mounts, machine)
-            walk = Walk(self._nested, mounts.may_wait)
-            for folder in walk.folders(root, self._path, self._kind):
+            walked = Walk(self._nested, mounts.may_wait)
+            for folder in walked.folders(root, self._path, self._kind) if walk else ():
                 self._folder(folder)
-            self._leftovers += walk.abandoned
+            self._own.leftovers += walked.abandoned
             self._named_elsewhere(mounts)
         finally:
             os.close(root)
-        unread = walk.unread + self._failures
-        notes = [(unread, "could not be read"), (walk.other_filesystems, "on another filesystem, not entered")]
+        unread = walked.unread + self._failures
+        notes = [(unread, "could not be read"), (walked.other_filesystems, "on another filesystem, not entered")]
         if self._kind == "dir":
-            notes.append((walk.too_deep, "has folders that are too deep"))
+            notes.append((walked.too_deep, "has folders that are too deep"))
         detail = "; ".join(_few(names) + ": " + what for names, what in notes if names)
         return {**self._event("unreadable" if unread else "ok", detail), **place}
 
     def without_answer(self) -> dict[str, Any]:
         """The fields of the ``pool`` event of a folder that gives no sign of life; it is not touched."""
         said = f"It does not answer: nothing came within {waiting.PATIENCE:.0f} s. Its images are as last seen."
-        return self._event("unreadable", said)
+        return self._event("silent", said)
+
+    def without_mount(self, place: str) -> dict[str, Any]:
+        """The fields of the ``pool`` event of a folder that is a storage only while something is mounted."""
+        return self._event(
+            "missing", f"Nothing is mounted at {place}: mount it, or check its server. Its images are as last seen."
+        )
 
     def _event(self, state: str, detail: str) -> dict[str, Any]:
         return {
@@ -122,14 +134,10 @@ class PoolScan:
             **dict.fromkeys(
                 ("dev", "capacity_bytes", "available_bytes", "reserved_bytes", "filesystem", "mount_source")
             ),
-            **dict.fromkeys(("network", "shared_key", "fs_key")),
+            **dict.fromkeys(("network", "shared_key", "fs_key", "root")),
             "images": self.images - self._before,
             "others": {"count": self._others, "bytes": self._others_bytes},
-            "undo_bytes": self._undo_bytes,
-            "undo_copies": self._undo_copies,
-            "asides": self._asides,
-            "aside_bytes": self._aside_bytes,
-            "leftovers": self._leftovers,
+            **self._own.facts(),
             # What was not read has not vanished.
             "vanished_b64": b64(b"".join(sorted(self._known))) if state == "ok" else "",
         }
@@ -139,8 +147,10 @@ class PoolScan:
         space = os.fstatvfs(root)
         self.mount = mounts.of_descriptor(root)
         mounts.trust(self.mount)
+        found = roots.identity(root)
         place: dict[str, Any] = {
             "dev": self.device,
+            "root": None if found is None else vars(found),
             "capacity_bytes": space.f_blocks * space.f_frsize,
             "available_bytes": space.f_bavail * space.f_frsize,
             # Free, but kept for root, as ext4 does: `df` counts it neither as used nor as available.
@@ -169,7 +179,7 @@ class PoolScan:
                 self._io.check()
                 self._io.progress("scanning", self.images, None, f"{self.images:,} images so far")
             if name.startswith(".sa-"):
-                self._own_file(folder.fd, name)
+                self._own.look(folder.fd, name, prefix + os.fsencode(name))
                 continue
             path = prefix + os.fsencode(name)
             if path in elsewhere:
@@ -243,7 +253,18 @@ class PoolScan:
         immutable = self._recorder.immutable(fd, status.st_dev)
         alone = facts is None and stands_alone(reader, looks_like)
         line = self._recorder.line(
-            self._pool, path, plain, status, looks_like, facts, detail, immutable, self._known, alone=alone
+            self._pool,
+            path,
+            plain,
+            status,
+            looks_like,
+            facts,
+            detail,
+            immutable,
+            self._known,
+            alone=alone,
+            acl=access.acl_of(fd),
+            capabilities=attributes.has_capabilities(fd),
         )
         if line is not None:
             self.changed += 1
@@ -270,29 +291,13 @@ class PoolScan:
         self._others += 1
         self._others_bytes += status.st_blocks * 512
 
-    def _own_file(self, fd: int, name: str) -> None:
-        """Files that jobs keep beside an image: undo copies, images that are set aside, and journals."""
-        try:
-            status = os.stat(name, dir_fd=fd, follow_symlinks=False)
-        except FileNotFoundError:
-            return
-        if name.endswith(".journal"):
-            self._leftovers += 1
-        elif name.endswith(".orig"):
-            self._undo_copies += 1
-            if status.st_nlink == 1:  # else the image itself still has these bytes
-                self._undo_bytes += status.st_blocks * 512
-        elif name.endswith(".aside"):
-            self._asides += 1
-            self._aside_bytes += status.st_blocks * 512
-
     def _vmdk_parts(self, folder: Folder) -> set[str]:
         """The names in a folder that are extents of a VMDK whose descriptor is there as well."""
         names = {name for name in folder.files if name[-5:].lower() == ".vmdk"}
         parts = set()
         for name in names:
             found = _VMDK_PART.fullmatch(name)
-            if found and found[1] + name[-5:] in names:
+            if found and found[1] + name[-5:] in names and not is_blind(folder.fd, name):
                 parts.add(name)
                 continue
             try:

@@ -67,18 +67,42 @@ def best(methods: Mapping[str, Mapping[str, Any]], offered: Sequence[str]) -> st
     return next((name for name, win in wins.items() if win >= _NEARLY_AS_MUCH * most), None)
 
 
-def result(allocated: int, methods: Mapping[str, Fields], basis: Fields) -> Fields:
+def result(allocated: int, methods: Mapping[str, Fields], basis: Fields, shared: int = 0) -> Fields:
     """The result for an image: every method's numbers, and those of the best one on top.
 
     Args:
         allocated: its allocated size in bytes.
         methods: the numbers of each method.
         basis: how they were found.
+        shared: bytes of it that other files have as well (reflinks, snapshots of the filesystem): they stay taken
+            when the image lets go of them, so that less is won.
     """
+    if shared:
+        methods = {name: _but_for_shared(name, fields, allocated, shared) for name, fields in methods.items()}
+        basis = {**basis, "shared_bytes": shared}
     chosen = best(methods, GENTLEST_FIRST)
     top = methods[chosen] if chosen else impossible(next(fields["reason"] for fields in methods.values()))
     kept = {name: top[name] for name in (*_NUMBERS, "reason") if name in top}
     return {"method": chosen, "allocated_size": allocated, **kept, "methods": dict(methods), "basis": basis}
+
+
+def _but_for_shared(method: str, fields: Fields, allocated: int, shared: int) -> Fields:
+    """A method's numbers with what is won as the filesystem counts it."""
+    if fields.get("predicted_after_bytes") is None:
+        return fields
+    own = max(allocated - shared, 0)
+    after, low, high = (fields[name] for name in _NUMBERS[:3])
+    if method == "in_place":
+        # Where among the blocks the zeros are is not known: at best in those that are the image's own.
+        won = round((allocated - after) * own / allocated)
+        wins = (won, max(allocated - high - shared, 0), min(allocated - low, own))
+    else:
+        wins = (own - after, own - high, own - low)
+    changed = {**fields, **{name: max(win, 0) for name, win in zip(_NUMBERS[3:], wins)}}
+    if "compressions" in fields:
+        each = fields["compressions"].items()
+        changed["compressions"] = {name: _but_for_shared(method, one, allocated, shared) for name, one in each}
+    return changed
 
 
 def unknown(allocated: int, reason: str) -> Fields:

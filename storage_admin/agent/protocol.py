@@ -38,19 +38,28 @@ HOST, POOL, IMAGE, SEEN = "host", "pool", "image", "seen"
 OCCUPIED = "occupied"
 #: Of work that makes a new file: the most that it may write, as measured on the spot.
 SPACE = "space"
+#: Every now and then, where a storage may fall silent: which of the pools that the work needs are (``silent``).
+STORAGE = "storage"
 #: Events of a benchmark: what its figures depend on, one figure, a tool's words, and what to know of them.
 ENVIRONMENT, ENVIRONMENT_AFTER = "environment", "environment_after"
 SAMPLE, OUTPUT, NOTE = "sample", "output", "note"
 
+#: The ``lock`` in a guest's configuration while the controller holds it. Of Proxmox VE's own words this one keeps a
+#: guest from being started, moved, copied and saved, and neither a node's start nor its HA takes it away.
+HELD_LOCK = "create"
+
 #: Refusals that an admin can act on (docs/refusals.md says what to do about each).
 REFUSALS = frozenset(
     {
-        "agent_outdated", "aside_missing", "busy", "chain_broken", "chain_cycle", "chain_too_deep", "dirty_or_corrupt",
-        "encrypted", "external_data_file", "format_mismatch", "format_undeclared", "grace_period", "guest_locked",
-        "guest_records_chain", "guest_running", "guests_unknown", "hard_linked", "has_internal_snapshots",
-        "has_overlays", "host_unreachable", "image_in_use", "immutable", "not_enough_memory", "not_enough_space",
-        "not_orphan", "outside_pool", "set_aside", "shared_base", "shared_pool", "stale_plan", "target_exists",
-        "tool_missing", "undo_missing", "undo_written_to", "unsupported_pool", "unsupported_subformat",
+        "agent_outdated", "aside_missing", "busy", "chain_broken", "chain_cycle", "chain_too_deep", "clock_unsure",
+        "dirty_or_corrupt", "encrypted", "external_data_file", "foreign_base", "format_mismatch", "format_undeclared",
+        "grace_period", "guest_locked", "guest_records_chain", "guest_running", "guests_unknown", "hard_linked",
+        "has_internal_snapshots", "has_overlays", "hidden_lines", "host_unreachable", "image_in_use", "immutable",
+        "in_snapshot_chain", "locks_missing", "not_confined", "not_enough_memory", "not_enough_space", "not_orphan",
+        "outside_pool", "pool_silent", "qemu_bug", "set_aside", "shared_base", "shared_pool", "stale_plan",
+        "target_exists", "tool_missing", "undo_kept", "undo_missing", "undo_written_to", "unsupported_pool",
+        "unsupported_subformat",
+        "folder_not_listed", "pool_changed",
     }
 )  # fmt: skip
 
@@ -106,12 +115,15 @@ class Request:
         job: the job's unique id, which names its files on the host (``.sa-<job>.new``); letters and digits only.
         generation: how often the job was claimed; an older generation than one seen on the host is refused.
         args: what the verb needs; each verb documents its own.
+        roots: which folder each storage pool's path led to when it was last confirmed, by path as base64
+            (:class:`storage_admin.agent.roots.Identity` as it travels).
     """
 
     verb: str
     job: str
     generation: int
     args: dict[str, Any] = field(default_factory=dict)
+    roots: dict[str, Any] = field(default_factory=dict)
 
 
 def encode(kind: str, /, **fields: Any) -> bytes:
@@ -152,6 +164,14 @@ def decode_all(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
 
 def _is_event(fields: Any) -> bool:
     return isinstance(fields, dict) and isinstance(fields.get("event"), str)
+
+
+def display(path: bytes) -> str:
+    """A path for a sentence: what is not UTF-8 or is a control character stands as ``\\x..``."""
+    text = path.decode("utf-8", "backslashreplace")
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def b64(raw: bytes) -> str:

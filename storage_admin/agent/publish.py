@@ -9,15 +9,16 @@ least one of both names leads to a whole image, and from the moment that the new
 from __future__ import annotations
 
 import os
-from typing import Callable
 
-from storage_admin.agent import attributes, journal, locking
+from storage_admin.agent import attributes, journal, renames
+from storage_admin.agent.exchange import OtherName
 from storage_admin.agent.journal import Stamp
 from storage_admin.agent.lifeline import AgentIO
+from storage_admin.agent.moment import refuse_unguarded
 from storage_admin.agent.pools import display
-from storage_admin.agent.protocol import HostError, RefusedError, Request, b64
-from storage_admin.agent.settle import retire_old_name, settle, stat_in, unlink
-from storage_admin.agent.swap import WRITER, NewFile, Swapped
+from storage_admin.agent.protocol import RefusedError, Request, b64
+from storage_admin.agent.settle import settle, stat_in
+from storage_admin.agent.swap import Looks, NewFile, Swapped
 
 
 class Publication(NewFile):
@@ -35,31 +36,28 @@ class Publication(NewFile):
         _refuse_taken(folder, name)
         super().__init__(folder, name, original, request, undo_hours=0)
 
-    def swap(self, io: AgentIO, recheck: Callable[[], None]) -> Swapped:
-        """Give the new file its name.
+    def swap(self, io: AgentIO, looks: Looks) -> Swapped:
+        """Give the new file its name. The original keeps its own, so that nothing happens to who opens it meanwhile.
 
         Args:
             io: the controller, which has to say ``go``.
-            recheck: raises where the original, its base or their users changed.
+            looks: raise where the original, its base or their users changed.
 
         Raises:
             StoppedError: the controller did not say ``go``; nothing was changed.
-            RefusedError: what ``recheck`` raised, or ``target_exists``; nothing was changed.
+            RefusedError: what a look raised, or ``target_exists``; nothing was changed.
         """
         os.fsync(self.new)
         self._journal.append(journal.READY, new=Stamp.of(os.fstat(self.new)))
         io.wait_for_go(self.generation, **self.facts())
-        recheck()
-        made = stat_in(self.folder, self.new_name)
-        if made is None or not made.same_file(Stamp.of(os.fstat(self.new))):
-            raise HostError("the temporary file was exchanged by somebody else")
+        looks.thorough()
+        self.check_made()
+        self.dress()
         try:
-            # Unlike a rename, a link never takes a name away from another file.
-            os.link(self.new_name, self.name, src_dir_fd=self.folder, dst_dir_fd=self.folder, follow_symlinks=False)
+            renames.link(self.new, self.folder, self.name)
         except FileExistsError:
             _refuse_taken(self.folder, self.name)
             raise
-        os.fsync(self.folder)
         new = Stamp.of(os.fstat(self.new))
         self._journal.append(journal.DONE, new=new)
         settle(self._journal)
@@ -86,54 +84,30 @@ class Succession(NewFile):
         super().__init__(folder, name, original, request, undo_hours, old_name_b64=b64(old_name))
 
     def _prepare(self) -> None:
+        refuse_unguarded(self.original, self.guard)
         attributes.copy_flags(self.original, self.new)
 
-    def swap(self, io: AgentIO, recheck: Callable[[], None]) -> Swapped:
+    def swap(self, io: AgentIO, looks: Looks) -> Swapped:
         """Give the new file its name, and take the original's away.
 
         Args:
             io: the controller, which has to say ``go``.
-            recheck: raises where the original, its base or their users changed; called under the image locks.
+            looks: raise where the original, its base or their users changed.
 
         Raises:
             StoppedError: the controller did not say ``go``; nothing was changed.
-            RefusedError: what ``recheck`` raised, ``target_exists`` or ``immutable``; nothing was changed.
+            RefusedError: what a look raised, ``target_exists``, ``stale_plan``, ``image_in_use`` or ``immutable``;
+                nothing was changed.
+            HostError: others used both files, or put theirs there, in that very moment: nothing was removed.
         """
-        os.fsync(self.new)
-        self._journal.append(journal.READY, new=Stamp.of(os.fstat(self.new)))
-        io.wait_for_go(self.generation, **self.facts())
-        locking.keep_writers_away(self.original)
-        locking.keep_writers_away(self.new)
-        recheck()
-        self.check_names(self.old_name)
-        before = Stamp.of(os.fstat(self.original))
+        comes, goes = os.fstat(self.new).st_ino, os.fstat(self.original).st_ino
+        undo_name = journal.file_name(self.job, "orig")
+        moves = OtherName(self.folder, comes, goes, self.new_name, undo_name, self.name, self.old_name)
         try:
-            self._link(self.old_name, journal.file_name(self.job, "orig"))
-            self._link(self.new_name, self.name)
-            if not retire_old_name(self.folder, self.old_name, before):
-                unlink(self.folder, self.new_name)
-                self._take_back(WRITER, lambda: None)  # it has its name still
-            unlink(self.folder, self.new_name)
+            return self._take_over(io, looks, moves, self.old_name)
         except FileExistsError:
             _refuse_taken(self.folder, self.name)
             raise
-        except PermissionError as error:
-            raise RefusedError(
-                "immutable", "the image or its folder is protected (chattr +i), so it cannot be replaced"
-            ) from error
-        os.fsync(self.folder)
-        new = Stamp.of(os.fstat(self.new))
-        self._journal.append(journal.DONE, new=new, undo=Stamp.of(os.fstat(self.original)))
-        self._let_late_openers_win(
-            io, before, new, lambda: self._link(journal.file_name(self.job, "orig"), self.old_name)
-        )
-        settled = settle(self._journal)
-        return Swapped(new, settled.undo_bytes if settled.undo_waits else None)
-
-    def _link(self, name: bytes, other: bytes) -> None:
-        """Another name for a file, on the disk before anything follows."""
-        os.link(name, other, src_dir_fd=self.folder, dst_dir_fd=self.folder, follow_symlinks=False)
-        os.fsync(self.folder)
 
 
 def _refuse_taken(folder: int, name: bytes) -> None:

@@ -37,7 +37,7 @@ def compare(io: AgentIO, first: Node, second: Node, virtual_size: int, effort: E
         at_once=_at_once(),
         limits=None,
         idle_io=effort.idle_io,
-        pass_fds=sorted({*first.fds(), *second.fds()}),
+        files=first.files(beside=[second]),
         on_output=effort.on_outputs([size for _, size in parts]),
         watch=effort.watch,
         shown=_shown_compare([first, second], len(parts)),

@@ -7,6 +7,7 @@ import stat
 from dataclasses import dataclass
 
 from storage_admin.agent import tools
+from storage_admin.agent.confined import Files
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.pools import display
 from storage_admin.agent.protocol import HostError
@@ -85,7 +86,7 @@ def _create(io: AgentIO, image: Node, target: Conversion, backing: tuple[bytes, 
         ["qemu-img", *asked, image.path_by_descriptor(), size],
         io,
         limits=SLOW_QUERY,
-        pass_fds=[image.fd],
+        files=Files(written=[image.fd]),
         shown=["qemu-img", *map(text, asked), display(target.shown), size],
     )
 
@@ -107,7 +108,7 @@ def _convert(io: AgentIO, source: Node, image: Node, target: Conversion, effort:
         io,
         limits=None,
         idle_io=effort.idle_io,
-        pass_fds=sorted({image.fd, *source.fds()}),
+        files=image.files(written=True, beside=[source]),
         on_output=effort.on_output(),
         watch=effort.watch,
         shown=["qemu-img", *shown],

@@ -142,7 +142,7 @@ def rebase(io: AgentIO, image: Node, base: Node | None, effort: Effort) -> tools
         io,
         limits=None,
         idle_io=effort.idle_io,
-        pass_fds=sorted({*image.fds(), *([] if base is None else base.fds())}),
+        files=image.files(written=True, beside=[] if base is None else [base]),
         on_output=effort.on_output(),
         watch=effort.watch,
         shown=["qemu-img", *shown, display(image.path)],
@@ -157,7 +157,7 @@ def name_base(io: AgentIO, image: Node, name: bytes, base_format: str) -> tools.
         ["qemu-img", *asked, alone.argument()],
         io,
         limits=SLOW_QUERY,
-        pass_fds=alone.fds(),
+        files=alone.files(written=True),
         shown=["qemu-img", *map(text, asked[:2]), "-f", image.format, *map(text, asked[2:]), display(image.path)],
     )
 
@@ -177,7 +177,7 @@ def repair(io: AgentIO, image: Node, level: str, effort: Effort) -> tools.Finish
         io,
         limits=SLOW_QUERY,
         idle_io=effort.idle_io,
-        pass_fds=image.fds(),
+        files=image.files(written=True),
         watch=effort.watch,
         shown=["qemu-img", *asked, "-f", image.format, display(image.path)],
     )
@@ -197,7 +197,7 @@ def _run(
         io,
         limits=limits,
         idle_io=effort.idle_io,
-        pass_fds=sorted({fd for image in images for fd in image.fds()}),
+        files=images[0].files(beside=images[1:]),
         on_output=effort.on_output(),
         watch=effort.watch,
         # As an admin would type it: what is run names descriptors, which mean nothing to anybody else.

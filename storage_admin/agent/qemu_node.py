@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Callable
 
 from storage_admin.agent import tools
+from storage_admin.agent.confined import Files
 from storage_admin.agent.pools import display
 from storage_admin.agent.protocol import HostError
 
@@ -75,9 +76,13 @@ class Node:
         part = {"driver": "raw", "offset": offset, "size": size, "file": self.options()}
         return _json(part)
 
-    def fds(self) -> list[int]:
-        """All descriptors that the tool needs for it."""
-        return [self.fd, *(self.backing.fds() if self.backing is not None else [])]
+    def files(self, *, written: bool = False, beside: Sequence[Node] = ()) -> Files:
+        """What a tool is to be given that opens it, to write to it or not, and reads others ``beside`` it."""
+        read = [fd for node in (self, *beside) for fd in node._fds()]
+        return Files(read, [self.fd] if written else [])
+
+    def _fds(self) -> list[int]:
+        return [self.fd, *(self.backing._fds() if self.backing is not None else [])]
 
 
 def _json(options: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from binascii import b2a_base64
 from hashlib import blake2b
 from typing import Any
 
+from storage_admin.agent import access, attributes
 from storage_admin.agent.formats import Facts, UnreadableError, read_as
 from storage_admin.agent.formats.reader import Reader
 from storage_admin.agent.mounts import Mounts
@@ -26,7 +27,6 @@ _STATUS = struct.Struct("=QQQQQQ").pack
 _64_BITS = (1 << 64) - 1
 _PROTOCOL = re.compile(rb"^[^/:]*:")
 _FS_IOC_GETFLAGS = 0x80086601
-_FS_IMMUTABLE_FL = 0x10
 #: Facts that are told under the same name and need no change.
 _PLAIN = (
     "format", "virtual_size", "other_size", "cluster_size", "compat", "compression", "refcount_bits", "lazy_refcounts",
@@ -99,6 +99,7 @@ class Recorder:
         self._mounts = mounts
         self._has_flags: dict[int, bool] = {}
         self._headers: dict[tuple[Any, ...], str] = {}
+        self._owners: dict[tuple[int, int, bytes, bytes], str] = {}
 
     def look(self, path: bytes) -> os.stat_result | None:
         """The status of the file that a header names; ``None`` where there is none or looking could hang."""
@@ -110,7 +111,7 @@ class Recorder:
             return None
 
     def immutable(self, fd: int, device: int) -> bool | None:
-        """Whether the file carries ``chattr +i``; ``None`` where its filesystem does not say."""
+        """Whether the file carries ``chattr +i`` or ``+a``; ``None`` where its filesystem does not say."""
         if not self._has_flags.get(device, True):
             return None
         flags = array.array("l", [0])
@@ -119,7 +120,7 @@ class Recorder:
         except OSError:
             self._has_flags[device] = False
             return None
-        return bool(flags[0] & _FS_IMMUTABLE_FL)
+        return bool(flags[0] & (attributes.IMMUTABLE | attributes.APPEND_ONLY))
 
     def facts(self, reader: Reader, looks_like: str) -> tuple[Facts | None, str]:
         """A file's facts, or why there are none."""
@@ -141,6 +142,8 @@ class Recorder:
         known: set[bytes],
         *,
         alone: bool = False,
+        acl: bytes = b"",
+        capabilities: bool = False,
     ) -> bytes | None:
         """The ``image`` event, or ``None`` where the image is known by a fingerprint that counts its parts in.
 
@@ -155,6 +158,8 @@ class Recorder:
             immutable: as :meth:`immutable`.
             known: the controller's fingerprints; the image's own is taken out.
             alone: whether a header that is not readable says at least that it names no other file.
+            acl: who may read it beside its mode, as the kernel keeps that.
+            capabilities: whether it has some (setcap).
         """
         parts = self._parts(path, facts) if facts is not None and facts.extents else None
         print_ = plain if parts is None else with_parts(plain, parts)
@@ -168,8 +173,9 @@ class Recorder:
             f'"inode":{status.st_ino},"nlink":{status.st_nlink},"file_size":{status.st_size},'
             f'"allocated_size":{blocks * 512},"mtime_ns":{status.st_mtime_ns},"ctime_ns":{status.st_ctime_ns},'
             f'"mode":{stat.S_IMODE(status.st_mode)},"uid":{status.st_uid},"gid":{status.st_gid},'
-            f'"immutable":{_WORDS[immutable]},{self._header(path, looks_like, facts, detail, alone)},'
-            f"{self._backing(path, facts)}}}\n"
+            f'"acl":{_encode(acl.hex() or None)},"capabilities":{_WORDS[capabilities or None]},'
+            f'"immutable":{_WORDS[immutable]},'
+            f"{self._header(path, looks_like, facts, detail, alone)},{self._backing(path, facts, status)}}}\n"
         ).encode("ascii")
 
     def _parts(self, path: bytes, facts: Facts) -> list[os.stat_result | None]:
@@ -201,7 +207,7 @@ class Recorder:
         found = [self.look(absolute(folder, name)) for name in named]
         return [(one.st_dev, one.st_ino) for one in found if one is not None]
 
-    def _backing(self, path: bytes, facts: Facts | None) -> str:
+    def _backing(self, path: bytes, facts: Facts | None, owner: os.stat_result) -> str:
         name = None if facts is None else facts.backing_file
         if name is None:
             return _NO_BACKING
@@ -211,9 +217,24 @@ class Recorder:
         base = absolute(path[: path.rindex(b"/")] or b"/", name)
         status = self.look(base)
         place = 'null,"backing_inode":null' if status is None else f'{status.st_dev},"backing_inode":{status.st_ino}'
-        return (
+        told = (
             f'"backing_b64":"{b64(name)}","backing_path_b64":"{b64(base)}","backing_unsafe":null,"backing_dev":{place}'
         )
+        return told if status is None or owner.st_uid == 0 else told + self._owner(owner, path, base)
+
+    def _owner(self, owner: os.stat_result, path: bytes, base: bytes) -> str:
+        """The groups of an overlay's owner, and whether a folder keeps him from its base."""
+        key = owner.st_uid, owner.st_gid, posixpath.dirname(path), posixpath.dirname(base)
+        if key not in self._owners:
+            if len(self._owners) >= _MAX_HEADERS:
+                self._owners.clear()
+            folder = self.look(key[2] or b"/")
+            if folder is None:  # it went away meanwhile
+                return ""
+            who = access.Who.owns(owner, folder)
+            closed = access.closed_folder(who, os.path.realpath(base)) is not None
+            self._owners[key] = f',"groups":{sorted(who.groups)},"backing_closed":{_WORDS[closed]}'
+        return self._owners[key]
 
 
 def _header_fields(looks_like: str | None, facts: Facts | None, detail: str) -> dict[str, Any]:

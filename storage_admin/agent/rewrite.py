@@ -15,7 +15,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from storage_admin.agent import attributes, cgroups, formats, links, qemu_img, space, space_claims
+from storage_admin.agent import (
+    cgroups,
+    fiemap,
+    formats,
+    guest_locks,
+    links,
+    qemu_img,
+    space,
+    space_claims,
+    volume_chains,
+)
 from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.formats.facts import Facts, UnreadableError
 from storage_admin.agent.journal import file_name
@@ -26,7 +36,7 @@ from storage_admin.agent.naming import leads_to
 from storage_admin.agent.pools import display, open_parent
 from storage_admin.agent.protocol import INVALID, SPACE, HostError, RefusedError, Request
 from storage_admin.agent.qemu_img import Node
-from storage_admin.agent.swap import NewFile, Replacement, Swapped, clear_earlier
+from storage_admin.agent.swap import Looks, NewFile, Replacement, Swapped, clear_earlier
 
 #: Seconds between two looks at the image and at the free space while a tool works.
 WATCH_INTERVAL = 0.5
@@ -39,6 +49,7 @@ COMMON = frozenset(
         *_LINK,
         *("virtual_size", "chain", "children_known", "undo_hours", "bandwidth_bytes_sec", "idle_io", "reserve"),
         *("others_bytes", "predicted_high"),
+        *guest_locks.ARGS,
     )
 )
 
@@ -114,6 +125,8 @@ class Recipe(ABC):
     must_equal = True
     #: Codes of refusals that do not hold for it, because it keeps what they stand for.
     carries: frozenset[str] = frozenset()
+    #: Whether the image's own name leads to the new file afterwards, or to nothing.
+    replaces = True
 
     @property
     def result(self) -> dict[str, Any]:
@@ -175,6 +188,8 @@ class Rewrite:
     _looked: float = 0.0
     #: What the new file may take at most, as long as it is not written.
     _needed: int = 0
+    #: Bytes of the original that other files have as well: they are not free when it goes.
+    _shared: int = 0
     _made: NewFile | None = None
     #: The base as the new file's header names it.
     _named: bytes | None = None
@@ -205,6 +220,7 @@ class Rewrite:
         self._claim.take(self._needed, self.wish.reserve, self.wish.others)
         self.io.emit(SPACE, needed_bytes=self._needed)  # plans that look for space have to count with all of it
         before = space.allocated_on_disk(self.chain.image.fd)
+        self._shared = fiemap.shared_bytes(self.chain.image.fd)
         with self.recipe.begin(self) as replacement:
             replacement.note_left([(link.planned.path, link.stamp) for link in self._left()])
             self._made = replacement
@@ -213,9 +229,7 @@ class Rewrite:
             self._needed = 0
             self._claim.left(0)
             self._verify(replacement)
-            self.io.progress("attributes", 0, None, "owner, mode and attributes")
-            attributes.copy(self.chain.image.fd, replacement.new)
-            os.fsync(replacement.new)
+            self.io.progress("syncing", 0, None, "bringing the copy to the disk")
             # Filesystems set room aside behind the end of a file that is open; it is not needed any more.
             os.ftruncate(replacement.new, os.fstat(replacement.new).st_size)
             # It was written through the host's page cache, which belongs to the guests.
@@ -224,13 +238,14 @@ class Rewrite:
             if self.recipe.must_shrink and after >= before:
                 self.io.log(f"the copy needs {after} bytes, the image {before}: it is left as it is")
                 return self._result(before, before, None)
+            replacement.note_made(self.recipe.format(self), self.chain.image.planned.format)
             self.io.progress("swapping", 0, None, "waiting for the last word")
-            swapped = replacement.swap(self.io, lambda: self._recheck(replacement))
+            swapped = replacement.swap(self.io, Looks(self._recheck, self._look_again))
         # Its descriptor still leads to the original: this much waits as its undo copy, or has just become free.
         return self._result(space.allocated(self.chain.image.fd), swapped.new.allocated_size, swapped)
 
     def _left(self) -> list[Link]:
-        """The ancestors that the new file will not stand on."""
+        """The ancestors that the new file will not stand on, and whose content it holds instead."""
         kept, node = 0, self.recipe.base(self)
         while node is not None:
             kept, node = kept + 1, node.backing
@@ -241,7 +256,11 @@ class Rewrite:
         links.refuse_unsafe(self.chain, children_known=self.wish.children_known, carried=self.recipe.carries)
         if facts.virtual_size != self.wish.virtual_size:
             raise RefusedError("stale_plan", f"{image.shown} was resized since it was scanned; scan the host again")
+        if self.recipe.replaces:
+            stays = len(self.chain.ancestors) - len(self._left())
+            volume_chains.refuse_rewriting(self.chain.links, stays=stays)
         self.recipe.refuse(self)
+        links.refuse_foreign(image, self._left())
         self.chain.refuse_in_use()
 
     def with_file_options(self, options: str) -> str:
@@ -312,14 +331,16 @@ class Rewrite:
                 f"{self.chain.image.shown}; scan the host and try again",
             )
 
-    def _recheck(self, replacement: NewFile) -> None:
+    def _recheck(self) -> None:
         """Everything that was true in the beginning must be true in the moment of the swap."""
-        self.recipe.recheck(self)  # it may take a while, so that it comes before who uses the image
+        self.recipe.recheck(self)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """The same, but for what takes a while or opens the image."""
         self.chain.refuse_in_use()
-        self.chain.refuse_stale()
         self._refuse_astray()
-        if difference := attributes.differences(self.chain.image.fd, replacement.new):
-            raise RefusedError("stale_plan", f"the image's {difference} changed while the work went on; try again")
+        self.chain.refuse_stale()
 
     def effort(self, stage: str, total: int) -> qemu_img.Effort:
         """How a tool is to work: its progress counts for this stage of ``total`` bytes; 0 tells none."""
@@ -348,7 +369,7 @@ class Rewrite:
             "before_bytes": before,
             "after_bytes": after,
             "held_bytes": held or 0,
-            "freed_bytes": before - after if held is None else 0,
+            "freed_bytes": before - self._shared - after if swapped is not None and held is None else 0,
             "dev": stamp.dev,
             "inode": stamp.inode,
             "swapped": swapped is not None,

@@ -1,7 +1,8 @@
 """What a journal and the names beside it mean: the original or the result, and what is to be cleared.
 
-It depends on file names and journals alone, so an exception, a cancel and a crash share one path. Nothing is renamed
-here. Files are told apart by their inode: they are all in one folder, and a device's number may change with a reboot.
+It depends on file names and journals alone, so an exception, a cancel and a crash share one path. Files are told apart
+by their inode: they are all in one folder, and a device's number may change with a reboot. Nothing is removed but what
+the journal knows by its inode; whatever else has a name of the job's own is somebody's, and an admin is told.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from storage_admin.agent import journal, settle_aside
+from storage_admin.agent.exchange import OtherName, SameName, TakeOver
 from storage_admin.agent.journal import Journal, JournalError, Stamp
+from storage_admin.agent.pools import display
 from storage_admin.agent.protocol import unb64
 from storage_admin.agent.settled import (
     BUSY,
@@ -27,6 +30,7 @@ from storage_admin.agent.settled import (
     stat_in,
     unlink,
 )
+from storage_admin.agent.straighten import is_free, straighten
 
 __all__ = [
     "BUSY",
@@ -39,7 +43,6 @@ __all__ = [
     "Story",
     "is_aside",
     "is_back",
-    "retire_old_name",
     "same_content",
     "settle",
     "stat_in",
@@ -94,6 +97,8 @@ class Story:
         name: of the image, in the journal's folder.
         original: the image before the swap.
         keep_undo: whether the original is kept after it.
+        records_created: whether the journal says which file was created; that of an older agent does not.
+        created: the new file when it was empty; ``None`` before that.
         ready: the new file, finished and synced; ``None`` before that.
         done: the new file under the image's name; ``None`` before that.
         copy: the original as undo copy, where the agent that swapped could still write it down.
@@ -102,11 +107,14 @@ class Story:
         old_name: that the image had before, where the job gave it another one; else ``None``.
         left: path and stamp of each image that the original stands on, and the new one does not.
         discarded_bytes: what the filesystem gets back by the removal of the undo copy, where that has begun.
+        exchanging: whether a swap or an undo had come to its names when the journal ended.
     """
 
     name: bytes
     original: Stamp
     keep_undo: bool
+    records_created: bool = False
+    created: Stamp | None = None
     ready: Stamp | None = None
     done: Stamp | None = None
     copy: Stamp | None = None
@@ -115,6 +123,12 @@ class Story:
     old_name: bytes | None = None
     left: tuple[tuple[bytes, Stamp], ...] = ()
     discarded_bytes: int | None = None
+    exchanging: bool = False
+
+    @property
+    def made(self) -> frozenset[int]:
+        """Inodes of files that the job has made."""
+        return frozenset(one.inode for one in (self.created, self.ready, self.done, self.undone) if one is not None)
 
     @property
     def name_before(self) -> bytes:
@@ -133,20 +147,25 @@ class Story:
             raise JournalError("it does not say of which image it is") from error
         if not is_image_name(name) or not is_image_name(old_name or name) or name == old_name:
             raise JournalError("it names something that is no image")
-        story = cls(name, Stamp.parse(first.get("original")), keep_undo, old_name=old_name)
+        recorded = first.get("records_created") is True
+        story = cls(name, Stamp.parse(first.get("original")), keep_undo, recorded, old_name=old_name)
         for record in records[1:]:
             if record["step"] == journal.LEFT:
                 story = replace(story, left=_left(record))
+            elif record["step"] == journal.CREATED:
+                story = replace(story, created=Stamp.parse(record.get("new")))
+            elif record["step"] == journal.EXCHANGING:
+                story = replace(story, exchanging=True)
             elif record["step"] == journal.READY:
                 story = replace(story, ready=Stamp.parse(record.get("new")))
             elif record["step"] == journal.DONE:
                 copy = Stamp.parse(record["undo"]) if "undo" in record else None
-                story = replace(story, done=Stamp.parse(record.get("new")), copy=copy)
+                story = replace(story, done=Stamp.parse(record.get("new")), copy=copy, exchanging=False)
             elif record["step"] == journal.UNDO:
                 undone = Stamp.parse(record["new"]) if "new" in record else None
-                story = replace(story, undo_job=str(record.get("job")), undone=undone)
+                story = replace(story, undo_job=str(record.get("job")), undone=undone, exchanging=False)
             elif record["step"] == journal.UNDO_REVERTED:
-                story = replace(story, undo_job=None)
+                story = replace(story, undo_job=None, exchanging=False)
             elif record["step"] == journal.DISCARD:
                 freed = record.get("freed_bytes")
                 story = replace(story, discarded_bytes=freed if type(freed) is int else None)
@@ -163,37 +182,37 @@ def _left(record: dict[str, Any]) -> tuple[tuple[bytes, Stamp], ...]:
 def _settle(one: Journal, story: Story) -> Settled:
     if story.undo_job is not None:
         return _settle_undo(one, story)
-    named = stat_in(one.folder, story.name)
-    if story.done is None and story.ready is not None and named is not None and named.inode == story.ready.inode:
-        # Renamed, but the last record is missing. Written to since? Then its time and size differ from these.
-        if story.old_name is not None:
-            if not retire_old_name(one.folder, story.old_name, story.original):
-                return _two_images(one, story)
-            unlink(one.folder, journal.file_name(one.job, "new"))
-            named = stat_in(one.folder, story.name) or named
-        os.fsync(one.folder)
-        done = replace(named, file_size=story.ready.file_size, mtime_ns=story.ready.mtime_ns)
-        one.append(journal.DONE, new=done)
-        return replace(_settle_done(one, story), outcome=FINISHED)
     if story.done is not None:
         return _settle_done(one, story)
+    ready = story.ready
+    if ready is not None and (story.exchanging or story.old_name is not None):
+        straighten(_moves(one, story, ready.inode), story.original, ready)
+    named = stat_in(one.folder, story.name)
+    if ready is not None and named is not None and named.inode == ready.inode:
+        # It has its name, but the last record is missing. Written to since? Then its time and size differ from these.
+        before = stat_in(one.folder, story.name_before)
+        if story.old_name is not None and before is not None and before.inode == story.original.inode:
+            return _two_images(one, story)
+        os.fsync(one.folder)
+        one.append(journal.DONE, new=replace(named, file_size=ready.file_size, mtime_ns=ready.mtime_ns))
+        return replace(_settle_done(one, story), outcome=FINISHED)
     return _revert(one, story)
 
 
-def retire_old_name(folder: int, name: bytes, original: Stamp) -> bool:
-    """Take the name that an image had away from its original, which has another one as undo copy.
+def _moves(one: Journal, story: Story, made: int) -> TakeOver:
+    """The steps by which the file that the job made takes over from the original."""
+    names = journal.file_name(one.job, "new"), journal.file_name(one.job, "orig")
+    if story.old_name is None:
+        return SameName(one.folder, made, story.original.inode, *names, story.name)
+    return OtherName(one.folder, made, story.original.inode, *names, story.name, story.old_name)
 
-    Returns:
-        ``False`` where somebody has written to it under that name since: then it keeps the name.
-    """
-    named = stat_in(folder, name)
-    if named is None or named.inode != original.inode:
-        return True
-    if not same_content(named, original):
-        return False
-    unlink(folder, name)
-    os.fsync(folder)
-    return True
+
+def _moves_back(one: Journal, story: Story, made: int) -> TakeOver:
+    """The steps by which the original takes over again."""
+    names = journal.file_name(one.job, "orig"), journal.file_name(one.job, "new")
+    if story.old_name is None:
+        return SameName(one.folder, story.original.inode, made, *names, story.name)
+    return OtherName(one.folder, story.original.inode, made, *names, story.old_name, story.name)
 
 
 def _two_images(one: Journal, story: Story) -> Settled:
@@ -218,10 +237,13 @@ def _settle_done(one: Journal, story: Story) -> Settled:
             return _lost(one, story, copy)
         return replace(settled, undo_bytes=copy.allocated_size, undo_waits=True)
     if copy is not None and copy.inode == story.original.inode:
-        if not same_content(copy, story.original):
-            detail = "somebody wrote to the original in the moment of the swap: it is kept; look at both"
+        if not is_free(one.folder, undo_name, story.original):
+            detail = "somebody opened the original in the moment of the swap: it is kept; look at both"
             return replace(settled, undo_bytes=copy.allocated_size, undo_waits=True, detail=detail)
         unlink(one.folder, undo_name)
+    made, named = stat_in(one.folder, journal.file_name(one.job, "new")), stat_in(one.folder, story.name)
+    if made is not None and not made.same_file(named):
+        return _strangers(one, story)
     # A new file that got a name of its own still has the one that it was made under.
     unlink(one.folder, journal.file_name(one.job, "new"))
     one.remove()
@@ -242,7 +264,7 @@ def _lost(one: Journal, story: Story, copy: Stamp | None) -> Settled:
 
 def _revert(one: Journal, story: Story) -> Settled:
     named = stat_in(one.folder, story.name_before)
-    unlink(one.folder, journal.file_name(one.job, "new"))
+    cleared = _clear_made(one, story)
     undo_name = journal.file_name(one.job, "orig")
     copy = stat_in(one.folder, undo_name)
     settled = Settled(one.job, REVERTED, story.name_before, story.original)
@@ -256,35 +278,72 @@ def _revert(one: Journal, story: Story) -> Settled:
         )
     if copy is not None:
         unlink(one.folder, undo_name)
+    if not cleared:
+        return _strangers(one, story)
     one.remove()
     return settled
 
 
+def _clear_made(one: Journal, story: Story) -> bool:
+    """Remove what the job made; whether nothing has that name any more."""
+    name = journal.file_name(one.job, "new")
+    made = stat_in(one.folder, name)
+    if made is None:
+        return True
+    # Created and not written down yet: empty. An older agent never wrote it down, and never exchanged it.
+    nameless = not story.made and (made.file_size == 0 or not story.records_created)
+    ours = nameless or made.inode in story.made
+    if ours:
+        unlink(one.folder, name)
+    return ours
+
+
+def _strangers(one: Journal, story: Story) -> Settled:
+    """Somebody's file has a name of the job's own, and keeps it."""
+    name = display(journal.file_name(one.job, "new"))
+    detail = (
+        f"{name} is none of this job's files: it was given the image's name in the moment of the swap, or that one; "
+        "move it where it belongs"
+    )
+    return Settled(one.job, FAILED, story.name_before, story.original, detail=detail)
+
+
 def _settle_undo(one: Journal, story: Story) -> Settled:
     undo_job, copy_name = str(story.undo_job), journal.file_name(one.job, "orig")
+    if story.undone is not None and (story.exchanging or story.old_name is not None):
+        straighten(_moves_back(one, story, story.undone.inode), story.undone, story.original)
+    gone = stat_in(one.folder, journal.file_name(one.job, "new"))
     named = stat_in(one.folder, story.name_before)
     if named is not None and named.inode == story.original.inode:
         detail = ""
-        if story.old_name is not None:
-            detail = _take_the_new_one_away(one, story)
+        copy = stat_in(one.folder, copy_name)
+        if copy is not None and copy.inode == story.original.inode:
             unlink(one.folder, copy_name)
-            os.fsync(one.folder)
+        if story.undone is not None and gone is not None and gone.inode == story.undone.inode:
+            detail = _remove_undone(one, story.undone)
+        elif story.old_name is not None and _is_there(one, story):
+            detail = "the new image was used while it was undone, and was left where it is"
         one.remove()
         return Settled(undo_job, FINISHED, story.name_before, story.original, undo_of=one.job, detail=detail)
+    if gone is not None:
+        return replace(_strangers(one, story), job=undo_job, undo_of=one.job)
     one.append(journal.UNDO_REVERTED, job=undo_job)
     copy = stat_in(one.folder, copy_name)
     held = copy.allocated_size if copy is not None else 0
     return Settled(undo_job, REVERTED, story.name, story.original, held, undo_of=one.job)
 
 
-def _take_the_new_one_away(one: Journal, story: Story) -> str:
-    """Once the original has its old name again; what somebody has written to since the undo began is left there."""
+def _is_there(one: Journal, story: Story) -> bool:
     named = stat_in(one.folder, story.name)
-    if named is None or story.undone is None or named.inode != story.undone.inode:
-        return ""
-    if not same_content(named, story.undone):
-        return "the new image was written to while it was undone, and was left where it is"
-    unlink(one.folder, story.name)
+    return named is not None and story.undone is not None and named.inode == story.undone.inode
+
+
+def _remove_undone(one: Journal, undone: Stamp) -> str:
+    """Once the original has its name again; what somebody has used since the undo began stays."""
+    name = journal.file_name(one.job, "new")
+    if not is_free(one.folder, name, undone):
+        return f"the new image was used while it was undone, and is kept as {display(name)}"
+    unlink(one.folder, name)
     return ""
 
 
@@ -294,6 +353,9 @@ def _settle_unreadable(one: Journal, why: str) -> Settled:
         copy = stat_in(one.folder, journal.file_name(one.job, kind))
         if copy is not None:
             return Settled(one.job, FAILED, undo_bytes=copy.allocated_size, detail=f"the journal says nothing: {why}")
+    made = stat_in(one.folder, journal.file_name(one.job, "new"))
+    if made is not None and made.file_size:
+        return Settled(one.job, FAILED, undo_bytes=made.allocated_size, detail=f"the journal says nothing: {why}")
     unlink(one.folder, journal.file_name(one.job, "new"))
     one.remove()
     return Settled(one.job, REVERTED)

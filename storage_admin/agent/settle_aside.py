@@ -7,6 +7,7 @@ counts, as nobody was told otherwise. A stranger's file that was renamed instead
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -121,9 +122,10 @@ def settle(one: Journal, records: list[dict[str, Any]]) -> Settled:
 
 def _without_the_file(one: Journal, story: AsideStory, names: _Names) -> Settled:
     other = journal.file_name(one.job, "aside")
-    stranger = story.aside is None and names.own is None and names.aside is not None
-    if stranger and renames.move(one.folder, other, story.name):
-        names = replace(names, own=names.aside, aside=None)
+    if story.aside is None and names.own is None and names.aside is not None:
+        with contextlib.suppress(FileExistsError):
+            renames.give(one.folder, other, story.name)
+            names = replace(names, own=names.aside, aside=None)
     if story.aside is None and names.aside is not None:
         detail = (
             f"a file that took the image's place in that very moment has the name {display(other)} now, and its own is "

@@ -12,6 +12,8 @@ from storage_admin.agent.journal import Stamp
 FINISHED, REVERTED, KEPT, BUSY, FAILED = "finished", "reverted", "kept", "busy", "failed"
 #: Swapped, and the undo copy that should wait beside the image does not.
 LOST = "lost"
+#: Bytes of a name in a folder (NAME_MAX).
+LONGEST_NAME = 255
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ class Settled:
 
 def is_image_name(name: bytes) -> bool:
     """Whether it can be the name of an image: of one file in a folder, and none of a job's own."""
-    return not (not name or b"/" in name or b"\0" in name or name in {b".", b".."} or journal.parse_name(name))
+    possible = 0 < len(name) <= LONGEST_NAME and b"/" not in name and b"\0" not in name and name not in {b".", b".."}
+    return possible and not journal.parse_name(name)
 
 
 def is_back(named: Stamp | None, original: Stamp) -> tuple[bool, bool]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from storage_admin.agent import qemu_img, sparse
+from storage_admin.agent import formats, qemu_img, sparse
 from storage_admin.agent.copying import Copy, differences
-from storage_admin.agent.formats.facts import Facts
+from storage_admin.agent.formats.facts import Facts, UnreadableError
 from storage_admin.agent.naming import leads_to
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 from storage_admin.agent.qemu_img import Node
@@ -37,6 +37,27 @@ def copy_image(work: Rewrite, replacement: NewFile) -> None:
     work.io.log(f"copying {image.shown} beside itself, holes and all")
     sparse.copy_file(image.fd, replacement.new, work.wish.bandwidth, watch, progress)
     os.fsync(replacement.new)
+
+
+def refuse_other_header(work: Rewrite, replacement: NewFile, base: bytes | None) -> None:
+    """Read the copy's own header, right before qemu opens it to write: the image's may have changed since it was read.
+
+    Args:
+        base: that it has to name, and no other file.
+
+    Raises:
+        RefusedError: ``stale_plan``.
+    """
+    image = work.chain.image
+    try:
+        size = os.fstat(replacement.new).st_size
+        facts = formats.read(replacement.new, size, os.path.basename(image.planned.path), image.planned.format)
+    except UnreadableError as error:
+        raise RefusedError("stale_plan", f"the header of {image.shown} changed while it was copied: {error}") from error
+    if facts.data_file is not None or facts.extents or facts.backing_file != base:
+        raise RefusedError(
+            "stale_plan", f"the header of {image.shown} changed while it was copied, and names other files; scan again"
+        )
 
 
 class Rebase(Recipe):
@@ -119,11 +140,13 @@ class Rebase(Recipe):
         """Copy the file, have qemu-img pull the data, and write the base's name."""
         copy_image(work, replacement)
         size = work.chain.image.facts.virtual_size
+        refuse_other_header(work, replacement, work.chain.image.facts.backing_file)
         copy = Node(replacement.new, "qcow2", work.shown(replacement), work.chain.below(1))
         done = qemu_img.rebase(work.io, copy, self.base(work), work.effort("flattening", size))
         if done.exit_code:
             raise work.failed("qemu-img rebase", done.words(), done.stderr)
         if self.keep is not None:
+            refuse_other_header(work, replacement, self._argument(work))
             done = qemu_img.name_base(work.io, copy, self.name, self._format(work) or "")
             if done.exit_code:
                 raise work.failed("qemu-img rebase -u", done.words(), done.stderr)
@@ -224,6 +247,7 @@ class Repair(Recipe):
     def make(self, work: Rewrite, replacement: NewFile) -> None:
         """Copy the file, and have qemu-img repair the copy."""
         copy_image(work, replacement)
+        refuse_other_header(work, replacement, work.chain.image.facts.backing_file)
         copy = Node(replacement.new, work.chain.image.planned.format, work.shown(replacement))
         done = qemu_img.repair(work.io, copy, self.level, work.effort("repairing", 0))
         if done.exit_code not in {0, 3}:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from storage_admin.agent import fiemap
 from storage_admin.agent.protocol import RefusedError
 
 
@@ -37,6 +38,11 @@ def space(fd: int) -> Space:
 def allocated(fd: int) -> int:
     """What an open file occupies, in bytes."""
     return os.fstat(fd).st_blocks * 512
+
+
+def owned(fd: int) -> int:
+    """What the filesystem gets back where an open file goes, in bytes: shared blocks stay with who shares them."""
+    return max(allocated(fd) - fiemap.shared_bytes(fd), 0)
 
 
 def allocated_on_disk(fd: int) -> int:

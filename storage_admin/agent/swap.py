@@ -7,24 +7,21 @@ A kill, a power cut or a full disk at any point leaves the original or the finis
 from __future__ import annotations
 
 import os
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import Any, Callable, NoReturn
+from typing import Any, Callable
 
 from storage_admin.agent import attributes, journal, locking
+from storage_admin.agent.exchange import OtherName, SameName, TakeOver
+from storage_admin.agent.fence import Fence
 from storage_admin.agent.journal import Journal, JournalError, Stamp
 from storage_admin.agent.lifeline import AgentIO
+from storage_admin.agent.made import Made
+from storage_admin.agent.moment import Guard, refuse_unguarded, take_over
 from storage_admin.agent.protocol import HostError, RefusedError, Request, b64
-from storage_admin.agent.settle import REVERTED, same_content, settle, stat_in
-
-#: Seconds that the locks outlast the swap: who opened the old file by its name just before is refused by then.
-GRACE = 0.3
-#: Seconds after which who still has the old file open is not one that was refused by the locks and goes away.
-PASSING_OPENER = 10.0
-WRITER = "somebody who has written to it"
+from storage_admin.agent.settle import REVERTED, settle, stat_in
 
 
 @dataclass(frozen=True)
@@ -33,6 +30,19 @@ class Swapped:
 
     new: Stamp
     undo_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Looks:
+    """Both raise where anything is not as it was planned; called under the image locks.
+
+    Args:
+        thorough: looks at everything, and may take its time.
+        last: right before the swap, behind a shut door: it must not open the image.
+    """
+
+    thorough: Callable[[], None]
+    last: Callable[[], None]
 
 
 class NewFile(ABC):
@@ -56,7 +66,7 @@ class NewFile(ABC):
         self, folder: int, name: bytes, original: int, request: Request, undo_hours: float, **more: str
     ) -> None:
         self.folder, self.name, self.original = folder, name, original
-        self.job, self.generation = request.job, request.generation
+        self.job, self.generation, self.guard = request.job, request.generation, Guard.of(request)
         self.new_name = journal.file_name(self.job, "new")
         self._journal = Journal.create(
             folder,
@@ -65,12 +75,14 @@ class NewFile(ABC):
             name_b64=b64(name),
             original=Stamp.of(os.fstat(original)),
             undo_hours=undo_hours,
+            records_created=True,
             **more,
         )
         self.new = -1
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             self.new = os.open(self.new_name, flags, 0o600, dir_fd=folder)
+            self._journal.append(journal.CREATED, new=Stamp.of(os.fstat(self.new)))
             self._prepare()
         except BaseException:
             self._end()
@@ -105,6 +117,15 @@ class NewFile(ABC):
             told = [{"path_b64": b64(path), "stamp": asdict(stamp)} for path, stamp in bases]
             self._journal.append(journal.LEFT, bases=told)
 
+    def note_made(self, form: str, was: str) -> None:
+        """Write down what the new file is, by which it is known again when its undo copy is to go.
+
+        Args:
+            form: its format.
+            was: that of the original.
+        """
+        self._journal.append(journal.MADE, **Made.of(self.new, form, self.name, was).fields())
+
     def check_names(self, image: bytes) -> None:
         """Both names, in the very folder that is worked in, must be of the files that were looked at and made.
 
@@ -121,11 +142,24 @@ class NewFile(ABC):
         named = stat_in(self.folder, image)
         if named is None or not named.same_file(Stamp.of(os.fstat(self.original))):
             raise RefusedError("stale_plan", "the image was exchanged by somebody else; scan the host and try again")
+        self.check_made()
+        if locking.locked_bytes(self.new) or locking.opener([locking.file_id(self.new)]):
+            raise HostError("the temporary file is used by somebody else")
+
+    def check_made(self) -> None:
+        """The new file must have the name that it was made under, and no other; raises HostError."""
         made = stat_in(self.folder, self.new_name)
         if made is None or not made.same_file(Stamp.of(os.fstat(self.new))) or os.fstat(self.new).st_nlink != 1:
             raise HostError("the temporary file was exchanged by somebody else")
-        if locking.locked_bytes(self.new) or locking.opener([locking.file_id(self.new)]):
-            raise HostError("the temporary file is used by somebody else")
+
+    def dress(self) -> None:
+        """Give the new file the original's owner, mode and attributes: it is root's alone until every check is done.
+
+        Raises:
+            HostError: they could not be set, or read back otherwise.
+        """
+        attributes.copy(self.original, self.new)
+        os.fsync(self.new)
 
     def facts(self) -> dict[str, int]:
         """What the controller is told before the swap: bytes that both files occupy, and the inode of the new one."""
@@ -133,92 +167,63 @@ class NewFile(ABC):
         before = os.fstat(self.original).st_blocks * 512
         return {"before_bytes": before, "made_bytes": made.allocated_size, "made_inode": made.inode}
 
-    def _let_late_openers_win(self, io: AgentIO, before: Stamp, made: Stamp, bring_back: Callable[[], None]) -> None:
-        """Who opened the original by its name right before that went is a user of it, whatever the locks say.
+    def _take_over(self, io: AgentIO, looks: Looks, moves: TakeOver, image: bytes) -> Swapped:
+        """The new file takes over from the original, whose name is ``image``; see :meth:`swap`."""
+        os.fsync(self.new)
+        self._journal.append(journal.READY, new=Stamp.of(os.fstat(self.new)))
+        io.wait_for_go(self.generation, **self.facts())
+        with Fence(self.folder, self.original, self.new) as fence:
+            looks.thorough()
+            self.check_names(image)
+            self._journal.append(journal.EXCHANGING)
 
-        What was written to it is nowhere else: it gets its name again, unless somebody uses the new file by now. Then
-        both stay, and settling keeps the original as undo copy.
+            def last_look() -> None:
+                self.dress()
+                self.check_names(image)
+                looks.last()
 
-        Args:
-            io: the controller.
-            before: the original, right before the swap.
-            made: the new file, right after it.
-            bring_back: gives the original its name again; settling the journal clears the rest.
-
-        Raises:
-            RefusedError: ``image_in_use``; the original has its name again.
-        """
-        who = outlast_late_openers(self.original)
-        if who is None and same_content(Stamp.of(os.fstat(self.original)), before):
-            return
-        found = who or WRITER
-        used = locking.opener([locking.file_id(self.new)])
-        if used is not None or not same_content(Stamp.of(os.fstat(self.new)), made):
-            io.log(f"the original was opened in the moment of the swap by {found}, the new image as well: the original "
-                   "is kept as undo copy, look at both", "error")  # fmt: skip
-            return
-        self._take_back(found, bring_back)
-
-    def _take_back(self, who: str, bring_back: Callable[[], None]) -> NoReturn:
-        """The original has its own name again, and the new file goes; raises RefusedError(``image_in_use``)."""
-        self._journal.append(journal.UNDO, job=self.job, generation=self.generation, new=Stamp.of(os.fstat(self.new)))
-        bring_back()
-        os.fsync(self.folder)
-        settle(self._journal)
-        raise RefusedError("image_in_use", f"the image was opened in the moment of the swap by {who}; it is as it was")
+            try:
+                done = take_over(moves, self.original, self.new, last_look, io, self.guard)
+            except PermissionError as error:
+                raise RefusedError(
+                    "immutable", "the image or its folder is protected (chattr +i), so it cannot be replaced"
+                ) from error
+            self._journal.append(journal.DONE, new=done.came, undo=done.went)
+            settled = settle(self._journal)
+            if settled.undo_waits:
+                fence.outlast_names(self.original, io)
+        return Swapped(done.came, settled.undo_bytes if settled.undo_waits else None)
 
     @abstractmethod
-    def swap(self, io: AgentIO, recheck: Callable[[], None]) -> Swapped:
-        """Give the new file its name, once the controller has said ``go`` and ``recheck`` raises nothing."""
+    def swap(self, io: AgentIO, looks: Looks) -> Swapped:
+        """Give the new file its name, once the controller has said ``go`` and no look raises anything."""
 
 
 class Replacement(NewFile):
     """A new file beside an image that will take its place."""
 
     def _prepare(self) -> None:
+        refuse_unguarded(self.original, self.guard)
         attributes.copy_flags(self.original, self.new)
 
-    def swap(self, io: AgentIO, recheck: Callable[[], None]) -> Swapped:
+    def swap(self, io: AgentIO, looks: Looks) -> Swapped:
         """Put the new file in the image's place.
 
         Args:
             io: the controller, which has to say ``go``.
-            recheck: raises where the image, its base or their users changed; called under the image locks.
+            looks: raise where the image, its base or their users changed.
 
         Returns:
             The new image's facts.
 
         Raises:
             StoppedError: the controller did not say ``go``; nothing was changed.
-            RefusedError: what ``recheck`` raised, or ``immutable``; nothing was changed.
+            RefusedError: what a look raised, ``stale_plan``, ``image_in_use`` or ``immutable``; nothing was changed.
+            HostError: others used both files, or put theirs there, in that very moment: nothing was removed.
         """
-        os.fsync(self.new)
-        self._journal.append(journal.READY, new=Stamp.of(os.fstat(self.new)))
-        io.wait_for_go(self.generation, **self.facts())
-        # Locks first, questions afterwards: a writer that was there before does not hinder the locks.
-        locking.keep_writers_away(self.original)
-        locking.keep_writers_away(self.new)
-        recheck()
-        self.check_names(self.name)
-        undo_name = journal.file_name(self.job, "orig")
-        before = Stamp.of(os.fstat(self.original))
-        try:
-            os.link(self.name, undo_name, src_dir_fd=self.folder, dst_dir_fd=self.folder, follow_symlinks=False)
-            # Some filesystems may bring the rename to the disk before the link.
-            os.fsync(self.folder)
-            os.rename(self.new_name, self.name, src_dir_fd=self.folder, dst_dir_fd=self.folder)
-        except PermissionError as error:
-            raise RefusedError(
-                "immutable", "the image or its folder is protected (chattr +i), so it cannot be replaced"
-            ) from error
-        os.fsync(self.folder)
-        new = Stamp.of(os.fstat(self.new))
-        self._journal.append(journal.DONE, new=new, undo=Stamp.of(os.fstat(self.original)))
-        self._let_late_openers_win(
-            io, before, new, lambda: os.rename(undo_name, self.name, src_dir_fd=self.folder, dst_dir_fd=self.folder)
-        )
-        settled = settle(self._journal)
-        return Swapped(new, settled.undo_bytes if settled.undo_waits else None)
+        comes, goes = os.fstat(self.new).st_ino, os.fstat(self.original).st_ino
+        moves = SameName(self.folder, comes, goes, self.new_name, journal.file_name(self.job, "orig"), self.name)
+        return self._take_over(io, looks, moves, self.name)
 
 
 def clear_earlier(folder: int, request: Request) -> None:
@@ -257,31 +262,6 @@ def _generation(record: dict[str, Any]) -> int:
     return generation if isinstance(generation, int) else 0
 
 
-def outlast_late_openers(old: int) -> str | None:
-    """Who opened the old file by its name before the rename asks for its lock moments later, and must not get it.
-
-    Args:
-        old: descriptor of the old file, open for reading only.
-
-    Returns:
-        Who has it open still, after seconds; ``None`` where nobody has, as far as can be seen.
-    """
-    time.sleep(GRACE)
-    deadline = time.monotonic() + PASSING_OPENER
-    while (who := _user(old)) is not None:
-        if time.monotonic() > deadline:
-            return who
-        time.sleep(GRACE)
-    return None
-
-
-def _user(fd: int) -> str | None:
-    try:
-        return locking.user(fd)
-    except RefusedError:  # a process that may not be looked into: of the others it is known
-        return locking.opener([locking.file_id(fd)])
-
-
 @dataclass(frozen=True)
 class Ends:
     """What an undo exchanges: descriptors of the image that is there now and of the undo copy, and the image's name.
@@ -295,7 +275,7 @@ class Ends:
     old_name: bytes | None = None
 
 
-def swap_back(one: Journal, request: Request, ends: Ends, io: AgentIO, recheck: Callable[[], None]) -> None:
+def swap_back(one: Journal, request: Request, ends: Ends, io: AgentIO, looks: Looks) -> None:
     """Put an undo copy back into its image's place; what was there is gone afterwards.
 
     Args:
@@ -303,28 +283,26 @@ def swap_back(one: Journal, request: Request, ends: Ends, io: AgentIO, recheck: 
         request: the undo.
         ends: the two files.
         io: the controller, which has to say ``go``.
-        recheck: raises where something has changed; called under the image locks.
+        looks: raise where something has changed.
 
     Raises:
         StoppedError, RefusedError: nothing was changed.
+        HostError: others used both files, or put theirs there, in that very moment: nothing was removed.
     """
-    one.append(journal.UNDO, job=request.job, generation=request.generation, new=Stamp.of(os.fstat(ends.new)))
-    undo_name = journal.file_name(one.job, "orig")
+    gone, back = Stamp.of(os.fstat(ends.new)), Stamp.of(os.fstat(ends.old))
+    one.append(journal.UNDO, job=request.job, generation=request.generation, new=gone)
+    names = journal.file_name(one.job, "orig"), journal.file_name(one.job, "new")
+    moves: TakeOver = SameName(one.folder, back.inode, gone.inode, *names, ends.name)
+    if ends.old_name is not None:
+        moves = OtherName(one.folder, back.inode, gone.inode, *names, ends.old_name, ends.name)
+    guard = Guard.of(request, keep=False)
     try:
-        gone, back = Stamp.of(os.fstat(ends.new)), Stamp.of(os.fstat(ends.old))
         facts = {"before_bytes": gone.allocated_size, "made_bytes": back.allocated_size, "made_inode": back.inode}
         io.wait_for_go(request.generation, **facts)
-        locking.keep_writers_away(ends.new)
-        locking.keep_writers_away(ends.old)
-        recheck()
-        if ends.old_name is None:
-            os.rename(undo_name, ends.name, src_dir_fd=one.folder, dst_dir_fd=one.folder)
-        else:
-            # A link takes no name away from another file. With it the undo is decided; settling it clears the rest.
-            os.link(undo_name, ends.old_name, src_dir_fd=one.folder, dst_dir_fd=one.folder, follow_symlinks=False)
-        os.fsync(one.folder)
-        if (who := outlast_late_openers(ends.new)) is not None:
-            io.log(f"{who} still has the replaced file open; what it does there is not in the image", "warning")
+        with Fence(one.folder, ends.new, ends.old):
+            looks.thorough()
+            one.append(journal.EXCHANGING)
+            take_over(moves, ends.new, ends.old, looks.last, io, guard)
     except PermissionError as error:
         raise RefusedError("immutable", "the image is protected (chattr +i), so it cannot be replaced") from error
     except FileExistsError as error:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Callable, Union
 
+from storage_admin.agent.confined import Confinement, Files
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.pools import display
 from storage_admin.agent.protocol import HostError, RefusedError
@@ -80,6 +81,7 @@ def run(
     *,
     limits: Limits | None = QUERY,
     idle_io: bool = False,
+    files: Files | None = None,
     pass_fds: Sequence[int] = (),
     on_output: Callable[[bytes], None] | None = None,
     watch: Callable[[], None] | None = None,
@@ -97,6 +99,7 @@ def run(
         io,
         limits=limits,
         idle_io=idle_io,
+        files=files,
         pass_fds=pass_fds,
         on_output=None if on_output is None else lambda _, chunk: on_output(chunk),
         watch=watch,
@@ -111,6 +114,7 @@ def run_all(
     at_once: int = 1,
     limits: Limits | None = QUERY,
     idle_io: bool = False,
+    files: Files | None = None,
     pass_fds: Sequence[int] = (),
     on_output: Callable[[int, bytes], None] | None = None,
     watch: Callable[[], None] | None = None,
@@ -124,7 +128,9 @@ def run_all(
         at_once: how many run at the same time.
         limits: of a query; ``None`` for a long tool, of which only the end of the output is kept.
         idle_io: run them when nobody else wants the disk.
-        pass_fds: descriptors that they may open as ``/proc/self/fd/N``.
+        files: that they may open as ``/proc/self/fd/N``, and nothing else of this host: to be said of every tool that
+            works on a guest's bytes.
+        pass_fds: descriptors that they get beside these, and may lead anywhere.
         on_output: given each piece of standard output as it comes, after the number of its command.
         watch: called every 0.2 s; what it raises stops the tools.
         shown: one command as an admin should read it, in place of all of ``commands``.
@@ -133,7 +139,7 @@ def run_all(
         How each ended, whatever the exit code.
 
     Raises:
-        RefusedError: ``tool_missing``.
+        RefusedError: ``tool_missing``; ``not_confined``, with ``files``.
         StoppedError: the controller stopped the work; the tools are gone by then.
         HostError: one went over a limit; the tools are gone by then.
     """
@@ -146,7 +152,7 @@ def run_all(
             while waiting or at_work:
                 while waiting and len(at_work) < at_once:
                     number, argv = waiting.popleft()
-                    at_work.append(_Tool(number, _start(argv, limits, idle_io, pass_fds), limits, selector))
+                    at_work.append(_Tool(number, _start(argv, limits, idle_io, files, pass_fds), limits, selector))
                 for key, _ in selector.select(POLL_INTERVAL):
                     tool: _Tool = key.data
                     chunk = tool.read(key.fd)
@@ -266,17 +272,35 @@ class _Tool:
 
 
 def _start(
-    argv: Sequence[Argument], limits: Limits | None, idle_io: bool, pass_fds: Sequence[int]
+    argv: Sequence[Argument], limits: Limits | None, idle_io: bool, files: Files | None, pass_fds: Sequence[int]
 ) -> subprocess.Popen[bytes]:
-    command: list[Argument] = [find("setpriv"), "--pdeathsig", "KILL", "--"]
+    programs = [find("setpriv")]
+    command: list[Argument] = [programs[0], "--pdeathsig", "KILL", "--"]
     if limits is not None:
-        command.append(find("prlimit"))
+        programs.append(find("prlimit"))
+        command.append(programs[-1])
         command += [f"--as={limits.address_space}"] if limits.address_space else []
         command += [f"--cpu={limits.cpu_seconds}"] if limits.cpu_seconds else []
         command.append("--")
     if idle_io:
-        command += [find("ionice"), "-c3", find("nice"), "-n19"]
-    command += [find(_text(argv[0])), *argv[1:]]
+        programs += [find("ionice"), find("nice")]
+        command += [programs[-2], "-c3", programs[-1], "-n19"]
+    programs.append(find(_text(argv[0])))
+    command += [programs[-1], *argv[1:]]
+    if files is None:
+        return _popen(command, pass_fds, None)
+    confinement = Confinement(files, programs)
+    try:
+        return _popen(command, [*files.fds, *pass_fds], confinement.enter)
+    except subprocess.SubprocessError as error:
+        raise HostError("a tool was not started: it could not be kept from the rest of this host") from error
+    finally:
+        confinement.close()
+
+
+def _popen(
+    command: Sequence[Argument], pass_fds: Sequence[int], first: Callable[[], None] | None
+) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -284,6 +308,7 @@ def _start(
         stderr=subprocess.PIPE,
         start_new_session=True,
         pass_fds=pass_fds,
+        preexec_fn=first,  # noqa: PLW1509 - it takes no lock that another thread could hold
         env={"PATH": os.environ.get("PATH", "") + ":" + _SEARCH_PATH, "LC_ALL": "C"},
     )
 

@@ -18,19 +18,29 @@ from storage_admin.agent.mounts import Mounts, mount_id, parse
 
 #: Seconds for a sign of life: a server that is up and busy answers sooner, one that starts again later.
 PATIENCE = 10.0
-#: Each path in a thread of its own; what answers is told by its place. An error is an answer, too.
+#: Pools that this process leaves alone, as they did not answer when it began.
+left_alone: set[bytes] = set()
+#: Each path in a thread of its own; what answers is told by its place. An error is an answer, too. Once, or again after
+#: so many seconds, until nobody listens any more.
 _LOOK = r"""
-import os, sys, threading
-def look(place, path):
-    try:
-        os.statvfs(path)
-        with os.scandir(path) as entries:
-            next(entries, None)
-    except OSError:
-        pass
-    os.write(1, b"%d\n" % place)
-for place, path in enumerate(sys.argv[1:]):
-    threading.Thread(target=look, args=(place, os.fsencode(path))).start()
+import os, sys, threading, time
+def look(place, path, again):
+    while True:
+        try:
+            os.statvfs(path)
+            with os.scandir(path) as entries:
+                next(entries, None)
+        except OSError:
+            pass
+        try:
+            os.write(1, b"%d\n" % place)
+        except OSError:
+            return
+        if not again:
+            return
+        time.sleep(again)
+for place, path in enumerate(sys.argv[2:]):
+    threading.Thread(target=look, args=(place, os.fsencode(path), float(sys.argv[1]))).start()
 """
 
 
@@ -50,6 +60,7 @@ def trusted(paths: Sequence[bytes], mounts: Mounts, check: Callable[[], None]) -
     for path in looked_at:
         if path not in away:
             mounts.trust(mounts.of_path(os.path.normpath(path)))
+    left_alone.update(away)
     return away.intersection(paths)
 
 
@@ -64,10 +75,7 @@ def silent(paths: Sequence[bytes], check: Callable[[], None], patience: float | 
     if not paths:
         return set()
     deadline = time.monotonic() + (PATIENCE if patience is None else patience)
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _LOOK, *paths], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    process = looking(paths, 0)
     answered: set[int] = set()
     try:
         if process.stdout is None:
@@ -90,6 +98,18 @@ def silent(paths: Sequence[bytes], check: Callable[[], None], patience: float | 
         if process.stdout is not None:
             process.stdout.close()
     return {path for place, path in enumerate(paths) if place not in answered}
+
+
+def looking(paths: Sequence[bytes], again: float) -> subprocess.Popen[bytes]:
+    """A process that looks at each of these paths and writes the number of each that answers to its pipe, a line each.
+
+    Args:
+        again: seconds after which it looks again; 0 for one look. It goes on until the pipe is closed.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _LOOK, str(again), *paths], stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
 
 
 class Descriptors:

@@ -14,7 +14,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from storage_admin.agent import main, protocol, swap
+from storage_admin.agent import main, moment, protocol
 from storage_admin.agent.protocol import HostError, RefusedError, Request, StoppedError
 from tests.agent.recording import RecordingIO
 
@@ -85,7 +85,7 @@ if __name__ == "__main__":
     # An agent that a hostile image makes grow must not take the machine with it; the tests tell what it may take.
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY_BYTES, MOST_MEMORY_BYTES))
     # How long a swap waits for those who come late is another test's matter.
-    swap.GRACE = 0.0
+    moment.GRACE = 0.0
     for line in sys.stdin.buffer:
         sys.stdout.write(json.dumps(answer(json.loads(line))) + "\n")
         sys.stdout.flush()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from storage_admin.agent import formats, protocol, space_claims
+from storage_admin.agent import formats, imagefolders, protocol, space_claims
 from storage_admin.agent.formats import UnreadableError
 from storage_admin.agent.journal import Stamp
 from storage_admin.agent.protocol import b64
@@ -36,11 +36,13 @@ READS: dict[str, dict[str, Any]] = {
     "analyze sample": {"mode": "sample", "seconds": 0.2},
     "analyze full": {"mode": "full"},
 }
-UNDOES = {"undo": "undo", "discard_undo": "discard_undo"}
+UNDOES = {"undo": "undo", "discard_undo": "discard_undo", "discard by force": "discard_undo"}
+#: What is never done: the journal that :func:`plant_undo` makes up does not say what its job made.
+NEVER_DONE = frozenset({"discard_undo"})
 #: Verbs that look at a whole pool, or at many images.
-POOLS = frozenset({"scan", "sample", "recover", "folder"})
-#: Verbs that read nothing below a pool, or only what they made there.
-NO_IMAGES = frozenset({"pve", "benchmark"})
+POOLS = frozenset({"scan", "look", "sample", "recover", "folder"})
+#: Verbs that read nothing of an image, or only what they made.
+NO_IMAGES = frozenset({"pve", "benchmark", "users"})
 #: Verbs that change an image's name and take nothing from its content.
 NAMES = frozenset({"set_aside", "restore_aside", "delete_aside"})
 #: How work may end that is neither a bug nor a result.
@@ -52,7 +54,7 @@ _LONGEST_PLAN = 70
 
 def covered() -> set[str]:
     """The verbs that :data:`ALL` and :data:`POOLS` ask for, and those that need not be."""
-    return {"analyze", *POOLS, *UNDOES, *(verb for verb, _ in REWRITES.values()), *NO_IMAGES, *NAMES}
+    return {"analyze", *POOLS, *UNDOES.values(), *(verb for verb, _ in REWRITES.values()), *NO_IMAGES, *NAMES}
 
 
 @dataclass
@@ -133,7 +135,8 @@ def request(how: str, path: bytes, pool: Path, form: str) -> tuple[str, dict[str
     """
     place = {"path_b64": b64(path), "pool_path_b64": b64(os.fsencode(pool))}
     if how in UNDOES:
-        return UNDOES[how], {**place, "undo_job": PLANTED}
+        force = {"force": True} if how == "discard by force" else {}
+        return UNDOES[how], {**place, "undo_job": PLANTED, **force}
     if how in NAMES:
         return how, _names_request(how, path, pool)
     status = os.stat(path, follow_symlinks=False)
@@ -142,7 +145,7 @@ def request(how: str, path: bytes, pool: Path, form: str) -> tuple[str, dict[str
     verb, own = REWRITES[how]
     if verb == "convert":
         form_of_target = "raw" if form == "qcow2" else "qcow2"
-        own = {"target": {**place, "path_b64": b64(target_of(path)), "format": form_of_target, **own}}
+        own = {"target": {**place, "path_b64": b64(target_of(path, form)), "format": form_of_target, **own}}
     size, below = _plan(path, form)
     return verb, {
         **link(path, pool, form),
@@ -169,9 +172,9 @@ def _names_request(how: str, path: bytes, pool: Path) -> dict[str, Any]:
     return {**place, "inode": os.stat(waiting).st_ino, "pools": looked_at}
 
 
-def target_of(path: bytes) -> bytes:
-    """Where a conversion of the image is put."""
-    return os.path.join(os.path.dirname(path), b"converted")
+def target_of(path: bytes, form: str = "qcow2") -> bytes:
+    """Where a conversion of an image of that format is put."""
+    return os.path.join(os.path.dirname(path), b"converted.raw" if form == "qcow2" else b"converted.qcow2")
 
 
 def _plan(path: bytes, form: str) -> tuple[int, list[tuple[bytes, str]]]:
@@ -280,9 +283,13 @@ _SYSTEM = (
     space_claims.FOLDER,
     # A library of fio's, which is asked for its version.
     "/etc/libnl",
+    # The emulator, too.
+    *("/etc/qemu", "/dev/sgx_vepc"),
 )
 #: fio and bonnie++ are asked for their versions by a scan.
-TOOLS = frozenset({"setpriv", "prlimit", "ionice", "nice", "qemu-img", "fio", "bonnie++"})
+TOOLS = frozenset(
+    {"setpriv", "prlimit", "ionice", "nice", "qemu-img", "fio", "bonnie++", f"qemu-system-{os.uname().machine}"}
+)
 
 
 @dataclass(frozen=True)
@@ -316,10 +323,14 @@ class Trace:
         return cls(frozenset(opened), tuple(connected), frozenset(started))
 
     def outside(self, *allowed: Path) -> set[bytes]:
-        """What was opened, or tried to be, that neither the system nor these folders hold."""
-        own = (*_SYSTEM, str(ROOT), sys.prefix, sys.base_prefix, *map(str, allowed))
+        """What was opened, or tried to be, that neither the system nor these folders hold.
+
+        The folders on the way to these are passed one by one, and root's list of folders is read.
+        """
+        own = (*_SYSTEM, str(ROOT), sys.prefix, sys.base_prefix, imagefolders.file_path(), *map(str, allowed))
         roots = [os.fsencode(root) for root in own]
-        return {path for path in self.opened if not any(_is_beneath(path, root) for root in roots)}
+        passed = {os.fsencode(folder) for one in allowed for folder in one.parents}
+        return {path for path in self.opened - passed if not any(_is_beneath(path, root) for root in roots)}
 
 
 def _opened(line: str) -> Iterator[bytes]:
@@ -332,7 +343,8 @@ def _opened(line: str) -> Iterator[bytes]:
     led_to = _OPENED.search(line)
     if not path.startswith(b"/proc/") or led_to is None:
         yield path
-    if led_to is not None:
+    # A network is no file: tools get an empty one.
+    if led_to is not None and not led_to[1].startswith("net:["):
         yield _plain(led_to[1]).removesuffix(b" (deleted)")
 
 

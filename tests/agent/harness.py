@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,6 +19,8 @@ from storage_admin.agent.protocol import b64
 
 ROOT = Path(__file__).resolve().parents[2]
 AGENT = [sys.executable, "-m", "storage_admin.agent"]
+#: For tools that are scripts.
+UNCONFINED = [sys.executable, "-m", "tests.agent.other_confinement", "open"]
 NO_RESERVE = {"percent": 0, "bytes": 0}
 
 
@@ -200,16 +203,39 @@ def stamp(path: Path) -> Stamp:
     return Stamp.of(path.stat())
 
 
+def age(journal: Path, *, boottime: float, wall: float) -> None:
+    """Have a job be done so many seconds earlier, by either clock of its host: no clock is touched, but its journal."""
+    records = [json.loads(line) for line in journal.read_bytes().splitlines()]
+    for record in records:
+        if record["step"] == "made":
+            record["at"]["boottime"] -= boottime
+            record["at"]["wall"] -= wall
+    journal.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
 def leftovers(folder: Path) -> set[str]:
     """The names of jobs' files in a folder."""
     return {path.name for path in folder.iterdir() if path.name.startswith(".sa-")}
 
 
 class Writer:
-    """A guest's stand-in: qemu-io that holds an image open for writing until it is left."""
+    """A guest's stand-in: qemu-io that holds an image open for writing until it is left.
 
-    def __init__(self, path: Path | bytes, form: str = "qcow2", *, read_only: bool = False) -> None:
-        argv = ["qemu-io", *(["-r"] if read_only else []), "-f", form, path]
+    Args:
+        elsewhere: makes the command one that runs it on another machine.
+    """
+
+    def __init__(
+        self,
+        path: Path | bytes,
+        form: str = "qcow2",
+        *,
+        read_only: bool = False,
+        elsewhere: Callable[[str], list[str]] | None = None,
+    ) -> None:
+        argv = ["qemu-io", *(["-r"] if read_only else []), "-f", form, os.fsdecode(path)]
+        if elsewhere is not None:
+            argv = elsewhere(shlex.join(argv))
         self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         assert self.process.stdout is not None
         assert self.process.stdin is not None

@@ -304,7 +304,7 @@ def test_a_request_that_is_not_as_it_should_be_is_refused(pool: Path, change: di
 
 
 def test_the_agent_runs_benchmarks_from_its_bundle(pool: Path, tmp_path: Path) -> None:
-    built = bundle.build(tmp_path / "agent")
+    built = bundle.build(tmp_path / "data" / "agent")
     with Agent([sys.executable, str(built.path)], env={"PYTHONPATH": ""}) as agent:
         agent.request("benchmark", args(pool, "dd", DD[:2]))
         assert agent.answer()["steps"] == 2

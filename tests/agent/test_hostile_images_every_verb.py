@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from storage_admin.agent.protocol import b64
-from tests.agent.every_verb import ALL, READS, REWRITES, UNDOES, Crew, pool_request, request
+from tests.agent.every_verb import ALL, NEVER_DONE, READS, REWRITES, UNDOES, Crew, pool_request, request
 from tests.agent.hostile import Hostile, all_images, qcow2
-from tests.agent.stranger import NO_FILES, Scene, seed
+from tests.agent.stranger import NO_FILES, Scene
+from tests.chance import seed
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 
@@ -32,7 +33,7 @@ def test_no_hostile_image_leads_any_verb_out_of_the_pool(tmp_path: Path) -> None
     scene.report(f"{len(images)} images", began)
     scene.check_outside(tmp_path / "trace")
     # Not all of it is refused: what is sound is worked on, so that tools have been at work on strangers' files.
-    assert all(scene.outcomes[how].get("done") for how in ALL)
+    assert all(scene.outcomes[how].get("done") for how in ALL if how not in NEVER_DONE)
 
 
 def test_what_is_no_file_is_not_even_opened(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import pytest
 from storage_admin.agent.protocol import b64
 from tests.agent.every_verb import CLEAN, PLANTED, UNDOES, Crew, plant_undo, pool_request, request
 from tests.agent.hostile import Hostile, qcow2
-from tests.agent.stranger import CANARY, Scene, fingerprints, seed
+from tests.agent.stranger import CANARY, Scene, fingerprints
+from tests.chance import seed
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 

@@ -17,7 +17,8 @@ from tests.agent.every_verb import CLEAN, READS, REWRITES, TOOLS, Answer, Crew, 
 from tests.agent.harness import ask, image_info, qemu_img, reclaim_args, same_content, undo_args
 from tests.agent.hostile import CLUSTER, DATA, qcow2
 from tests.agent.hostile_names import KNOWN, RESERVED, is_reserved, names
-from tests.agent.stranger import fingerprints, seed
+from tests.agent.stranger import fingerprints
+from tests.chance import seed
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 
@@ -74,11 +75,9 @@ def test_a_folder_with_any_name_is_found_and_no_other(tmp_path: Path) -> None:
         os.mkdir(folder)
     with Crew() as crew:
         for folder in folders:
-            assert crew.ask("folder", {"path_b64": b64(folder)}).result == {
-                "kind": "folder",
-                "path_b64": b64(folder),
-                "detail": "",
-            }
+            told = crew.ask("folder", {"path_b64": b64(folder)}).result
+            assert told is not None
+            assert (told["kind"], told["path_b64"], told["detail"]) == ("folder", b64(folder), "")
         for name in (b"a\0b", b"x" * 300, b"y/" * 3000, b"not there"):
             answer = crew.ask("folder", {"path_b64": b64(os.path.join(here, name))})
             assert answer.code == "", answer.detail
@@ -122,7 +121,7 @@ def _one(crew: Crew, how: str, folder: Path, name: bytes, base: bytes) -> Answer
     qemu_img("convert", "-f", "qcow2", "-O", "qcow2", path, folder / "expected")
     before = fingerprints(folder)
     verb, args = request(how, path, folder, "qcow2")
-    target = b"new " + name[:250]
+    target = b"new " + name[:246] + b".raw"
     if verb == "convert":
         args["target"]["path_b64"] = b64(os.path.join(here, target))
     answer = crew.ask(verb, args)
@@ -210,7 +209,10 @@ def test_a_name_never_becomes_part_of_a_vmdk_descriptor(tmp_path: Path) -> None:
             for how in ("reclaim copy", "convert"):
                 verb, args = request(how, path, folder, "vmdk")
                 if how == "convert":
-                    args["target"] |= {"path_b64": b64(os.path.join(bytes(folder), b"new " + name)), "format": "vmdk"}
+                    args["target"] |= {
+                        "path_b64": b64(os.path.join(bytes(folder), b"new " + name + b".vmdk")),
+                        "format": "vmdk",
+                    }
                 answer = crew.ask(verb, args)
                 assert answer.code in CLEAN | {""}, (how, name, answer.detail)
                 for one in os.listdir(bytes(folder)):

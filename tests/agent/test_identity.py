@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from storage_admin.agent.formats.vpc import checksum
+from storage_admin.agent.vmdk_text import carry_identity
 from tests.agent.harness import ask, image_info, qemu_img, reclaim_args, write
 from tests.agent.test_convert import convert_args, same
 from tests.agent.test_replace import replace_args
@@ -144,3 +145,16 @@ def test_the_same_for_a_vmdk_whose_other_options_are_its_own(tmp_path: Path) -> 
     assert not [line for line in lines if b"uuid.parent" in line]
     assert len([line for line in lines if line.startswith(b"CID=")]) == 1
     assert same(was, "vmdk", path, "vmdk")
+
+
+def test_what_qemu_left_behind_a_shorter_descriptor_hides_nothing(tmp_path: Path) -> None:
+    """A content id with a digit less: qemu writes the text anew, and leaves the end of the longer one behind it."""
+    source, target = image(tmp_path / "disk.vmdk", "vmdk"), image(tmp_path / "copy.vmdk", "vmdk")
+    for path, more in ((source, b'ddb.uuid.image="01234567-89ab"\n'), (target, b"\0\n")):
+        said = text_of(path)
+        with path.open("r+b") as file:
+            file.seek(512)
+            file.write(said + more)
+    with source.open("rb") as old, target.open("r+b") as new:
+        carry_identity(old.fileno(), new.fileno())
+    assert b'ddb.uuid.image="01234567-89ab"' in text_of(target).splitlines()

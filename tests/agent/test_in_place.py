@@ -18,6 +18,7 @@ from storage_admin.agent.protocol import CANCELLED, StoppedError
 from storage_admin.agent.verbs import in_place
 from tests.agent.harness import Agent, Writer, leftovers, link, make_image, qemu_img, same_content, write
 from tests.agent.recording import RecordingIO
+from tests.chance import seed
 from tests.harness.filesystems import loop_filesystem
 
 pytestmark = pytest.mark.qemu
@@ -58,6 +59,7 @@ def reclaim(
     io: RecordingIO | None = None,
     bandwidth: int | None = None,
     children_known: bool = True,
+    shared: bool = False,
 ) -> dict[str, Any]:
     """Reclaims an image by this process."""
     below = [
@@ -74,7 +76,7 @@ def reclaim(
             os.pwrite(chain.image.fd, b"x", 0)
     finally:
         chain.close()
-    assert answer["freed_bytes"] == answer["before_bytes"] - answer["after_bytes"]
+    assert shared or answer["freed_bytes"] == answer["before_bytes"] - answer["after_bytes"]
     assert (answer["held_bytes"], answer["undo"], answer["compression"], answer["swapped"]) == (0, None, None, False)
     assert (answer["dev"], answer["inode"]) == (path.stat().st_dev, path.stat().st_ino)
     assert answer["after_bytes"] == path.stat().st_blocks * 512
@@ -279,12 +281,11 @@ WRITER = (
 )
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("trial", range(4))
 def test_nothing_is_lost_of_what_somebody_writes_while_many_pieces_are_read_ahead(tmp_path: Path, trial: int) -> None:
     """At full speed, with several threads: what was seen as zeros before he came in does not count after it."""
-    seed = int(os.environ.get("STORAGE_ADMIN_SEED") or random.SystemRandom().randrange(1 << 32))
-    print(f"STORAGE_ADMIN_SEED={seed}")
-    rng, path, size = random.Random(f"{seed}-{trial}"), tmp_path / "vm.raw", 192 * MIB
+    rng, path, size = random.Random(f"{seed()}-{trial}"), tmp_path / "vm.raw", 192 * MIB
     pattern = b"x" * BLOCK + bytes(rng.choice([BLOCK, 8 * BLOCK, 32 * BLOCK]))
     with path.open("wb") as file:
         while file.tell() < size // 2:

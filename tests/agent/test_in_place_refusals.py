@@ -1,5 +1,7 @@
 """What a reclaim in place refuses, with which code, and that nothing is changed then."""
 
+import os
+import struct
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,9 @@ from tests.agent.test_in_place import AGENT, copy_of, reclaim
 from tests.harness.filesystems import loop_filesystem
 
 pytestmark = pytest.mark.qemu
+
+#: cap_net_raw+ep, revision 2 (linux/capability.h).
+CAPABILITIES = struct.pack("<5I", 0x02000001, 1 << 13, 0, 0, 0)
 
 
 @pytest.fixture
@@ -62,6 +67,12 @@ def test_a_protected_image(image: Path) -> None:
         refused("immutable", lambda: reclaim(image), image)
     finally:
         subprocess.run(["chattr", "-i", image], check=True)
+
+
+def test_an_image_with_file_capabilities(image: Path) -> None:
+    os.setxattr(image, "security.capability", CAPABILITIES)
+    refused("unsupported_subformat", lambda: reclaim(image), image)
+    assert os.getxattr(image, "security.capability") == CAPABILITIES
 
 
 def test_an_image_whose_guests_are_not_known(image: Path) -> None:

@@ -10,21 +10,30 @@ from typing import Any
 import pytest
 
 from storage_admin.agent.protocol import b64
-from tests.agent.harness import Agent, ask, leftovers, reclaim_args, undo_args
+from tests.agent.harness import ROOT, Agent, ask, leftovers, reclaim_args, undo_args
 
 pytestmark = pytest.mark.qemu
 
-#: Opens the image once its undo copy's name is there, says so, and writes when it is told to, or stays.
+DRIVER = str(ROOT / "tests" / "faults" / "attacked.py")
+NEVER = "1000000"
+
+#: Opens the original in the moment when that has lost its name, as who found it there just before; says which file that
+#: is, has written to it, and stays for a while.
 _OPENER = """
-import glob, os, sys, time
-path, folder, stay = sys.argv[1], sys.argv[2], float(sys.argv[3])
-while not glob.glob(folder + "/.sa-*.orig"):
-    time.sleep(0.0002)
-fd = os.open(path, os.O_RDWR)
-found = os.fstat(fd).st_ino
+import os, sys, time
+folder, inode, stay = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+found, until = None, time.monotonic() + 30
+while found is None and time.monotonic() < until:
+    for name in (".sa-j1.new", ".sa-j1.orig"):
+        try:
+            if os.stat(folder + "/" + name).st_ino == inode:
+                found = folder + "/" + name
+        except FileNotFoundError:
+            continue
+fd = os.open(found, os.O_RDWR)
 os.pwrite(fd, b"PRECIOUS", 1 << 16)
 os.fsync(fd)
-print(found, flush=True)
+print(os.fstat(fd).st_ino, flush=True)
 time.sleep(stay)
 """
 
@@ -44,27 +53,11 @@ def image(pool: Path) -> Path:
 
 
 @pytest.fixture
-def slow_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
-    """The moment between both names lasts long enough to be hit each time, as on a disk that takes its time."""
-    hook = tmp_path / "hook"
-    hook.mkdir()
-    (hook / "sitecustomize.py").write_text(
-        "import os, time\n"
-        "link = os.link\n"
-        "def slow(*args, **more):\n"
-        "    link(*args, **more)\n"
-        "    time.sleep(0.5)\n"
-        "os.link = slow\n"
-    )
-    return {"PYTHONPATH": f"{Path(__file__).resolve().parents[2]}:{hook}"}
-
-
-@pytest.fixture
 def opener(image: Path) -> Iterator[Any]:
     started: list[subprocess.Popen[bytes]] = []
 
     def start(stay: float) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", _OPENER, str(image), str(image.parent), str(stay)]
+        command = [sys.executable, "-c", _OPENER, str(image.parent), str(image.stat().st_ino), str(stay)]
         started.append(subprocess.Popen(command, stdout=subprocess.PIPE))
         time.sleep(0.3)  # it has begun to look
         return started[-1]
@@ -75,37 +68,49 @@ def opener(image: Path) -> Iterator[Any]:
         one.wait()
 
 
-def answered(verb: str, args: dict[str, Any], env: dict[str, str]) -> dict[str, Any]:
-    with_agent = Agent(env=env)
-    with_agent.request(verb, args)
-    try:
-        return with_agent.answer()
-    finally:
-        with_agent.process.wait(20)
+def answered(verb: str, args: dict[str, Any], *without: str) -> dict[str, Any]:
+    with Agent([sys.executable, DRIVER, NEVER, "/dev/null", *without]) as agent:
+        agent.request(verb, args)
+        return agent.answer()
 
 
+WITHOUT = [(), ("no-door",), ("no-exchange",), ("no-door", "no-exchange")]
+
+
+@pytest.mark.parametrize("without", WITHOUT, ids=" ".join)
 @pytest.mark.parametrize("stay", [0, 60], ids=["wrote and went", "stays"])
-@pytest.mark.parametrize("hours", [0, 24])
-def test_the_original_has_its_name_again(
-    image: Path, slow_disk: dict[str, str], opener: Any, hours: int, stay: float
-) -> None:
+def test_the_original_has_its_name_again(image: Path, opener: Any, without: tuple[str, ...], stay: float) -> None:
     inode = image.stat().st_ino
     process = opener(stay)
-    answer = answered("reclaim", reclaim_args(image, format="raw", method="copy", undo_hours=hours), slow_disk)
+    answer = answered("reclaim", reclaim_args(image, format="raw", method="copy", undo_hours=0), *without)
+    assert answer.get("code") == "image_in_use", answer
     assert int(process.stdout.readline()) == inode
-    assert answer["code"] == "image_in_use", answer
     assert (image.stat().st_ino, leftovers(image.parent)) == (inode, set())
     assert image.read_bytes()[1 << 16 :][:8] == b"PRECIOUS"
 
 
-def test_the_same_for_a_conversion_that_takes_the_name(image: Path, slow_disk: dict[str, str], opener: Any) -> None:
-    opener(0)
+def test_on_a_node_of_proxmox_nothing_is_swapped_without_a_door(image: Path) -> None:
+    """Its hypervisor takes no image locks: nothing else would keep a guest from starting just then."""
+    args = reclaim_args(image, format="raw", method="copy")
+    before = image.stat().st_ino
+    with Agent([sys.executable, DRIVER, NEVER, "/dev/null", "no-door", "proxmox"]) as agent:
+        agent.request("reclaim", args)
+        assert agent.answer()["code"] == "guests_unknown"
+        assert not [event for event in agent.events if event["event"] in {"command", "ready"}]  # no hours of copying
+    assert (image.stat().st_ino, leftovers(image.parent)) == (before, set())
+    assert answered("reclaim", args, "proxmox")["swapped"]
+
+
+@pytest.mark.parametrize("without", WITHOUT, ids=" ".join)
+def test_the_same_for_a_conversion_that_takes_the_name(image: Path, opener: Any, without: tuple[str, ...]) -> None:
+    process = opener(0)
     args = reclaim_args(image, format="raw", undo_hours=0)
     del args["method"]
     new = {"pool_path_b64": b64(bytes(image.parent)), "path_b64": b64(bytes(image.with_suffix(".qcow2")))}
     target = {**new, "format": "qcow2", "options": {}, "replaces": True}
-    answer = answered("convert", args | {"target": target}, slow_disk)
-    assert answer["event"] == "error", answer
+    answer = answered("convert", args | {"target": target}, *without)
+    assert answer.get("code") == "image_in_use", answer
+    assert int(process.stdout.readline()) == image.stat().st_ino
     assert image.read_bytes()[1 << 16 :][:8] == b"PRECIOUS"
     assert leftovers(image.parent) == set()
     assert [path.name for path in image.parent.iterdir()] == ["vm.raw"]

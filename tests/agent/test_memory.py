@@ -81,9 +81,9 @@ def flatten(method: str) -> Args:
 
 
 def conversion(path: Path, form: str) -> dict[str, Any]:
-    target = path.with_name("converted")
-    place = {"pool_path_b64": b64(bytes(path.parent)), "path_b64": b64(bytes(target))}
     other = "raw" if form == "qcow2" else "qcow2"
+    target = path.with_name(f"converted.{other}")
+    place = {"pool_path_b64": b64(bytes(path.parent)), "path_b64": b64(bytes(target))}
     return {**rewrite()(path, form), "target": {**place, "format": other, "options": {}}}
 
 

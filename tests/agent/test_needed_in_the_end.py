@@ -41,6 +41,37 @@ def test_a_conversion_leaves_an_overlay_its_base(tmp_path: Path, image: Path) ->
     assert not (tmp_path / "vm.raw").exists()
 
 
+def split_vmdk(folder: Path) -> list[Path]:
+    """Its extents; the descriptor is beside them."""
+    folder.mkdir(exist_ok=True)
+    options = ["-f", "vmdk", "-o", "subformat=twoGbMaxExtentSparse"]
+    qemu_img("create", "-q", *options, folder / "split.vmdk", "5G")
+    return sorted(folder.glob("split-s*.vmdk"))
+
+
+def test_the_extents_of_a_split_vmdk_stand_on_nothing(tmp_path: Path, image: Path) -> None:
+    assert len(split_vmdk(tmp_path)) == 3
+    extent, *_ = split_vmdk(tmp_path / "other")
+    extent.write_bytes(b"QFI\xfb" + bytes(100))  # a guest may write anything into its disk
+    args = replace_args(image, form="raw", pools=pools(tmp_path, tmp_path / "other"))
+    answer = ask("convert", args)
+    assert answer.get("swapped"), answer
+
+
+def test_an_extent_that_no_descriptor_names_may_stand_on_the_image(tmp_path: Path, image: Path) -> None:
+    split_vmdk(tmp_path)
+    (tmp_path / "split.vmdk").unlink()
+    assert ask("convert", replace_args(image, form="raw", pools=pools(tmp_path)))["code"] == "guests_unknown"
+
+
+def test_an_extent_is_needed_by_its_descriptor(tmp_path: Path, image: Path) -> None:
+    (tmp_path / "flat.vmdk").write_text(
+        '# Disk DescriptorFile\nversion=1\nCID=1\nparentCID=ffffffff\ncreateType="monolithicFlat"\n'
+        f'RW 16384 FLAT "{image.name}" 0\n'
+    )
+    assert ask("convert", replace_args(image, form="raw", pools=pools(tmp_path)))["code"] == "has_overlays"
+
+
 def test_a_conversion_that_is_refused_has_written_nothing(tmp_path: Path, image: Path) -> None:
     (tmp_path / "other").mkdir()
     qemu_img("create", "-q", "-f", "qcow2", "-b", image, "-F", "qcow2", tmp_path / "other/top.qcow2")

@@ -252,7 +252,7 @@ def test_tells_stages_and_commands_as_they_come(image: Path) -> None:
         agent.answer()
         stages = [event["stage"] for event in agent.events if event["event"] == "progress"]
         commands = [event["argv"] for event in agent.events if event["event"] == "command"]
-    assert list(dict.fromkeys(stages)) == ["checking", "copying", "verifying", "attributes", "swapping"]
+    assert list(dict.fromkeys(stages)) == ["checking", "copying", "verifying", "syncing", "swapping"]
     convert = next(argv for argv in commands if argv[:2] == ["qemu-img", "convert"])
     assert convert[-2:] == [str(image), str(image.parent / ".sa-j1.new")]
     assert all("/proc/" not in argument for argv in commands for argument in argv)
@@ -267,3 +267,20 @@ def test_bandwidth_is_limited(image: Path) -> None:
     result = ask("reclaim", reclaim_args(image, bandwidth_bytes_sec=2 << 20))
     assert result["swapped"]
     assert result["seconds"] > 1.0
+
+
+def test_a_copy_is_roots_alone_until_it_takes_the_images_place(pool: Path) -> None:
+    """Whatever got into it in spite of all, nobody else reads it before everything was checked."""
+    path = pool / "vm.qcow2"
+    make_image(path)
+    os.chown(path, 12345, 12345)
+    path.chmod(0o666)
+    with Agent() as agent:
+        agent.request("reclaim", reclaim_args(path))
+        agent.until("ready")
+        waiting = (pool / ".sa-j1.new").stat()
+        assert (waiting.st_uid, waiting.st_gid, waiting.st_mode & 0o777) == (0, 0, 0o600)
+        agent.say("go", generation=1)
+        assert agent.answer()["swapped"]
+    now = path.stat()
+    assert (now.st_uid, now.st_gid, now.st_mode & 0o777) == (12345, 12345, 0o666)

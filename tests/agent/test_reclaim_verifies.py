@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.harness import Agent, leftovers, make_image, qemu_img, reclaim_args, write
+from tests.agent.harness import UNCONFINED, Agent, leftovers, make_image, qemu_img, reclaim_args, write
 
 pytestmark = pytest.mark.qemu
 
@@ -24,7 +24,7 @@ def with_broken_convert(folder: Path, image: Path, script: str, *ancestors: Path
     )
     fake.chmod(0o755)
     inode = image.stat().st_ino
-    with Agent(env={"PATH": f"{fake.parent}:{os.environ['PATH']}"}) as agent:
+    with Agent(UNCONFINED, env={"PATH": f"{fake.parent}:{os.environ['PATH']}"}) as agent:
         agent.request("reclaim", reclaim_args(image, *ancestors))
         answer = agent.answer()
     assert image.stat().st_ino == inode

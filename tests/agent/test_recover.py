@@ -51,7 +51,7 @@ def test_nothing_to_recover(image: Path) -> None:
     assert recover(image) == []
 
 
-@pytest.mark.parametrize("stage", ["copying", "verifying", "attributes", "swapping"])
+@pytest.mark.parametrize("stage", ["copying", "verifying", "syncing", "swapping"])
 def test_a_job_that_died_before_the_swap_is_put_back(image: Path, stage: str) -> None:
     before = image.stat()
     killed(image, "progress", stage=stage)
@@ -240,11 +240,19 @@ def test_an_undo_that_died_right_after_the_rename_is_finished(image: Path) -> No
     assert leftovers(image.parent) == set()
 
 
-def test_a_temporary_file_without_a_journal_is_removed(image: Path) -> None:
-    (image.parent / ".sa-lost.new").write_bytes(b"x")
+def test_an_empty_temporary_file_without_a_journal_is_removed(image: Path) -> None:
+    (image.parent / ".sa-lost.new").touch()
     (row,) = recover(image)
     assert (row["job"], row["outcome"], row["path_b64"]) == ("lost", "reverted", None)
     assert leftovers(image.parent) == set()
+
+
+def test_a_temporary_file_without_a_journal_that_holds_something_is_kept_and_said(image: Path) -> None:
+    (image.parent / ".sa-lost.new").write_bytes(b"x" * 5000)
+    (row,) = recover(image)
+    assert (row["job"], row["outcome"], row["undo_bytes"]) == ("lost", "failed", 8192)
+    assert ".sa-lost.new" in row["detail"]
+    assert leftovers(image.parent) == {".sa-lost.new"}
 
 
 def test_an_undo_copy_without_a_journal_is_kept_and_said(image: Path) -> None:
@@ -290,7 +298,7 @@ def test_a_journal_that_names_no_image_touches_nothing(image: Path, name: bytes)
 
 def test_an_empty_journal_is_cleared(image: Path) -> None:
     (image.parent / ".sa-torn.journal").touch(mode=0o600)
-    (image.parent / ".sa-torn.new").write_bytes(b"x")
+    (image.parent / ".sa-torn.new").touch()
     assert [row["outcome"] for row in recover(image)] == ["reverted"]
     assert leftovers(image.parent) == set()
 

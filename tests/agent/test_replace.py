@@ -132,7 +132,7 @@ def test_a_guest_that_starts_right_before_the_swap_wins(tmp_path: Path, image: P
     ("change", "code"),
     [
         ({"to": "elsewhere/vm.raw"}, "invalid"),
-        ({"form": "raw", "to": "vm.qcow2"}, "target_exists"),
+        ({"form": "raw", "to": "vm.qcow2"}, "invalid"),
         ({"snapshot": True}, "has_internal_snapshots"),
         ({"link": True}, "hard_linked"),
         ({"bitmap": True}, "unsupported_subformat"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -44,10 +45,49 @@ def test_reads_the_storages_of_proxmox(tmp_path: Path) -> None:
     assert hostfacts.proxmox_storages(str(tmp_path)) == [
         Storage("local", "dir", "/var/lib/vz", ("iso", "vztmpl", "backup"), disabled=False, nodes=()),
         Storage("local-lvm", "lvmthin", None, ("rootdir", "images"), disabled=False, nodes=()),
-        Storage("nas", "nfs", "/mnt/pve/nas", ("images",), disabled=False, nodes=("pve1", "pve2")),
-        Storage("share", "cifs", "/mnt/pve/share", (), disabled=True, nodes=()),
+        Storage(
+            "nas",
+            "nfs",
+            "/mnt/pve/nas",
+            ("images",),
+            disabled=False,
+            nodes=("pve1", "pve2"),
+            mount_point="/mnt/pve/nas",
+        ),
+        Storage("share", "cifs", "/mnt/pve/share", (), disabled=True, nodes=(), mount_point="/mnt/pve/share"),
     ]
     assert hostfacts.proxmox_storages(str(tmp_path / "none")) == []
+
+
+@pytest.mark.qemu
+@pytest.mark.parametrize(
+    ("kind", "line", "state"),
+    [
+        ("dir", "\tis_mountpoint 1", "missing"),
+        ("dir", "\tis_mountpoint yes", "missing"),
+        ("dir", "\tis_mountpoint", "missing"),
+        ("dir", "\tis_mountpoint {path}", "missing"),
+        ("btrfs", "\tis_mountpoint 1", "missing"),
+        ("nfs", "\tserver 192.0.2.9", "missing"),
+        ("cifs", "\tserver 192.0.2.9", "missing"),
+        ("dir", "\tis_mountpoint /proc", "ok"),
+        ("dir", "\tis_mountpoint 0", "ok"),
+        ("dir", "\tis_mountpoint no", "ok"),
+        ("dir", "\tshared 1", "ok"),
+    ],
+)
+def test_a_folder_where_a_storage_was_never_mounted_is_not_the_storage(
+    tmp_path: Path, kind: str, line: str, state: str
+) -> None:
+    (tmp_path / "pve").mkdir()
+    pool = tmp_path / "pool"
+    pool.mkdir()
+    qemu_img("create", "-f", "qcow2", pool / "under-the-mount.qcow2", "1M")
+    (tmp_path / "pve/storage.cfg").write_text(f"{kind}: far\n\tpath {pool}\n{line.format(path=pool)}\n")
+    io = scanned(pool, etc_pve=str(tmp_path / "pve"))
+    (told,) = io.all("pool")
+    assert (told["state"], len(io.images())) == (state, 1 if state == "ok" else 0)
+    assert (told["capacity_bytes"] is None) == (state != "ok")
 
 
 def host_of(io: RecordingIO) -> dict[str, object]:
@@ -164,3 +204,11 @@ def test_this_machines_folders_have_their_mounts(tmp_path: Path) -> None:
             os.close(fd)
         assert by_descriptor is not None
         assert by_descriptor == mounts.of_path(os.fsencode(folder))
+
+
+def test_what_runs_guests_is_told_with_the_revision_of_its_package() -> None:
+    said = subprocess.run(["qemu-system-x86_64", "--version"], capture_output=True, text=True, check=True).stdout
+    told = hostfacts.emulator_version()
+    assert told
+    assert said.startswith(f"QEMU emulator version {told}")
+    assert "(" in told

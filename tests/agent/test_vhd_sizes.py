@@ -60,7 +60,7 @@ def test_it_has_the_size_that_qemu_sees_and_the_other_one_is_told(disputed: Path
 
 @pytest.mark.parametrize("form", ["vpc", "qcow2", "raw"])
 def test_no_conversion_leaves_its_end_out(disputed: Path, form: str) -> None:
-    was, target = stamp(disputed), disputed.parent / "other.disk"
+    was, target = stamp(disputed), disputed.parent / f"other.{form}"
     answer = ask("convert", convert_args(disputed, to=target, form=form, source="vpc"))
     assert_refused(answer)
     assert not target.exists()

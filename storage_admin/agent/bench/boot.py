@@ -16,6 +16,7 @@ from storage_admin.agent.bench.step import Bench, Fields, Setting, Step
 from storage_admin.agent.bench.storm import INITRD, KERNEL, Machine, Storm
 from storage_admin.agent.links import Chain, Planned
 from storage_admin.agent.protocol import INVALID, RefusedError
+from storage_admin.agent.qemu_node import Node
 
 TOOLS = ("qemu-img", "virsh", "stdbuf")
 #: Each guest's disk: a raw file of its own; or an overlay on one raw base, or on one qcow2 base.
@@ -191,10 +192,15 @@ def _copy_image(bench: Bench, chain: Chain, boots: Boots) -> None:
 
     node = chain.node()
     past = ["-T", "none", "-t", "none"] if bench.direct else []
-    bench.tool(
-        ["qemu-img", "convert", "-U", *past, "-O", "raw", node.argument(), bench.scratch.path(_SOURCE)],
-        pass_fds=node.fds(), watch=watch,
-    )  # fmt: skip
+    # Made here and given as it is: with the folder, the tool could reach what is above it.
+    new = Node(bench.scratch.open(_SOURCE, os.O_RDWR | os.O_CREAT), "raw", os.fsencode(bench.scratch.path(_SOURCE)))
+    try:
+        bench.tool(
+            ["qemu-img", "convert", "-U", *past, "-O", "raw", node.argument(), new.path_by_descriptor()],
+            files=new.files(written=True, beside=[node]), watch=watch,
+        )  # fmt: skip
+    finally:
+        os.close(new.fd)
     watch()
     chain.refuse_stale()
 

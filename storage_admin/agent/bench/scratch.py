@@ -35,6 +35,11 @@ def job_of(name: str) -> str | None:
     return match.group(1) if match else None
 
 
+def holds(path: bytes) -> bool:
+    """Whether a path leads into a benchmark's folder, whoever names it: what lies there is nobody's image."""
+    return any(job_of(name) is not None for name in os.fsdecode(path).split("/")[:-1])
+
+
 def folder_name(job: str) -> str:
     """The name of a benchmark's folder."""
     return f".sa-{job}.bench"

@@ -18,6 +18,7 @@ from storage_admin.agent import protocol, space, tools
 from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.bench import caches
 from storage_admin.agent.bench.scratch import Scratch
+from storage_admin.agent.confined import Files
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 from storage_admin.agent.space_claims import Others, SpaceClaim
@@ -117,6 +118,7 @@ class Bench:
         argv: Sequence[str],
         *,
         output: bytearray | None = None,
+        files: Files | None = None,
         pass_fds: Sequence[int] = (),
         watch: Callable[[], None] | None = None,
     ) -> bytes:
@@ -125,7 +127,8 @@ class Bench:
         Args:
             argv: its name and arguments; files are named by :meth:`Scratch.path`.
             output: gets its standard output, which is otherwise cut to its end.
-            pass_fds: descriptors that it needs beside the scratch folder's.
+            files: all that it is given, where it works on a guest's bytes; else it is given the scratch folder.
+            pass_fds: descriptors that it needs beside these.
             watch: called every 0.2 s while it works, beside :meth:`watch`; what it raises stops it.
 
         Returns:
@@ -152,7 +155,8 @@ class Bench:
             self.io,
             limits=None,
             idle_io=self.idle_io,
-            pass_fds=[self.scratch.fd, *pass_fds],
+            files=files,
+            pass_fds=[*pass_fds, *([self.scratch.fd] if files is None else [])],
             on_output=keep,
             watch=look,
             shown=[self.scratch.shown(argument) for argument in argv],

@@ -127,7 +127,8 @@ def _header(reader: Reader) -> Header:
         raise UnreadableError("the two VHDX headers have the same number and contradict each other")
     if newest.log_version:
         raise UnreadableError(f"this version does not read VHDX with a log of version {newest.log_version}")
-    if newest.log.length and (newest.log.offset % _MIB or newest.log.length % _MIB):
+    # qemu refuses a log's place that is no place even where the log has no length.
+    if not newest.log.offset or newest.log.offset % _MIB or newest.log.length % _MIB:
         raise UnreadableError("the VHDX log does not start and end at a MiB")
     if newest.dirty:
         _check_inside(reader, newest.log, "the VHDX log")

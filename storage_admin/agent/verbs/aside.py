@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from storage_admin.agent import aside, attributes, filemounts, formats, locking, settle, swap
+from storage_admin.agent import aside, attributes, filemounts, formats, locking, settle, space, swap, volume_chains
 from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.formats import UnreadableError
 from storage_admin.agent.journal import Journal, JournalError, Stamp, file_name, parse_name
@@ -54,7 +54,8 @@ def set_aside(request: Request, io: AgentIO) -> dict[str, Any]:
 
     Raises:
         RefusedError: ``stale_plan``, ``image_in_use``, ``has_overlays``, ``guests_unknown``, ``hard_linked``,
-            ``immutable``, ``external_data_file``, ``unsupported_subformat``, ``outside_pool``, ``busy``.
+            ``immutable``, ``external_data_file``, ``unsupported_subformat``, ``in_snapshot_chain``, ``outside_pool``,
+            ``busy``.
         HostError, StoppedError: the image has its name.
     """
     started = time.monotonic()
@@ -62,6 +63,7 @@ def set_aside(request: Request, io: AgentIO) -> dict[str, Any]:
     planned = tuple(args.take(name, int) for name in _STAMP)
     pools = [LookedAt.parse(pool) for pool in args.get("pools", list, [])]
     children_known = args.take("children_known", bool)
+    path = args.path("path_b64")
     with _host_errors(), _opened(args) as image:
         io.progress("checking", 0, None, "looking at the image and who needs it")
 
@@ -70,6 +72,7 @@ def set_aside(request: Request, io: AgentIO) -> dict[str, Any]:
             if not children_known:
                 raise RefusedError("guests_unknown", f"who needs {image.shown} is not known; scan the host first")
             _refuse_used(image.fd, image.shown)
+            volume_chains.refuse_named(path)
             refuse_needed(pools, image.wanted, io)
 
         recheck()
@@ -156,7 +159,7 @@ def delete(request: Request, io: AgentIO) -> dict[str, Any]:
     """
     started = time.monotonic()
     args = Arguments(request.args, _WHERE | {"aside_job", "inode", "pools"})
-    inode = args.take("inode", int)
+    inode, path = args.take("inode", int), args.path("path_b64")
     pools = [LookedAt.parse(pool) for pool in args.get("pools", list, [])]
     with _host_errors(), _waiting(args) as (one, story, fd):
         shown = display(story.name)
@@ -167,10 +170,11 @@ def delete(request: Request, io: AgentIO) -> dict[str, Any]:
             if now.inode != inode or _content(now) != _content(story.original):
                 raise RefusedError("stale_plan", f"{shown} was written to since it was set aside; restore it and look")
             _refuse_used(fd, shown)
+            volume_chains.refuse_named(path)
             refuse_needed(pools, Wanted(locking.file_id(fd), locking.file_id(one.folder), story.name, shown), io)
 
         recheck()
-        before = os.fstat(fd)
+        before, owned = os.fstat(fd), space.owned(fd)
         try:
             aside.remove(one, fd, request, io, recheck)
             left = os.fstat(fd).st_nlink
@@ -180,7 +184,7 @@ def delete(request: Request, io: AgentIO) -> dict[str, Any]:
             io.log(f"the file has {left} other names: nothing was freed", "warning")
         return {
             "before_bytes": before.st_blocks * 512,
-            "freed_bytes": 0 if left else before.st_blocks * 512,
+            "freed_bytes": 0 if left else owned,
             "aside_of": one.job,
             "seconds": round(time.monotonic() - started, 3),
         }

@@ -17,7 +17,7 @@ from storage_admin.agent.bench import environment, scratch
 from storage_admin.agent.bench.step import Bench, Step
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.mounts import Mounts
-from storage_admin.agent.pools import display
+from storage_admin.agent.pools import display, open_root
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError, Request
 
 #: Each kind's module in :mod:`storage_admin.agent.bench`; one that is not there is not known.
@@ -160,7 +160,7 @@ def _require(tool: str) -> None:
 def _pool(path: bytes) -> Iterator[int]:
     """The pool's folder, open; what the host says while work goes on in it becomes a refusal or an error."""
     try:
-        pool = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        pool = open_root(path)
         try:
             yield pool
         finally:

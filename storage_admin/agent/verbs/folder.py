@@ -1,37 +1,89 @@
-"""What a path on this host is, before somebody registers it as a storage pool."""
+"""What a path on this host is, before somebody registers it as a storage pool; and the list of folders, made longer."""
 
 from __future__ import annotations
 
 import os
 import stat
+import sys
 from typing import Any
 
+from storage_admin.agent import imagefolders, roots
 from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.protocol import Request, b64
+from storage_admin.agent.protocol import INVALID, RefusedError, Request, b64, unb64
 
 
 def run(request: Request, io: AgentIO) -> dict[str, Any]:  # noqa: ARG001 (it is over at once)
-    """Look at one path.
+    """Look at one path, and have it listed before, where that is wanted.
 
     Args:
-        request: ``args``: ``path_b64``.
+        request: ``args``: ``path_b64``; ``add``: whether to list it as a folder of images, which needs the word
+            :data:`imagefolders.ALLOW` on the agent's command line; ``never_b64``: folders to list as none, likewise.
         io: the controller.
 
     Returns:
-        ``kind``: ``folder``, ``other``, ``missing`` or ``unknown``; ``path_b64``: the path without links, of a folder;
-        ``detail``: why it cannot be looked at.
+        As :func:`look`.
+
+    Raises:
+        RefusedError: ``folder_not_listed``, where it cannot be listed, or not this way; ``invalid``.
     """
-    path = Arguments(request.args, frozenset({"path_b64"})).path("path_b64")
-    if b"\0" in path:
-        return {"kind": "missing", "path_b64": None, "detail": ""}  # no file has such a name
+    args = Arguments(request.args, frozenset({"path_b64", "add", "never_b64"}))
+    path, add = args.path("path_b64"), args.get("add", bool, default=False)
     try:
+        never = [os.path.realpath(unb64(one)) for one in args.get("never_b64", list, [])]
+    except (AttributeError, TypeError, ValueError) as error:
+        raise RefusedError(INVALID, "never_b64 is no list of folders") from error
+    found = look(path)
+    real = [unb64(found["path_b64"])] if add and found["refusal"] else []
+    if real or never:
+        if imagefolders.ALLOW not in sys.argv[1:]:
+            raise imagefolders.refusal(real[0] if real else path)
+        imagefolders.add(real, never)
+        found = look(path)
+    return found
+
+
+def look(path: bytes) -> dict[str, Any]:
+    """What a path is.
+
+    Returns:
+        ``kind``: ``folder``, ``other``, ``missing`` or ``unknown``; ``detail``: why it cannot be looked at. Of a folder
+        ``path_b64``: its path without links; ``root``: which folder it is (:class:`roots.Identity`), null where that
+        cannot be told; ``forbidden``: why no images can be there, else empty; ``refusal``: why nothing is done there as
+        long as root does not list it, else empty.
+    """
+    try:
+        if b"\0" in path:
+            raise FileNotFoundError  # no file has such a name
         real = os.path.realpath(path)
         mode = os.stat(real).st_mode
+        if not stat.S_ISDIR(mode):
+            return _told("other")
+        return _of_folder(real)
     except FileNotFoundError:
-        return {"kind": "missing", "path_b64": None, "detail": ""}
+        return _told("missing")
     except OSError as error:
-        return {"kind": "unknown", "path_b64": None, "detail": error.strerror or "it cannot be looked at"}
-    if not stat.S_ISDIR(mode):
-        return {"kind": "other", "path_b64": None, "detail": ""}
-    return {"kind": "folder", "path_b64": b64(real), "detail": ""}
+        return _told("unknown", detail=error.strerror or "it cannot be looked at")
+
+
+def _told(kind: str, **more: Any) -> dict[str, Any]:
+    return {"kind": kind, "path_b64": None, "detail": "", "root": None, "forbidden": "", "refusal": "", **more}
+
+
+def _of_folder(real: bytes) -> dict[str, Any]:
+    try:
+        found = roots.reach(real)
+    except RefusedError as error:  # a link has come this moment
+        return _told("unknown", detail=error.detail)
+    refusal = ""
+    try:
+        which = roots.identity(found.fd)
+        imagefolders.check(found)
+    except RefusedError as error:
+        refusal = error.detail
+    finally:
+        os.close(found.fd)
+    return _told(
+        "folder", path_b64=b64(real), root=None if which is None else vars(which),
+        forbidden=imagefolders.forbidden(real), refusal=refusal,
+    )  # fmt: skip

@@ -16,14 +16,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
-import struct
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from storage_admin.agent import attributes, cgroups, holes, locking, priority, protocol, qemu_img, space
+from storage_admin.agent import attributes, cgroups, holes, locking, priority, protocol, qemu_img, space, volume_chains
 from storage_admin.agent.door import Door, shut_alone
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.links import Chain, Link
@@ -35,9 +33,6 @@ LOOK_INTERVAL = 0.1
 #: Seconds after which an image that somebody opens again and again counts as in use.
 PATIENCE = 10.0
 _MOST_AT_ONCE = 4
-
-# Let go of all locks of a descriptor: F_OFD_SETLK with F_UNLCK from 0 to the end (layout as in locking.py).
-_OFD_SETLK, _ALL_UNLOCKED = 37, struct.pack("hhqqi4x", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)
 
 
 def reclaim(io: AgentIO, chain: Chain, *, children_known: bool, bandwidth: int | None, idle_io: bool) -> dict[str, Any]:
@@ -56,7 +51,7 @@ def reclaim(io: AgentIO, chain: Chain, *, children_known: bool, bandwidth: int |
 
     Returns:
         Allocated sizes in bytes before and after, what was freed, the image's identity, whether anything changed.
-        Blocks that a reflinked copy or a snapshot of the filesystem shares count as freed, as they do in ``st_blocks``.
+        Blocks that a reflinked copy or a snapshot of the filesystem shares are let go of and not freed.
 
     Raises:
         RefusedError: ``unsupported_subformat``, ``unsupported_pool``, ``encrypted``, ``external_data_file``,
@@ -70,6 +65,7 @@ def reclaim(io: AgentIO, chain: Chain, *, children_known: bool, bandwidth: int |
     chain.refuse_in_use()
     chain.refuse_stale()
     before = space.allocated_on_disk(chain.image.fd)
+    owned = space.owned(chain.image.fd)
     # Nothing is put back where it ends before its end, so the controller has to know what it began with.
     io.emit(protocol.OCCUPIED, before_bytes=before)
     work = _Work(io, chain, _Pace(bandwidth))
@@ -82,13 +78,15 @@ def reclaim(io: AgentIO, chain: Chain, *, children_known: bool, bandwidth: int |
                 os.fsync(chain.image.fd)
     finally:
         after = work.occupied
-        io.emit(protocol.OCCUPIED, before_bytes=before, after_bytes=after)
+        # Holes in blocks that others share free nothing: df tells of those that were the image's own.
+        freed = before - after if owned == before else owned - space.owned(chain.image.fd)
+        io.emit(protocol.OCCUPIED, before_bytes=before, after_bytes=after, freed_bytes=freed)
     io.log(f"{chain.image.shown} has its holes, as by fallocate --dig-holes: {work.digger.dug} bytes let go of")
     return {
         "before_bytes": before,
         "after_bytes": after,
         "held_bytes": 0,
-        "freed_bytes": before - after,
+        "freed_bytes": freed,
         "compression": None,
         "dev": chain.image.stamp.dev,
         "inode": chain.image.stamp.inode,
@@ -120,6 +118,12 @@ def refuse(chain: Chain, *, children_known: bool) -> None:
         raise RefusedError("dirty_or_corrupt", f"{image.shown} is marked {state}; check and repair it first")
     if attributes.flags(image.fd) & (attributes.IMMUTABLE | attributes.APPEND_ONLY):
         raise RefusedError("immutable", f"{image.shown} is protected (chattr +i or +a); a template is left as it is")
+    if attributes.has_capabilities(image.fd):
+        raise RefusedError(
+            "unsupported_subformat",
+            f"{image.shown} has file capabilities (setcap), which holes would take away; reclaim it by a copy",
+        )
+    volume_chains.refuse_rewriting(chain.links, stays=len(chain.ancestors))
     if not children_known:
         raise RefusedError("guests_unknown", f"which guests could use {image.shown} is not known; scan the host first")
 
@@ -270,7 +274,7 @@ def _content(status: os.stat_result) -> tuple[int, int, int]:
 
 def _let_in(image: Link, door: Door | None) -> None:
     """Open the door, no lock behind it, and have the file open only for reading again."""
-    fcntl.fcntl(image.fd, _OFD_SETLK, _ALL_UNLOCKED)
+    locking.let_go(image.fd)
     if door is not None:
         door.open()
     _reopen(image, os.O_RDONLY)

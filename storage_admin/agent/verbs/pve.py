@@ -14,6 +14,7 @@ import stat
 from collections.abc import Iterator
 from typing import Any
 
+from storage_admin.agent import imagefolders
 from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import HostError, Request, b64
@@ -45,12 +46,13 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         kind and number of this node's guests whether they run, ``null`` where that cannot be told.
 
     Raises:
-        RefusedError: ``invalid``.
+        RefusedError: ``invalid``; ``folder_not_listed``, where another folder than the usual one is named.
         StoppedError: the controller stopped the work.
         HostError: the folder is there and cannot be read.
     """
     args = Arguments(request.args, frozenset({"etc_pve", "root"}))
-    etc_pve, root = args.get("etc_pve", str, "/etc/pve"), args.get("root", str, "/")
+    etc_pve = imagefolders.refuse_elsewhere(args.get("etc_pve", str, "/etc/pve"), "/etc/pve")
+    root = imagefolders.refuse_elsewhere(args.get("root", str, "/"), "/")
     try:
         folder = os.open(etc_pve, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):

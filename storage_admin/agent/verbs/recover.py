@@ -13,7 +13,7 @@ from storage_admin.agent.bench import scratch
 from storage_admin.agent.journal import Journal, JournalError, file_name, parse_name
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.mounts import Mounts
-from storage_admin.agent.pools import display, open_parent
+from storage_admin.agent.pools import display, open_parent, open_root
 from storage_admin.agent.protocol import INVALID, RefusedError, Request, b64
 
 #: How deep folders are looked into; as deep as a scan goes.
@@ -168,8 +168,8 @@ class _Walk:
             self.unread.append(pool)
             return
         try:
-            top = os.open(path, _FOLDER)
-        except (OSError, ValueError) as error:
+            top = open_root(path)
+        except (OSError, RefusedError) as error:
             self.io.log(f"the storage pool {display(path)} cannot be opened: {error}", "warning")
             self.unread.append(pool)
             return
@@ -245,9 +245,13 @@ def _recover(folder: _Folder, job: str, kinds: set[str], recorded: bool, io: Age
 
 
 def _recover_orphans(folder: _Folder, job: str, kinds: set[str], io: AgentIO) -> list[dict[str, Any]]:
-    """Files without a journal: a temporary file is nobody's, an undo copy may be somebody's last."""
+    """Files without a journal: an empty temporary file is nobody's, any other may be somebody's last."""
     rows = []
-    if "new" in kinds and settle.stat_in(folder.fd, file_name(job, "new")) is not None:
+    made = settle.stat_in(folder.fd, file_name(job, "new")) if "new" in kinds else None
+    if made is not None and made.file_size:
+        detail = f"{_shown(folder, job, 'new')} has no journal that says whose it is; look at it yourself"
+        rows.append(_row(folder, settle.Settled(job, settle.FAILED, undo_bytes=made.allocated_size, detail=detail)))
+    elif made is not None:
         settle.unlink(folder.fd, file_name(job, "new"))
         io.log(f"{_shown(folder, job, 'new')} had no journal and was removed")
         rows.append(_row(folder, settle.Settled(job, settle.REVERTED)))

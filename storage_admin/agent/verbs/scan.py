@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import socket
 from dataclasses import dataclass, field
 from typing import Any
 
-from storage_admin.agent import hostfacts, inuse, outside, waiting
+from storage_admin.agent import hostfacts, imagefolders, inuse, outside, waiting
+from storage_admin.agent.bench import scratch
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.mounts import Mounts
+from storage_admin.agent.pools import open_root
 from storage_admin.agent.poolscan import PoolScan
 from storage_admin.agent.protocol import HOST, POOL, SEEN, RefusedError, Request, unb64
 from storage_admin.agent.records import FINGERPRINT_SIZE, Recorder
@@ -54,29 +57,31 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         HostError: a tool of the host does not answer as expected.
     """
     args = _parse(request.args)
+    imagefolders.refuse_elsewhere(args.etc_pve, "/etc/pve")
     host = hostfacts.host_event(args.etc_pve)
     io.emit(HOST, **host)
     mounts = Mounts.of_this_machine()
+    unmounted = hostfacts.unmounted(args.etc_pve, mounts)
     silent = waiting.trusted([pool.path for pool in args.pools], mounts, io.check)  # a base may lie in a later pool
     recorder = Recorder(mounts)
     machine = host["machine_id"] or host["hostname"]
-    files: dict[int, set[int]] = {}
-    aliases: dict[int, int] = {}
-    images = changed = 0
+    files, images, changed = _Files(), 0, 0
     roots = _roots([pool for pool in args.pools if pool.path not in silent])
     for pool in args.pools:
         nested = {place: kind for place, (number, kind) in roots.items() if number != pool.id}
         own, others = _named(pool, args.pools, args.named)
         scan = PoolScan(pool.id, pool.path, pool.kind, pool.known, own, recorder, io, images, nested, others)
-        event = scan.without_answer() if pool.path in silent else scan.run(mounts, machine)
+        if pool.path in silent:
+            event = scan.without_answer()
+        elif place := unmounted.get(pool.path.rstrip(b"/")):
+            event = scan.without_mount(place)
+        else:
+            event = scan.run(mounts, machine)
         io.emit(POOL, **event)
         images, changed = scan.images, changed + scan.changed
-        if scan.device is not None:
-            files.setdefault(scan.device, set()).update(scan.inodes)
-            if scan.mount is not None and scan.mount.device != scan.device:
-                aliases[scan.mount.device] = scan.device
+        files.add(scan)
     io.progress("looking who uses them", images, images)
-    held = inuse.holds(files, aliases, io.check)
+    held = inuse.holds(files.inodes, files.aliases, io.check)
     prefixes = tuple(_prefix(pool) for pool in args.pools)
     elsewhere = [path for path in args.named if path.startswith(b"/") and not path.startswith(prefixes)]
     io.emit(
@@ -84,9 +89,56 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         probe=[_existence(path, mounts) for path in args.probe],
         busy=[[hold.device, hold.inode, hold.why] for hold in held.holds],
         busy_complete=held.complete,
-        outside=list(outside.bases(elsewhere, files, mounts)),
+        outside=list(outside.bases(elsewhere, files.inodes, mounts)),
     )
     return {"images": images, "changed": changed}
+
+
+def look(request: Request, io: AgentIO) -> dict[str, Any]:
+    """Look at a few images again, while somebody waits: what changed of them, who has them open, the space beside them.
+
+    Args:
+        request: ``pools`` (as of :func:`run`; ``known_b64`` of the images that are asked about), ``named_b64``: these
+            images' paths.
+        io: the controller; it gets ``image``, ``pool`` and ``seen`` events as of a scan. What a pool's event says of
+            other files in it is nothing.
+
+    Returns:
+        ``images``: how many of them are there, ``changed``: how many of these were told.
+
+    Raises:
+        RefusedError, StoppedError: as :func:`run`.
+    """
+    args = _parse(request.args)
+    mounts = Mounts.of_this_machine()
+    silent = waiting.trusted([pool.path for pool in args.pools], mounts, io.check)
+    recorder, machine = Recorder(mounts), hostfacts.machine_id() or socket.gethostname()
+    files, images, changed = _Files(), 0, 0
+    for pool in args.pools:
+        own, _others = _named(pool, args.pools, args.named)
+        scan = PoolScan(pool.id, pool.path, pool.kind, pool.known, own, recorder, io, images)
+        away = pool.path in silent
+        io.emit(POOL, **(scan.without_answer() if away else scan.run(mounts, machine, walk=False)))
+        images, changed = scan.images, changed + scan.changed
+        files.add(scan)
+    held = inuse.holds(files.inodes, files.aliases, io.check)
+    io.emit(SEEN, busy=[[hold.device, hold.inode, hold.why] for hold in held.holds])
+    return {"images": images, "changed": changed}
+
+
+@dataclass
+class _Files:
+    """The images' inodes by device, and where that is not the device of the superblock, the latter to the former."""
+
+    inodes: dict[int, set[int]] = field(default_factory=dict)
+    aliases: dict[int, int] = field(default_factory=dict)
+
+    def add(self, scan: PoolScan) -> None:
+        if scan.device is None:
+            return
+        self.inodes.setdefault(scan.device, set()).update(scan.inodes)
+        if scan.mount is not None and scan.mount.device != scan.device:
+            self.aliases[scan.mount.device] = scan.device
 
 
 def _roots(pools: list[Pool]) -> dict[tuple[int, int], tuple[int, str]]:
@@ -94,9 +146,11 @@ def _roots(pools: list[Pool]) -> dict[tuple[int, int], tuple[int, str]]:
     found: dict[tuple[int, int], tuple[int, str]] = {}
     for pool in pools:
         try:
-            status = os.stat(pool.path)
-        except OSError:
+            root = open_root(pool.path)
+        except (OSError, RefusedError):
             continue  # its own turn tells
+        status = os.fstat(root)
+        os.close(root)
         found.setdefault((status.st_dev, status.st_ino), (pool.id, pool.kind))
     return found
 
@@ -133,6 +187,7 @@ def _parse(args: dict[str, Any]) -> ScanArgs:
     try:
         pools = [_parse_pool(fields) for fields in args["pools"]]
         named = frozenset(_plain(unb64(path)) for path in args.get("named_b64", ()))
+        named = frozenset(path for path in named if not scratch.holds(path))
         probe = [unb64(path) for path in args.get("probe_b64", ())]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RefusedError("invalid", f"scan's arguments are not as they should be: {error!r}") from error

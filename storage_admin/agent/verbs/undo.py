@@ -10,7 +10,18 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from storage_admin.agent import attributes, filemounts, formats, journal, locking, settle, swap
+from storage_admin.agent import (
+    attributes,
+    filemounts,
+    formats,
+    guest_locks,
+    journal,
+    last_copy,
+    locking,
+    settle,
+    space,
+    swap,
+)
 from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.formats import UnreadableError
 from storage_admin.agent.journal import Journal, JournalError, Stamp, file_name, parse_name
@@ -51,7 +62,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         HostError, StoppedError: nothing was changed.
     """
     started = time.monotonic()
-    args = Arguments(request.args, _KNOWN | {"force", "pools"})
+    args = Arguments(request.args, _KNOWN | guest_locks.ARGS | {"force", "pools"})
     force = args.get("force", bool, False)
     pools = [LookedAt.parse(pool) for pool in args.get("pools", list, [])]
     with _place(args) as place, contextlib.ExitStack() as open_files:
@@ -63,14 +74,21 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         open_files.callback(os.close, old)
 
         wanted = Wanted(locking.file_id(new), locking.file_id(place.folder), place.name, display(place.path))
+        found = Stamp.of(os.fstat(new))
 
-        def recheck() -> None:
-            refuse_needed(pools, wanted, io)
+        def look() -> None:
             _refuse(place, story, new, old, force=force)
+            if _content(Stamp.of(os.fstat(new))) != _content(found):
+                raise RefusedError("undo_written_to", "the image was written to in this very moment; look at it again")
 
-        recheck()
+        def look_everywhere() -> None:
+            refuse_needed(pools, wanted, io)
+            look()
+
+        look_everywhere()
         io.progress("swapping", 0, None, "waiting for the last word")
-        swap.swap_back(place.journal, request, swap.Ends(place.name, new, old, story.old_name), io, recheck)
+        looks = swap.Looks(look_everywhere, look)
+        swap.swap_back(place.journal, request, swap.Ends(place.name, new, old, story.old_name), io, looks)
         gone, status = os.fstat(new), os.fstat(old)
         before = gone.st_blocks * 512
         return {
@@ -93,7 +111,8 @@ def discard(request: Request, io: AgentIO) -> dict[str, Any]:
     Args:
         request: ``args``: ``path_b64``, ``pool_path_b64``, ``undo_job``; ``now_b64``: the name that the image's
             file has by now, where a later job gave it another one; ``format``: as the image is declared, empty where
-            that is not known; ``force``: also where the copy may be all that is left.
+            that is not known; ``force``: also where the copy may be all that is left; ``by_itself``, ``used`` and
+            ``seen`` as in :class:`last_copy.Evidence`.
         io: the controller.
 
     Returns:
@@ -102,10 +121,12 @@ def discard(request: Request, io: AgentIO) -> dict[str, Any]:
         somebody gave it the image's name again; ``surely_back``: by its size and time as well.
 
     Raises:
-        RefusedError: ``image_in_use``, where somebody uses the copy; unless forced, ``stale_plan``, where the image is
-            not there or cannot be read, and ``undo_written_to``, where somebody wrote to the copy.
+        RefusedError: ``image_in_use``, where somebody uses the copy; ``clock_unsure``, where it goes by itself, and too
+            early; unless forced, ``stale_plan``, where the image is not there or cannot be read, ``undo_written_to``,
+            where somebody wrote to the copy, and ``undo_kept``, where it may be the last good copy.
     """
-    args = Arguments(request.args, _KNOWN | {"now_b64", "format", "force"})
+    args = Arguments(request.args, _KNOWN | {"now_b64", "format", "force", "by_itself", "used", "seen"})
+    evidence = last_copy.Evidence.parse(args)
     now, form, force = args.get("now_b64", str, ""), args.get("format", str, ""), args.get("force", bool, False)
     with _place(args) as place:
         story = _story(place)
@@ -123,9 +144,12 @@ def discard(request: Request, io: AgentIO) -> dict[str, Any]:
                 if status.st_ino != story.original.inode:
                     raise RefusedError("undo_missing", "the undo copy is another file by now; look at it yourself")
                 _refuse_used(old, "the undo copy")
+                last_copy.refuse_early(place.journal.records(), evidence)
                 if not force:
-                    _refuse_needed_still(place, story, old, unb64(now) or place.name, form)
-                freed = status.st_blocks * 512 if status.st_nlink == 1 else 0
+                    by_now = unb64(now) or place.name
+                    _refuse_needed_still(place, story, old, by_now, form)
+                    last_copy.refuse_last(place.journal, story, old, by_now, evidence, io)
+                freed = space.owned(old) if status.st_nlink == 1 else 0
                 # Afterwards nobody could tell any more.
                 io.emit(OCCUPIED, freed_bytes=freed)
                 place.journal.append(journal.DISCARD, freed_bytes=freed)

@@ -19,6 +19,7 @@ from storage_admin.agent.formats import Facts, UnreadableError, guess, read, rea
 from storage_admin.agent.formats.reader import Reader
 from storage_admin.agent.formats.vpc import checksum
 from tests.agent.formats.test_against_qemu import create, facts_of, qemu_img
+from tests.chance import seed
 
 pytestmark = pytest.mark.qemu
 
@@ -67,10 +68,9 @@ def mutate(chance: random.Random, image: bytearray) -> None:
         image[offset : offset + width] = (edge % 2 ** (8 * width)).to_bytes(width, order)
 
 
+@pytest.mark.fuzz
 def test_mutated_headers_give_facts_or_a_refusal_and_nothing_else(tmp_path: Path) -> None:
-    seed = int(os.environ.get("STORAGE_ADMIN_SEED", str(time.time_ns())))
-    print("STORAGE_ADMIN_SEED =", seed)
-    chance = random.Random(seed)
+    chance = random.Random(seed())
     refused = believed = 0
     slowest = 0.0
     for path in seeds(tmp_path):
@@ -100,13 +100,12 @@ HEADERS = [
 ]
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize(("name", "start", "end"), HEADERS)
 def test_what_is_believed_of_a_mutated_header_is_what_qemu_believes(
     tmp_path: Path, name: str, start: int, end: int
 ) -> None:
-    seed = int(os.environ.get("STORAGE_ADMIN_SEED", str(time.time_ns())))
-    print("STORAGE_ADMIN_SEED =", seed)
-    chance = random.Random(seed)
+    chance = random.Random(seed())
     seeds(tmp_path)
     original = (tmp_path / name).read_bytes()
     victim = tmp_path / ("victim" + Path(name).suffix)

@@ -18,6 +18,7 @@ import pytest
 from storage_admin.agent.formats import Facts, UnreadableError
 from tests.agent.formats.test_against_qemu import SECRET, assert_same, create, facts_of, info, probed, qemu_img
 from tests.agent.formats.test_hostile import mutate, outcome
+from tests.chance import seed
 
 pytestmark = pytest.mark.qemu
 
@@ -123,10 +124,9 @@ def test_a_field_beyond_its_bounds_is_named(
         facts_of(disk)
 
 
+@pytest.mark.fuzz
 def test_mutated_headers_give_what_qemu_believes_or_a_refusal(disk: Path) -> None:
-    seed = int(os.environ.get("STORAGE_ADMIN_SEED", str(time.time_ns())))
-    print("STORAGE_ADMIN_SEED =", seed)
-    chance = random.Random(seed)
+    chance = random.Random(seed())
     original = disk.read_bytes()[:592]
     refused = compared = 0
     for number in range(600):

@@ -1,0 +1,159 @@
+"""Who is kept away on network filesystems while a file takes another one's place.
+
+Locks are this machine's own here. What NFSv3 answers to a question about them is a stand-in for what was recorded
+between two machines: F_OFD_GETLK says "nobody" whoever holds one, F_OFD_SETLK tells the truth. So is what NFSv4.2 makes
+of a lease: whatever was opened before the file got another name has none any more.
+"""
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage_admin.agent import fence, locking
+from storage_admin.agent.fence import Fence
+from storage_admin.agent.mounts import Mount, Mounts
+from storage_admin.agent.protocol import RefusedError
+from tests.agent.harness import Writer, make_image
+from tests.agent.recording import RecordingIO
+
+pytestmark = pytest.mark.qemu
+
+GETLK, SETLEASE = 36, 1024
+
+
+@pytest.fixture
+def nfs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Mount]]:
+    """Folders lie on NFSv3, as this mount of the list says; nobody tells of locks, and there are no leases."""
+    found = [Mount(1, 1, b"/", b"/", "nfs", b"server:/export", b"rw,vers=3,local_lock=none")]
+    real = fcntl.fcntl
+
+    def told(fd: int, command: int, argument: Any = 0) -> Any:
+        if command == SETLEASE:
+            raise OSError(errno.EINVAL, "no leases")
+        answer = real(fd, command, argument)
+        return locking._FLOCK.pack(fcntl.F_UNLCK, 0, 0, 0, 0) if command == GETLK else answer
+
+    monkeypatch.setattr(Mounts, "of_descriptor", lambda self, fd: found[0])
+    monkeypatch.setattr(fcntl, "fcntl", told)
+    monkeypatch.setattr(fence, "NAMES_KEPT", 0.0)
+    yield found
+    assert locking.fenced == {}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[tuple[int, int, int]]:
+    """Descriptors of a folder, of an image in it, and of a new file that is to take its place."""
+    make_image(tmp_path / "image.qcow2")
+    make_image(tmp_path / "new.qcow2")
+    opened = (
+        os.open(tmp_path, os.O_RDONLY), os.open(tmp_path / "image.qcow2", os.O_RDONLY),
+        os.open(tmp_path / "new.qcow2", os.O_RDWR),
+    )  # fmt: skip
+    yield opened
+    for fd in opened:
+        os.close(fd)
+
+
+def _code(*files: int) -> str:
+    with pytest.raises(RefusedError) as refused, Fence(*files):
+        raise AssertionError("it was let in")
+    return refused.value.code
+
+
+def test_a_writer_on_another_machine_is_seen_though_a_question_says_nobody(
+    nfs: list[Mount], files: tuple[int, int, int], tmp_path: Path
+) -> None:
+    with Writer(tmp_path / "image.qcow2"):
+        assert locking.locked_bytes(files[1]) == []
+        assert _code(*files) == "image_in_use"
+    with Writer(tmp_path / "image.qcow2", read_only=True):
+        assert _code(*files) == "image_in_use"
+    with Fence(*files):
+        pass
+
+
+def test_nobody_opens_either_file_elsewhere_until_it_is_over_and_we_read_on(
+    nfs: list[Mount], files: tuple[int, int, int], tmp_path: Path
+) -> None:
+    with Fence(*files):
+        for name in ("image.qcow2", "new.qcow2"):
+            for read_only in (True, False):
+                with Writer(tmp_path / name, read_only=read_only) as other:
+                    assert other.refused
+        assert locking.locked_bytes(files[1]) == locking.locked_bytes(files[2]) == []
+        assert locking.user(files[1]) is None
+        assert os.pread(files[1], 4, 0) == b"QFI\xfb"
+    with Writer(tmp_path / "image.qcow2") as other:
+        assert not other.refused
+
+
+@pytest.mark.parametrize("option", ["nolock", "local_lock=all", "local_lock=posix"])
+def test_locks_that_no_other_machine_hears_of_are_none(
+    nfs: list[Mount], files: tuple[int, int, int], option: str
+) -> None:
+    nfs[0] = replace(nfs[0], options=b"rw," + option.encode())
+    assert _code(*files) == "locks_missing"
+
+
+def test_a_server_without_locks_is_refused(
+    nfs: list[Mount], files: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def take(*_: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(locking, "take", take)
+    assert _code(*files) == "locks_missing"
+
+
+def test_the_locks_outlast_the_old_name_on_other_clients_unless_the_file_is_gone(
+    nfs: list[Mount], files: tuple[int, int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fence, "NAMES_KEPT", 1.2)
+    io = RecordingIO()
+    with Fence(*files) as held:
+        held.outlast_names(files[1], io)
+        for name, is_refused in (("image.qcow2", True), ("new.qcow2", False)):
+            with Writer(tmp_path / name) as other:
+                assert other.refused == is_refused, name
+        assert len(io.all("progress")) == 3
+        (tmp_path / "image.qcow2").unlink()
+        held.outlast_names(files[1], io)
+        assert len(io.all("progress")) == 3
+
+
+def test_on_a_disk_of_this_machine_guests_that_read_are_let_in(files: tuple[int, int, int], tmp_path: Path) -> None:
+    with Fence(*files) as held:
+        with Writer(tmp_path / "image.qcow2") as other:
+            assert other.refused
+        assert locking.fenced == {}
+        held.outlast_names(files[1], RecordingIO())
+
+
+def test_a_lease_is_asked_on_a_fresh_descriptor_where_an_older_one_has_lost_it(
+    files: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = locking._is_leased
+    monkeypatch.setattr(locking, "_is_leased", lambda fd: False if fd == files[1] else real(fd))
+    assert locking.open_for_writing(files[1]) is True
+    monkeypatch.setattr(locking, "_is_network", lambda fd: True)
+    assert locking.open_for_writing(files[1]) is False
+    with Path(f"/proc/self/fd/{files[1]}").open("r+b"):
+        assert locking.open_for_writing(files[1]) is True
+
+
+def test_a_server_that_gives_no_leases_is_told_from_a_writer_and_nothing_is_left_of_the_question(
+    files: tuple[int, int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = sorted(tmp_path.iterdir())
+    monkeypatch.setattr(locking, "_is_network", lambda fd: True)
+    with Path(f"/proc/self/fd/{files[1]}").open("r+b"):
+        assert locking.open_for_writing(files[1]) is True
+        monkeypatch.setattr(locking, "_is_leased", lambda fd: False)
+        assert locking.open_for_writing(files[1]) is None
+    assert sorted(tmp_path.iterdir()) == before

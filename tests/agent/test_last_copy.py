@@ -1,0 +1,158 @@
+"""When the agent removes an undo copy that nobody asked it to remove."""
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage_admin.agent.hostclock import Moment
+from storage_admin.agent.likeness import likeness
+from storage_admin.agent.qemu_node import Node
+from tests.agent.harness import age, ask, make_image, qemu_img, reclaim_args, undo_args, write
+from tests.agent.recording import RecordingIO
+from tests.agent.test_replace import replace_args
+
+pytestmark = pytest.mark.qemu
+
+DAY = 24 * 3600.0
+NOW = [[3600, 0]]
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    """An image that was reclaimed by job j1, which keeps the original for a day."""
+    path = tmp_path / "vm.qcow2"
+    make_image(path)
+    assert ask("reclaim", reclaim_args(path))["swapped"]
+    return path
+
+
+def removal(image: Path, **changes: Any) -> str:
+    """What came of a removal by itself: a code, or nothing where the copy is gone."""
+    answer = ask("discard_undo", undo_args(image, **{"by_itself": True, "used": NOW, **changes}), job="d1")
+    assert (image.parent / ".sa-j1.orig").exists() == ("code" in answer), answer
+    return str(answer.get("code", ""))
+
+
+def passes(image: Path, *, boottime: float, wall: float) -> None:
+    age(image.parent / ".sa-j1.journal", boottime=boottime, wall=wall)
+
+
+def boots(image: Path) -> None:
+    """The host was booted since the job."""
+    journal = image.parent / ".sa-j1.journal"
+    journal.write_text(journal.read_text().replace(Moment.now().boot_id, "an-earlier-boot"))
+
+
+def test_a_window_that_has_not_passed_on_the_host_has_not_ended_whatever_a_clock_says(image: Path) -> None:
+    assert removal(image) == "clock_unsure"
+    passes(image, boottime=DAY - 3600, wall=DAY + 25 * 3600)
+    assert removal(image) == "clock_unsure"
+    assert removal(image, force=True) == "clock_unsure"
+    passes(image, boottime=3600, wall=0)
+    assert removal(image) == ""
+
+
+def test_who_asks_for_it_needs_no_window(image: Path) -> None:
+    assert removal(image, by_itself=False) == ""
+
+
+def test_a_host_that_was_booted_since_goes_by_what_the_controller_has_counted(image: Path) -> None:
+    boots(image)
+    assert removal(image) == ""
+
+
+@pytest.mark.parametrize("hours", [25, -25])
+def test_nobody_can_tell_when_an_image_was_changed_while_the_hosts_clock_is_wrong(image: Path, hours: int) -> None:
+    write(image, 0x44, "1M", "64k")
+    passes(image, boottime=DAY, wall=DAY + hours * 3600)
+    assert removal(image) == "clock_unsure"
+    passes(image, boottime=0, wall=-hours * 3600)
+    assert removal(image) == ""
+
+
+def test_what_nobody_changed_needs_no_clock(image: Path) -> None:
+    passes(image, boottime=DAY, wall=DAY + 25 * 3600)
+    assert removal(image, used=None) == ""
+
+
+def test_what_a_conversion_made_and_nobody_changed_needs_no_guests_times_either(tmp_path: Path) -> None:
+    path = tmp_path / "vm.qcow2"
+    make_image(path)
+    new = tmp_path / "vm.raw"
+    asked = replace_args(path, form="raw")
+    assert ask("convert", asked)["swapped"]
+    passes(new, boottime=DAY, wall=DAY)
+    assert removal(new, used=None) == ""
+
+
+def test_the_copy_of_a_conversion_is_compared_with_the_other_format(tmp_path: Path) -> None:
+    path = tmp_path / "vm.qcow2"
+    make_image(path)
+    new = tmp_path / "vm.raw"
+    assert ask("convert", replace_args(path, form="raw"))["swapped"]
+    passes(new, boottime=DAY, wall=DAY)
+    write(new, 0x21, "0", "2M", "raw")
+    assert removal(new) == "undo_kept"
+    write(new, 0x61, "0", "1500k", "raw")
+    assert removal(new) == ""
+
+
+def test_a_later_jobs_copy_is_what_the_earlier_job_made(image: Path) -> None:
+    write(image, 0x55, "4M", "1M")
+    assert ask("reclaim", reclaim_args(image), job="j2")["swapped"]
+    passes(image, boottime=DAY, wall=DAY)
+    assert removal(image) == ""
+    assert (image.parent / ".sa-j2.orig").exists()
+
+
+def test_a_later_jobs_copy_that_somebody_wrote_to_does_not_speak_for_the_image(image: Path) -> None:
+    write(image, 0x55, "4M", "1M")
+    assert ask("reclaim", reclaim_args(image), job="j2")["swapped"]
+    passes(image, boottime=DAY, wall=DAY)
+    os.utime(image.parent / ".sa-j2.orig")
+    assert removal(image) == "undo_kept"
+
+
+@pytest.mark.parametrize(("used", "seen"), [([[1]], []), ([["a", "b"]], []), (NOW, [[1, 2]]), ("x", []), (NOW, 1)])
+def test_times_that_are_none_are_refused(image: Path, used: Any, seen: Any) -> None:
+    assert removal(image, used=used, seen=seen) == "invalid"
+
+
+@pytest.mark.parametrize("line", ['{"step":"made"}', '{"step":"made","inode":1,"was":"qcow2","format":"qcow2"}'])
+def test_a_journal_that_says_nonsense_of_what_was_made_keeps_the_copy(image: Path, line: str) -> None:
+    passes(image, boottime=DAY, wall=DAY)
+    with (image.parent / ".sa-j1.journal").open("a") as journal:
+        journal.write(line + "\n")
+    assert removal(image) == "undo_kept"
+
+
+@pytest.mark.parametrize("form", ["qcow2", "raw", "vmdk", "vdi", "vpc", "vhdx", "qed"])
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
+def test_blocks_of_every_format_are_compared_as_a_guest_reads_them(tmp_path: Path, form: str, share: float) -> None:
+    draw, size = random.Random(form), 8 << 20
+    content = bytearray(draw.randbytes(size // 2) + bytes(size // 2))
+    paths = []
+    for name in ("copy", "image"):
+        raw = tmp_path / name
+        raw.write_bytes(content)
+        paths.append(tmp_path / f"{name}.{form}")
+        qemu_img("convert", "-f", "raw", "-O", form, *(["-c"] if form == "qcow2" else []), raw, paths[-1])
+        changed = int(size // 2 * share)
+        content[:changed] = draw.randbytes(changed)
+    with paths[0].open("rb") as copy, paths[1].open("rb") as image:
+        nodes = [Node(file.fileno(), form, b"x") for file in (copy, image)]
+        found = likeness(RecordingIO(), nodes[0], nodes[1], draw)
+    assert found.looked_at == 64
+    assert abs(found.equal / 64 - (1 - share)) <= (0.2 if 0 < share < 1 else 0)
+    assert found.half == (share < 0.5)
+
+
+def test_of_a_copy_without_data_nothing_can_be_lost(tmp_path: Path) -> None:
+    qemu_img("create", "-q", "-f", "qcow2", tmp_path / "a", "8M")
+    with (tmp_path / "a").open("rb") as file:
+        node = Node(file.fileno(), "qcow2", b"a")
+        found = likeness(RecordingIO(), node, node)
+    assert (found.looked_at, found.half) == (0, True)
