@@ -11,7 +11,7 @@ from rest_framework.exceptions import NotFound
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from storage_admin.accounts import lockouts, selectors, users
+from storage_admin.accounts import lockouts, second_factor, selectors, users
 from storage_admin.accounts.filters import AuditFilters
 from storage_admin.accounts.models import AuditEntry, Token, User
 from storage_admin.accounts.roles import Role
@@ -23,6 +23,7 @@ from storage_admin.accounts.serializers import (
     NewUserSerializer,
     NothingBody,
     PasswordSerializer,
+    RemovedSerializer,
     SessionSerializer,
     TokenBody,
     TokenSerializer,
@@ -121,6 +122,18 @@ class UserEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, AdminEndpo
         user = self.get_object()
         _given(request, NothingBody)
         return Response({"password": users.reset_password(self.actor, user)})
+
+    @extend_schema(
+        summary="Remove a user's second factor (admin)",
+        description="Authenticator app, passkeys and recovery codes, as the device is lost. All their sessions end.",
+        request=NothingBody,
+        responses=RemovedSerializer,
+    )
+    @action(detail=True, methods=["post"], url_path="reset-second-factor", url_name="reset-second-factor")
+    def reset_second_factor(self, request: Request, **_where: Any) -> Response:
+        user = self.get_object()
+        _given(request, NothingBody)
+        return Response({"removed": second_factor.reset(self.actor, user)})
 
     @extend_schema(summary="Where a user is signed in (admin)", responses=SessionSerializer(many=True))
     @action(detail=True, methods=["get"])

@@ -10,6 +10,7 @@ from typing import Any
 
 from axes.models import AccessAttempt
 from django.conf import settings
+from django.contrib.auth.signals import user_login_failed
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
@@ -66,10 +67,28 @@ def sign_in_failed(request: HttpRequest, username: str) -> None:
     refusals.refused(refusals.NOBODY, "sign-in failed", who, address=address_of(request), why="wrong name or password")
 
 
-def password_wrong(request: HttpRequest, user: User) -> None:
+def password_wrong(request: HttpRequest, user: User, purpose: str = "to change it") -> None:
     """Records that somebody who is signed in gave a wrong password as the one that they have."""
-    why = "wrong password, given to change it"
+    why = f"wrong password, given {purpose}"
     refusals.refused(user.username, "sign-in failed", user.username, address=address_of(request), why=why)
+
+
+def second_factor_wrong(request: HttpRequest, user: User) -> None:
+    """Records a wrong code or passkey after a right password, and counts it as a wrong password."""
+    why = "right password, wrong second factor"
+    refusals.refused(refusals.NOBODY, "sign-in failed", user.username, address=address_of(request), why=why)
+    user_login_failed.send(__name__, credentials={"username": user.username}, request=request)
+
+
+def code_wrong(request: HttpRequest, user: User) -> None:
+    """Records that somebody who is signed in gave a wrong code to confirm that it is them; it counts as well."""
+    refusals.refused(user.username, "sign-in failed", user.username, address=address_of(request), why="wrong code")
+    user_login_failed.send(__name__, credentials={"username": user.username}, request=request)
+
+
+def passkey_wrong(request: HttpRequest) -> None:
+    """Records a passkey that opens nothing; whose it is, it did not prove."""
+    refusals.refused(refusals.NOBODY, "sign-in failed", "", address=address_of(request), why="passkey not known")
 
 
 def password_right(request: HttpRequest, user: User) -> None:

@@ -1,5 +1,6 @@
 """What holds for every request of somebody who is signed in in a browser."""
 
+import logging
 from collections.abc import Callable
 
 from django.conf import settings
@@ -7,21 +8,31 @@ from django.contrib import messages
 from django.contrib.auth.models import AnonymousUser
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
-from django.shortcuts import redirect
+from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
 
-from storage_admin.accounts import sessions
+from storage_admin.accounts import refusals, second_factor, sessions
+from storage_admin.accounts.addresses import address_of
 from storage_admin.accounts.authentication import sends_token
+from storage_admin.accounts.directory import DeniedError
+from storage_admin.accounts.ldap import DirectoryAwayError
 from storage_admin.accounts.models import User
+from storage_admin.accounts.tries import TooManyTriesError
 
 #: A page that refreshes itself says so with this header: nobody did anything.
 REFRESH = "SA-Refresh"
+TOO_MANY_REQUESTS = 429
+AWAY = "The directory does not answer, so your password was not checked. Try again later, or use a local account."
+log = logging.getLogger(__name__)
 CHANGE_FIRST = "Choose a password of your own first: yours was made for one use."
+SET_UP_FIRST = "Set up a second factor first: your role needs one."
 
 
 class SessionRules:
-    """Ends sessions that are over, notes when somebody was here last, and has a one-time password changed."""
+    """Ends sessions that are over, notes when somebody was here last, and has a one-time password changed and a second
+    factor set up where a role needs it.
+    """
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
         self.get_response = get_response
@@ -34,22 +45,45 @@ class SessionRules:
                 request.session.flush()
                 request.user = AnonymousUser()
                 messages.info(request, why)
-            elif request.user.must_change_password and (answer := _change_first(request)):
+            elif (first := _to_do_first(request)) and (answer := _sent_there(request, *first)):
                 return answer
             elif REFRESH not in request.headers:
                 sessions.seen(request, now)
         return self.get_response(request)
 
+    def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
+        """The page for who is not let in, or tries too often; REST has its own (``storage_admin/api/errors.py``)."""
+        if isinstance(error, DeniedError):
+            refusals.refused(refusals.NOBODY, "sign-in denied", "", address=address_of(request), why=str(error))
+            return render(request, "accounts/denied.html", {"sentence": str(error)}, status=403)
+        if isinstance(error, DirectoryAwayError):
+            log.warning("%s", error)
+            return render(request, "accounts/denied.html", {"sentence": AWAY}, status=503)
+        if not isinstance(error, TooManyTriesError):
+            return None
+        context = {"sentence": error.detail, "seconds": error.seconds}
+        page = render(request, "accounts/too_many.html", context, status=TOO_MANY_REQUESTS)
+        page["Retry-After"] = str(error.seconds)
+        return page
 
-def _change_first(request: HttpRequest) -> HttpResponse | None:
-    """The answer to somebody who still has a one-time password; ``None`` for what that takes."""
-    place = reverse("password")
-    if request.path in {place, reverse("logout"), reverse("login")}:
+
+def _to_do_first(request: HttpRequest) -> tuple[str, str, str] | None:
+    """What somebody has to do before anything else: the page, the code and the sentence for it."""
+    if isinstance(request.user, User) and request.user.must_change_password:
+        return reverse("password"), "password_change_needed", CHANGE_FIRST
+    if request.session.get(second_factor.FIRST):
+        return reverse("mfa_index"), "second_factor_needed", SET_UP_FIRST
+    return None
+
+
+def _sent_there(request: HttpRequest, place: str, code: str, sentence: str) -> HttpResponse | None:
+    """The answer to somebody who has to do something else first; ``None`` for the pages that this takes."""
+    if request.path.startswith(place) or request.path in {reverse("logout"), reverse("login")}:
         return None
     if request.path_info.startswith("/api/"):
         if sends_token(request):
             return None
-        return JsonResponse({"code": "password_change_needed", "detail": CHANGE_FIRST, "fields": {}}, status=403)
+        return JsonResponse({"code": code, "detail": sentence, "fields": {}}, status=403)
     if request.headers.get("HX-Request") == "true":
         return HttpResponse(headers={"HX-Redirect": place})
     return redirect(place)

@@ -16,13 +16,29 @@ from storage_admin.accounts.roles import ROLE_CHOICES, Actor, Role
 
 
 class User(AbstractUser):
-    """Somebody who signs in with a password."""
+    """Somebody who signs in."""
+
+    class Source(models.TextChoices):
+        LOCAL = "", "local"
+        OIDC = "oidc", "OpenID Connect"
+        LDAP = "ldap", "LDAP"
 
     role = models.CharField(max_length=10, choices=ROLE_CHOICES, default=Role.VIEWER.label)
     #: Slugs of the hosts that they are limited to; empty means all of them.
     hosts = models.JSONField(default=list, blank=True)
     #: Whether the password is one that somebody else has seen: nothing else can be done until it is changed.
     must_change_password = models.BooleanField(default=False)
+    #: Where they are known: here, or in a directory whose groups decide about role and hosts.
+    source = models.CharField(max_length=10, choices=Source.choices, blank=True, default=Source.LOCAL)
+    #: What the directory never gives to somebody else; empty for a local account.
+    external_id = models.CharField(max_length=400, blank=True, default="")
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["source", "external_id"], condition=~Q(external_id=""), name="one_user_per_external_id"
+            )
+        ]
 
     @property
     def actor(self) -> Actor:
@@ -119,6 +135,17 @@ class Token(models.Model):
     def actor(self) -> Actor:
         hosts = frozenset(self.hosts) if self.hosts else None
         return Actor(name=f"token {self.name}", role=Role.named(self.role), hosts=hosts, token_id=self.pk)
+
+
+class SignInRules(models.Model):
+    """What admins have decided about signing in: one row, or none as long as they decided nothing."""
+
+    ONLY = 1
+    #: Roles that have to have a second factor.
+    second_factor_roles = models.JSONField(default=list, blank=True)
+
+    def __str__(self) -> str:
+        return "rules of signing in"
 
 
 class AppendOnlyError(Exception):

@@ -107,6 +107,12 @@ class EndedSerializer(serializers.Serializer[Any]):
     ended = serializers.IntegerField()
 
 
+class RemovedSerializer(serializers.Serializer[Any]):
+    """What somebody had beside their password."""
+
+    removed = serializers.ListField(child=serializers.CharField())
+
+
 class SessionSerializer(serializers.ModelSerializer[Session]):
     """A browser in which somebody is signed in."""
 

@@ -37,16 +37,16 @@ def audit(
 
 
 def ensure_first_admin() -> str | None:
-    """Makes the user ``admin`` with a new password if there is no admin yet.
+    """Makes the user ``admin`` with a one-time password if there is no admin yet.
 
     Returns:
-        The password, to be shown once, or ``None`` where an admin exists already.
+        The password, which has to be changed at the first sign-in, or ``None`` where an admin exists already.
     """
     with transaction.atomic():
         if User.objects.filter(role=Role.ADMIN.label).exists():
             return None
         password = secrets.token_urlsafe(12)
-        User.objects.create_user("admin", password=password, role=Role.ADMIN.label)
+        User.objects.create_user("admin", password=password, role=Role.ADMIN.label, must_change_password=True)
         audit(SYSTEM, "user created", "admin", after={"role": Role.ADMIN.label})
     return password
 

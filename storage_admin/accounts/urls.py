@@ -2,10 +2,16 @@
 
 from django.urls import path
 
+from storage_admin.accounts import factor_views, oidc
 from storage_admin.accounts.views import LoginView, LogoutView, PasswordView
 
 urlpatterns = [
     path("login/", LoginView.as_view(), name="login"),
     path("logout/", LogoutView.as_view(), name="logout"),
+    # By the names that django-allauth knows them by.
+    path("login/", LoginView.as_view(), name="account_login"),
+    path("logout/", LogoutView.as_view(), name="account_logout"),
     path("password/", PasswordView.as_view(), name="password"),
+    *factor_views.urlpatterns,
+    *oidc.urlpatterns,
 ]

@@ -9,7 +9,7 @@ from django.contrib.auth.models import AbstractUser
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 
-from storage_admin.accounts import scopes
+from storage_admin.accounts import scopes, second_factor
 from storage_admin.accounts.errors import AccountError
 from storage_admin.accounts.models import Session, User
 from storage_admin.accounts.roles import Actor, Role
@@ -35,7 +35,7 @@ def add_user(
     username = AbstractUser.normalize_username(username.strip())
     user = User(username=username, role=role.label, hosts=scopes.checked(hosts), email=email.strip())
     password = _one_time(user)
-    _check(user)
+    check_user(user)
     if username.lower() in RESERVED:
         raise _bad("username", f"{username} stands for something else in the audit trail: choose another name.")
     try:
@@ -57,7 +57,7 @@ def change_user(actor: Actor, user: User, **wanted: Any) -> User:
 
     Raises:
         ForbiddenError: the actor is no admin, or limited to some hosts.
-        AccountError: as :func:`add_user`; ``last_admin``, ``own_account``.
+        AccountError: as :func:`add_user`; ``last_admin``, ``own_account``, ``directory_user``.
     """
     actor.require_everywhere(Role.ADMIN)
     with transaction.atomic():
@@ -72,13 +72,18 @@ def change_user(actor: Actor, user: User, **wanted: Any) -> User:
                 "That is your own account: have another admin change its role, its hosts or whether it is active.",
                 code="own_account",
             )
+        if user.source != User.Source.LOCAL and values.keys() & {"role", "hosts"}:
+            raise AccountError(
+                f"Role and hosts of {user.username} come from groups of the directory: change those.",
+                code="directory_user",
+            )
         for name, value in values.items():
             setattr(user, name, value)
-        _check(user)
+        check_user(user)
         _keep_an_admin(admins, user)
         user.save(update_fields=list(values))
         audit(actor, _what(values), user.username, before=before, after=values)
-        if not user.is_active:
+        if not user.is_active or ("role" in values and second_factor.is_missing(user)):
             Session.objects.filter(user=user).delete()
     return user
 
@@ -91,11 +96,13 @@ def reset_password(actor: Actor, user: User) -> str:
 
     Raises:
         ForbiddenError: the actor is no admin, or limited to some hosts.
-        AccountError: ``own_account``.
+        AccountError: ``own_account``, ``directory_user``.
     """
     actor.require_everywhere(Role.ADMIN)
     if user.pk == actor.user_id:
         raise AccountError("That is your own account: change your password on its page.", code="own_account")
+    if user.source != User.Source.LOCAL:
+        raise AccountError(f"The password of {user.username} is kept in the directory.", code="directory_user")
     password = _one_time(user)
     with transaction.atomic():
         user.save(update_fields=["password", "must_change_password"])
@@ -183,21 +190,29 @@ def _what(values: dict[str, Any]) -> str:
 
 def _locked_admins() -> list[User]:
     """The admins who can sign in, so that none of them changes before the transaction ends."""
-    return list(User.objects.select_for_update().filter(role=Role.ADMIN.label, is_active=True).order_by("pk"))
+    return list(
+        User.objects.select_for_update()
+        .filter(role=Role.ADMIN.label, is_active=True, source=User.Source.LOCAL)
+        .order_by("pk")
+    )
 
 
 def _keep_an_admin(admins: list[User], changed: User) -> None:
-    """Raises AccountError where nobody would be left who may add and change users."""
+    """Raises AccountError where nobody would be left who may add and change users: an account of a directory does not
+    count, as that may be away.
+    """
     others = any(not admin.hosts for admin in admins if admin.pk != changed.pk)
-    stays = changed.is_active and changed.role == Role.ADMIN.label and not changed.hosts
+    is_local = changed.source == User.Source.LOCAL
+    stays = is_local and changed.is_active and changed.role == Role.ADMIN.label and not changed.hosts
     if not others and not stays and any(not admin.hosts for admin in admins):
         raise AccountError(
-            f"{changed.username} is the last active admin of all hosts: make somebody else one first.",
+            f"{changed.username} is the last active local admin of all hosts: make somebody else one first.",
             code="last_admin",
         )
 
 
-def _check(user: User) -> None:
+def check_user(user: User) -> None:
+    """Raises AccountError where a column cannot hold what is in it."""
     try:
         user.clean_fields(exclude=["password"])
     except ValidationError as error:

@@ -2,16 +2,20 @@
 
 from typing import Any
 
+from allauth.account.internal.flows.login import perform_password_login
+from allauth.account.models import Login
+from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth import authenticate, views
 from django.contrib.auth.decorators import login_not_required
 from django.contrib.auth.forms import PasswordChangeForm
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import redirect
 from django.urls import reverse_lazy
 from django.utils.decorators import method_decorator
 
-from storage_admin.accounts import lockouts, sessions
+from storage_admin.accounts import lockouts
 from storage_admin.accounts.authentication import actor_of
 from storage_admin.accounts.models import User
 from storage_admin.accounts.services import audit
@@ -25,15 +29,20 @@ class LoginView(views.LoginView):
     template_name = "accounts/login.html"
     redirect_authenticated_user = True
 
+    def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
+        sso = settings.OIDC_NAME if settings.OIDC_URL else ""
+        return super().get_context_data(**kwargs) | {"sso": sso, "ldap": bool(settings.LDAP_URL)}
+
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         if getattr(request, "htmx", False):
             return HttpResponse(headers={"HX-Refresh": "true"})
         return super().dispatch(request, *args, **kwargs)
 
     def form_valid(self, form: Any) -> HttpResponse:
-        answer = super().form_valid(form)
-        sessions.begin(self.request)
-        audit(actor_of(self.request), "signed in", after={"browser": sessions.about(self.request)["browser"]})
+        """The second step, where there is one; else it is done (``AccountAdapter.login``)."""
+        user = form.get_user()
+        login = Login(user=user, redirect_url=self.get_success_url())
+        answer: HttpResponse = perform_password_login(self.request, {"username": user.username}, login)
         return answer
 
     def form_invalid(self, form: Any) -> HttpResponse:
@@ -83,6 +92,13 @@ class PasswordView(views.PasswordChangeView):
     template_name = "accounts/password.html"
     success_url = reverse_lazy("password")
     extra_context = {"section": "account"}
+
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        user = request.user
+        if isinstance(user, User) and user.source != User.Source.LOCAL:
+            messages.info(request, "Your password is kept in the directory: change it there.")
+            return redirect("account")
+        return super().dispatch(request, *args, **kwargs)
 
     def get_form_kwargs(self) -> dict[str, Any]:
         return super().get_form_kwargs() | {"request": self.request}

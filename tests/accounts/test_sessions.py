@@ -45,7 +45,11 @@ def test_a_session_says_whose_it_is_and_from_where(bob: User) -> None:
     assert (row.user, row.address, row.browser) == (bob, "192.0.2.7", "Firefox on Linux")
     assert row.since is not None
     entry = AuditEntry.objects.get(what="signed in")
-    assert (entry.who, entry.address, entry.after) == ("bob", "192.0.2.7", {"browser": "Firefox on Linux"})
+    assert (entry.who, entry.address, entry.after) == (
+        "bob",
+        "192.0.2.7",
+        {"browser": "Firefox on Linux", "with": ["password"]},
+    )
     client.post("/logout/")
     assert AuditEntry.objects.filter(what="signed out", who="bob", address="192.0.2.7").count() == 1
     assert not Session.objects.filter(user=bob).exists()
