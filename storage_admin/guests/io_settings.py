@@ -8,13 +8,15 @@ from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.guests import proxmox_vms
 from storage_admin.guests.models import Guest
 from storage_admin.guests.proxmox_vms import Vm
-from storage_admin.hosts import libvirt_control, openvz, transport
+from storage_admin.hosts import libvirt_control, openvz, proxmox_alone, transport
 from storage_admin.hosts.libvirt_relay import why_read_only
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.proxmox import changes
 from storage_admin.hosts.proxmox import limits as proxmox_limits
+from storage_admin.hosts.proxmox.errors import RIGHT_MISSING
 from storage_admin.hosts.proxmox.guests import limits_of
 from storage_admin.jobs.models import JobLog
+from storage_admin.jobs.plans import Refusal
 from storage_admin.jobs.recorder import Recorder
 
 
@@ -25,12 +27,14 @@ class Setting:
     Args:
         limits: by name, bytes or operations a second; 0 for none.
         disk: target of the disk that they are for; ``None`` for all.
+        accepted: see :data:`proxmox_vms.ACCEPT`.
     """
 
     priority: int | None = None
     weight: int | None = None
     limits: dict[str, int] | None = None
     disk: str | None = None
+    accepted: str | None = None
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,9 @@ def refusals(guest: Guest, setting: Setting) -> Iterator[tuple[str, str]]:
         if guest.lock:
             yield "guest_locked", f"{guest.name} is locked ({guest.lock}): wait until that is over."
     container = guest.kind == Guest.Kind.CONTAINER
+    if not guest.takes_io:
+        yield "invalid", f"{guest.name} is a container of Proxmox VE, which has no I/O priority or limits for those."
+        return
     if setting.priority is not None and not container:
         yield "invalid", f"{guest.name} is no container: it takes a weight and limits, no priority."
     if container and (setting.weight is not None or setting.limits is not None):
@@ -99,6 +106,20 @@ def _refusals_of_vm(guest: Guest, setting: Setting) -> Iterator[tuple[str, str]]
             proxmox_limits.check(setting.limits)
         except RefusedError as error:
             yield error.code, error.detail
+        paths = {disk.target: disk.path for disk in guest.disks.all() if not disk.volume and not disk.only_in}
+        for target in targets_of(guest, setting):
+            if target in guest.waiting:
+                sentence = (
+                    f"A change of {target} of {guest.name} waits for its next start: start it, or revert the change, "
+                    "then scan again."
+                )
+                yield "stale_plan", sentence
+            if paths.get(target, "").startswith("/"):
+                sentence = (
+                    f"{target} of {guest.name} is the path {paths[target]}: Proxmox VE lets only root@pam set such a "
+                    f"drive, and no token. Name another disk, or do it on the node (qm set {guest.uid} --{target} …)."
+                )
+                yield RIGHT_MISSING, sentence
 
 
 def refusals_now(guest: Guest, setting: Setting) -> Iterator[tuple[str, str]]:
@@ -106,7 +127,21 @@ def refusals_now(guest: Guest, setting: Setting) -> Iterator[tuple[str, str]]:
     found = list(refusals(guest, setting))
     if not found and guest.kind == Guest.Kind.VM:
         found = [(lack.code, lack.detail) for lack in proxmox_vms.lacking_on(guest, "limits")]
+        found = found or [(one.code, one.detail) for one in _hidden_lines(guest, setting)]
     yield from found
+
+
+def _hidden_lines(guest: Guest, setting: Setting) -> list[Refusal]:
+    """As far as the last scan knows; where that has seen lines that it did not understand, they are looked at now."""
+    against = proxmox_vms.unchecked(guest, guest.digest, setting.accepted)
+    if against or not guest.unread:
+        return against
+    try:
+        with proxmox_vms.opened(guest, proxmox_vms.PLAN_SECONDS) as vm:
+            proxmox_vms.check_writing(vm, setting.accepted)
+    except (RefusedError, HostError) as error:
+        return [Refusal(error.code, error.detail)]
+    return []
 
 
 def refused(code: str, sentence: str) -> RefusedError:
@@ -116,15 +151,32 @@ def refused(code: str, sentence: str) -> RefusedError:
 
 def warnings(guest: Guest, setting: Setting) -> Iterator[str]:
     """What an admin should know before."""
-    if guest.off and guest.kind == Guest.Kind.CONTAINER:
+    if guest.kind == Guest.Kind.CONTAINER and is_edited(guest):
+        files = " or ".join(f"{folder}/{guest.uid}.conf" for folder in openvz.FOLDERS)
+        yield (
+            f"There is no vzctl on {guest.host.name}: {files} is edited to say "
+            f'IOPRIO="{setting.priority}", which counts from the next start.'
+        )
+    elif guest.off and guest.kind == Guest.Kind.CONTAINER:
         yield "It is not running: the priority counts from its next start."
+    if guest.kind == Guest.Kind.VM and proxmox_alone.is_alone(guest.host):
+        yield proxmox_vms.UNCHECKED
     if setting.priority is not None:
         yield "It is relative: it says who comes first where the disks are busy, and is no limit."
 
 
+def is_edited(guest: Guest) -> bool:
+    """Whether the last scan found no vzctl on a container's host, so that its configuration is edited."""
+    return (guest.host.capabilities.get("tools") or {}).get("vzctl") is False
+
+
 def commands(guest: Guest, setting: Setting) -> Iterator[list[str]]:
     """What is done, as an admin would type it."""
+    if not guest.takes_io:
+        return
     if guest.kind == Guest.Kind.CONTAINER and setting.priority is not None:
+        if is_edited(guest):
+            return
         yield ["vzctl", "set", guest.uid, "--ioprio", str(setting.priority), "--save"]
         return
     where = ["--config"] if guest.off else ["--live", "--config"]
@@ -183,10 +235,22 @@ def _container(guest: Guest, setting: Setting, recorder: Recorder) -> Outcome:
         raise RefusedError("invalid", "Give a priority.")
 
     def told(run: openvz.CommandRun) -> None:
-        recorder.command({"argv": list(run.argv), "exit_code": run.exit_code})
+        if run.argv[0] != "sh":  # those that look and edit: what they come to stands in the result
+            recorder.command({"argv": list(run.argv), "exit_code": run.exit_code})
+            if run.said:
+                recorder.log(run.said)
         recorder.tick()
 
-    done = openvz.set_priority(transport.shell(guest.host), guest.uid, setting.priority, told=told)
+    try:
+        done = openvz.set_priority(transport.shell(guest.host), guest.uid, setting.priority, told=told)
+    except openvz.NotSetError as error:
+        Guest.objects.filter(pk=guest.pk).update(io_priority=error.outcome.now.priority)
+        if error.lost:
+            text = error.lost.decode("utf-8", "backslashreplace")
+            recorder.log(f"What {error.outcome.path} said before:\n{text}", JobLog.Level.ERROR)
+        raise
+    if done.by == "file":
+        recorder.log(f"{done.path} was edited: there is no vzctl.")
     for note in done.notes:
         recorder.log(note, JobLog.Level.WARNING)
     recorder.log(done.words)
@@ -209,10 +273,16 @@ def _vm(vm: Vm, setting: Setting, recorder: Recorder) -> Outcome:
     """A VM of Proxmox VE: one drive after the other, each by compare-and-set."""
     for refusal in proxmox_vms.lacking(vm, "limits"):
         raise RefusedError(refusal.code, refusal.detail)
+    proxmox_vms.check_writing(vm, setting.accepted)
+    proxmox_vms.accept(vm.guest, vm.config.digest)
     before, waiting, done = limits_of(vm.config.next), [], list[str]()
+    digest = vm.config.digest
     for target in targets_of(vm.guest, setting):
         try:
-            one = changes.set_limits(vm.client, vm.ref, target, setting.limits or {}, unread=vm.guest.unread)
+            one = changes.set_limits(vm.client, vm.ref, target, setting.limits or {}, digest=digest)
+            digest = one.digest
+            # Proxmox VE has just written that file: it has no line that it would drop.
+            proxmox_vms.accept(vm.guest, digest)
         except (RefusedError, HostError) as error:
             if not done:
                 raise

@@ -30,6 +30,11 @@ class Guest(models.Model):
     lock = models.CharField(max_length=100, blank=True)
     #: Lines of its definition that were not understood: what they may name is no orphan.
     unread = models.JSONField(default=list, blank=True)
+    #: Of its configuration as it was last seen, and of the one whose hidden lines an admin lets go (``hidden_lines``).
+    digest = models.CharField(max_length=40, blank=True)
+    accepted_digest = models.CharField(max_length=40, blank=True)
+    #: Targets of disks that are taken away, or replaced by another volume, when it is started next.
+    waiting = models.JSONField(default=list, blank=True)
     last_seen = models.DateTimeField()
 
     class Meta:
@@ -38,6 +43,11 @@ class Guest(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def takes_io(self) -> bool:
+        """Whether its hypervisor lets its share of the disks be set: Proxmox VE has nothing for containers."""
+        return self.kind != self.Kind.CONTAINER or not self.host.runs_proxmox
 
     @property
     def off(self) -> bool:
@@ -74,3 +84,25 @@ class GuestDisk(models.Model):
 
     def __str__(self) -> str:
         return f"{self.guest_id} {self.target}"
+
+
+class GuestSpan(models.Model):
+    """A time in which a guest was seen to run, or to be off, at every look; it outlives the guest's row.
+
+    Of those in which it was off, the last alone is kept.
+    """
+
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="+")
+    kind = models.CharField(max_length=10, choices=Guest.Kind)
+    uid = models.CharField(max_length=100)
+    ran = models.BooleanField()
+    #: In seconds of :mod:`storage_admin.jobs.elapsed`.
+    since = models.FloatField()
+    until = models.FloatField()
+
+    class Meta:
+        ordering = ["id"]
+        indexes = [models.Index(fields=["host", "kind", "uid", "-id"], name="span_of_guest")]
+
+    def __str__(self) -> str:
+        return f"{self.uid} {'ran' if self.ran else 'was off'}"

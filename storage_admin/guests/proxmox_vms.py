@@ -8,13 +8,15 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
+from storage_admin.accounts.roles import Actor, Role
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError, StoppedError
 from storage_admin.guests.models import Guest
-from storage_admin.hosts import proxmox_hosts
+from storage_admin.hosts import proxmox_alone, proxmox_hosts, proxmox_lines, qemu_bugs
 from storage_admin.hosts.models import Host
-from storage_admin.hosts.proxmox import permissions, tasks
+from storage_admin.hosts.proxmox import hidden, permissions, tasks
 from storage_admin.hosts.proxmox.client import ANSWER_SECONDS, Client
 from storage_admin.hosts.proxmox.config import PATHS, Config, GuestRef, read_config, read_snapshots
 from storage_admin.hosts.proxmox.drives import VM, Drive
@@ -31,6 +33,24 @@ PLAN_SECONDS = 8.0
 SHARED_SECONDS = 10.0
 #: Drives that are none of the guest's own disks.
 BESIDE = ("unused", "vmstate", "efidisk", "tpmstate")
+
+
+#: The option of what writes a VM's configuration.
+ACCEPT: dict[str, dict[str, Any]] = {
+    "accept_hidden_lines": {
+        "type": ["string", "null"],
+        "maxLength": 40,
+        "default": None,
+        "description": "Where a node is reached by its API alone, which does not show lines that Proxmox VE would "
+        "drop: the digest of the configuration for which an admin accepts that. It is asked for once.",
+    }
+}
+
+
+UNCHECKED = (
+    "Lines that the API does not show cannot be checked without ssh; this write drops them. An admin has accepted that "
+    "for the configuration as it is."
+)
 
 
 @dataclass(frozen=True)
@@ -55,6 +75,12 @@ class Vm:
         rows = self.client.rows("nodes", self.ref.node, PATHS[VM])
         return any(str(row.get("vmid")) == self.guest.uid and row.get("status") != "stopped" for row in rows)
 
+    def running_qemu(self) -> str | None:
+        """The version of QEMU that it runs, which may be older than the installed one; ``None`` where it is off."""
+        rows = self.client.rows("nodes", self.ref.node, PATHS[VM], params={"full": 1})
+        mine = [row for row in rows if str(row.get("vmid")) == self.guest.uid and row.get("status") != "stopped"]
+        return str(mine[0].get("running-qemu") or "") if mine else None
+
     def snapshots_with(self, volume: str) -> list[str]:
         """The snapshots that name a volume; raises HostError."""
         return [
@@ -73,6 +99,13 @@ def _volume(text: str) -> str:
         return Drive.parse(text).volume
     except ValueError:
         return ""
+
+
+def bugs(vm: Vm, kind: str) -> list[Refusal]:
+    """What of QEMU's known bugs could corrupt a disk of a running VM: a user may do it all the same, a policy not."""
+    if kind not in qemu_bugs.KINDS or (running := vm.running_qemu()) is None:
+        return []
+    return [Refusal("qemu_bug", one) for one in qemu_bugs.against(vm.guest.host, kind, running)]
 
 
 def offline(guest: Guest) -> Iterator[tuple[str, str]]:
@@ -99,7 +132,7 @@ def opened(guest: Guest, seconds: float = ANSWER_SECONDS) -> Iterator[Vm]:
         seconds: that each answer may take.
 
     Raises:
-        RefusedError: ``guest_locked``; ``guests_unknown``: Proxmox VE would drop lines of its file.
+        RefusedError: ``guest_locked``.
         HostError: the API does not answer, or knows no such VM on that node.
     """
     host = guest.host
@@ -112,8 +145,61 @@ def opened(guest: Guest, seconds: float = ANSWER_SECONDS) -> Iterator[Vm]:
                 f"{error.detail}",
                 error.code,
             ) from error
-        config.check_free(unread=guest.unread)
+        config.check_free()
         yield Vm(guest, client, config)
+
+
+def accepted_by(actor: Actor, guest: Guest, options: dict[str, Any]) -> str | None:
+    """The digest that an option :data:`ACCEPT` gives; raises ForbiddenError where the actor is no admin."""
+    digest: str | None = options.get("accept_hidden_lines")
+    if digest:
+        actor.require(Role.ADMIN, guest.host.slug)
+    return digest
+
+
+def check_writing(vm: Vm, accepted: str | None) -> list[str]:
+    """Lets the configuration be written, where no line of it is lost by that, or an admin has accepted it.
+
+    Args:
+        accepted: the digest for which an admin has accepted it with this job.
+
+    Returns:
+        What to be warned of.
+
+    Raises:
+        RefusedError: ``hidden_lines``; ``stale_plan``: the file changes just now.
+        HostError: the file cannot be read.
+    """
+    for refusal in unchecked(vm.guest, vm.config.digest, accepted):
+        raise RefusedError(refusal.code, refusal.detail)
+    proxmox_lines.refuse_dropping(vm.guest.host, vm.client, vm.config, vm.guest.name)
+    return [UNCHECKED] if proxmox_alone.is_alone(vm.guest.host) else []
+
+
+def unchecked(guest: Guest, digest: str, accepted: str | None) -> list[Refusal]:
+    """What stands against a write by the API alone: lines that it does not show would be lost, unless that is accepted.
+
+    Args:
+        digest: of the configuration that would be written.
+        accepted: as for :func:`check_writing`.
+    """
+    if not proxmox_alone.is_alone(guest.host) or (digest and digest in (guest.accepted_digest, accepted)):
+        return []
+    asks = f"accept it for this configuration (accept_hidden_lines: {digest})" if digest else "scan the host first"
+    return [
+        Refusal(
+            hidden.CODE,
+            f"Whether the configuration of {guest.name} has lines that the API of Proxmox VE does not show cannot be "
+            "checked without ssh: any write by the API drops them. Give the host ssh as well, or, as an admin, "
+            f"{asks}.",
+        )
+    ]
+
+
+def accept(guest: Guest, digest: str) -> None:
+    """Keeps that nothing is lost by a write of that configuration, or that an admin has accepted it."""
+    Guest.objects.filter(pk=guest.pk).update(accepted_digest=digest)
+    guest.accepted_digest = digest
 
 
 def still_needed(guest: Guest, target: str) -> list[Refusal]:

@@ -6,7 +6,9 @@ from datetime import datetime
 from typing import Any
 
 from django.db import transaction
+from django.utils import timezone
 
+from storage_admin.guests import spans
 from storage_admin.guests.models import Guest, GuestDisk
 from storage_admin.hosts.guest_facts import DiskFacts, GuestFacts
 from storage_admin.hosts.models import Host
@@ -22,7 +24,12 @@ def disk_paths(guests: Iterable[GuestFacts]) -> list[bytes]:
 
 
 def record_guests(
-    host: Host, kinds: Collection[str], facts: Iterable[GuestFacts], inodes: Mapping[bytes, Inode], at: datetime
+    host: Host,
+    kinds: Collection[str],
+    facts: Iterable[GuestFacts],
+    inodes: Mapping[bytes, Inode],
+    at: datetime,
+    hidden: Collection[str] = (),
 ) -> bool:
     """Makes the host's guests of these kinds what their hypervisor told. Those that it did not tell are gone.
 
@@ -31,6 +38,7 @@ def record_guests(
         facts: every guest of these kinds.
         inodes: device and inode by path, of the disks whose files exist.
         at: when it told.
+        hidden: uids that it may not be asked about any more: what was known of these guests stays.
 
     Returns:
         Whether anything is otherwise than before: a guest, its state, a disk.
@@ -43,13 +51,15 @@ def record_guests(
     if strangers := {kind for kind, _ in told} - set(kinds):
         raise ValueError(f"told of guests of kinds that were not asked for: {strangers}")
     known = {(guest.kind, guest.uid): guest for guest in rows.prefetch_related("disks")}
-    gone = [guest.pk for key, guest in known.items() if key not in told]
+    gone = [guest.pk for key, guest in known.items() if key not in told and guest.uid not in hidden]
     changed = bool(gone)
     with transaction.atomic():
         rows.filter(pk__in=gone).delete()
-        rows.update(last_seen=at)
+        rows.exclude(uid__in=set(hidden) - {uid for _, uid in told}).update(last_seen=at)
         for key, guest in told.items():
             changed |= _record_guest(host, known.get(key), guest, inodes, at)
+        ago = max((timezone.now() - at).total_seconds(), 0.0)
+        spans.saw(host, kinds, {key: guest.state for key, guest in told.items()}, ago)
     return changed
 
 
@@ -59,7 +69,8 @@ def _record_guest(
     values: dict[str, Any] = {
         "name": _text(told.name, 255), "state": _text(told.state, 20), "lock": _text(told.lock, 100),
         "io_priority": told.io_priority, "io_weight": told.io_weight, "io_limits": told.io_limits,
-        "unread": [_text(line, 1000) for line in told.unread],
+        "unread": [_text(line, 1000) for line in told.unread], "digest": _text(told.digest, 40),
+        "waiting": [_text(target, 40) for target in told.waiting],
     }  # fmt: skip
     row, changed = known, False
     if row is None:

@@ -2,6 +2,7 @@
 
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 from storage_admin.agent import protocol
@@ -14,25 +15,37 @@ from storage_admin.hosts.transport import agent_bundle, agent_command
 ANSWER_TIMEOUT = 60.0
 
 
-def ask(host: Host, verb: str, args: dict[str, Any]) -> dict[str, Any]:
+def ask(
+    host: Host,
+    verb: str,
+    args: dict[str, Any],
+    word: str = "",
+    *,
+    seconds: float | None = None,
+    take: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
     """What the agent answers.
 
     Args:
         host: also one that is not saved yet.
+        word: what the agent's command line has beside, which a key that can only run the agent cannot say.
+        seconds: after which it is given up; without them ``ANSWER_TIMEOUT``.
+        take: gets what the agent says before its answer.
 
     Raises:
         RefusedError: it refuses, or is of another version (``agent_outdated``).
         HostError: the host cannot be reached, the agent has no root rights there, or it gives no answer in time.
     """
-    with agent_command(host) as command, AgentSession(command, agent_bundle().hash) as session:
-        deadline = time.monotonic() + ANSWER_TIMEOUT
+    seconds = ANSWER_TIMEOUT if seconds is None else seconds
+    with agent_command(host, word) as command, AgentSession(command, agent_bundle().hash) as session:
+        deadline = time.monotonic() + seconds
         session.send(Request(verb=verb, job=uuid.uuid4().hex[:16], generation=1, args=args))
         for event in session.events():
             if event is None:
                 if time.monotonic() > deadline:
                     session.give_up()
                     raise HostError(
-                        f"The agent on {host.name} has not answered within {ANSWER_TIMEOUT:.0f} s: perhaps a disk "
+                        f"The agent on {host.name} has not answered within {seconds:.0f} s: perhaps a disk "
                         "there answers no more.",
                         "host_unreachable",
                     )
@@ -43,6 +56,8 @@ def ask(host: Host, verb: str, args: dict[str, Any]) -> dict[str, Any]:
                 return dict(event["data"])
             if event["event"] == protocol.ERROR:
                 _raise(str(event.get("code")), str(event.get("detail")))
+            if take is not None:
+                take(event)
     raise HostError(f"The agent on {host.name} ended without an answer.", protocol.INTERRUPTED)
 
 

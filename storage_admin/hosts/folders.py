@@ -1,13 +1,18 @@
-"""What a path on a host is, while an admin registers it."""
+"""What a path on a host is, while an admin registers it; and the host's own list of folders, made longer."""
 
 import os
-import stat
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from storage_admin.agent import waiting
+from django.conf import settings
+
+from storage_admin.accounts.roles import Actor, Role
+from storage_admin.agent import imagefolders, waiting
 from storage_admin.agent.mounts import Mounts
 from storage_admin.agent.protocol import HostError, RefusedError, b64, unb64
+from storage_admin.agent.verbs import folder
 from storage_admin.hosts import asking, transport
 from storage_admin.hosts.models import Host
 
@@ -20,26 +25,89 @@ class Found:
         kind: ``folder``, ``other``, ``missing`` or ``unknown``.
         path: without links, of a folder.
         detail: why it cannot be looked at.
+        root: which folder it is, as the agent tells it; ``None`` where it cannot.
+        forbidden: why it can never hold images, else empty.
+        refusal: why the host does no work in it before root has listed it, else empty.
     """
 
     kind: str
     path: bytes = b""
     detail: str = ""
+    root: dict[str, Any] | None = None
+    forbidden: str = ""
+    refusal: str = ""
 
 
 def look(host: Host, path: bytes) -> Found:
-    """Looks at a path: itself where the host is this machine, by its agent elsewhere.
+    """Looks at a path: itself where the host is this machine and root asks, by its agent elsewhere.
 
     Raises:
         RefusedError: ``host_unreachable``.
     """
     if transport.is_here(host):
-        return _here(path) if _answers(path) else Found("unknown", detail="it does not answer")
+        if not _answers(path):
+            return Found("unknown", detail="it does not answer")
+        if os.geteuid() == 0:
+            return _of(host, folder.look(path))
+    return _of(host, _asked(host, {"path_b64": b64(path)}))
+
+
+def allow(host: Host, path: bytes) -> Found:
+    """Has a folder listed as one of images, where the dashboard is root on the host.
+
+    Raises:
+        RefusedError: ``folder_not_listed``, with what root has to run there; ``host_unreachable``.
+    """
+    args = {"path_b64": b64(path), "add": True, "never_b64": [b64(one) for one in own(host)]}
     try:
-        answer = asking.ask(host, "folder", {"path_b64": b64(path)})
+        return _of(host, _asked(host, args, imagefolders.ALLOW))
+    except RefusedError as error:
+        if error.code != "host_unreachable":
+            raise
+        found = look(host, path)
+        raise RefusedError("folder_not_listed", found.refusal or error.detail) from error
+
+
+def may_list(actor: Actor, host: Host) -> bool:
+    """Whether an actor may have a folder listed on a host: an admin of all, where the dashboard can say so as root."""
+    return actor.hosts is None and actor.role == Role.ADMIN and host.transport != Host.Transport.FORCED
+
+
+def exclude_own(host: Host) -> None:
+    """Has the dashboard's own folders listed as none of images.
+
+    Raises:
+        RefusedError: as :func:`allow`.
+    """
+    _asked(host, {"path_b64": b64(b"/"), "never_b64": [b64(one) for one in own(host)]}, imagefolders.ALLOW)
+
+
+def own(host: Host) -> list[bytes]:
+    """The dashboard's code, its Python and its data, where they are on this host."""
+    if not transport.is_here(host):
+        return []
+    mine = (settings.BASE_DIR, settings.DATA_DIR, sys.prefix)
+    return sorted({os.path.realpath(os.fsencode(Path(one))) for one in mine} - {b"/", b"/usr"})
+
+
+def _asked(host: Host, args: dict[str, Any], word: str = "") -> dict[str, Any]:
+    try:
+        return asking.ask(host, "folder", args, word)
     except HostError as error:
         raise RefusedError("host_unreachable", error.detail) from error
-    return Found(answer["kind"], unb64(answer["path_b64"]) if answer["path_b64"] else b"", str(answer["detail"]))
+
+
+def _of(host: Host, told: dict[str, Any]) -> Found:
+    path = unb64(told["path_b64"]) if told["path_b64"] else b""
+    forbidden = str(told["forbidden"])
+    mine = own(host)
+    if (
+        path
+        and not forbidden
+        and (imagefolders.is_beneath(path, mine) or any(imagefolders.is_beneath(one, [path]) for one in mine))
+    ):
+        forbidden = "holds this dashboard"
+    return Found(told["kind"], path, str(told["detail"]), told["root"], forbidden, str(told["refusal"]))
 
 
 def _answers(path: bytes) -> bool:
@@ -48,14 +116,3 @@ def _answers(path: bytes) -> bool:
         return not Mounts.of_this_machine().waits or not waiting.silent([path], lambda: None)
     except OSError:
         return True  # too long to be a path at all, as looking at it will tell
-
-
-def _here(path: bytes) -> Found:
-    try:
-        raw = os.path.realpath(path)
-        mode = Path(os.fsdecode(raw)).stat().st_mode
-    except FileNotFoundError:
-        return Found("missing")
-    except OSError as error:
-        return Found("unknown", detail=error.strerror or "it cannot be read")
-    return Found("folder", raw) if stat.S_ISDIR(mode) else Found("other")

@@ -1,11 +1,16 @@
 """Hosts whose key can only run the agent: the script that sets that up, to be run there by an admin.
 
+The script lists which folders images are in, too; the key cannot (:mod:`storage_admin.agent.imagefolders`).
+
 What the key runs is one small script. Of what the client asked for (``SSH_ORIGINAL_COMMAND``) it knows one word, by
 which the agent is started as relay to libvirt's read-only socket; anything else starts the agent as it is.
 """
 
 import base64
+import shlex
+from collections.abc import Sequence
 
+from storage_admin.agent import imagefolders
 from storage_admin.agent.protocol import RELAY
 from storage_admin.hosts.transport import FOLDER, agent_bundle
 
@@ -24,7 +29,12 @@ test "$(stat -c %u {folder})" = 0 || {{ echo "{folder} does not belong to root" 
 chmod go-w {folder}
 new={folder}/.new.$$
 trap 'rm -f "$new"' EXIT
-base64 -d > "$new" <<'END'
+list={list}
+if ! test -e "$list"; then
+    mkdir -p "$(dirname "$list")"
+    printf '%s' '{header}' > "$list"
+fi
+{folders}base64 -d > "$new" <<'END'
 {bundle}
 END
 case "$(sha256sum < "$new")" in {hash}*) ;; *) echo "the agent did not arrive whole" >&2; exit 1 ;; esac
@@ -70,17 +80,26 @@ def authorized_line(key: str) -> str:
     return f'restrict,command="{ENTRY}" {key} storage-admin'
 
 
-def installer(user: str, key: str) -> str:
+def _listing(folder: str) -> str:
+    quoted = shlex.quote(folder)
+    return f'grep -qxF {quoted} "$list" || printf \'%s\\n\' {quoted} >> "$list"\n'
+
+
+def installer(user: str, key: str, folders: Sequence[str] = ()) -> str:
     """The script.
 
     Args:
+        folders: absolute paths that are listed as folders of images.
         user: whose authorized keys get the key.
         key: public key as ``TYPE BASE64``; empty to only install the agent.
     """
     bundle = agent_bundle()
     become = "" if user == "root" else "sudo -n "
     encoded = base64.encodebytes(bundle.path.read_bytes()).decode().rstrip()
-    script = _SCRIPT.format(hash=bundle.hash, folder=FOLDER, bundle=encoded, entry=ENTRY, become=become, relay=RELAY)
+    script = _SCRIPT.format(
+        hash=bundle.hash, folder=FOLDER, bundle=encoded, entry=ENTRY, become=become, relay=RELAY,
+        list=imagefolders.file_path(), header=imagefolders.HEADER, folders="".join(map(_listing, folders)),
+    )  # fmt: skip
     if user != "root":
         script += _SUDO.format(user=user, folder=FOLDER, hash=bundle.hash, relay=RELAY)
     if key:

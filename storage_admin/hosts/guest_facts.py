@@ -41,6 +41,8 @@ class GuestFacts:
         io_weight: share of the disks' time; ``None`` where it is not set.
         io_limits: by disk target: ``read_bytes_sec``, ``write_bytes_sec``, ``read_iops_sec``, ``write_iops_sec``.
         unread: lines of its definition that were not understood: what they may name is no orphan.
+        digest: of its configuration, for compare-and-set; empty where its manager has none.
+        waiting: targets of disks that are taken away, or replaced by another volume, when it is started next.
     """
 
     kind: str
@@ -53,3 +55,5 @@ class GuestFacts:
     io_weight: int | None = None
     io_limits: dict[str, dict[str, int]] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
+    digest: str = ""
+    waiting: tuple[str, ...] = ()

@@ -104,7 +104,7 @@ def set_io(
     answer = _tune(host, request)
     if "contradiction" in answer:
         raise RefusedError("stale_plan", f"Nothing was set: {answer['contradiction']}.")
-    return outcome(answer, weight, limits)
+    return outcome(answer, weight, limits, host.capabilities.get("weighing_disks"))
 
 
 def _tune(host: Host, request: dict[str, Any]) -> dict[str, Any]:

@@ -39,7 +39,8 @@ class IoOutcome:
         defined_before, defined_now: of its definition, which holds from the next start on; ``None`` where it has none.
         running: whether it runs.
         as_asked: whether all that was asked for is there now, where it was to be set.
-        effect: ``now``, ``next_start``, or ``unknown`` where libvirt has refused a part.
+        effect: ``now``, ``next_start``, ``unsupported`` where no disk of the host weighs guests, or ``unknown`` where
+            libvirt has refused a part, or nobody told whether a disk weighs.
         words: all of it in sentences.
         notes: what an admin should know beside.
     """
@@ -114,18 +115,28 @@ def settings_of(told: dict[str, Any] | None) -> IoSettings | None:
     return IoSettings(told["weight"], limits, others)
 
 
-def outcome(answer: dict[str, Any], weight: int | None, limits: dict[str, dict[str, int]] | None) -> IoOutcome:
-    """What came of it, from the answer of ``libvirt_tune``."""
+def outcome(
+    answer: dict[str, Any], weight: int | None, limits: dict[str, dict[str, int]] | None, weighing: list[str] | None
+) -> IoOutcome:
+    """What came of it, from the answer of ``libvirt_tune``.
+
+    Args:
+        weighing: disks of the host on which a weight counts, as its last scan saw; ``None`` where no scan told.
+    """
     before = {scope: settings_of(told) or IoSettings() for scope, told in answer["before"].items()}
     now = {scope: settings_of(told) or IoSettings() for scope, told in answer["now"].items()}
     holds = "live" if "live" in now else "config"
     as_asked = not answer["failed"] and all(_is_there(now[scope], weight, limits or {}) for scope in answer["set"])
     effect = "unknown" if not as_asked else "now" if "live" in answer["set"] else "next_start"
+    if effect == "now" and weight is not None and not weighing:
+        effect = "unknown" if weighing is None else "unsupported"
+    words = [*_changes(answer, before, now), _since(answer, as_asked=as_asked)]
+    words += [_where_weighed(weighing)] if weight is not None else []
     notes = tuple(dict.fromkeys(_notes(answer, before, now, weight)))
     return IoOutcome(
         before=before.get(holds) or IoSettings(), now=now.get(holds) or IoSettings(),
         defined_before=before.get("config"), defined_now=now.get("config"), running="live" in now, as_asked=as_asked,
-        effect=effect, words=" ".join([*_changes(answer, before, now), _since(answer, as_asked=as_asked)]), notes=notes,
+        effect=effect, words=" ".join(words), notes=notes,
     )  # fmt: skip
 
 
@@ -164,11 +175,22 @@ def _since(answer: dict[str, Any], *, as_asked: bool) -> str:
         return "What libvirt tells now is not what was asked for."
     match answer["set"]:
         case ["live", "config"]:
-            return "In effect now, and from every start on."
+            return "Set now, and for every start."
         case ["live"]:
-            return "In effect now, until it is shut down."
+            return "Set now, until it is shut down."
         case _:
-            return "In effect from its next start on."
+            return "Set from its next start on."
+
+
+def _where_weighed(weighing: list[str] | None) -> str:
+    if weighing:
+        return f"A weight counts on {', '.join(weighing)}, where the kernel weighs guests."
+    if weighing is None:
+        return "A weight counts only where the disk's I/O scheduler is BFQ; whether it is there is not known."
+    return (
+        "It has no effect yet: no disk of this host weighs guests. Choose the I/O scheduler BFQ for the disk "
+        "(/sys/block/DISK/queue/scheduler), or configure io.cost, and scan the host."
+    )
 
 
 def _notes(

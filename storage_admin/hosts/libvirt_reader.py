@@ -1,6 +1,7 @@
 """What libvirt on a host knows: pools, volumes, domains. Within a time limit."""
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,8 @@ from storage_admin.hosts.models import Host
 
 #: Seconds for pools and domains, and for the volumes of some pools.
 TIMEOUT, VOLUMES_TIMEOUT = 20.0, 60.0
+#: Domains of a boot storm, by its job (:mod:`storage_admin.agent.bench.storm`).
+_STORMS = re.compile(r"sa-bench-([0-9a-zA-Z]{1,40})-[0-9]+")
 #: Types of pools whose volumes are files in one folder.
 FOLDERS = frozenset({"dir", "fs", "netfs"})
 
@@ -99,7 +102,7 @@ def _read(uri: str) -> LibvirtFacts:
     answer = ask(uri, ["libvirt_query"], TIMEOUT, failed="libvirt does not answer")
     return LibvirtFacts(
         pools=tuple(PoolFacts(**pool) for pool in answer["pools"]),
-        domains=tuple(map(_guest, answer["domains"])),
+        domains=tuple(guest for guest in map(_guest, answer["domains"]) if not _is_of_a_benchmark(guest)),
         about=answer["about"],
     )
 
@@ -107,6 +110,13 @@ def _read(uri: str) -> LibvirtFacts:
 def _guest(told: dict[str, Any]) -> GuestFacts:
     disks = tuple(DiskFacts(**disk) for disk in told["disks"])
     return GuestFacts(**(told | {"disks": disks, "unread": tuple(told["unread"])}))
+
+
+def _is_of_a_benchmark(guest: GuestFacts) -> bool:
+    """Whether a boot storm started it, of whatever dashboard: all its disks lie in the folder of that run."""
+    found = _STORMS.fullmatch(guest.name)
+    folders = {disk.path.rpartition("/")[0].rpartition("/")[2] for disk in guest.disks}
+    return found is not None and folders == {f".sa-{found[1]}.bench"}
 
 
 def read_volumes(host: Host, pools: Iterable[str]) -> dict[str, tuple[VolumeFacts, ...] | str]:

@@ -62,6 +62,11 @@ class Host(models.Model):
     #: Links, depths and totals hold for all scans up to this job.
     resolved_scan = models.BigIntegerField(default=0)
 
+    @property
+    def runs_proxmox(self) -> bool:
+        """Whether its guests are those of Proxmox VE."""
+        return self.kind == self.Kind.PROXMOX or bool(self.capabilities.get("proxmox"))
+
     class Meta:
         ordering = ["name"]
 
@@ -71,6 +76,9 @@ class Host(models.Model):
 
 class StoragePool(models.Model):
     """A directory (later also other storages) that holds images."""
+
+    #: The state of one whose storage does not answer.
+    SILENT = "silent"
 
     class Kind(models.TextChoices):
         DIR = "dir"
@@ -97,12 +105,17 @@ class StoragePool(models.Model):
     path_bytes = models.BinaryField()
     #: Digest of ``path_bytes``: paths may be longer than what an index takes.
     path_key = models.CharField(max_length=32)
+    #: Which folder the path led to when it was registered or last seen (the agent's ``roots.Identity``); null where
+    #: that is not known. Work in another one that has taken its place is refused.
+    root = models.JSONField(null=True, blank=True)
     #: The same storage has the same key on every host that mounts it; ``fs_key`` is the filesystem's.
     shared_key = models.CharField(max_length=500, blank=True, db_index=True)
     fs_key = models.CharField(max_length=500, blank=True)
     filesystem = models.CharField(max_length=40, blank=True)
     network = models.BooleanField(default=False)
     all_hosts_registered = models.BooleanField(default=False)
+    #: Whether overlays may take over what images here hold although the overlays' owners may not read these.
+    share_bases = models.BooleanField(default=False)
     state = models.CharField(max_length=12, default="new")
     state_detail = models.TextField(blank=True)
     #: Why it is not known who uses the images in it; empty where it is known (see also the host's).
@@ -118,6 +131,9 @@ class StoragePool(models.Model):
     #: Over the images that were analyzed; null until one was.
     reclaimable_bytes = models.BigIntegerField(null=True)
     undo_bytes = models.BigIntegerField(default=0)
+    #: Files that jobs of another dashboard left, as the last scan found them: each job, folder and name (base64), kinds
+    #: of files, bytes.
+    leftovers = models.JSONField(default=list, blank=True)
     others_count = models.PositiveIntegerField(default=0)
     others_bytes = models.BigIntegerField(default=0)
     warn_percent = models.PositiveSmallIntegerField(default=85)
@@ -137,11 +153,16 @@ class StoragePool(models.Model):
         return f"{self.host.name} / {self.name}"
 
     @property
+    def known_count(self) -> int | None:
+        """How many images it has; ``None`` while nobody has listed them yet."""
+        return self.images_count if self.images_count or self.last_scanned is not None else None
+
+    @property
     def overcommit_ratio(self) -> float | None:
-        """Virtual sizes promised against the capacity."""
-        if not self.capacity_bytes or self.virtual_bytes is None:
+        """Virtual sizes of its images against what its filesystem can give them: not what is kept for root."""
+        if not self.usable_bytes or self.virtual_bytes is None:
             return None
-        return round(self.virtual_bytes / self.capacity_bytes, 2)
+        return round(self.virtual_bytes / self.usable_bytes, 2)
 
     @property
     def used_bytes(self) -> int | None:

@@ -1,5 +1,6 @@
 """Nodes of Proxmox VE: registered with an API token, and by ssh as well where their images are to be worked on."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,11 +10,14 @@ from storage_admin.hosts import addresses, proxmox_alone, registration, secrets,
 from storage_admin.hosts.errors import InvalidError, UnconfirmedError
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.names import path_key
-from storage_admin.hosts.proxmox import permissions, reader, tls
+from storage_admin.hosts.proxmox import errors, reader, tls
 from storage_admin.hosts.proxmox.client import ANSWER_SECONDS, Client
 from storage_admin.hosts.proxmox.endpoint import DEFAULT_PORT, Endpoint, Token
 from storage_admin.hosts.proxmox.reader import ProxmoxFacts
 from storage_admin.hosts.proxmox.storages import StorageFacts
+
+#: Names of storages and numbers of guests.
+Known = Callable[[ProxmoxFacts], tuple[Iterable[str], Iterable[str]]]
 
 
 @dataclass(frozen=True)
@@ -198,7 +202,7 @@ def _asked(endpoint: Endpoint, token: Token) -> reader.Cluster:
     except HostError as error:
         if not endpoint.fingerprint and "certificate" in error.detail:
             raise _unconfirmed(endpoint) from error
-        raise RefusedError("host_unreachable", error.detail) from error
+        raise RefusedError(errors.of_host(error), error.detail) from error
 
 
 def _answered(cluster: reader.Cluster, node: str) -> tuple[str, str]:
@@ -232,32 +236,38 @@ def client(host: Host, seconds: float = ANSWER_SECONDS) -> Client:
     return Client(endpoint, Token(host.token_id, secrets.unlock(host.token_locked)), seconds)
 
 
-def facts_of(host: Host, *, configs: bool, folders: bool = False) -> ProxmoxFacts:
+def facts_of(host: Host, *, configs: bool, folders: bool = False, known: Known | None = None) -> ProxmoxFacts:
     """What a node's API tells; see :func:`reader.read`.
+
+    Args:
+        known: gives, of what was known before, the storages and the numbers of guests that the facts do not tell of.
 
     Raises:
         HostError: it does not answer.
     """
     with client(host) as api:
-        return reader.read(api, host.node, configs=configs, folders=folders)
-
-
-def rights_missing(host: Host) -> list[str]:
-    """The rights that the token has not, in sentences; raises HostError."""
-    with client(host) as api:
-        return [right.sentence for right in permissions.read(api).all_missing()]
+        facts = reader.read(api, host.node, configs=configs, folders=folders)
+        return facts if known is None else reader.with_hidden(api, facts, *known(facts))
 
 
 def sync_storages(host: Host, facts: ProxmoxFacts) -> None:
     """Makes the storages that are no folders pools that are only shown, with their space as the node tells it.
 
-    Where no agent runs, folders are shown as well. What the token has no right to see any more is said, and stays.
+    Where no agent runs, folders are shown as well. What the token has no right to see any more is said, and stays, and
+    so does what is switched off: its rows go when its definition is gone.
     """
     kept = [path_key(_own_path(storage)) for storage in facts.storages if _is_shown(host, storage)]
     for storage in facts.storages:
         if _is_shown(host, storage):
-            _sync_storage(host, facts.cluster, storage)
+            _sync_storage(host, facts, storage)
     shown = StoragePool.objects.filter(host=host, source=StoragePool.Source.PROXMOX, path_bytes=b"")
+    for storage in facts.storages:
+        if not _is_shown(host, storage):
+            key = path_key(_own_path(storage))
+            shown.filter(path_key=key).update(
+                state="missing", state_detail=f"{_why_off(host, storage)} {_AS_LAST_SEEN}"
+            )
+            kept.append(key)
     unseen = [right.sentence for right in facts.missing if right.feature == "storages"]
     if unseen:
         detail = f"{' '.join(unseen)} Until then it is shown as it was last seen."
@@ -278,18 +288,40 @@ def _is_shown(host: Host, storage: StorageFacts) -> bool:
     return host.transport == Host.Transport.API or not storage.is_folder
 
 
-def _sync_storage(host: Host, cluster: str, storage: StorageFacts) -> None:
+def _why_off(host: Host, storage: StorageFacts) -> str:
+    if not storage.holds_images:
+        return "By its definition it holds no disks any more."
+    if storage.enabled:
+        return "The agent has not found its folder yet."  # its rows become that folder's then
+    return f"It is disabled in Proxmox VE, or not for the node {host.node}."
+
+
+_AS_LAST_SEEN = "Its images are as last seen."
+
+
+def why_away(facts: ProxmoxFacts, storage: StorageFacts) -> tuple[str, str]:
+    """The state of a pool whose storage is not known to be active, and why, in sentences."""
+    if storage.active is None:
+        places = ("/storage", f"/storage/{storage.name}")
+        lacking = [one.sentence for one in facts.missing if one.feature == "storages" and one.path in places]
+        return "unreadable", f"{' '.join(lacking) or 'The API does not tell of it.'} {_AS_LAST_SEEN}"
+    if storage.is_mountpoint:
+        return "missing", f"Nothing is mounted at {storage.path} on the node: mount it there. {_AS_LAST_SEEN}"
+    return "missing", f"The node cannot reach it now. {_AS_LAST_SEEN}"
+
+
+def _sync_storage(host: Host, facts: ProxmoxFacts, storage: StorageFacts) -> None:
     key = path_key(_own_path(storage))
+    state, detail = ("ok", "") if storage.active else why_away(facts, storage)
     values: dict[str, Any] = {
         "name": storage.name, "kind": storage.kind, "source": StoragePool.Source.PROXMOX,
         "path": storage.path or f"{storage.type} {storage.group or storage.name}", "path_bytes": b"",
         "capacity_bytes": storage.total_bytes, "available_bytes": storage.available_bytes,
         "reserved_bytes": storage.reserved_bytes,
-        "network": storage.shared, "state": "ok" if storage.active else "missing",
-        "state_detail": "" if storage.active else "The node cannot reach it now.",
+        "network": storage.shared, "state": state, "state_detail": detail,
         "owners_unknown": proxmox_alone.nobody_looks(host),
     }  # fmt: skip
     if storage.shared:
         # One storage and one filesystem on all nodes, in every sum.
-        values["shared_key"] = values["fs_key"] = f"proxmox:{cluster or host.slug}:{storage.name}"
+        values["shared_key"] = values["fs_key"] = f"proxmox:{facts.cluster or host.slug}:{storage.name}"
     StoragePool.objects.update_or_create(host=host, path_key=key, defaults=values)

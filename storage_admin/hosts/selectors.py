@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 from django.db.models import Model, QuerySet
 
 from storage_admin.accounts.roles import Actor
+from storage_admin.agent.protocol import b64
 from storage_admin.hosts.models import Host, StoragePool
 
 M = TypeVar("M", bound=Model)
@@ -23,6 +24,12 @@ def host_names() -> dict[str, str]:
 def pools_for(actor: Actor) -> QuerySet[StoragePool]:
     """The pools on those hosts, each with its host."""
     return in_scope(StoragePool.objects.select_related("host").defer("path_bytes"), actor)
+
+
+def roots_of(host: Host) -> dict[str, Any]:
+    """Which folder the path of each pool of a host led to, by path as it travels; those of which that is known."""
+    rows = StoragePool.objects.filter(host=host, root__isnull=False).values_list("path_bytes", "root")
+    return {b64(bytes(path)): root for path, root in rows}
 
 
 def in_scope(rows: QuerySet[M], actor: Actor, host: str = "host") -> QuerySet[M]:

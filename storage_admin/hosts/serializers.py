@@ -1,10 +1,23 @@
 """Hosts as the API shows them."""
 
+from typing import Any
+
+from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from storage_admin.api.fields import Body, StrictBoolean, StrictInteger, StrictText
+from storage_admin.hosts import qemu_bugs
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.services import LEAST_BANDWIDTH
+
+
+class QemuBugSerializer(serializers.Serializer[Any]):
+    """A bug of QEMU that corrupts disks while a guest runs."""
+
+    code = serializers.CharField()
+    detail = serializers.CharField()
+    kinds = serializers.ListField(child=serializers.CharField(), help_text="Jobs that policies never start there.")
+    mended_by = serializers.CharField()
 
 
 class HostSerializer(serializers.ModelSerializer[Host]):
@@ -12,11 +25,15 @@ class HostSerializer(serializers.ModelSerializer[Host]):
 
     capabilities = serializers.DictField(read_only=True, help_text="What the agent found there, by name.")
 
+    qemu_bugs = serializers.SerializerMethodField(
+        help_text="Known bugs of its QEMU that corrupt disks; what is not known to be mended counts as having them."
+    )
+
     class Meta:
         model = Host
         fields = (
             "id", "slug", "name", "kind", "address", "port", "user", "transport", "cluster", "status", "status_detail",
-            "last_seen", "capabilities", "max_jobs", "bandwidth_bytes_sec", "idle_io", "owners_unknown",
+            "last_seen", "capabilities", "qemu_bugs", "max_jobs", "bandwidth_bytes_sec", "idle_io", "owners_unknown",
             "host_key",
         )  # fmt: skip
         read_only_fields = fields
@@ -27,6 +44,14 @@ class HostSerializer(serializers.ModelSerializer[Host]):
             "idle_io": {"help_text": "Rewriting jobs that say nothing else only use the disk when nobody else does."},
             "owners_unknown": {"help_text": "Why it is not known which guests use which images; empty where it is."},
         }
+
+    @extend_schema_field(QemuBugSerializer(many=True))
+    def get_qemu_bugs(self, host: Host) -> list[dict[str, Any]]:
+        """Code, sentence, kinds of jobs that provoke it, and what mends it."""
+        return [
+            {"code": bug.code, "detail": bug.what, "kinds": sorted(bug.kinds), "mended_by": cure}
+            for bug, cure in qemu_bugs.of_host(host)
+        ]
 
 
 class HostBody(Body):

@@ -10,16 +10,12 @@ from django.db import transaction
 
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.accounts.services import audit
-from storage_admin.hosts import folders, machine
+from storage_admin.agent.protocol import RefusedError
+from storage_admin.hosts import folders, machine, silence
 from storage_admin.hosts.errors import InvalidError
+from storage_admin.hosts.folders import Found
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.names import display, path_key
-
-#: Folders that no image belongs in. Those in the first set are refused with all that is below them.
-SYSTEM_TREES = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/sbin", "/sys", "/usr")
-SYSTEM_FOLDERS = frozenset(
-    ["/", "/home", "/media", "/mnt", "/opt", "/root", "/run", "/srv", "/tmp", "/var", "/var/lib"]  # noqa: S108
-)
 
 #: The least that a job's speed can be limited to, in bytes a second: below it a job would not end.
 LEAST_BANDWIDTH = 1_048_576
@@ -73,25 +69,67 @@ def add_pool(host: Host, path: bytes, source: str, *, name: str = "", kind: str 
     return pool
 
 
-def register_folder(actor: Actor, host: Host, path: str, *, name: str = "") -> StoragePool:
+def register_folder(actor: Actor, host: Host, path: str, *, name: str = "", add_to_list: bool = False) -> StoragePool:
     """Registers a folder of a host as a pool.
 
+    Args:
+        add_to_list: have it listed on the host as a folder of images, where it is not. That gives the dashboard a right
+            which only root has given so far, so it takes an admin of all hosts.
+
     Raises:
-        ForbiddenError: the actor is no admin.
-        InvalidError: it is no folder, a system's folder, or registered already.
-        RefusedError: ``host_unreachable``: the host cannot be asked.
+        ForbiddenError: the actor is no admin, or only one of some hosts and has to be one of all.
+        InvalidError: it is no folder, one of the system's or the dashboard's, or registered already.
+        RefusedError: ``folder_not_listed``: root has not said that images are there; it says what root has to run.
+            ``host_unreachable``: the host cannot be asked.
     """
     actor.require(Role.ADMIN, host.slug)
-    raw = _folder(host, path)
+    if add_to_list:
+        actor.require_everywhere(Role.ADMIN)
+    found = _folder(host, path)
+    raw = found.path
     if StoragePool.objects.filter(host=host, path_key=path_key(raw)).exists():
         raise _bad_path(f"{display(raw)} is a pool already.")
+    added = bool(found.refusal) and add_to_list
+    found = _listed(host, found, add_to_list=add_to_list)
     with transaction.atomic():
         pool = add_pool(host, raw, StoragePool.Source.ADMIN, name=name.strip()[:200])
-        audit(actor, "pool registered", pool.path, after={"host": host.slug})
+        pool.root = found.root
+        pool.save(update_fields=["root"])
+        listed = {"listed": pool.path} if added else {}
+        audit(actor, "pool registered", pool.path, after={"host": host.slug, **listed})
     return pool
 
 
-def _folder(host: Host, path: str) -> bytes:
+def confirm_folder(actor: Actor, pool: StoragePool, *, add_to_list: bool = False) -> StoragePool:
+    """Takes the folder that a pool's path leads to now for the pool's, whichever it was before.
+
+    Args:
+        add_to_list: as for :func:`register_folder`.
+
+    Raises:
+        ForbiddenError, InvalidError, RefusedError: as :func:`register_folder`.
+    """
+    actor.require(Role.ADMIN, pool.host.slug)
+    if add_to_list:
+        actor.require_everywhere(Role.ADMIN)
+    found = _listed(pool.host, _folder(pool.host, os.fsdecode(bytes(pool.path_bytes))), add_to_list=add_to_list)
+    with transaction.atomic():
+        pool.root = found.root
+        pool.save(update_fields=["root"])
+        audit(actor, "folder confirmed", pool, after={"path": display(found.path), "listed": add_to_list})
+    return pool
+
+
+def _listed(host: Host, found: Found, *, add_to_list: bool) -> Found:
+    """The folder, once the host lists it as one of images; raises RefusedError, with what root has to run."""
+    if found.refusal and add_to_list:
+        found = folders.allow(host, found.path)
+    if found.refusal:
+        raise RefusedError("folder_not_listed", found.refusal[:1].upper() + found.refusal[1:])
+    return found
+
+
+def _folder(host: Host, path: str) -> Found:
     if not path.startswith("/") or "\0" in path:
         raise _bad_path("Give the folder's absolute path, such as /srv/images.")
     try:
@@ -107,11 +145,9 @@ def _folder(host: Host, path: str) -> bytes:
         raise _bad_path(f"This path cannot be looked at: {found.detail}.")
     if found.kind != "folder":
         raise _bad_path(f"{display(given)} is a file, not a folder. Register the folder that it lies in.")
-    raw = found.path
-    text = display(raw)
-    if text in SYSTEM_FOLDERS or any(text == tree or text.startswith(tree + "/") for tree in SYSTEM_TREES):
-        raise _bad_path(f"{text} belongs to the operating system. Register the folder that holds the images alone.")
-    return raw
+    if found.forbidden:
+        raise _bad_path(f"{display(found.path)} {found.forbidden}. Register the folder that holds the images alone.")
+    return found
 
 
 def _bad_path(sentence: str) -> InvalidError:
@@ -128,6 +164,7 @@ def update_pool(
     warn_days: int | Unchanged | None = UNCHANGED,
     warn_undo_percent: int | Unchanged | None = UNCHANGED,
     all_hosts_registered: bool | None = None,
+    share_bases: bool | None = None,
 ) -> StoragePool:
     """Changes what an admin decides of a pool; ``None`` leaves a setting as it is, and ends an optional threshold.
 
@@ -140,6 +177,7 @@ def update_pool(
         raise InvalidError("The threshold is a percentage from 1 to 100.", {"warn_percent": "From 1 to 100."})
     _check_name("pool", name, pool.name)
     given = {"name": name, "warn_percent": warn_percent, "all_hosts_registered": all_hosts_registered}
+    given["share_bases"] = share_bases
     ends = {"warn_overcommit": warn_overcommit, "warn_days": warn_days, "warn_undo_percent": warn_undo_percent}
     thresholds = {key: value for key, value in ends.items() if not isinstance(value, Unchanged)}
     for key, value in thresholds.items():
@@ -238,14 +276,9 @@ def _change(actor: Actor, row: Host | StoragePool, what: str, values: dict[str, 
 
 
 def host_answered(host: Host, at: datetime, capabilities: dict[str, Any], owners_unknown: str) -> None:
-    """A scan reached the host: what it found out about it."""
-    tools = capabilities.get("tools", {})
-    # Where only plain commands run, no image is worked on.
-    wanted = () if capabilities.get("plain") else ("qemu-img", "setpriv")
-    missing = [tool for tool in wanted if not tools.get(tool)]
-    host.status = Host.Status.DEGRADED if missing else Host.Status.OK
-    host.status_detail = f"Not installed: {', '.join(missing)}. Install qemu-utils and util-linux." if missing else ""
+    """A scan reached the host: what it found out about it. Which pools do not answer, :func:`silence.tell` adds."""
     host.last_seen, host.capabilities, host.owners_unknown = at, capabilities, owners_unknown
+    host.status, host.status_detail = silence.state_of(host, [])
     host.save(update_fields=["status", "status_detail", "last_seen", "capabilities", "owners_unknown"])
 
 

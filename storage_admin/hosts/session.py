@@ -70,7 +70,8 @@ class AgentSession:
         self._started, self._greeted = time.monotonic(), False
         self._heard = self._started
         self._stop_asked: float | None = None
-        self._let_go = self._hangs = False
+        self._let_go = self._hangs = self._left = False
+        self._tells_of_storages, self._last_word = False, self._started
         self._stderr: deque[bytes] = deque(maxlen=50)
         self._threads = [
             threading.Thread(target=self._ping, daemon=True),
@@ -88,6 +89,10 @@ class AgentSession:
         self._ended.set()
         with self._write_lock, contextlib.suppress(OSError):
             self._stdin.close()
+        if self._left:
+            self._stdout.close()
+            threading.Thread(target=self._process.wait, daemon=True).start()
+            return
         # One that has not greeted has nothing to put back, and what hangs is not waited for a second time.
         waits = self._greeted and not self._hangs
         self._await_silence(END_TIMEOUT if waits else UNGREETED_END_TIMEOUT)
@@ -123,7 +128,12 @@ class AgentSession:
         """Gives the agent its work."""
         self._say(
             protocol.encode(
-                protocol.REQUEST, verb=request.verb, job=request.job, generation=request.generation, args=request.args
+                protocol.REQUEST,
+                verb=request.verb,
+                job=request.job,
+                generation=request.generation,
+                args=request.args,
+                roots=request.roots,
             )
         )
 
@@ -146,10 +156,30 @@ class AgentSession:
         """Takes it for hanging: leaving the context manager does not wait for its end, but kills it."""
         self._hangs = True
 
+    def leave(self) -> None:
+        """Leaves it to itself: nobody waits for its end, and nobody kills it. It puts everything back as soon as the
+        storage that holds it up lets it.
+        """
+        self._left = True
+
+    @property
+    def let_go(self) -> bool:
+        """Whether it may have swapped."""
+        return self._let_go
+
+    @property
+    def unheard(self) -> float:
+        """Seconds since the last word of an agent that tells of its storages every few; 0 of one that does not."""
+        return time.monotonic() - self._last_word if self._tells_of_storages else 0.0
+
     def go(self, generation: int) -> None:
         """Lets an agent that is ready swap."""
         self._let_go = True
         self._say(protocol.encode(protocol.GO, generation=generation))
+
+    def say_no(self) -> None:
+        """Tells an agent that has exchanged files that others may use either of them."""
+        self._say(protocol.encode(protocol.GO, generation=0))
 
     def events(self, tick: float = 0.5) -> Iterator[dict[str, Any] | None]:
         """What the agent says, as it comes; ``None`` at least every ``tick`` seconds in which it says nothing.
@@ -170,6 +200,7 @@ class AgentSession:
                 if not self._greeted:
                     self._check_hello(event)
                     self._greeted = True
+                self._hear(event)
                 yield event
                 if event["event"] in {protocol.RESULT, protocol.ERROR}:
                     return
@@ -177,6 +208,13 @@ class AgentSession:
         if not self._greeted:
             raise UngreetedError(detail, self._process.returncode, b"".join(self._stderr))
         raise HostError(detail, protocol.INTERRUPTED)
+
+    def _hear(self, event: dict[str, Any]) -> None:
+        self._last_word = time.monotonic()
+        if event["event"] == protocol.STORAGE:
+            self._tells_of_storages = True
+        else:  # the other comes also from one whose work hangs
+            self._heard = self._last_word
 
     def _lines(self, tick: float) -> Iterator[list[bytes]]:
         """The lines that have come, together; none where nothing came within ``tick`` seconds."""
@@ -190,7 +228,6 @@ class AgentSession:
                 chunk = os.read(fd, CHUNK)
                 if not chunk:
                     return
-                self._heard = time.monotonic()
                 rest += chunk
                 if len(rest) > protocol.MAX_LINE + CHUNK:
                     raise HostError("The agent sent a line beyond the limit.", protocol.INTERRUPTED)

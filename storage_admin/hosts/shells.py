@@ -10,7 +10,11 @@ from storage_admin.agent.protocol import HostError
 
 @dataclass(frozen=True)
 class Done:
-    """How a command ended."""
+    """How a command ended.
+
+    Args:
+        exit_code: 128 and the signal's number where one ended it, as shells say it.
+    """
 
     exit_code: int
     stdout: bytes
@@ -31,7 +35,7 @@ class Shell(Protocol):
         Args:
             argv: the command and its arguments; no shell of ours or theirs sees them as anything else.
             stdin: what it reads.
-            seconds: after which it is given up.
+            seconds: after which it is ended there.
 
         Raises:
             HostError: the host cannot be reached, or the time is up.
@@ -57,4 +61,5 @@ class LocalShell:
             return Done(127, b"", f"{argv[0]}: not found".encode())
         except OSError as error:
             raise HostError(f"{argv[0]} could not be started: {error.strerror}.") from error
-        return Done(done.returncode, done.stdout, done.stderr)
+        code = done.returncode if done.returncode >= 0 else 128 - done.returncode
+        return Done(code, done.stdout, done.stderr)

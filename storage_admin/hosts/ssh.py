@@ -6,12 +6,15 @@ stands on the command line, where it goes before whatever the user's configurati
 """
 
 import contextlib
+import math
 import os
 import re
+import secrets
 import shlex
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +27,17 @@ CONNECT_TIMEOUT = 10
 ALIVE_INTERVAL, ALIVE_COUNT = 10, 3
 #: What the OpenSSH client exits with when it is the connection that failed. A remote command's own 255 looks the same.
 CONNECTION_FAILED = 255
+
+#: Runs a command, ends it after so many seconds where that machine has a timeout(1) that can, and says after a mark how
+#: it ended: what the client exits with does not tell the end of a command from that of the connection.
+REPORTED = (
+    'mark=$1 limit=$2; shift 2; if timeout -k 1 1 true 2>/dev/null; then timeout -k 5 "$limit" "$@"; else "$@"; fi; '
+    'echo "$mark $?" >&2'
+)
+#: What timeout(1) exits with: the command ended when it was told to, or had to be killed.
+TIME_IS_UP = (124, 137)
+#: Seconds that a connection may take before and after its command.
+AROUND = CONNECT_TIMEOUT + 10
 
 #: These go before the user's configuration. Hosts behind a jump host stay possible: ProxyJump is left to it.
 PINNED = {
@@ -139,7 +153,18 @@ class SshShell:
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", seconds: float = 30.0) -> Done:
         """See :meth:`storage_admin.hosts.shells.Shell.run`."""
-        return self.run_text(as_root(self._endpoint, list(argv)), stdin=stdin, seconds=seconds)
+        mark, began = secrets.token_hex(16), time.monotonic()
+        reported = ["sh", "-c", REPORTED, "sh", mark, str(math.ceil(seconds)), *argv]
+        done = self._client(as_root(self._endpoint, reported), stdin, seconds + AROUND)
+        said, found, code = done.stderr.rpartition(mark.encode() + b" ")
+        if not found:
+            return self._connected(done)
+        ended = Done(int(code), done.stdout, said)
+        if ended.exit_code in TIME_IS_UP and time.monotonic() - began >= seconds:
+            raise HostError(
+                f"{argv[0]} did not end within {seconds:.0f} s on {self._endpoint.address} and was ended there."
+            )
+        return ended
 
     def run_text(self, remote: str, *, stdin: bytes = b"", seconds: float = 30.0) -> Done:
         """A line for the user's shell there, as the user.
@@ -147,14 +172,20 @@ class SshShell:
         Raises:
             HostError: the host cannot be reached, or the time is up.
         """
+        return self._connected(self._client(remote, stdin, seconds))
+
+    def _client(self, remote: str, stdin: bytes, seconds: float) -> Done:
         with connection(self._endpoint, remote) as command:
             try:
                 done = subprocess.run(command, input=stdin, capture_output=True, timeout=seconds, check=False)
             except subprocess.TimeoutExpired:
                 raise HostError(f"{self._endpoint.address} did not answer within {seconds:.0f} s.") from None
-        if done.returncode == CONNECTION_FAILED:
-            raise HostError(why_not(self._endpoint, done.stderr), "host_unreachable")
         return Done(done.returncode, done.stdout, done.stderr)
+
+    def _connected(self, done: Done) -> Done:
+        if done.exit_code == CONNECTION_FAILED:
+            raise HostError(why_not(self._endpoint, done.stderr), "host_unreachable")
+        return done
 
 
 def as_root(endpoint: Endpoint, argv: list[str]) -> str:

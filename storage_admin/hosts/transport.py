@@ -26,7 +26,8 @@ from storage_admin.hosts.models import Host
 from storage_admin.hosts.session import UngreetedError
 from storage_admin.hosts.shells import LocalShell, Shell
 
-FOLDER = "/usr/local/lib/storage-admin"
+#: A laboratory has it elsewhere.
+FOLDER = os.environ.get("STORAGE_ADMIN_AGENT_FOLDER") or "/usr/local/lib/storage-admin"
 PYTHON = "python3"
 #: What a line that was sent exits with where the agent is not installed, there is no Python 3, or no right to be root.
 NOT_INSTALLED, NO_PYTHON, NO_ROOT = 97, 98, 99
@@ -93,15 +94,18 @@ def shell(host: Host) -> Shell:
 
 
 @contextlib.contextmanager
-def agent_command(host: Host) -> Iterator[list[str]]:
+def agent_command(host: Host, word: str = "") -> Iterator[list[str]]:
     """The argument list that starts the agent on ``host``, valid as long as the context lasts.
 
+    Args:
+        word: the one that the agent is started with, where it has to be.
+
     Raises:
-        RefusedError: ``host_unreachable``, with the command that mends it.
+        RefusedError: ``host_unreachable``, with the command that mends it, or where nobody can say the word.
         HostError: it cannot be reached, or the agent cannot be installed there.
     """
     if is_here(host):
-        yield local_command()
+        yield [*local_command(), *([word] if word else [])]
         return
     if not by_ssh(host):
         raise RefusedError("host_unreachable", no_way_to(host))
@@ -109,11 +113,13 @@ def agent_command(host: Host) -> Iterator[list[str]]:
         raise RefusedError("host_unreachable", f"There is no Python 3 on {host.name}, so that no agent can run there.")
     where = endpoint(host)
     if host.transport == Host.Transport.FORCED:
+        if word:
+            raise RefusedError("host_unreachable", f"The key of {host.name} can run the agent, and nothing else.")
         with _unreachable_where_it_is(where), ssh.connection(where, None) as command:
             yield command
         return
     ensure_installed(where)
-    with _unreachable_where_it_is(where), ssh.connection(where, start_line(where)) as command:
+    with _unreachable_where_it_is(where), ssh.connection(where, start_line(where, word)) as command:
         yield command
 
 
@@ -123,8 +129,10 @@ def _unreachable_where_it_is(where: ssh.Endpoint) -> Iterator[None]:
     try:
         yield
     except UngreetedError as error:
-        if error.exit_code == NOT_INSTALLED:  # somebody has removed it since
+        if error.exit_code in (NOT_INSTALLED, NO_PYTHON):  # somebody has removed it since
             forget_installed(where)
+        if error.exit_code == NO_PYTHON:
+            raise HostError(no_python(where), "tool_missing") from error
         if error.exit_code == ssh.CONNECTION_FAILED:
             raise HostError(ssh.why_not(where, error.said), "host_unreachable") from error
         if error.exit_code is None:
@@ -132,6 +140,11 @@ def _unreachable_where_it_is(where: ssh.Endpoint) -> Iterator[None]:
                 f"{where.address} lets us in and does no work. {error.detail}", "host_unreachable"
             ) from error
         raise
+
+
+def no_python(where: ssh.Endpoint) -> str:
+    """Why no agent can run there, in a sentence."""
+    return f"There is no python3 on {where.address}: install it there."
 
 
 def no_way_to(host: Host) -> str:
@@ -151,13 +164,20 @@ def local_command() -> list[str]:
     if os.geteuid() == 0:
         return command
     sudo = shutil.which("sudo")
-    if sudo is None or subprocess.run([sudo, "-n", "true"], capture_output=True, check=False).returncode != 0:
+    installed = [PYTHON, "-I", remote_file()]  # as the installer puts it there, with a rule for it alone
+    if sudo is not None and Path(remote_file()).is_file() and _allows(sudo, "-l", *installed):
+        return [sudo, "-n", *installed]
+    if sudo is None or not _allows(sudo, "true"):
         raise RefusedError(
             "host_unreachable",
-            "Images belong to root here, and this program may not become root. Run as root: "
-            f"echo '{getpass.getuser()} ALL=(root) NOPASSWD: ALL' > /etc/sudoers.d/storage-admin",
+            "Images belong to root here, and this program may not become root. Run here: "
+            f"manage.py agent_installer --user {getpass.getuser()} | sudo sh",
         )
     return [sudo, "-n", *command]
+
+
+def _allows(sudo: str, *asked: str) -> bool:
+    return subprocess.run([sudo, "-n", *asked], capture_output=True, check=False).returncode == 0
 
 
 def remote_file() -> str:
@@ -165,10 +185,12 @@ def remote_file() -> str:
     return f"{FOLDER}/agent-{agent_bundle().hash}.pyz"
 
 
-def start_line(where: ssh.Endpoint) -> str:
-    """What the user's shell there runs: the agent as root, or exit code :data:`NOT_INSTALLED`."""
+def start_line(where: ssh.Endpoint, word: str = "") -> str:
+    """What the user's shell there runs: the agent as root, or exit code :data:`NOT_INSTALLED` or :data:`NO_PYTHON`."""
+    words = [PYTHON, "-I", remote_file(), *([word] if word else [])]
     file = shlex.quote(remote_file())
-    script = f"test -r {file} || exit {NOT_INSTALLED}; exec {ssh.as_root(where, [PYTHON, '-I', remote_file()])}"
+    python = f"command -v {PYTHON} >/dev/null || exit {NO_PYTHON}"
+    script = f"test -r {file} || exit {NOT_INSTALLED}; {python}; exec {ssh.as_root(where, words)}"
     return shlex.join(["sh", "-c", script])
 
 
@@ -207,11 +229,12 @@ def install(where: ssh.Endpoint) -> None:
     if found.exit_code == 0:
         return
     if found.exit_code == NO_PYTHON:
-        raise HostError(f"There is no python3 on {where.address}: install it there.", "tool_missing")
+        raise HostError(no_python(where), "tool_missing")
     if found.exit_code == NO_ROOT:
         raise HostError(
-            f"{where.user} may not become root on {where.address} ({found.words()}). Run there as root: "
-            f"echo '{where.user} ALL=(root) NOPASSWD: ALL' > /etc/sudoers.d/storage-admin",
+            f"{where.user} may not become root on {where.address} ({found.words()}). Run there as root what "
+            f"`manage.py agent_installer --user {where.user}` prints: it lets {where.user} run the agent as root, and "
+            "nothing else.",
             "host_unreachable",
         )
     if found.exit_code != NOT_INSTALLED:

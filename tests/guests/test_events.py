@@ -18,12 +18,13 @@ import pytest
 from images import tasks, waiting, watching
 from images.models import Image
 from storage_admin.agent.protocol import HostError
+from storage_admin.guests.models import GuestSpan
 from storage_admin.hosts import libvirt_watch, secrets
 from storage_admin.hosts.libvirt_process import command
 from storage_admin.hosts.models import Host
-from storage_admin.jobs import runner, services
+from storage_admin.jobs import elapsed, runner, services
 from storage_admin.jobs.models import Job
-from tests.factories import HostFactory
+from tests.factories import HostFactory, JobFactory
 from tests.harness.guests import Disk, Domains
 from tests.harness.processes import wait_until
 from tests.harness.sshd import sessions_of, sshd
@@ -120,6 +121,30 @@ def test_nobody_listens_when_no_job_waits(domain: Any, shared_folder: Path, watc
     wait_until(listeners, 10, "somebody listens")
     assert watchers.watched() == [host.pk]
     services.cancel(OPERATOR, job)
+    wait_until(lambda: not watchers.watched() and not listeners(), 10, "the listener has ended")
+
+
+def test_when_a_guest_ran_is_written_down_while_an_undo_copy_waits(
+    domain: Any, shared_folder: Path, watchers: watching.Watchers
+) -> None:
+    elapsed.tick()  # from here on time counts; before, it stands at 0
+    host = this_machine(shared_folder)
+    scan(host)
+    job = JobFactory.create(
+        target=image_at(shared_folder / "disk.qcow2"), state="succeeded", undo_state="available", undo_bytes=1
+    )
+    tasks.look_at_guests()
+    wait_until(listeners, 10, "somebody listens")
+    wait_until(lambda: connected(host), 10, "the connection stands")
+    spans = GuestSpan.objects.filter(uid=domain.UUIDString())
+    domain.create()
+    wait_until(spans.filter(ran=True).exists, 10, "its start is written down")
+    began = elapsed.now()
+    domain.destroy()
+    wait_until(spans.filter(ran=False, since__gte=began).exists, 10, "its end is written down")
+    ran = spans.get(ran=True)
+    assert 0 <= ran.since <= began <= ran.until <= elapsed.now()
+    Job.objects.filter(pk=job.pk).update(undo_state="expired")
     wait_until(lambda: not watchers.watched() and not listeners(), 10, "the listener has ended")
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.test import Client
 
+from images import hypervisors
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import openvz, registration, secrets, transport
@@ -15,7 +17,7 @@ from storage_admin.hosts.models import Host
 from storage_admin.jobs import services
 from storage_admin.jobs.errors import InvalidError
 from storage_admin.jobs.models import Job
-from tests.factories import GuestFactory, HostFactory
+from tests.factories import GuestFactory, HostFactory, UserFactory
 from tests.harness.guests import Disk, Domains, LibvirtGuest
 from tests.harness.openvz import OpenVZHost
 from tests.harness.sshd import sshd
@@ -172,3 +174,114 @@ def test_a_host_without_python_is_registered_for_its_containers(
     wanted = registration.Wanted(name="old", private_key=key, host_key=host.host_key, **address)  # type: ignore[arg-type]
     added = registration.add_ssh_host(ADMIN, wanted)
     assert added.transport == "plain"
+
+
+def test_one_whose_python_is_gone_since_is_registered_at_the_first_try(
+    vz: OpenVZHost, host: Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    vz.add("101", state="running")
+    monkeypatch.setattr(transport, "FOLDER", str(tmp_path / "lib"))
+    where = transport.endpoint(host)
+    transport.ensure_installed(where)
+    monkeypatch.setattr(transport, "PYTHON", "python3-that-is-not-there")
+    key, address = secrets.unlock(host.private_key_locked), {"address": "127.0.0.1", "port": host.port}
+    host.delete()
+    wanted = registration.Wanted(name="old", private_key=key, host_key=host.host_key, **address)  # type: ignore[arg-type]
+    assert registration.add_ssh_host(ADMIN, wanted).transport == "plain"
+
+
+def test_a_host_that_was_never_scanned_is_asked_for_containers_at_once(vz: OpenVZHost, host: Host) -> None:
+    vz.add("101", 'HOSTNAME="web"\n', state="running")
+    host.transport, host.capabilities = "ssh", {}
+    (told,) = hypervisors.ask(host)
+    assert [(guest.uid, guest.name) for guest in told.guests] == [("101", "web")]
+    host.capabilities = {"tools": {"vzctl": False}}
+    assert hypervisors.ask(host) == []
+
+
+def test_one_without_any_tells_nothing_of_them(vz: OpenVZHost, host: Host) -> None:
+    vz.remove("vzctl", "vzlist")
+    host.transport, host.capabilities = "ssh", {}
+    assert hypervisors.ask(host) == []
+
+
+def test_where_vzctl_is_gone_known_containers_are_told_of_by_their_files(vz: OpenVZHost, host: Host) -> None:
+    path = vz.add("101", 'HOSTNAME="web"\nIOPRIO="6"\n', state="running")
+    container(host, "101", priority=3)
+    vz.remove("vzctl", "vzlist")
+    host.transport, host.capabilities = "ssh", {"tools": {"vzctl": False}}
+    (told,) = hypervisors.ask(host)
+    assert [(guest.uid, guest.state, guest.io_priority) for guest in told.guests] == [("101", "unknown", 6)]
+    path.unlink()
+    (told,) = hypervisors.ask(host)
+    assert (told.guests, told.answered, told.kinds) == ((), True, ("container",))
+
+
+def test_without_vzctl_the_plan_tells_of_the_edit_and_when_it_counts(vz: OpenVZHost, host: Host) -> None:
+    vz.add("101", 'IOPRIO="3"\n', state="running")
+    vz.remove("vzctl")
+    assert run(services.submit(OPERATOR, "scan", host.pk, {})).state == "succeeded"
+    guest = Guest.objects.get(host=host)
+    plan = services.plan(OPERATOR, "set_io_priority", guest.pk, {"priority": 7})
+    assert plan.commands == ()
+    assert any(
+        "/etc/vz/conf/101.conf" in text and 'IOPRIO="7"' in text and "next start" in text for text in plan.warnings
+    )
+    job = set_for(guest, priority=7)
+    assert (job.state, (job.result or {})["effect"]) == ("succeeded", "next_start")
+    assert b'IOPRIO="7"' in (vz.conf / "101.conf").read_bytes()
+
+
+def test_a_vzlist_that_fails_is_no_host_that_does_not_answer(vz: OpenVZHost, host: Host) -> None:
+    vz.add("101")
+    vz.switch("vzlist_fails", "out of memory")
+    job = run(services.submit(OPERATOR, "scan", host.pk, {}))
+    assert (job.state, job.error_code) == ("failed", "tool_failed")
+    assert "out of memory" in job.error_detail
+    host.refresh_from_db()
+    assert host.status == "ok"
+
+
+def test_the_log_has_vzctls_own_words_and_no_script(vz: OpenVZHost, host: Host) -> None:
+    vz.add("101", state="running")
+    vz.switch("locked", "1")
+    job = set_for(container(host, "101"), priority=7)
+    assert job.state == "succeeded", job.error_detail
+    lines = said(job)
+    assert any("Locked by: pid 4711" in line for line in lines)
+    assert not any("stat -L" in line or "sh -c" in line for line in lines)
+
+
+def test_what_was_lost_stands_in_the_log_and_the_row_says_what_is_there(vz: OpenVZHost, host: Host) -> None:
+    vz.add("101", 'HOSTNAME="a"\nIOPRIO="3"\n', state="running")
+    vz.switch("before_save", "rm -r conf/101.conf private/101")
+    guest = container(host, "101", priority=3)
+    job = set_for(guest, priority=7)
+    assert (job.state, job.error_code) == ("failed", "tool_failed")
+    assert any('HOSTNAME="a"' in line for line in said(job))
+    guest.refresh_from_db()
+    assert guest.io_priority == 7
+
+
+def test_whole_numbers_are_whole_however_json_writes_them(vz: OpenVZHost, host: Host) -> None:
+    vz.add("101", state="running")
+    job = services.submit(OPERATOR, "set_io_priority", container(host, "101").pk, {"priority": 4.0})
+    assert repr(job.options["priority"]) == "4"
+    assert run(job).state == "succeeded"
+    guest = GuestFactory.create(host=host, kind="domain")
+    job = services.submit(OPERATOR, "set_io_priority", guest.pk, {"limits": {"read_iops_sec": 100.0}})
+    assert repr(job.options["limits"]["read_iops_sec"]) == "100"
+
+
+def test_a_form_that_is_sent_again_says_that_nothing_new_was_queued(host: Host, client: Client) -> None:
+    guests = [container(host, ctid).pk for ctid in ("101", "102")]
+    client.force_login(UserFactory.create(role="operator"), "django.contrib.auth.backends.ModelBackend")
+    form: dict[str, Any] = {"guest": guests, "priority": "4"}
+    page = client.post("/guests/io/", form)
+    form |= {"planned": page.context["planned"], "key": page.context["key"]}
+    first, again = client.post("/guests/io/", form, follow=True), client.post("/guests/io/", form, follow=True)
+    assert Job.objects.count() == 2
+    assert [str(one) for one in first.context["messages"]] == ["2 queued."]
+    assert [str(one) for one in again.context["messages"]] == [
+        "2 were queued before by this form: nothing new was queued."
+    ]

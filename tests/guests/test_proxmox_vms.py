@@ -9,20 +9,22 @@ from django.test import Client
 
 from images.kinds.targets import locks_on
 from images.models import Image, ImageUse
-from storage_admin.agent.protocol import RefusedError
+from storage_admin.accounts.roles import ForbiddenError
+from storage_admin.agent.protocol import RefusedError, b64
 from storage_admin.guests import proxmox_vms
 from storage_admin.guests.models import Guest
-from storage_admin.hosts import proxmox_hosts
+from storage_admin.hosts import asking, proxmox_hosts
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.proxmox import tasks
 from storage_admin.jobs import kinds, reaper, runner, services
 from storage_admin.jobs.errors import InvalidError
 from storage_admin.jobs.models import Job, ResourceLock
 from storage_admin.jobs.recorder import Recorder
-from tests.factories import GuestFactory, ImageFactory, TokenFactory, UserFactory
+from tests.factories import GuestDiskFactory, GuestFactory, ImageFactory, TokenFactory, UserFactory
 from tests.harness.proxmox import world
 from tests.harness.proxmox.server import ProxmoxServer, proxmox
 from tests.harness.proxmox.world import AUDITOR, SECRET, TOKEN_ID, lab
+from tests.web.confirming import confirm
 from tests.working import ADMIN, OPERATOR, VIEWER, run, said
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
@@ -45,9 +47,17 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProxmoxS
     assert running.wrong == []
 
 
+def files_of(server: ProxmoxServer) -> dict[str, Any]:
+    """What the agent on that node would tell of /etc/pve."""
+    texts = {number: one.text for (kind, number), one in server.world.guests.items() if kind == "vm"}
+    files = {f"nodes/pve1/qemu-server/{number}.conf": text for number, text in texts.items()}
+    told = [{"name": name, "content_b64": b64(text.encode())} for name, text in files.items()]
+    return {"proxmox": True, "node": "pve1", "files": told, "failed": [], "running": {}}
+
+
 @pytest.fixture
-def host(server: ProxmoxServer) -> Host:
-    """That node, added with its token and scanned."""
+def host(server: ProxmoxServer, monkeypatch: pytest.MonkeyPatch) -> Host:
+    """That node, added with its token and scanned; then its agent can read its files."""
     endpoint = server.endpoint()
     wanted = proxmox_hosts.WantedNode(
         name="pve", address=endpoint.address, port=endpoint.port, token_id=TOKEN_ID, token_secret=SECRET,
@@ -56,8 +66,15 @@ def host(server: ProxmoxServer) -> Host:
     host = proxmox_hosts.add_node(ADMIN, wanted)
     job = run(services.submit(OPERATOR, "scan", host.pk, {}))
     assert job.state == "succeeded", (job.error_detail, said(job))
+    monkeypatch.setattr(asking, "ask", lambda host, verb, args: files_of(server))
+    reached(host, Host.Transport.API_SSH)
     server.seen.clear()
     return host
+
+
+def reached(host: Host, way: str) -> None:
+    Host.objects.filter(pk=host.pk).update(transport=way)
+    host.refresh_from_db()
 
 
 @pytest.fixture
@@ -87,6 +104,33 @@ def good(job: Job) -> dict[str, Any]:
 
 
 # Limits
+
+
+def test_a_container_of_proxmox_ve_is_offered_nothing_and_costs_its_host_nothing(host: Host, client: Client) -> None:
+    row = Guest.objects.get(host=host, kind="container")
+    plan = services.plan(OPERATOR, "set_io_priority", row.pk, {"priority": 4})
+    assert ([one.code for one in plan.refusals], plan.commands) == (["invalid"], ())
+    with pytest.raises(RefusedError):
+        submit("set_io_priority", row, priority=4)
+    row.host.refresh_from_db()
+    assert row.host.status != "unreachable"
+    client.force_login(UserFactory.create(role="operator"))
+    for page in (f"/guests/{row.pk}/", "/guests/?kind=container"):
+        shown = client.get(page).content.decode()
+        assert row.name in shown
+        assert f"/guests/io/?guest={row.pk}" not in shown
+        assert f'name="guest" value="{row.pk}"' not in shown
+    assert "vzctl" not in client.get("/guests/io/", {"guest": str(row.pk), "priority": "4"}).content.decode()
+    machine = guest(host, "120")
+    assert f"?guest={machine.pk}" in client.get(f"/guests/{machine.pk}/").content.decode()
+
+
+def test_limits_of_a_disk_that_waits_for_another_volume_are_refused_before_any_is_set(
+    server: ProxmoxServer, host: Host, web: Guest
+) -> None:
+    Guest.objects.filter(pk=web.pk).update(waiting=["scsi1"])
+    assert refusals("set_io_priority", web, limits={"read_iops_sec": 50}) == ["stale_plan"]
+    assert refusals("set_io_priority", web, limits={"read_iops_sec": 50}, disk="scsi0") == []
 
 
 def test_limits_are_set_on_every_disk_and_read_again(server: ProxmoxServer, host: Host) -> None:
@@ -148,16 +192,110 @@ def test_a_right_or_a_lock_that_changes_meanwhile_stops_the_job(server: ProxmoxS
     assert server.verbs() == []
 
 
-def test_lines_that_proxmox_would_drop_keep_a_vm_from_being_changed(server: ProxmoxServer, web: Guest) -> None:
-    Guest.objects.filter(pk=web.pk).update(unread=["scsi9: store:120/x.qcow2,size=10P"])
-    job = run(submit("set_io_priority", web, limits={"read_iops_sec": 5}))
-    assert job.error_code == "guests_unknown"
-    assert refusals("resize", web, disk="scsi0", size_bytes=9 << 30) == ["guests_unknown"]
+#: What the API does not show, and a write by it drops.
+HIDDEN = "scsi31: store:120/vm-120-disk-9.qcow2,size=1G\n"
+WRITES: list[tuple[str, dict[str, Any]]] = [
+    ("set_io_priority", {"limits": {"read_iops_sec": 5}}),
+    ("resize", {"disk": "scsi0", "size_bytes": 9 << 30}),
+    ("move_disk", {"disk": "scsi0", "storage": "s2"}),
+]
+
+
+def hide_a_line(server: ProxmoxServer, web: Guest) -> str:
+    """Gives the VM a line that the API does not show; the digest of its file then."""
+    machine = server.world.guests["vm", 120]
+    machine.text = HIDDEN + WEB
+    Guest.objects.filter(pk=web.pk).update(digest=machine.conf.digest, unread=[HIDDEN.strip()])
+    return str(machine.conf.digest)
+
+
+@pytest.mark.parametrize(("kind", "options"), WRITES)
+def test_a_line_that_a_write_would_drop_is_named_by_the_plan_and_stays(
+    server: ProxmoxServer, web: Guest, kind: str, options: dict[str, Any]
+) -> None:
+    late = submit(kind, web, **options)
+    hide_a_line(server, web)
+    plan = services.plan(OPERATOR, kind, web.pk, options)
+    assert [one.code for one in plan.refusals] == ["hidden_lines"]
+    assert "scsi31: store:120/vm-120-disk-9.qcow2" in plan.refusals[0].detail
+    assert run(late).error_code == "hidden_lines"
+    assert server.world.guests["vm", 120].text == HIDDEN + WEB
     # What Proxmox VE shows, it keeps.
-    server.world.guests["vm", 120].text += "args: -drive file=/srv/x\n"
-    Guest.objects.filter(pk=web.pk).update(unread=["args: -drive file=/srv/x"])
-    good(run(submit("set_io_priority", web, limits={"read_iops_sec": 5})))
+    server.world.guests["vm", 120].text = "args: -drive file=/srv/x\n" + WEB
+    good(run(submit(kind, web, **options)))
     assert "args" in conf(server)
+
+
+@pytest.mark.parametrize(("kind", "options"), WRITES)
+def test_by_the_api_alone_an_admin_accepts_what_cannot_be_checked_once(
+    server: ProxmoxServer, host: Host, web: Guest, kind: str, options: dict[str, Any]
+) -> None:
+    digest = hide_a_line(server, web)
+    reached(host, Host.Transport.API)
+    plan = services.plan(ADMIN, kind, web.pk, options)
+    assert [one.code for one in plan.refusals] == ["hidden_lines"]
+    assert digest in plan.refusals[0].detail
+    with pytest.raises(ForbiddenError):
+        submit(kind, web, **options, accept_hidden_lines=digest)
+    assert server.world.guests["vm", 120].text == HIDDEN + WEB
+    other = services.plan(ADMIN, kind, web.pk, options | {"accept_hidden_lines": "0" * 40})
+    assert [one.code for one in other.refusals] == ["hidden_lines"]
+    job = services.submit(ADMIN, kind, web.pk, options | {"accept_hidden_lines": digest})
+    assert any("cannot be checked" in warning for warning in job.plan["warnings"])
+    server.world.guests["vm", 120].text += "# another one by now\n"
+    assert run(job).error_code == "hidden_lines"
+    server.world.guests["vm", 120].text = HIDDEN + WEB
+    good(run(services.submit(ADMIN, kind, web.pk, options | {"accept_hidden_lines": digest})))
+    web.refresh_from_db()
+    # Limits are read again right after Proxmox VE has written them: that file has no such line.
+    assert web.accepted_digest == (conf_digest(server) if kind == "set_io_priority" else digest)
+
+
+def test_the_page_asks_an_admin_to_accept_it_and_starts_it_then(
+    server: ProxmoxServer, host: Host, web: Guest, client: Client
+) -> None:
+    digest = hide_a_line(server, web)
+    reached(host, Host.Transport.API)
+    asked = {"guest": str(web.pk), "read_iops_sec": "5"}
+    client.force_login(UserFactory.create(role="operator"))
+    assert "accept_hidden_lines=" not in client.get("/guests/io/", asked).content.decode()
+    client.force_login(UserFactory.create(role="admin"))
+    assert f"accept_hidden_lines={digest}" in client.get("/guests/io/", asked).content.decode()
+    confirm(client, "/guests/io/", asked | {"accept_hidden_lines": digest})
+    assert good(run(Job.objects.get(kind="set_io_priority")))["effect"] == "next_start"
+    resize = {"disk": "scsi0", "size_gib": "9"}
+    web.refresh_from_db()
+    Guest.objects.filter(pk=web.pk).update(accepted_digest="", digest=conf_digest(server))
+    page = client.get(f"/guests/{web.pk}/resize/", resize).content.decode()
+    assert f"accept_hidden_lines={conf_digest(server)}" in page
+    confirm(client, f"/guests/{web.pk}/resize/", resize | {"accept_hidden_lines": conf_digest(server)})
+    good(run(Job.objects.get(kind="resize")))
+
+
+def conf_digest(server: ProxmoxServer) -> str:
+    return str(server.world.guests["vm", 120].conf.digest)
+
+
+def test_a_trim_writes_no_configuration_and_needs_nobody_to_accept_anything(
+    server: ProxmoxServer, host: Host, web: Guest
+) -> None:
+    hide_a_line(server, web)
+    machine = server.world.guests["vm", 120]
+    machine.running, machine.trims = True, [{"path": "/", "trimmed": 5}]
+    reached(host, Host.Transport.API)
+    good(run(submit("trim", web)))
+    assert machine.text == HIDDEN + WEB
+
+
+def test_what_proxmox_leaves_to_root_alone_is_refused_by_the_plan(server: ProxmoxServer, web: Guest) -> None:
+    server.world.guests["vm", 120].text = WEB + "scsi5: /dev/sdz,size=1G\n"
+    GuestDiskFactory.create(guest=web, target="scsi5", path="/dev/sdz", volume="")
+    limits = {"read_iops_sec": 5}
+    assert refusals("set_io_priority", web, limits=limits) == ["right_missing"]
+    assert refusals("set_io_priority", web, limits=limits, disk="scsi5") == ["right_missing"]
+    assert refusals("move_disk", web, disk="scsi5", storage="s2") == ["invalid"]
+    assert refusals("resize", web, disk="scsi5", size_bytes=9 << 30) == ["invalid"]
+    good(run(submit("set_io_priority", web, limits=limits, disk="scsi0")))
 
 
 # Moving
@@ -310,7 +448,10 @@ def test_a_volume_that_others_need_is_moved_and_never_removed(server: ProxmoxSer
          "used": 4096, "vmid": 120, "parent": "vm-120-disk-0.qcow2"},
     ]  # fmt: skip
     server.world.guests["vm", 121] = world.Guest("vm", 121, f"name: second\nscsi1: {OLD},size=8G\n")
+    reached(host, Host.Transport.API)
     assert run(services.submit(OPERATOR, "scan", host.pk, {})).state == "succeeded"
+    reached(host, Host.Transport.API_SSH)
+    web = guest(host, "120")
     assert image_of(web, "scsi0").overlays_count == 1
     assert refusals("move_disk", web, disk="scsi0", storage="s2") == []
     plan = services.plan(OPERATOR, "move_disk", web.pk, {"disk": "scsi0", "storage": "s2", "delete_source": True})
@@ -419,6 +560,60 @@ def test_a_guest_is_trimmed_and_what_each_filesystem_gave_back_is_told(server: P
     assert Job.objects.filter(kind="scan", state="queued").exists()
 
 
+def emulator(host: Host, said: str) -> None:
+    """What the agent found on that node at the last scan."""
+    Host.objects.filter(pk=host.pk).update(capabilities=host.capabilities | {"qemu_system": said})
+
+
+def bugs(kind: str, row: Guest, **options: Any) -> list[str]:
+    """Warnings of bugs that a plan gives, after which a user may go on; a policy is refused."""
+    plan = services.plan(OPERATOR, kind, row.pk, options)
+    assert all(one.code == "qemu_bug" and one.detail in plan.warnings for one in plan.by_hand)
+    return [one.detail for one in plan.by_hand]
+
+
+def test_a_trim_warns_of_the_bug_of_its_qemu_and_policies_never_do_it(
+    server: ProxmoxServer, host: Host, web: Guest
+) -> None:
+    machine = server.world.guests["vm", 120]
+    machine.running, machine.trims = True, [{"path": "/", "trimmed": 5}]
+    emulator(host, "10.2.1 (pve-qemu-kvm_10.2.1-1)")
+    [warning] = bugs("trim", web)
+    assert "pve-qemu-kvm 11.0.0-1" in warning
+    assert "Shut the guest down" in warning
+    with pytest.raises(RefusedError) as refused:
+        services.submit(ADMIN, "trim", web.pk, {}, by_hand=False)
+    assert refused.value.code == "qemu_bug"
+    good(run(submit("trim", web)))
+
+
+def test_a_mended_qemu_trims_without_a_word_unless_the_guest_runs_an_older_one(
+    server: ProxmoxServer, host: Host, web: Guest
+) -> None:
+    machine = server.world.guests["vm", 120]
+    machine.running, machine.trims = True, []
+    emulator(host, "11.0.0 (pve-qemu-kvm_11.0.0-1)")
+    assert bugs("trim", web) == []
+    machine.qemu = "11.0.0"
+    assert bugs("trim", web) == []
+    machine.qemu = "10.1.2"
+    assert len(bugs("trim", web)) == 1
+    emulator(host, "")
+    machine.qemu = ""
+    assert len(bugs("trim", web)) == 1
+
+
+def test_a_disk_is_moved_without_a_warning_while_the_guest_is_off(
+    server: ProxmoxServer, host: Host, web: Guest
+) -> None:
+    emulator(host, "10.1.2 (pve-qemu-kvm_10.1.2-6)")
+    assert bugs("move_disk", web, disk="scsi1", storage="store") == []
+    server.world.guests["vm", 120].running = True
+    assert len(bugs("move_disk", web, disk="scsi1", storage="store")) == 2
+    emulator(host, "10.2.1 (pve-qemu-kvm_10.2.1-1)")
+    assert bugs("move_disk", web, disk="scsi1", storage="store") == []
+
+
 def test_a_guest_without_an_agent_is_refused_or_fails_with_its_words(
     server: ProxmoxServer, host: Host, web: Guest
 ) -> None:
@@ -474,11 +669,12 @@ def test_a_guests_page_offers_what_can_be_done_and_the_form_shows_the_plan_first
     assert "qm disk move 120 scsi0 s2 --format raw --delete 1" in plan
     assert server.verbs() == []
     assert not Job.objects.filter(kind="move_disk").exists()
-    answer = client.post(f"/guests/{web.pk}/move-disk/", form | {"key": "k1"})
+    answer = confirm(client, f"/guests/{web.pk}/move-disk/", form)
     job = Job.objects.get(kind="move_disk")
     assert answer["Location"] == f"/jobs/{job.pk}/"
     assert job.options == {
         "disk": "scsi0", "storage": "s2", "format": "raw", "delete_source": True, "bandwidth_bytes_sec": 50 << 20,
+        "accept_hidden_lines": None,
     }  # fmt: skip
     assert run(job).state == "succeeded"
     assert "s2:120/vm-120-disk-0.raw" in client.get(f"/jobs/{job.pk}/").content.decode()
@@ -492,7 +688,7 @@ def test_a_guests_forms_say_what_is_wrong_and_start_nothing(server: ProxmoxServe
     assert "Refused: invalid" in client.get(address, {"disk": "scsi0", "size_gib": "1"}).content.decode()
     assert "9,663,676,416 bytes" in client.get(address, {"disk": "scsi0", "size_gib": "9"}).content.decode()
     for text in ("x", "1", "NaN", "1e99"):
-        client.post(address, {"disk": "scsi0", "size_gib": text, "key": "k"})
+        confirm(client, address, {"disk": "scsi0", "size_gib": text})
     assert "Refused: invalid" in client.get(f"/guests/{web.pk}/trim/").content.decode()
     assert client.get("/guests/999999/").status_code == 404
     client.force_login(UserFactory.create(role="viewer"), "django.contrib.auth.backends.ModelBackend")
@@ -505,7 +701,15 @@ def test_the_page_for_io_sets_limits_of_a_vm(server: ProxmoxServer, web: Guest, 
     client.force_login(UserFactory.create(role="operator"), "django.contrib.auth.backends.ModelBackend")
     form = {"guest": str(web.pk), "read_bytes_sec": "5"}
     assert "mbps_rd=5" in client.get("/guests/io/", form).content.decode()
-    client.post("/guests/io/", form)
+    confirm(client, "/guests/io/", form)
     assert run(Job.objects.get(kind="set_io_priority")).state == "succeeded"
     assert "mbps_rd=5" in conf(server)["scsi0"]
     assert "mbps_rd=5" in conf(server)["scsi1"]
+
+
+def test_proxmox_ve_enlarges_no_vmdk(server: ProxmoxServer, web: Guest) -> None:
+    server.world.guests["vm", 120].text += "sata3: store:120/vm-120-disk-5.vmdk,size=1G\n"
+    assert refusals("resize", web, disk="sata3", size_bytes=2 << 30) == ["unsupported_subformat"]
+    with pytest.raises(RefusedError):
+        submit("resize", web, disk="sata3", size_bytes=2 << 30)
+    assert server.verbs() == []

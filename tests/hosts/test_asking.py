@@ -23,7 +23,7 @@ time.sleep(60)
 
 def test_an_agent_that_gives_no_answer_holds_nobody_for_good(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     argv = [sys.executable, "-c", HANGS, agent_bundle().hash, str(tmp_path / "pid")]
-    monkeypatch.setattr(asking, "agent_command", lambda host: contextlib.nullcontext(argv))
+    monkeypatch.setattr(asking, "agent_command", lambda host, word: contextlib.nullcontext(argv))
     monkeypatch.setattr(asking, "ANSWER_TIMEOUT", 1.0)
     began = time.monotonic()
     with pytest.raises(HostError, match="has not answered within 1 s") as caught:

@@ -15,6 +15,7 @@ import libvirt
 import psutil
 import pytest
 
+from storage_admin.agent import imagefolders
 from storage_admin.agent.protocol import HostError, RefusedError, decode
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import forced, libvirt_control, libvirt_reader, libvirt_relay, libvirt_watch, ssh, transport
@@ -258,6 +259,15 @@ def test_the_key_forwards_nothing_beside_it(server: Sshd, host: Host, tmp_path: 
             process.kill()
             said_so = process.communicate()[1]
     assert b"open failed" in said_so
+
+
+def test_an_installation_touches_nothing_outside_of_the_folders_that_the_tests_have() -> None:
+    """What a run of them leaves behind on a machine, an installation of the product would believe."""
+    usual = {Path("/etc/storage-admin"), Path("/usr/local/lib/storage-admin")}
+    assert not usual & {Path(transport.FOLDER), Path(forced.ENTRY).parent, Path(imagefolders.file_path()).parent}
+    script = forced.installer("root", "", ["/srv/images"])
+    assert f"\nlist={imagefolders.file_path()}\n" in script
+    assert not [path for path in usual if f"{path}/" in script]
 
 
 def test_for_another_user_sudo_lets_run_the_agent_and_its_relay_and_no_more() -> None:

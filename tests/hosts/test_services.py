@@ -134,6 +134,7 @@ def test_another_user_starts_it_by_sudo_where_that_needs_no_password(
     sudo.chmod(0o755)
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     monkeypatch.setattr("shutil.which", lambda name: str(sudo))
+    monkeypatch.setattr(transport, "FOLDER", str(tmp_path / "none is installed"))
     command = started_by(host)
     assert command[:3] == [str(sudo), "-n", sys.executable]
     done = subprocess.run(command, input=b"", capture_output=True, timeout=60)
@@ -144,13 +145,15 @@ def test_another_user_starts_it_by_sudo_where_that_needs_no_password(
 def test_without_that_right_it_says_which_command_gives_it(
     host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str | None
 ) -> None:
+    monkeypatch.setattr(transport, "FOLDER", str(tmp_path))
+    Path(transport.remote_file()).touch()  # installed for another user, whom a rule allows it
     sudo = tmp_path / "sudo"
     if answer is not None:
         sudo.write_text(answer)
         sudo.chmod(0o755)
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     monkeypatch.setattr("shutil.which", lambda name: None if answer is None else str(sudo))
-    with pytest.raises(RefusedError, match="sudoers") as refused:
+    with pytest.raises(RefusedError, match="agent_installer --user") as refused:
         started_by(host)
     assert refused.value.code == "host_unreachable"
 

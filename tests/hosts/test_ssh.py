@@ -25,7 +25,28 @@ def test_a_command_runs_with_its_arguments_as_they_are(server: Sshd) -> None:
     done = ssh.SshShell(server.endpoint()).run(odd)
     assert (done.exit_code, done.stdout.decode()) == (0, "|".join(odd[2:]) + "|")
     assert ssh.SshShell(server.endpoint()).run(["cat"], stdin=b"\0\xff").stdout == b"\0\xff"
-    assert ssh.SshShell(server.endpoint()).run(["sh", "-c", "exit 7"]).exit_code == 7
+
+
+@pytest.mark.parametrize(
+    ("script", "code"), [("exit 7", 7), ("exit 255", 255), ("kill -KILL $$", 137), ("kill -SEGV $$", 139)]
+)
+def test_how_a_command_ended_is_told_from_how_the_connection_did(server: Sshd, script: str, code: int) -> None:
+    done = ssh.SshShell(server.endpoint()).run(["sh", "-c", f"echo out; echo err >&2; {script}"])
+    assert (done.exit_code, done.stdout, done.stderr.split(b"\n")[0]) == (code, b"out\n", b"err")
+
+
+def test_a_connection_that_is_cut_off_under_a_command_is_told_as_that(server: Sshd) -> None:
+    with pytest.raises(HostError) as lost:
+        ssh.SshShell(server.endpoint()).run(["sh", "-c", "kill -KILL $(ps -o ppid= -p $(ps -o ppid= -p $PPID))"])
+    assert lost.value.code == "host_unreachable"
+
+
+def test_a_command_that_hangs_is_ended_on_the_host(server: Sshd, tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    with pytest.raises(HostError, match=r"did not end within 1 s on 127\.0\.0\.1 and was ended there") as late:
+        ssh.SshShell(server.endpoint()).run(["sh", "-c", f"echo $$ >{note}; while :; do sleep 600; done"], seconds=1)
+    assert late.value.code == "tool_failed"
+    assert not Path(f"/proc/{int(note.read_text())}").exists()
 
 
 def test_another_host_key_than_the_pinned_one_is_refused(server: Sshd, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from storage_admin.agent.imagefolders import VARIABLE
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.hosts import forced, transport
 from storage_admin.hosts.models import Host
@@ -44,7 +45,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sshd]:
 
 @pytest.fixture
 def may_become_root() -> Iterator[None]:
-    RULES.write_text(f"{USER} ALL=(root) NOPASSWD: ALL\n")
+    kept = f"Defaults:{USER} env_keep += {VARIABLE}\n"  # where the tests' list of folders is, which sudo takes away
+    RULES.write_text(f"{kept}{USER} ALL=(root) NOPASSWD: ALL\n")
     RULES.chmod(0o440)
     yield
     RULES.unlink()
@@ -53,7 +55,7 @@ def may_become_root() -> Iterator[None]:
 def test_without_a_rule_the_host_is_not_added_and_the_rule_is_named(server: Sshd) -> None:
     with pytest.raises((HostError, RefusedError)) as refused:
         add(server, user=USER)
-    assert f"echo '{USER} ALL=(root) NOPASSWD: ALL' > /etc/sudoers.d/" in str(refused.value)
+    assert f"manage.py agent_installer --user {USER}" in str(refused.value)
     assert not Host.objects.exists()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from storage_admin.accounts.roles import Actor
 from storage_admin.agent.protocol import HostError
-from storage_admin.guests import io_settings
+from storage_admin.guests import io_settings, proxmox_vms
 from storage_admin.guests.io_settings import Setting
 from storage_admin.guests.models import Guest
 from storage_admin.jobs.errors import InvalidError, NotFoundError
@@ -56,6 +56,7 @@ class SetIoPriority(JobKind):
             "default": None,
             "description": "The disk (its target) that the limits are for; null for every disk of the VM.",
         },
+        **proxmox_vms.ACCEPT,
     }
 
     def resolve(self, target_id: int) -> Target:
@@ -71,8 +72,9 @@ class SetIoPriority(JobKind):
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:  # noqa: ARG002 (the same for all)
         return [Lock(f"guest:{target.id}", exclusive=True)]
 
-    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
+    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:
         guest = _find(target_id)
+        proxmox_vms.accepted_by(actor, guest, options)
         setting = _setting(options)
         return Plan(
             method="set_io_priority",
@@ -109,7 +111,8 @@ def _find(guest_id: int) -> Guest:
 
 
 def _setting(options: dict[str, Any]) -> Setting:
-    return Setting(options["priority"], options["weight"], options["limits"], options["disk"])
+    given = options["priority"], options["weight"], options["limits"], options["disk"]
+    return Setting(*given, options.get("accept_hidden_lines"))
 
 
 def _reason(guest: Guest, setting: Setting) -> str:

@@ -26,6 +26,7 @@ from storage_admin.jobs.plans import Affected, Plan, Refusal
 from storage_admin.jobs.recorder import Recorder
 
 _DISK = {"type": "string", "minLength": 1, "maxLength": 40, "description": "The disk (its target), such as scsi0."}
+_NOT_DISCARDED = "discard is not on for {}: what the guest trims there stays allocated on the host."
 
 
 @dataclass
@@ -45,6 +46,8 @@ class VmKind(JobKind):
     when_lost = "A task that Proxmox VE had begun goes on there: the log names it. Scan the host when it has ended."
     #: What has to be given: options without a default.
     needs: ClassVar[tuple[str, ...]] = ()
+    #: Whether Proxmox VE writes the VM's configuration for it.
+    writes = True
 
     @property
     def options_schema(self) -> dict[str, Any]:
@@ -65,14 +68,18 @@ class VmKind(JobKind):
                     keys += [f"inode:{image.host_id}:{image.dev}:{image.inode}", f"image:{image.pk}"]
         return [Lock(key, exclusive=True) for key in dict.fromkeys(keys)]
 
-    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
+    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:
         guest = find(target_id)
+        accepted = proxmox_vms.accepted_by(actor, guest, options)
         draft = Draft(f"{self.title}: {guest.name}.", [])
         against = [Refusal(code, sentence) for code, sentence in proxmox_vms.offline(guest)]
+        by_hand: list[Refusal] = []
         if not against:
             try:
                 with proxmox_vms.opened(guest, proxmox_vms.PLAN_SECONDS) as vm:
                     draft = self.draft(vm, options)
+                    by_hand = proxmox_vms.bugs(vm, self.name)
+                    draft.warnings += proxmox_vms.check_writing(vm, accepted) if self.writes else []
             except (RefusedError, HostError) as error:
                 against = [Refusal(error.code, error.detail)]
         return Plan(
@@ -81,18 +88,15 @@ class VmKind(JobKind):
             commands=(shlex.join(draft.command),) if draft.command else (),
             facts_at=guest.last_seen,
             refusals=(*against, *draft.refusals),
-            warnings=tuple(draft.warnings),
+            by_hand=tuple(by_hand),
+            warnings=(*(one.detail for one in by_hand), *draft.warnings),
             affected_guests=(Affected(guest.pk, guest.name, guest.state),),
             options=options,
         )
 
     @abstractmethod
     def draft(self, vm: Vm, options: dict[str, Any]) -> Draft:
-        """What would be done, from what the node tells now.
-
-        Raises:
-            RefusedError, HostError: it cannot be done.
-        """
+        """What would be done, from what the node tells now; raises RefusedError or HostError where it cannot be."""
 
     @abstractmethod
     def do(self, vm: Vm, options: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
@@ -100,11 +104,14 @@ class VmKind(JobKind):
 
     def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
         guest = find(job.target_id)
-        for code, sentence in proxmox_vms.offline(guest):
-            raise RefusedError(code, sentence)
+        for against in proxmox_vms.offline(guest):
+            raise RefusedError(*against)
         with proxmox_vms.opened(guest) as vm:
             for refusal in self.draft(vm, job.options).refusals:
                 raise RefusedError(refusal.code, refusal.detail)
+            if self.writes:
+                proxmox_vms.check_writing(vm, job.options["accept_hidden_lines"])
+                proxmox_vms.accept(guest, vm.config.digest)
             result = self.do(vm, job.options, recorder)
         recorder.log(result["words"])
         return result
@@ -144,6 +151,7 @@ class MoveDisk(VmKind):
             "default": None,
             "description": "At most so many bytes a second; null for what the cluster's settings say.",
         },
+        **proxmox_vms.ACCEPT,
     }
 
     def draft(self, vm: Vm, options: dict[str, Any]) -> Draft:
@@ -173,9 +181,7 @@ class MoveDisk(VmKind):
         elif naming:
             draft.warnings.append(f"Its snapshots ({', '.join(naming[:5])}) go on to name the old volume.")
         if volumes.own_id(drive.volume) != drive.volume:
-            draft.warnings.append(
-                "It is a linked clone: the copy stands alone, and needs the room of its base as well."
-            )
+            draft.warnings.append("It is a linked clone: the copy stands alone, and needs its base's room as well.")
         if not options["delete_source"]:
             draft.warnings.append("Nothing becomes free on its storage before the old volume is removed.")
         return draft
@@ -217,6 +223,7 @@ class Resize(VmKind):
             "multipleOf": 1024,
             "description": "The new size in bytes, larger than the present one.",
         },
+        **proxmox_vms.ACCEPT,
     }
 
     def draft(self, vm: Vm, options: dict[str, Any]) -> Draft:
@@ -275,6 +282,7 @@ class Trim(VmKind):
     name = "trim"
     title = "Trim in the guest"
     description = "Has the guest agent of a VM trim its filesystems (fstrim); what it trims becomes free on the host."
+    writes = False
 
     def draft(self, vm: Vm, options: dict[str, Any]) -> Draft:  # noqa: ARG002 (it has none)
         draft = Draft(
@@ -294,9 +302,7 @@ class Trim(VmKind):
             draft.refusals.append(Refusal(INVALID, f"{vm.guest.name} is off: only a running guest can be trimmed."))
         without = sorted(_without_discard(vm))
         if without:
-            draft.warnings.append(
-                f"discard is not on for {', '.join(without)}: what the guest trims there stays allocated on the host."
-            )
+            draft.warnings.append(_NOT_DISCARDED.format(", ".join(without)))
         draft.warnings.append("Proxmox VE has no way to stop a trim that has begun: a cancel comes too late for it.")
         return draft
 
@@ -365,11 +371,8 @@ def _without_discard(vm: Vm) -> list[str]:
 def _of_template(vm: Vm) -> list[Refusal]:
     if not vm.is_template:
         return []
-    return [
-        Refusal(
-            "immutable", f"{vm.guest.name} is a template: linked clones stand on its disks, which stay as they are."
-        )
-    ]
+    sentence = f"{vm.guest.name} is a template: linked clones stand on its disks, which stay as they are."
+    return [Refusal("immutable", sentence)]
 
 
 def _against_storage(storage: StorageFacts | None, drive: Drive, vm: Vm) -> list[Refusal]:

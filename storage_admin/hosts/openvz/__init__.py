@@ -3,7 +3,7 @@
 Rests on what vzctl 4.11 does (its sources: ``config.c``, ``vzlist.c``, ``io.c``) and on OpenVZ 7 where that differs.
 """
 
-from storage_admin.hosts.openvz.commands import CommandRun
+from storage_admin.hosts.openvz.commands import CommandRun, has_vzctl
 from storage_admin.hosts.openvz.config import Recorded
 from storage_admin.hosts.openvz.files import FOLDERS
 from storage_admin.hosts.openvz.ids import checked_ctid, checked_priority
@@ -22,5 +22,6 @@ __all__ = [
     "checked_ctid",
     "checked_priority",
     "containers",
+    "has_vzctl",
     "set_priority",
 ]

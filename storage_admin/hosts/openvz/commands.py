@@ -66,6 +66,11 @@ class Commands:
             self._told(run)
 
 
+def has_vzctl(shell: Shell) -> bool:
+    """Whether vzctl is there to set a priority; else configurations are edited."""
+    return shell.run(["sh", "-c", "PATH=$PATH:/usr/sbin:/sbin; command -v vzctl"]).exit_code == 0
+
+
 def plain(said: bytes) -> str:
     """Output as lines that a terminal and a page can show."""
     return "\n".join(display(line) for line in said[-KEPT:].strip().split(b"\n"))

@@ -19,7 +19,7 @@ SYNC_SECONDS = 120.0
 _PREAMBLE = "LC_ALL=C; export LC_ALL; PATH=$PATH:/usr/sbin:/sbin\n"
 
 _LOOK = """\
-ctid=$1 longest=$2; shift 2
+ctid=$1 longest=$2 settings=$3; shift 3
 for tool in vzctl vzlist; do if command -v $tool >/dev/null; then echo $tool; fi; done
 for folder do
   file=$folder/$ctid.conf
@@ -27,7 +27,9 @@ for folder do
   echo "file $file"
   if [ -L "$file" ]; then echo link; fi
   [ -f "$file" ] || { echo odd; exit 0; }
-  stat -L -c 'stat %a %h' "$file" || exit 1
+  stat -L -c 'stat %a %h %u:%g' "$file" || exit 1
+  df -Pk "$file" 2>/dev/null | while read -r _ _ _ free _; do echo "free $free"; done
+  echo "locks $(sed -n 's/^LOCKDIR="\\{0,1\\}\\([^"]*\\).*/\\1/p' "$settings" 2>/dev/null)"
   [ "$(stat -L -c %s "$file")" -le "$longest" ] || { echo long; exit 0; }
   echo content
   exec cat "$file"
@@ -62,16 +64,29 @@ said=$(dd of="$temp" bs=65536 conv=fsync 2>&1) || fail "$said"
 exec cat "$temp"
 """
 
+# The lock is vzctl's own (its lock.c): a file with the number of who holds it, which counts as long as that one lives.
 _SWAP = """\
-file=$1 temp=$2
+file=$1 temp=$2 lock=$3
 [ -f "$file" ] && [ ! -L "$file" ] || exit 3
+if [ -d "${lock%/*}" ]; then
+  echo $$ >"$lock.sa-$$" || exit 1
+  trap 'rm -f "$lock.sa-$$"' EXIT
+  for try in 1 2 3 4; do
+    if ln "$lock.sa-$$" "$lock" 2>/dev/null; then trap 'rm -f "$lock.sa-$$" "$lock"' EXIT; break; fi
+    holder=; read -r holder 2>/dev/null <"$lock"
+    if [ "$try" = 4 ] || [ -d "/proc/${holder:-none}" ]; then
+      echo "Locked by: pid $holder, cmdline $(tr '\\0' ' ' 2>/dev/null <"/proc/$holder/cmdline")" >&2; exit 4
+    fi
+    rm -f "$lock"
+  done
+fi
 cmp -s - "$file"
 case $? in 0) ;; 1) exit 3 ;; *) echo "cmp could not compare $file." >&2; exit 1 ;; esac
-exec mv -f "$temp" "$file"
+mv -f "$temp" "$file"
 """
 
-#: What the scripts exit with where the file is not what it was any more.
-_CHANGED = 3
+#: What the scripts exit with where the file is not what it was any more, and where vzctl works on the container.
+_CHANGED, _LOCKED = 3, 4
 
 
 @dataclass(frozen=True)
@@ -81,6 +96,9 @@ class ConfigFile:
     Args:
         mode: its permissions, octal.
         names: how many names the file has.
+        owner: of the file, as ``user:group`` in numbers.
+        free: bytes that its filesystem has room for; ``None`` where it does not say.
+        lock: vzctl's lock file of this container; empty where vzctl is not set up.
         is_link: the name leads to a file elsewhere, as OpenVZ 7 has it.
     """
 
@@ -89,6 +107,9 @@ class ConfigFile:
     mode: str
     names: int
     is_link: bool
+    owner: str = ""
+    free: int | None = None
+    lock: str = ""
 
     def editable(self) -> None:
         """Returns where it is a file that can be replaced by another one without anything being lost.
@@ -127,7 +148,8 @@ def look(commands: Commands, ctid: str, folders: Sequence[str]) -> Looked:
         RefusedError: ``dirty_or_corrupt`` where it is no plain file.
         HostError: it cannot be read.
     """
-    done = commands.script(_PREAMBLE + _LOOK, ctid, str(LONGEST), *folders)
+    settings = folders[0].rpartition("/")[0] + "/vz.conf"
+    done = commands.script(_PREAMBLE + _LOOK, ctid, str(LONGEST), settings, *folders)
     head, _, content = done.stdout.partition(b"content\n")
     facts = dict(line.partition(" ")[::2] for line in head.decode("utf-8", "surrogateescape").splitlines())
     path = facts.get("file", "")
@@ -137,8 +159,10 @@ def look(commands: Commands, ctid: str, folders: Sequence[str]) -> Looked:
         return Looked("vzctl" in facts, "vzlist" in facts, None)
     if "odd" in facts or "long" in facts:
         raise RefusedError("dirty_or_corrupt", f"{path} is no plain file of at most {LONGEST} bytes: see what it is.")
-    mode, names = facts["stat"].split()
-    file = ConfigFile(path, content, mode, int(names), "link" in facts)
+    mode, names, owner = facts["stat"].split()
+    free = int(facts["free"]) * 1024 if facts.get("free", "").isdigit() else None
+    lock = f"{facts['locks']}/{ctid}.lck" if facts.get("locks", "").startswith("/") else ""
+    file = ConfigFile(path, content, mode, int(names), "link" in facts, owner, free, lock)
     return Looked("vzctl" in facts, "vzlist" in facts, file)
 
 
@@ -167,7 +191,8 @@ def replace(commands: Commands, file: ConfigFile, content: bytes) -> None:
     Returns once the new content is on the disk, or where only that could not be made sure.
 
     Raises:
-        RefusedError: ``stale_plan`` where the file is not what was read any more; see also ``editable``.
+        RefusedError: ``stale_plan`` where the file is not what was read any more, ``guest_locked`` where vzctl works on
+            that container; see also ``editable``.
         HostError: it could not be written, and the old file stands; or the host fell silent, which the sentence says.
     """
     file.editable()
@@ -189,19 +214,32 @@ def replace(commands: Commands, file: ConfigFile, content: bytes) -> None:
         pass  # told among the commands; the change is there, and the kernel writes it out by itself
 
 
-def restore_mode(commands: Commands, file: ConfigFile) -> str:
-    """Gives a configuration the permissions back that it had.
+def restore_access(commands: Commands, file: ConfigFile, now: ConfigFile) -> str:
+    """Gives a configuration the owner, group and permissions back that it had.
+
+    Args:
+        file: as it was.
+        now: as it is.
 
     Returns:
-        What could not be done, as a sentence; else nothing.
+        What was done, or could not be, as a sentence; nothing where they are the same.
     """
-    done = commands.run(["chmod", file.mode, file.path])
-    return "" if done.exit_code == 0 else f"{file.path} had mode {file.mode} before: {_words(done)}"
+    had, has = f"{file.owner} {file.mode}", f"{now.owner} {now.mode}"
+    if had == has:
+        return ""
+    if now.owner != file.owner:
+        done = commands.run(["chown", file.owner, file.path])
+        if done.exit_code:
+            return f"{file.path} had owner and mode {had} before, and has {has} now: {_words(done)}"
+    done = commands.run(["chmod", file.mode, file.path])  # after the owner, whose change takes bits away
+    if done.exit_code:
+        return f"{file.path} had owner and mode {had} before, and has {has} now: {_words(done)}"
+    return f"vzctl gave {file.path} owner and mode {has}; it has {had} again."
 
 
 def _swap(commands: Commands, file: ConfigFile, temp: str) -> Done:
     try:
-        return commands.script(_PREAMBLE + _SWAP, file.path, temp, stdin=file.content)
+        return commands.script(_PREAMBLE + _SWAP, file.path, temp, file.lock, stdin=file.content)
     except HostError as error:
         raise HostError(
             f"{error.detail} {file.path} is whole, but whether it says the old or the new is not known: read it again."
@@ -216,6 +254,8 @@ def _expect(file: ConfigFile, done: Done) -> None:
             "stale_plan", f"{file.path} was changed by somebody else meanwhile and was left as it is: try again."
         )
     words = _words(done)
+    if done.exit_code == _LOCKED:
+        raise RefusedError("guest_locked", f"{words}. {file.path} was left as it was: set it again once that is done.")
     if "Operation not permitted" in words:
         raise RefusedError("immutable", f"{file.path} is protected and was left as it is (lsattr shows it): {words}")
     raise HostError(f"{file.path} could not be replaced and was left as it is: {words}")

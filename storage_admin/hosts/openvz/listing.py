@@ -1,6 +1,7 @@
 """Containers, as vzlist and their configurations tell of them."""
 
 import re
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -15,6 +16,8 @@ from storage_admin.hosts.openvz.ids import is_ctid
 from storage_admin.hosts.shells import Done, Shell
 
 COLUMNS = "ctid,hostname,status,ioprio"
+#: Seconds for vzlist: of all containers, and of one. On a configuration of one empty line it loops for ever.
+ALL_SECONDS, ONE_SECONDS = 20.0, 5.0
 #: vzlist's words, in libvirt's. One that is mounted has no process, but its disk is in use.
 STATES = {
     "running": "running", "stopped": "shut off", "paused": "paused", "suspended": "suspended", "mounted": "mounted",
@@ -25,6 +28,17 @@ UNKNOWN = "unknown"
 _CUT_AT = 32
 _NONE_FOUND = b"(s) not found"
 _HAS_OPENVZ = '[ -d /proc/vz ]; echo "$?"'
+
+
+#: Reads ids, asks vzlist for each ($1 columns, at most $2 seconds), and prints after the mark ($3) id, exit code, rows.
+_EACH = """\
+PATH=$PATH:/usr/sbin:/sbin
+if timeout -k 1 1 true 2>/dev/null; then limit="timeout -k 1 $2"; else limit=; fi
+while read -r ctid; do
+  rows=$($limit vzlist -aH -o "$1" "$ctid" 2>&1 </dev/null)
+  printf '%s %s %s\\n%s\\n' "$3" "$ctid" "$?" "$rows"
+done
+"""
 
 
 class AbsentError(RefusedError):
@@ -53,16 +67,22 @@ def containers(shell: Shell, *, folders: Sequence[str] = FOLDERS) -> tuple[Guest
     """The containers of a host, running or not. None is an answer: OpenVZ is there and has none.
 
     Where vzlist is missing, or the kernel is none of OpenVZ's, the configurations tell, with the state ``unknown``.
+    Where it fails, it is asked for one container after the other: the fault of one costs that one.
 
     Args:
         folders: where configurations are looked for then.
 
     Raises:
         AbsentError: there is no OpenVZ (``tool_missing``).
-        HostError: vzlist failed.
+        HostError: vzlist failed for each of them, or the host cannot be reached.
     """
     commands = Commands(shell)
-    listed = vzlist(commands)
+    try:
+        listed = vzlist(commands)
+    except HostError as error:
+        if error.code == "host_unreachable":
+            raise
+        return _one_by_one(commands, folders, error)
     if listed.told:
         guests = _with_whole_names(commands, listed.guests)
         areas = columns_by_ctid(run_vzlist(commands, "ctid,private")) if guests else {}
@@ -74,13 +94,42 @@ def containers(shell: Shell, *, folders: Sequence[str] = FOLDERS) -> tuple[Guest
     return with_disks(commands, tuple(_from_file(ctid, content) for ctid, content in found.items()), areas)
 
 
-def vzlist(commands: Commands) -> Listed:
+def _one_by_one(commands: Commands, folders: Sequence[str], why: HostError) -> tuple[GuestFacts, ...]:
+    """Each container for itself. What vzlist does not tell of one stands as not read: whatever looks like nobody's may
+    be its own.
+
+    Raises:
+        HostError: ``why``, where it tells of none.
+    """
+    found, mark = read_all(commands, folders), secrets.token_hex(16)
+    words, seconds = (COLUMNS, f"{ONE_SECONDS:.0f}", mark), ALL_SECONDS + (ONE_SECONDS + 1) * min(len(found), 50)
+    said = commands.script(_EACH, *words, stdin="".join(f"{ctid}\n" for ctid in found).encode(), seconds=seconds).stdout
+    guests, told = [], False
+    for block in said.split(mark.encode() + b" ")[1:]:
+        first, _, rows = block.partition(b"\n")
+        ctid, code = _ascii(first).split()
+        own = _from_file(ctid, found[ctid])
+        rest = [guest for line in rows.split(b"\n") if (guest := _guest(line)) is not None and guest.uid == ctid]
+        if int(code) and not rest and _NONE_FOUND not in rows:
+            guests.append(replace(own, unread=(f"vzlist {ctid}: exit code {code} {plain(rows)}".strip(),)))
+        else:
+            told = True
+            guests += [replace(guest, name=own.name) for guest in rest]
+    if not told:
+        raise why
+    return with_disks(commands, tuple(guests), {ctid: _area(ctid, content) for ctid, content in found.items()})
+
+
+def vzlist(commands: Commands, *ctids: str) -> Listed:
     """What vzlist says of id, name, state and I/O priority. As text: its JSON shows 0 where none is set.
+
+    Args:
+        ctids: of these containers alone, whatever is wrong with others; of all where none is given.
 
     Raises:
         HostError: it failed, or said nothing that can be understood.
     """
-    done = run_vzlist(commands, COLUMNS)
+    done = run_vzlist(commands, COLUMNS, *ctids)
     if is_missing(done):
         return Listed((), told=False)
     lines = [line for line in done.stdout.split(b"\n") if line.strip()]
@@ -95,10 +144,11 @@ def vzlist(commands: Commands) -> Listed:
     return Listed((), told=commands.script(_HAS_OPENVZ).stdout.strip() == b"0")
 
 
-def run_vzlist(commands: Commands, columns: str) -> Done:
-    """vzlist with these columns, of all containers, without a header."""
-    done = commands.run(["vzlist", "-aH", "-o", columns])
-    return commands.run(["/usr/sbin/vzlist", "-aH", "-o", columns]) if is_missing(done) else done
+def run_vzlist(commands: Commands, columns: str, *ctids: str) -> Done:
+    """vzlist with these columns, of these containers or all, without a header."""
+    words, seconds = ["-aH", "-o", columns, *ctids], ONE_SECONDS if ctids else ALL_SECONDS
+    done = commands.run(["vzlist", *words], seconds=seconds)
+    return commands.run(["/usr/sbin/vzlist", *words], seconds=seconds) if is_missing(done) else done
 
 
 def columns_by_ctid(done: Done) -> dict[str, bytes]:

@@ -75,8 +75,10 @@ class NotSetError(HostError):
 
     Args:
         outcome: what is there now.
+        lost: what the configuration said before, where that does not stand anywhere on the host any more.
     """
 
-    def __init__(self, detail: str, outcome: PrioritySet) -> None:
+    def __init__(self, detail: str, outcome: PrioritySet, lost: bytes = b"") -> None:
         super().__init__(detail)
         self.outcome = outcome
+        self.lost = lost

@@ -11,7 +11,16 @@ from storage_admin.hosts.openvz.files import FOLDERS, ConfigFile, Looked, look, 
 from storage_admin.hosts.openvz.ids import checked_ctid, checked_priority
 from storage_admin.hosts.openvz.listing import UNKNOWN, vzlist
 from storage_admin.hosts.openvz.outcome import Effect, NotSetError, PrioritySet
-from storage_admin.hosts.openvz.vzctl import NOT_BY_KERNEL, Target, raise_for, read_again, set_by_vzctl
+from storage_admin.hosts.openvz.vzctl import (
+    NOT_BY_KERNEL,
+    WAITS,
+    Target,
+    Tried,
+    raise_cut_short,
+    raise_for,
+    read_again,
+    set_by_vzctl,
+)
 from storage_admin.hosts.shells import Done, Shell
 
 #: In these nothing of the container runs that a kernel could prefer: what is configured counts once it starts.
@@ -55,20 +64,18 @@ def set_priority(
     Raises:
         RefusedError: the priority was not changed. ``invalid``: id or priority, before any command is run;
             ``stale_plan``: there is no such configuration, or it was changed meanwhile; ``guest_locked``: another
-            vzctl works on it; ``tool_missing``: the kernel is none of OpenVZ's; ``hard_linked``, ``immutable``,
-            ``dirty_or_corrupt``: the configuration cannot be edited.
+            vzctl works on it; ``not_enough_space``: vzctl would cut the configuration off; ``tool_missing``: the
+            kernel is none of OpenVZ's; ``hard_linked``, ``immutable``, ``dirty_or_corrupt``: the configuration cannot
+            be edited.
         NotSetError: what was read again is not what was asked for; ``outcome`` says what it is.
         HostError: the host failed; the sentence says what is known.
     """
     target = Target(Commands(shell, told), checked_ctid(ctid), checked_priority(priority), folders)
     there, file = _there(target)
     before = _seen(target, there)
-    done: Done | None = None
-    notes: tuple[str, ...] = ()
-    if there.has_vzctl:
-        done, now, notes = set_by_vzctl(target, file, pause)
-    else:
-        now = _edited(target, file)
+    tried = set_by_vzctl(target, file, pause) if there.has_vzctl else None
+    now = tried.now if tried else _edited(target, file, pause)
+    done, notes = (tried.done, tried.notes) if tried else (None, ())
     after = _seen(target, there)
     others = config.without_priority(file.content), config.without_priority(now.content)
     if others[0] != others[1]:
@@ -80,22 +87,27 @@ def set_priority(
         effect=_effect(done, before.state, after.state), commands=tuple(target.commands.ran),
         notes=tuple(note for note in (*notes, after.note) if note),
     )  # fmt: skip
-    if done is not None and done.exit_code:
-        raise_for(done, outcome)
-    _expect_it_done(outcome, vanished=done is not None and any(others[0]) and not any(others[1]))
-    return outcome
-
-
-def _expect_it_done(outcome: PrioritySet, *, vanished: bool) -> None:
-    if vanished:
-        raise NotSetError(
-            f"Container {outcome.ctid} was removed while this was set: nothing but the priority stands in "
-            f"{outcome.path} any more, which vzctl has made anew. Remove that file.",
-            outcome,
-        )
+    if tried is not None:
+        _expect_it_saved(tried, outcome, file, was_running=before.state in _AT_WORK)
     if not outcome.as_asked:
         listed = f" vzlist says {'none' if outcome.listed is None else outcome.listed}." if outcome.was_listed else ""
         raise NotSetError(f"{outcome.words}{listed} {' '.join(outcome.notes)}".strip(), outcome)
+    return outcome
+
+
+def _expect_it_saved(tried: Tried, outcome: PrioritySet, before: ConfigFile, *, was_running: bool) -> None:
+    if tried.cut_short:
+        raise_cut_short(tried.done, outcome, before, was_running=was_running)
+    if any(config.without_priority(before.content)) and not any(config.without_priority(tried.now.content)):
+        raise NotSetError(
+            f"Container {outcome.ctid}: nothing but the priority stands in {outcome.path} any more. Somebody removed "
+            "or emptied it while this was set, and vzctl made it anew. What it said before stands in the log: see "
+            "whether the container is still there before you do anything about it.",
+            outcome,
+            before.content,
+        )
+    if tried.done.exit_code:
+        raise_for(tried.done, outcome, was_running=was_running)
 
 
 def _there(target: Target) -> tuple[Looked, ConfigFile]:
@@ -110,10 +122,17 @@ def _there(target: Target) -> tuple[Looked, ConfigFile]:
     return there, there.file
 
 
-def _edited(target: Target, file: ConfigFile) -> ConfigFile:
+def _edited(target: Target, file: ConfigFile, pause: Callable[[float], None]) -> ConfigFile:
     content = config.with_priority(file.content, target.priority)
-    if content != file.content:
-        replace(target.commands, file, content)
+    for wait in (*WAITS, None):
+        try:
+            if content != file.content:
+                replace(target.commands, file, content)
+            break
+        except RefusedError as error:
+            if wait is None or error.code != "guest_locked":
+                raise
+            pause(wait)
     return read_again(target, "The configuration was edited")
 
 
@@ -121,7 +140,7 @@ def _seen(target: Target, there: Looked) -> _Seen:
     if not there.has_vzlist:
         return _Seen()
     try:
-        guests = vzlist(target.commands).guests
+        guests = vzlist(target.commands, target.ctid).guests
     except HostError as error:
         return _Seen(note=f"vzlist could not be asked. {error.detail}")
     for guest in guests:

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as changed
 
-from storage_admin.agent.protocol import INVALID, HostError, RefusedError
+from storage_admin.agent.protocol import INVALID, TOOL_FAILED, HostError, RefusedError
 from storage_admin.hosts.openvz import config
 from storage_admin.hosts.openvz.commands import Commands, is_missing, plain
-from storage_admin.hosts.openvz.files import ConfigFile, look, replace, restore_mode
+from storage_admin.hosts.openvz.files import ConfigFile, look, replace, restore_access
 from storage_admin.hosts.openvz.outcome import NotSetError, PrioritySet
 from storage_admin.hosts.shells import Done
 
@@ -15,7 +16,15 @@ WAITS = (1.0, 2.0, 4.0, 8.0)
 SECONDS = 60.0
 
 #: What vzctl exits with (its vzerror.h).
-BAD_KERNEL, LOCKED, BAD_VALUE, NOT_APPLIED = 5, 9, 21, 148
+BAD_KERNEL, LOCKED, BAD_VALUE, NOT_SAVED, NOT_APPLIED = 5, 9, 21, 139, 148
+#: Stands for its exit code where its end was not heard of.
+UNHEARD = -1
+#: A shell's 128 + signal, where vzctl has no such code of its own; and 139 with these words of the shell.
+_SIGNALS = {128 + number: number for number in (1, 2, 6, 9, 15)}
+_SEGMENTATION = b"Segmentation fault"
+#: Room that has to be left, in bytes, beside two copies of the configuration: vzctl does not look whether what it wrote
+#: came to the disk, and answers 0 with a configuration that is empty or cut off.
+ROOM = 64 * 1024
 #: What it says where the kernel answered that it knows no such thing. It saves, and exits with 0.
 NOT_BY_KERNEL = b"not supported by the kernel"
 
@@ -30,23 +39,63 @@ class Target:
     folders: Sequence[str]
 
 
-def set_by_vzctl(
-    target: Target, before: ConfigFile, pause: Callable[[float], None]
-) -> tuple[Done, ConfigFile, tuple[str, ...]]:
+@dataclass(frozen=True)
+class Tried:
+    """What became of it.
+
+    Args:
+        done: how vzctl ended; exit code ``UNHEARD`` where that was not heard of.
+        now: the configuration as it is, with what could be put right.
+        cut_short: it was not saved as a whole.
+    """
+
+    done: Done
+    now: ConfigFile
+    notes: tuple[str, ...]
+    cut_short: bool
+
+
+def set_by_vzctl(target: Target, before: ConfigFile, pause: Callable[[float], None]) -> Tried:
     """Asks vzctl to set it, again while the container is locked, and puts right what it leaves wrong.
 
-    Returns:
-        What vzctl said, the configuration as it is now, and notes.
-
     Raises:
+        RefusedError: ``not_enough_space``.
         HostError: the host fell silent; the sentence says what is known.
     """
+    _expect_room(before)
     done = _asked(target, pause)
-    now = read_again(target, f"vzctl ended with exit code {done.exit_code}")
-    if done.exit_code:
-        return done, now, ()
-    notes = _mended(target, before, now)
-    return done, read_again(target, "vzctl ended with exit code 0") if notes else now, notes
+    try:
+        now = read_again(target, f"vzctl ended with exit code {done.exit_code}")
+    except HostError as error:
+        if done.exit_code != UNHEARD:
+            raise
+        said = plain(done.stderr)
+        raise HostError(
+            f"{said} Whether container {target.ctid} was changed is not known: scan the host.", error.code
+        ) from error
+    notes = _mended(target, before, now, done)
+    left = read_again(target, "The configuration was put right") if notes else now
+    return Tried(done, left, notes, was_cut_short(before.content, now.content))
+
+
+def _expect_room(file: ConfigFile) -> None:
+    needed = 2 * len(file.content) + ROOM
+    if file.free is not None and file.free < needed:
+        raise RefusedError(
+            "not_enough_space",
+            f"The filesystem of {file.path} has room for {file.free:,} bytes; {needed:,} are needed, or vzctl may cut "
+            "the configuration off. Make room there first. Nothing was changed.",
+        )
+
+
+def was_cut_short(before: bytes, now: bytes) -> bool:
+    """Whether a configuration is the beginning of what it was, as a full filesystem leaves it: whole blocks."""
+    if not now:
+        return bool(before)
+    old, new = config.without_priority(before), config.without_priority(now)
+    if not now.endswith(b"\n"):
+        new = new[:-1]
+    return len(now) % 512 == 0 and len(new) < len(old) and old[: len(new)] == new
 
 
 def read_again(target: Target, after: str) -> ConfigFile:
@@ -61,26 +110,32 @@ def read_again(target: Target, after: str) -> ConfigFile:
     try:
         file = look(target.commands, target.ctid, target.folders).file
     except (HostError, RefusedError) as error:
-        raise HostError(f"{after}, but what is there now could not be read: {error.detail}") from error
+        code = error.code if isinstance(error, HostError) else TOOL_FAILED
+        raise HostError(f"{after}, but what is there now could not be read: {error.detail}", code) from error
     if file is None:
         raise HostError(f"{after}, but the configuration of container {target.ctid} is gone: was it removed?")
     return file
 
 
-def raise_for(done: Done, outcome: PrioritySet) -> None:
+def raise_for(done: Done, outcome: PrioritySet, *, was_running: bool) -> None:
     """Says what vzctl's exit code means, where it is not 0.
+
+    Args:
+        was_running: the container, so that vzctl tells the kernel before it saves.
 
     Raises:
         RefusedError: nothing was changed, and an admin can do something about it.
         NotSetError: it failed otherwise, or changed something all the same.
     """
-    said, ctid, left = plain(done.stderr or done.stdout), outcome.ctid, f"{outcome.path} was left as it was."
+    said, ctid = plain(done.stderr or done.stdout), outcome.ctid
+    left = " ".join((_left(outcome), *outcome.notes, _kernel(done, outcome) if was_running else "")).strip()
     if outcome.now != outcome.before:
-        left = f"All the same {outcome.path} says {outcome.now.words} now, and said {outcome.before.words} before."
+        pass
     elif done.exit_code == LOCKED:
         raise RefusedError(
             "guest_locked",
-            f"Another vzctl has held container {ctid} for {sum(WAITS):.0f} s. Set it again once that is done. {left}",
+            f"Another vzctl has held container {ctid} for {sum(WAITS):.0f} s ({said}). Set it again once that is done. "
+            f"{left}",
         )
     elif done.exit_code == BAD_KERNEL:
         raise RefusedError(
@@ -96,10 +151,55 @@ def raise_for(done: Done, outcome: PrioritySet) -> None:
             "Set it while the container is stopped.",
             outcome,
         )
-    raise NotSetError(f"vzctl failed with exit code {done.exit_code}: {said}. {left}", outcome)
+    if done.exit_code == UNHEARD:
+        raise NotSetError(f"{said} {left}", outcome)
+    signal = ended_by(done)
+    how = f"was ended by signal {signal}" if signal else f"failed with exit code {done.exit_code}"
+    raise NotSetError(f"vzctl {how}: {said}. {left}", outcome)
+
+
+def ended_by(done: Done) -> int | None:
+    """The signal that ended vzctl; ``None`` where it ended by itself, and where that was not heard of."""
+    if done.exit_code == NOT_SAVED:
+        return 11 if _SEGMENTATION in done.stderr else None
+    return _SIGNALS.get(done.exit_code)
+
+
+def _left(outcome: PrioritySet) -> str:
+    if outcome.now == outcome.before:
+        return f"{outcome.path} was left as it was."
+    return f"All the same {outcome.path} says {outcome.now.words} now, and said {outcome.before.words} before."
+
+
+def _kernel(done: Done, outcome: PrioritySet) -> str:
+    if NOT_BY_KERNEL in done.stdout + done.stderr:
+        return ""
+    if done.exit_code == 0 or (done.exit_code == NOT_SAVED and ended_by(done) is None):
+        return f"The container runs, and its kernel has {outcome.priority} already, until its next start."
+    if done.exit_code == UNHEARD or ended_by(done):
+        return f"The container runs, and its kernel may have {outcome.priority} already, until its next start."
+    return ""
+
+
+def raise_cut_short(done: Done, outcome: PrioritySet, file: ConfigFile, *, was_running: bool) -> None:
+    """Says that vzctl had no room to save.
+
+    Args:
+        file: the configuration as it was before.
+
+    Raises:
+        NotSetError: always, with the old configuration where it does not stand in its place again.
+    """
+    kernel = _kernel(done, outcome) if was_running else ""
+    text = (
+        f"vzctl ended with exit code {done.exit_code} and had written only a part of {outcome.path}, as on a full "
+        f"filesystem. {' '.join(outcome.notes)} {kernel}"
+    )
+    raise NotSetError(text.strip(), outcome, b"" if outcome.now == outcome.before else file.content)
 
 
 def _asked(target: Target, pause: Callable[[float], None]) -> Done:
+    """The last attempt; what became of one whose end is not heard of, a look tells."""
     try:
         done = _once(target)
         for wait in WAITS:
@@ -108,9 +208,7 @@ def _asked(target: Target, pause: Callable[[float], None]) -> Done:
             pause(wait)
             done = _once(target)
     except HostError as error:
-        raise HostError(
-            f"{error.detail} Whether container {target.ctid} was changed is not known: scan the host."
-        ) from error
+        return Done(UNHEARD, b"", error.detail.encode())
     return done
 
 
@@ -120,17 +218,39 @@ def _once(target: Target) -> Done:
     return target.commands.run(["/usr/sbin/vzctl", *words], seconds=SECONDS) if is_missing(done) else done
 
 
-def _mended(target: Target, before: ConfigFile, now: ConfigFile) -> tuple[str, ...]:
-    """Of several lines vzctl changes the first, and the last one counts; its new file may be read by everybody."""
+def _mended(target: Target, before: ConfigFile, now: ConfigFile, done: Done) -> tuple[str, ...]:
+    """Of several lines vzctl changes the first, and the last one counts; its new file is root's, and another one."""
     notes, said = [], config.recorded(now.content)
-    if said.priority != target.priority and len(said.lines) > 1:
+    if was_cut_short(before.content, now.content):
+        notes.append(_put_back(target, before, now))
+    elif done.exit_code == 0 and said.priority != target.priority and len(said.lines) > 1:
         several = f"{now.path} sets it {len(said.lines)} times, and vzctl changed only the first"
         try:
             replace(target.commands, now, config.with_priority(now.content, target.priority))
             notes.append(f"{several}: all of them say it now.")
         except (HostError, RefusedError) as error:
             notes.append(f"{several}, while the last one counts. {error.detail}")
-    if now.mode != before.mode:
-        left = restore_mode(target.commands, before)
-        notes.append(left or f"vzctl gave {now.path} mode {now.mode}; it has {before.mode} again.")
-    return tuple(notes)
+    notes.append(restore_access(target.commands, before, now))
+    if before.names > 1 and now.names == 1:
+        others = f"the other {before.names - 1}" if before.names > 2 else "the other one"
+        notes.append(
+            f"{now.path} was one of {before.names} names of a file; vzctl gave it a file of its own, and {others} "
+            "still says what was there before."
+        )
+    return tuple(note for note in notes if note)
+
+
+def _put_back(target: Target, before: ConfigFile, now: ConfigFile) -> str:
+    try:
+        replace(target.commands, _itself(target, now), before.content)
+    except (HostError, RefusedError) as error:
+        return f"The old one could not be put back, and stands in the log: {error.detail}"
+    return "The old one was put back. Make room there, and set it again."
+
+
+def _itself(target: Target, file: ConfigFile) -> ConfigFile:
+    """The file that a link leads to, as OpenVZ 7 has it: vzctl writes that one."""
+    if not file.is_link:
+        return file
+    path = target.commands.run(["readlink", "-f", file.path]).stdout.decode("utf-8", "surrogateescape").strip()
+    return changed(file, path=path, is_link=False)

@@ -73,12 +73,20 @@ def check_move(config: Config, target: str, storage: str, format: str) -> Drive:
 
 
 def check_resize(config: Config, target: str, size_bytes: int) -> Drive:
-    """The drive that is to be enlarged; raises RefusedError(``invalid``) where it would not be."""
+    """The drive that is to be enlarged; raises RefusedError(``invalid``, ``unsupported_subformat``) where it would not
+    be.
+    """
     if config.guest.kind != VM:
         raise RefusedError(INVALID, "Only drives of VMs are enlarged by the API.")
     drive = config.drive(target)
     if drive.is_cdrom or not drives.is_drive(target, VM) or target.startswith("unused"):
         raise RefusedError(INVALID, f"{target} of {config.guest.name} is no disk that can be enlarged.")
+    if drive.volume.endswith((".vmdk", ".subvol")):
+        raise RefusedError(
+            "unsupported_subformat",
+            f"{target} of {config.guest.name} is {drive.volume}: Proxmox VE enlarges raw and qcow2 images alone. Move "
+            "the disk to one of these formats first.",
+        )
     noted = drive.size_bytes
     if size_bytes <= 0 or (noted is not None and size_bytes <= noted):
         raise RefusedError(INVALID, f"{target} of {config.guest.name} has {noted} bytes: give a larger size.")
@@ -95,7 +103,7 @@ def resize(client: Client, config: Config, target: str, size_bytes: int) -> str:
         The task's id.
 
     Raises:
-        RefusedError: ``guest_locked``, ``stale_plan``, ``invalid``.
+        RefusedError: ``guest_locked``, ``stale_plan``; as :func:`check_resize`.
         HostError: as :meth:`Api.get`.
     """
     config.check_free()

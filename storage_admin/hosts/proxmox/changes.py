@@ -44,7 +44,7 @@ def set_limits(
         unread: lines that Proxmox VE would drop (:meth:`Config.check_free`).
 
     Raises:
-        RefusedError: ``guest_locked``, ``stale_plan``, ``guests_unknown``, ``invalid``.
+        RefusedError: ``guest_locked``, ``stale_plan``, ``hidden_lines``, ``invalid``.
         HostError: Proxmox VE refuses it, or says something else afterwards.
     """
     limits.check(wanted)
@@ -104,7 +104,7 @@ def repoint(
         unread: lines that Proxmox VE would drop (:meth:`Config.check_free`).
 
     Raises:
-        RefusedError: ``guest_locked``, ``stale_plan``, ``guests_unknown``; ``has_internal_snapshots``: a snapshot names
+        RefusedError: ``guest_locked``, ``stale_plan``, ``hidden_lines``; ``has_internal_snapshots``: a snapshot names
             the volume as well, and the API cannot change that; ``invalid``: these are not one file.
         HostError: Proxmox VE refuses it, or says something else afterwards.
     """

@@ -103,6 +103,7 @@ def of_files(
         node=node,
         cluster=cluster[1] if cluster else "",
         storages=here,
+        configured=tuple(one for one in here if one is not storages.LOCAL),
         guests=tuple(_guests(files, by_name, node, running or {})),
         unknown=tuple(unknown),
     )
@@ -219,6 +220,8 @@ class _Reading:
         elif found is None:
             if line.partition(":")[0] not in _BESIDE:
                 self._not_read(line)
+        elif found[1] == "delete" and self._section[0] == PENDING:
+            self._values["delete"] = found[2]
         elif found[1] not in _BESIDE:
             self._value(line, found[1], found[2])
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage_admin.agent.protocol import INVALID, RefusedError
-from storage_admin.hosts.proxmox.client import Api
+from storage_admin.hosts.proxmox.client import Api, Params
 from storage_admin.hosts.proxmox.drives import CONTAINER, VM, Drive
 from storage_admin.hosts.proxmox.errors import changed_meanwhile, guest_locked
 
@@ -92,7 +92,7 @@ class Config:
                 it next writes the file.
 
         Raises:
-            RefusedError: ``guest_locked``, ``stale_plan``, ``guests_unknown``.
+            RefusedError: ``guest_locked``, ``stale_plan``, ``hidden_lines``.
         """
         if self.now.get("lock"):
             raise guest_locked(self.guest.name, self.now["lock"])
@@ -101,7 +101,7 @@ class Config:
         lines = [line for line in unread if line.strip() and line.partition(":")[0] not in self.now]
         if lines:
             raise RefusedError(
-                "guests_unknown",
+                "hidden_lines",
                 f"The configuration of {self.guest.name} has lines that Proxmox VE drops when it writes the file, "
                 f"such as {lines[0][:100]!r}: mend them on the node first.",
             )
@@ -138,6 +138,16 @@ def set_config(client: Api, config: Config, changes: Mapping[str, str]) -> Confi
     """
     config.check_free()
     client.put(*config.guest.path, "config", params={**changes, "digest": config.digest})
+    return read_config(client, config.guest)
+
+
+def unset_config(client: Api, config: Config, key: str) -> Config:
+    """Takes a key away although the guest is locked, provided that the configuration is as it was read: root's alone.
+
+    Returns and raises as :func:`set_config`.
+    """
+    params: Params = {"delete": key, "skiplock": True, "digest": config.digest}
+    client.put(*config.guest.path, "config", params=params)
     return read_config(client, config.guest)
 
 

@@ -67,6 +67,11 @@ class NoAnswerError(ApiError):
     """The node did not answer in time: it hangs, or one of its storages does."""
 
 
+def of_host(error: HostError | RefusedError) -> str:
+    """The code for a node that tells nothing: that it does not answer, unless it has answered that it may not tell."""
+    return error.code if error.code in (TOKEN_REFUSED, RIGHT_MISSING) else UNREACHABLE
+
+
 def of_answer(
     who: str, status: int, reason: str, message: str = "", fields: Mapping[str, str] | None = None
 ) -> HostError | RefusedError:

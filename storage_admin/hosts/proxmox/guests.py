@@ -56,6 +56,8 @@ class ProxmoxGuest:
         facts: as of a guest of any kind.
         digest: SHA-1 of the configuration file, for compare-and-set; the same by the API and by the file.
         snapshots: their names.
+        stands_on: by the path of each snapshot that is a file, what it stands on as its header names it, by the order
+            of the snapshots; empty where that is nothing, ``None`` where a change of the snapshots is not finished.
         options: what else its configuration says now, drives and description left out.
     """
 
@@ -65,6 +67,7 @@ class ProxmoxGuest:
     template: bool = False
     digest: str = ""
     snapshots: tuple[str, ...] = ()
+    stands_on: Mapping[str, str | None] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -132,6 +135,8 @@ def build(
         lock=now.get("lock", ""),
         io_limits=limits_of(now) if kind == VM else {},
         unread=tuple(dict.fromkeys(reading.unread)),
+        digest=digest,
+        waiting=tuple(sorted(_waiting(now, known))),
     )
     return ProxmoxGuest(
         facts=facts,
@@ -140,8 +145,47 @@ def build(
         template=now.get("template", "0") == "1",
         digest=digest,
         snapshots=tuple(section.name for section in known if section.kind == SNAPSHOT),
+        stands_on=dict(_chained(now, [section for section in known if section.kind == SNAPSHOT], storages)),
         options={key: value for key, value in now.items() if not _left_out(key)},
     )
+
+
+def _waiting(now: Mapping[str, str], sections: Iterable[Section]) -> set[str]:
+    """The drives that will not be what they are: another volume waits to take their place, or they go."""
+    found = set[str]()
+    for values in (section.values for section in sections if section.kind == PENDING):
+        changed = {key for key, text in values.items() if key in now and _volume_of(text) != _volume_of(now[key])}
+        # Of what goes whatever happens to it, Proxmox VE writes "!scsi0".
+        gone = {key.lstrip("!") for key in re.split(r"[,; ]+", values.get("delete", ""))}
+        found |= {key for key in changed | (gone & now.keys()) if drives.looks_like_drive(key)}
+    return found
+
+
+def _chained(
+    now: Mapping[str, str], snapshots: list[Section], storages: Mapping[str, StorageFacts]
+) -> Iterator[tuple[str, str | None]]:
+    """Each snapshot that is a file, and what it stands on."""
+    by_name = {section.name: section.values for section in snapshots}
+    unfinished = bool(now.get("lock")) or any("snapstate" in section.values for section in snapshots)
+    for section in snapshots:
+        before = section.values.get("parent", "")
+        for key, text in section.values.items():
+            volume = _volume_of(text) if drives.looks_like_drive(key) else ""
+            path = volumes.snapshot_path(volume, section.name, storages)
+            if path and unfinished:
+                yield path, None
+            elif path and _volume_of(by_name.get(before, {}).get(key, "")) == volume:
+                yield path, volumes.snapshot_path(volume, before, storages).rpartition("/")[2]
+            elif path:
+                base = volumes.base_id(volume, storages[volume.partition(":")[0]])
+                yield path, f"../{base.partition(':')[2]}" if base else ""
+
+
+def _volume_of(text: str) -> str:
+    try:
+        return Drive.parse(text).volume
+    except ValueError:
+        return ""
 
 
 def _left_out(key: str) -> bool:
@@ -174,7 +218,7 @@ class _Reading:
         told: set[str] = set()
         for section in sorted(sections, key=lambda one: (one.kind != NOW, one.kind != PENDING)):
             for key, value in section.values.items():
-                for disk in self._named(section, key, value):
+                for disk in (*self._named(section, key, value), *self._kept_in(section, key, value)):
                     what = disk.path or disk.volume
                     if section.kind == NOW or (what and what not in told):
                         yield disk
@@ -194,6 +238,20 @@ class _Reading:
         elif (key == "args" or not is_known(key, self.kind)) and re.search(r"[/:]", value):
             # The former go to qemu as they are; either may name any file.
             self.unread.append(f"{key}: {value}")
+
+    def _kept_in(self, section: Section, key: str, value: str) -> Iterator[DiskFacts]:
+        """The file that is a disk's snapshot, where its storage keeps snapshots as files."""
+        if section.kind != SNAPSHOT or self.kind != VM or not drives.looks_like_drive(key):
+            return
+        try:
+            drive = Drive.parse(value)
+        except ValueError:
+            return
+        volume = _as_id(drive, self.vmid)
+        path = volumes.snapshot_path(volume, section.name, self.storages)
+        if path and not drive.is_cdrom:
+            named = volumes.snapshot_id(volume, section.name, self.storages)
+            yield DiskFacts(key, self._device(drive), path, "qcow2", volume=_shown(named), only_in=section.only_in)
 
     def _disk(self, target: str, drive: Drive, only_in: str) -> DiskFacts:
         volume = _as_id(drive, self.vmid) if self.kind == VM else drive.volume

@@ -20,14 +20,17 @@ def merged(api: ProxmoxFacts, files: ProxmoxFacts) -> ProxmoxFacts:
         files: of :func:`conffiles.read`, read at about the same time on any node of the same cluster.
 
     Returns:
-        The guests of the API's node. What the API could not see for lack of rights, or hides, is no reason any more not
-        to know who uses an image; what could not be read of the files is.
+        The guests of all nodes: those of others as their files say, since their disks may be on a storage that this
+        node shares. What the API could not see for lack of rights, or hides, is no reason any more not to know who uses
+        an image; what could not be read of the files is.
     """
     told = {(guest.facts.kind, guest.vmid): guest for guest in api.guests}
-    here = {(guest.facts.kind, guest.vmid): guest for guest in files.guests if guest.node == api.node}
-    found = [_guest(told.get(key), guest) for key, guest in sorted(here.items())]
-    # Made, or come from another node, since the files were read.
-    new = [guest for key, guest in sorted(told.items()) if key not in here]
+    known = {(guest.facts.kind, guest.vmid): guest for guest in files.guests}
+    # One that the API has here and a file has elsewhere has just come from there.
+    here = {key: replace(guest, node=api.node) for key, guest in known.items() if key in told}
+    found = [_guest(told.get(key), here.get(key, guest)) for key, guest in sorted(known.items())]
+    # Made since the files were read.
+    new = [guest for key, guest in sorted(told.items()) if key not in known]
     found += new
     unread = [f"Guest {one.vmid} is new since the files were read: scan again." for one in new if not one.digest]
     storages = {one.name: one for one in files.storages} | {one.name: one for one in api.storages}
@@ -35,6 +38,7 @@ def merged(api: ProxmoxFacts, files: ProxmoxFacts) -> ProxmoxFacts:
         api,
         cluster=api.cluster or files.cluster,
         storages=tuple(storages[name] for name in sorted(storages)),
+        configured=files.configured,
         guests=tuple(found),
         unknown=tuple(dict.fromkeys((*_left(api), *files.unknown, *unread))),
     )

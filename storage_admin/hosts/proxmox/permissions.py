@@ -160,6 +160,28 @@ def read(client: Api) -> Permissions:
     return Permissions(client.fields("access", "permissions"))
 
 
+def denied(client: Api, feature: str, scope: str, ids: Iterable[str]) -> tuple[MissingRight, ...]:
+    """Of these guests or storages those that a feature's rights are missing on, each asked for by its path.
+
+    Only that tells of a rule that takes all rights away: Proxmox VE leaves it out of every list, and out of the answer
+    about all paths. A path without a rule has what holds above it, whether there is such a thing or not.
+
+    Args:
+        scope: ``/storage`` or ``/vms``: where they are.
+
+    Raises:
+        HostError: as :meth:`Api.get`.
+    """
+    found = []
+    for need in (need for need in FEATURES[feature].needs if need.scope == scope):
+        for one in ids:
+            path = f"{need.scope}/{one}"
+            rights = client.fields("access", "permissions", params={"path": path}).get(path)
+            if not isinstance(rights, dict) or set(need.rights).isdisjoint(rights):
+                found.append(MissingRight(feature, path, need.rights))
+    return tuple(found)
+
+
 def require(client: Api, feature: str, *, vmid: int | None = None, storage: str = "") -> None:
     """Makes sure that a feature may be used on one guest and one storage, by their exact rights.
 

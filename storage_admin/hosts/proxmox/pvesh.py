@@ -1,6 +1,7 @@
 """The API of Proxmox VE by ``pvesh``, its own command on a node: for root there, where no token was given.
 
-The calls, and what they answer, are those of the API: ``pvesh VERB PATH --KEY VALUE``. An error is told in words alone.
+The calls, and what they answer, are those of the API: ``pvesh VERB PATH --KEY VALUE``. An error is told in words alone,
+and a change prints what it does before its answer, or instead of one (``update VM 106: -description hello``).
 """
 
 import json
@@ -17,7 +18,9 @@ from storage_admin.hosts.shells import Shell
 SECONDS = 45.0
 _VERBS = {"get": "get", "put": "set", "post": "create", "delete": "delete"}
 _PART = re.compile(r"[A-Za-z0-9_.:@!-]+", re.ASCII)
-_STATUS = re.compile(r"\A(\d{3}) (.*)", re.DOTALL)
+#: Warnings may stand above it.
+_STATUS = re.compile(r"^(\d{3}) (.*)", re.DOTALL | re.MULTILINE)
+_NO_SUCH_CALL = re.compile(r"^No '\w+' handler defined", re.MULTILINE)
 
 
 class Pvesh(Api):
@@ -40,7 +43,8 @@ class Pvesh(Api):
         parts = [str(part) for part in path]
         if not all(_PART.fullmatch(part) and part not in (".", "..") for part in parts):
             raise ApiError(f"{parts!r} is no path of Proxmox VE.")
-        argv = ["pvesh", _VERBS[verb], "/" + "/".join(parts)]
+        # In a language that the node has not, Perl warns of that above every error.
+        argv = ["env", "LC_ALL=C", "pvesh", _VERBS[verb], "/" + "/".join(parts)]
         for name, value in (params or {}).items():
             if value is not None:
                 argv += [f"--{name}", str(int(value) if isinstance(value, bool) else value)]
@@ -49,13 +53,15 @@ class Pvesh(Api):
             raise self._failed(done.exit_code, (done.stderr or done.stdout).decode("utf-8", "replace").strip())
         text = done.stdout.decode("utf-8", "replace").strip()
         try:
-            return json.loads(text) if text else None
+            return json.loads(text if verb == "get" else text.rpartition("\n")[2])
         except ValueError:
+            if verb != "get":
+                return None  # it ended well and has nothing to answer but words
             raise ApiError(f"{self.who} answers with something else than JSON.") from None
 
     def _failed(self, exit_code: int, said: str) -> HostError | RefusedError:
         if exit_code == 127:
             return ApiError(f"There is no pvesh on {self._host}: is that a node of Proxmox VE?")
-        told = _STATUS.match(said)
-        status, words = (int(told[1]), told[2]) if told else (500, said)
+        told = _STATUS.search(said)
+        status, words = (int(told[1]), told[2]) if told else (501 if _NO_SUCH_CALL.search(said) else 500, said)
         return errors.of_answer(self.who, status, words or f"exit code {exit_code}", words)

@@ -1,7 +1,7 @@
 """A node of Proxmox VE, read by its API: storages, guests, volumes, and what could not be seen."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from storage_admin.agent.protocol import HostError, RefusedError
@@ -87,6 +87,10 @@ class ProxmoxFacts:
         listings: of the storages that were asked for; of those that are no folders always.
         missing: rights that the token has not.
         unknown: sentences, each a reason why it is not known who uses which image.
+        hidden: numbers of guests that were known, and that the token may not see any more.
+        configured: the storages that the node's own file names, where that was read.
+        api_away: why nothing is here of what only the API tells, in sentences; empty where it told, or was not to be
+            asked.
     """
 
     node: str
@@ -98,6 +102,9 @@ class ProxmoxFacts:
     listings: tuple[Listing, ...] = ()
     missing: tuple[MissingRight, ...] = ()
     unknown: tuple[str, ...] = ()
+    hidden: frozenset[str] = frozenset()
+    configured: tuple[StorageFacts, ...] = ()
+    api_away: str = ""
 
 
 def read(client: Client, node: str = "", *, configs: bool = True, folders: bool = False) -> ProxmoxFacts:
@@ -133,6 +140,26 @@ def read(client: Client, node: str = "", *, configs: bool = True, folders: bool 
         ),
         missing=may.all_missing(),
         unknown=(*unknown, HIDDEN_LINES),
+    )
+
+
+def with_hidden(client: Client, facts: ProxmoxFacts, storages: Iterable[str], vmids: Iterable[str]) -> ProxmoxFacts:
+    """The facts, with what is missing in them because the token may not see it any more.
+
+    Args:
+        storages, vmids: names and numbers that were known before, and of which the facts tell nothing.
+
+    Raises:
+        HostError: as :meth:`Api.get`.
+    """
+    may_not, numbers = permissions.denied(client, "storages", "/storage", sorted(storages)), sorted(vmids)
+    guests = [right for name in ("guests", "images") for right in permissions.denied(client, name, "/vms", numbers)]
+    found = (*may_not, *guests)
+    return replace(
+        facts,
+        missing=tuple(dict.fromkeys((*facts.missing, *found))),
+        unknown=tuple(dict.fromkeys((*facts.unknown, *(one.sentence for one in found if one.feature != "images")))),
+        hidden=frozenset(right.path.rpartition("/")[2] for right in guests),
     )
 
 
@@ -297,6 +324,7 @@ def read_guest(
         raise ApiError(f"{client.who} lists a guest without a number.")
     config = read_config(client, GuestRef(node, vmid, kind))
     waiting = {key: value for key, value in config.next.items() if config.now.get(key) != value}
+    waiting["delete"] = ",".join(key for key in config.now if key not in config.next)
     sections = [Section(NOW, config.now), Section(PENDING, waiting)]
     sections.extend(Section(SNAPSHOT, values, name) for name, values in read_snapshots(client, config))
     return guests.build(

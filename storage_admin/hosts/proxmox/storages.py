@@ -40,6 +40,7 @@ class StorageFacts:
         active: reachable just now; ``None`` where nobody was asked.
         total_bytes, used_bytes, available_bytes: ``None`` where the node does not know, as of one that is not active.
         is_mountpoint: it has to be a mount point, else the folder is not the storage.
+        volume_chains: snapshots of its qcow2 volumes are files or volumes of their own, below the disk.
     """
 
     name: str
@@ -58,6 +59,7 @@ class StorageFacts:
     used_bytes: int | None = None
     available_bytes: int | None = None
     is_mountpoint: bool = False
+    volume_chains: bool = False
 
     @property
     def reserved_bytes(self) -> int | None:
@@ -114,6 +116,7 @@ def of_definition(settings: Mapping[str, Any]) -> StorageFacts:
         shared=kind in _SHARED or _flag(settings.get("shared")),
         enabled=not _flag(settings.get("disable")),
         is_mountpoint=_text(settings, "is_mountpoint").lower() not in ("", "0", "no", "off", "false"),
+        volume_chains=_flag(settings.get("snapshot-as-volume-chain")),
     )
 
 
@@ -141,8 +144,9 @@ def parse_file(text: str) -> tuple[tuple[StorageFacts, ...], tuple[str, ...]]:
     """
     unread: list[str] = []
     found = {one.name: one for one in (of_definition(settings) for settings in _sections(text, unread))}
-    local = found.get("local", LOCAL)
-    found["local"] = replace(local, nodes=()) if (local.type, local.path) == (LOCAL.type, LOCAL.path) else LOCAL
+    local = found.get("local")
+    usual = local is not None and (local.type, local.path) == (LOCAL.type, LOCAL.path)
+    found["local"] = replace(local, nodes=()) if local is not None and usual else LOCAL
     return tuple(found.values()), tuple(unread)
 
 

@@ -142,6 +142,30 @@ def base_id(volume_id: str, storage: StorageFacts) -> str:
     return f"{storage.name}:{volume.base_vmid}/{volume.base}" if storage.is_folder else f"{storage.name}:{volume.base}"
 
 
+def snapshot_id(volume_id: str, snapshot: str, storages: Mapping[str, StorageFacts]) -> str:
+    """What Proxmox VE calls the file or volume that is a snapshot of a disk; empty where it keeps it in the disk.
+
+    Read from ``get_snap_name`` of PVE::Storage::Plugin and of the plugin for LVM (pve-storage 9.1).
+    """
+    parts = split(volume_id)
+    storage = storages.get(parts[0]) if parts else None
+    volume = parse(volume_id, storage) if storage else None
+    if storage is None or volume is None or not storage.volume_chains or volume.content != "images":
+        return ""
+    if volume.format != "qcow2":
+        return ""
+    if storage.is_folder:
+        return f"{storage.name}:{volume.vmid}/snap-{snapshot}-{volume.name}"
+    return f"{storage.name}:snap_{volume.name.removesuffix('.qcow2')}_{snapshot}.qcow2"
+
+
+def snapshot_path(volume_id: str, snapshot: str, storages: Mapping[str, StorageFacts]) -> str:
+    """The path of a disk's snapshot where that is a file or volume of its own; else empty."""
+    named = snapshot_id(volume_id, snapshot, storages)
+    disk = path(volume_id, storages)
+    return f"{disk.rpartition('/')[0]}/{named.partition(':')[2].rpartition('/')[2]}" if named and disk else ""
+
+
 def _file(volume: Volume, storage: StorageFacts) -> str:
     if not storage.path:
         return ""

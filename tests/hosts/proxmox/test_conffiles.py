@@ -305,3 +305,33 @@ def test_the_files_and_a_list_of_states_are_enough(server: ProxmoxServer, client
     facts = merged(reader.read(client, configs=False), read())
     assert facts.unknown == ("Guest 900 is new since the files were read: scan again.",)
     assert merged(reader.read(client), read()).unknown == ()
+
+
+def test_guests_of_other_nodes_stay_known_and_one_that_has_just_moved_is_where_the_api_has_it(
+    server: ProxmoxServer, client: Client
+) -> None:
+    away = {
+        "nodes/pve2/qemu-server/501.conf": "name: away\nscsi0: store:501/vm-501-disk-0.qcow2\n",
+        "nodes/pve2/qemu-server/900.conf": "name: moved\nscsi0: store:900/x.raw\n",
+    }
+    server.world.guests["vm", 900] = Guest("vm", 900, away["nodes/pve2/qemu-server/900.conf"], running=True)
+    for configs in (True, False):
+        facts = merged(reader.read(client, configs=configs), read(away))
+        found = {guest.vmid: (guest.node, guest.facts.state, paths(guest)) for guest in facts.guests}
+        assert found[501] == ("pve2", "unknown", {"501/vm-501-disk-0.qcow2"})
+        assert found[900] == ("pve1", "running", {"900/x.raw"})
+        assert len(facts.guests) == len(found)
+        assert facts.unknown == ()
+
+
+def test_drives_that_will_not_be_what_they_are_are_told() -> None:
+    text = (
+        "scsi0: store:1/vm-1-disk-0.qcow2\nscsi1: store:1/vm-1-disk-1.qcow2\nsata0: store:1/vm-1-disk-2.raw\n"
+        "sata1: store:1/vm-1-disk-3.raw\nsata2: store:1/vm-1-disk-4.raw\n\n[PENDING]\ndelete: !sata0,net1,sata1\n"
+        "memory: 4096\nscsi0: store:1/vm-1-disk-0.qcow2,cache=writeback\nscsi1: store:1/vm-1-disk-9.qcow2\n"
+        "scsi5: store:1/vm-1-disk-8.qcow2\n\n[old]\nsata2: store:1/vm-1-disk-7.raw\n"
+    )
+    guest = vm(text)
+    assert guest.facts.waiting == ("sata0", "sata1", "scsi1")
+    assert "delete" not in guest.options
+    assert guest.facts.unread == ()

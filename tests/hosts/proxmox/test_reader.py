@@ -93,6 +93,13 @@ def test_limits_and_devices_of_other_storages(client: Client) -> None:
     ]
 
 
+def test_drives_that_will_not_be_what_they_are_are_told(server: ProxmoxServer, client: Client) -> None:
+    known = guest_of(reader.read(client), 110).facts
+    assert known.waiting == ()
+    server.world.guests["vm", 110].text += "\n[PENDING]\ndelete: scsi1\nscsi0: store:110/vm-110-disk-9.qcow2\n"
+    assert guest_of(reader.read(client), 110).facts.waiting == ("scsi0", "scsi1")
+
+
 def test_a_drive_that_waits_is_told_as_waiting(server: ProxmoxServer, client: Client) -> None:
     guest = server.world.guests["vm", 101]
     guest.text += "\n[PENDING]\nscsi1: s2:101/vm-101-disk-4.raw,size=1G\ndelete: boot\n"

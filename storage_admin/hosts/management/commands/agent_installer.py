@@ -19,6 +19,9 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--key", help="file of the public key that may run the agent; without it, none is let in")
+        parser.add_argument(
+            "--folder", action="append", default=[], help="a folder of images there, which is listed (may be repeated)"
+        )
         parser.add_argument("--user", default="root", help="whose authorized_keys get it (default: root)")
 
     def handle(self, *_args: Any, **options: Any) -> None:
@@ -29,4 +32,7 @@ class Command(BaseCommand):
             raise CommandError(error.detail) from error
         except OSError as error:
             raise CommandError(f"{options['key']}: {error.strerror}") from error
-        sys.stdout.write(forced.installer(user, key))
+        for folder in options["folder"]:
+            if not folder.startswith("/") or not folder.isprintable():
+                raise CommandError(f"{folder!a} is no absolute path of a folder.")
+        sys.stdout.write(forced.installer(user, key, options["folder"]))

@@ -1,0 +1,81 @@
+"""Pools whose storage does not answer: what their rows, their hosts and an alert say of it, as soon as it is known.
+
+A scan finds them, and so does every job that works on one (:mod:`storage_admin.jobs.silence`).
+"""
+
+from collections.abc import Collection
+from datetime import datetime
+
+from django.db import transaction
+from django.db.models import Q
+
+from storage_admin.events import services as events
+from storage_admin.events.services import Trouble
+from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.hosts.names import path_key
+
+
+def fall_silent(host: Host, paths: Collection[bytes], since: datetime) -> list[str]:
+    """The pools at these paths do not answer, nor do others on the same network filesystem.
+
+    Returns:
+        The names of those at the paths.
+    """
+    named = StoragePool.objects.filter(host=host, path_key__in=[path_key(path) for path in paths])
+    keys = [key for key in named.filter(network=True).values_list("fs_key", flat=True) if key]
+    detail = f"It has not answered since {since:%H:%M} UTC. Its images are as last seen."
+    with transaction.atomic():
+        pools = StoragePool.objects.filter(Q(pk__in=named.values("pk")) | Q(host=host, fs_key__in=keys))
+        pools.exclude(state=StoragePool.SILENT).update(state=StoragePool.SILENT, state_detail=detail)
+        tell(host)
+    return [pool.name for pool in named]
+
+
+def answer_again(host: Host, paths: Collection[bytes]) -> None:
+    """The pools at these paths answer again; the next scan tells what is in them now."""
+    named = StoragePool.objects.filter(host=host, path_key__in=[path_key(path) for path in paths])
+    keys = [key for key in named.filter(network=True).values_list("fs_key", flat=True) if key]
+    with transaction.atomic():
+        pools = StoragePool.objects.filter(Q(pk__in=named.values("pk")) | Q(host=host, fs_key__in=keys))
+        pools.filter(state=StoragePool.SILENT).update(state="ok", state_detail="")
+        tell(host, answered=True)
+
+
+def tell(host: Host, *, answered: bool = False) -> None:
+    """Makes the host's state and the alerts what the rows of its pools say.
+
+    Args:
+        answered: a pool answers again since the host's state was written.
+    """
+    silent = list(StoragePool.objects.filter(host=host, state=StoragePool.SILENT).order_by("pk"))
+    host.refresh_from_db(fields=["status", "status_detail", "capabilities"])
+    if (silent or answered) and host.status != Host.Status.UNREACHABLE:
+        host.status, host.status_detail = state_of(host, silent)
+        host.save(update_fields=["status", "status_detail"])
+    for pool in silent:
+        events.raise_alert(trouble(pool))
+    for pool in StoragePool.objects.filter(host=host).exclude(state=StoragePool.SILENT).only("pk"):
+        events.close_alert(f"{events.POOL_SILENT}:{pool.pk}")
+
+
+def state_of(host: Host, silent: Collection[StoragePool]) -> tuple[str, str]:
+    """The state of a host that answers, and why it is none better."""
+    # Where only plain commands run, no image is worked on.
+    wanted = () if host.capabilities.get("plain") else ("qemu-img", "setpriv")
+    tools = host.capabilities.get("tools", {})
+    missing = [tool for tool in wanted if not tools.get(tool)]
+    said = [f"Not installed: {', '.join(missing)}. Install qemu-utils and util-linux."] if missing else []
+    said += [f"The storage pool {pool.name} does not answer." for pool in silent]
+    if away := host.capabilities.get("api_away"):
+        said.append(f"{away} Images and guests are read by ssh; what only the API tells is as last seen.")
+    return (Host.Status.DEGRADED if said else Host.Status.OK), " ".join(said)
+
+
+def trouble(pool: StoragePool) -> Trouble:
+    """The alert of a pool that does not answer."""
+    return Trouble(
+        f"{events.POOL_SILENT}:{pool.pk}", "danger", f"Storage pool {pool} does not answer",
+        f"{pool.state_detail} Guests with disks there wait. Check its server and the network. Jobs on its images wait, "
+        "or can be cancelled.",
+        pool.host.slug, "pool", pool.pk, str(pool),
+    )  # fmt: skip

@@ -1,0 +1,59 @@
+"""Where a guest's I/O weight counts: the kernel weighs guests on some disks only."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage_admin.agent import hostfacts
+from storage_admin.hosts.libvirt_io import outcome
+
+SET: dict[str, Any] = {"weight": 300, "disks": {}}
+UNSET: dict[str, Any] = {"weight": None, "disks": {}}
+
+
+def answer(*scopes: str) -> dict[str, Any]:
+    """As libvirt tells of a weight that was set in a running guest, its definition, or both."""
+    told = dict.fromkeys(scopes, UNSET), dict.fromkeys(scopes, SET)
+    return {"before": told[0], "now": told[1], "set": list(scopes), "failed": "", "can_weigh": True}
+
+
+@pytest.mark.parametrize(
+    ("weighing", "effect", "told"),
+    [(["sda"], "now", "counts on sda"), ([], "unsupported", "no effect yet"), (None, "unknown", "not known")],
+)
+def test_a_weight_is_in_effect_only_where_a_disk_weighs_guests(
+    weighing: list[str] | None, effect: str, told: str
+) -> None:
+    done = outcome(answer("live", "config"), 300, None, weighing)
+    assert (done.effect, done.as_asked, done.now.weight) == (effect, True, 300)
+    assert told in done.words
+    assert "in effect" not in done.words.lower()
+
+
+def test_a_guest_that_is_off_has_its_weight_from_its_next_start_on() -> None:
+    assert outcome(answer("config"), 300, None, []).effect == "next_start"
+
+
+def test_limits_count_on_every_disk() -> None:
+    limits = {"vda": {"read_iops_sec": 5}}
+    told = answer("live") | {"now": {"live": {"weight": None, "disks": limits}}}
+    done = outcome(told, None, limits, [])
+    assert done.effect == "now"
+    assert "weigh" not in done.words
+
+
+def test_disks_weigh_by_bfq_or_by_their_costs(tmp_path: Path) -> None:
+    for disk, schedulers in (("sda", "none mq-deadline [bfq]"), ("sdb", "[none] bfq"), ("vda", "[mq-deadline]")):
+        queue = tmp_path / "sys/block" / disk / "queue"
+        queue.mkdir(parents=True)
+        (queue / "scheduler").write_text(schedulers + "\n")
+    assert hostfacts.weighing_disks(str(tmp_path)) == ["sda"]
+    costs = tmp_path / "sys/fs/cgroup/io.cost.qos"
+    costs.parent.mkdir(parents=True)
+    numbers = tmp_path / "sys/dev/block/8:16"
+    numbers.parent.mkdir(parents=True)
+    numbers.symlink_to("../../block/sdb")
+    costs.write_text("8:16 enable=1 ctrl=auto rpct=0.00\n252:0 enable=0 ctrl=auto\n")
+    assert hostfacts.weighing_disks(str(tmp_path)) == ["sda", "sdb"]
+    assert hostfacts.weighing_disks(str(tmp_path / "none")) == []
