@@ -94,7 +94,8 @@ def _enter(folder: Path) -> set[str]:
             f"{folder} holds files that the demo did not make, and is left alone. "
             "Name a folder that does not exist yet, or an empty one."
         )
-    folder.mkdir(parents=True, exist_ok=True, mode=0o755)
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o755)  # a guest's user goes through it
     _write_marker(folder, set())
     return set()
 

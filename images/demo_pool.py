@@ -10,6 +10,8 @@ from images.demo_recipes import DemoError
 from images.models import Image
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.accounts.services import audit
+from storage_admin.agent.protocol import RefusedError
+from storage_admin.hosts import folders
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.names import path_key
 from storage_admin.hosts.services import add_pool, ensure_local_host, remove_pool
@@ -34,6 +36,15 @@ def register(actor: Actor, folder: Path) -> StoragePool:
         pool = add_pool(host, path, StoragePool.Source.DEMO, name="demo")
         audit(actor, "demo registered", pool.path, after={"host": host.slug})
     return pool
+
+
+def allow(folder: Path) -> str:
+    """Has the folder listed as one of images; a sentence that says what root has to run where that cannot be done."""
+    try:
+        folders.allow(ensure_local_host(), os.fsencode(folder.resolve()))
+    except RefusedError as error:
+        return error.detail
+    return ""
 
 
 def scan_if_a_worker_is_up(actor: Actor, pool: StoragePool) -> Job | None:

@@ -7,11 +7,16 @@ from django.db.models import F, Q, QuerySet
 
 from images import refusals
 from images.models import Image
+from storage_admin.agent import preallocation
 from storage_admin.agent.prediction import best
+from storage_admin.jobs.models import Job
 
 #: The formats that each method is offered for; an estimate for another one is a fact, but no offer.
 FORMATS = {"compress": ("qcow2",), "copy": ("qcow2", "raw", "vdi", "vmdk", "vpc"), "in_place": ("qcow2", "raw")}
 METHODS = tuple(FORMATS)
+#: Preallocations that a rewrite undoes, and the kinds of jobs that do.
+PREALLOCATED = ("metadata", "falloc", "full")
+UNDOES_PREALLOCATION = ("reclaim", "flatten")
 #: Formats that are sampled in the background: those that something is offered for.
 SAMPLED_FORMATS = tuple(sorted({name for formats in FORMATS.values() for name in formats}))
 
@@ -42,6 +47,9 @@ def record(image: Image, fingerprint: bytes, estimate: dict[str, Any], at: datet
     method = best(methods, [name for name in METHODS if image.declared_format in FORMATS[name]])
     numbers = methods[method] if method else {}
     image.estimate = estimate
+    if "preallocation" in estimate:
+        made = estimate["preallocation"]
+        image.preallocation = _as_made(image) if made == preallocation.FILLED else made
     image.reclaimable_bytes = numbers.get("reclaimable_bytes")
     image.reclaimable_low = numbers.get("reclaimable_low")
     image.reclaimable_high = numbers.get("reclaimable_high")
@@ -51,9 +59,37 @@ def record(image: Image, fingerprint: bytes, estimate: dict[str, Any], at: datet
     image.save(
         update_fields=[
             "estimate", "reclaimable_bytes", "reclaimable_low", "reclaimable_high", "reclaimable_method", "analyzed_at",
-            "analyzed_fingerprint",
+            "analyzed_fingerprint", "preallocation",
         ]
     )  # fmt: skip
+
+
+def _as_made(image: Image) -> str:
+    """``full`` where a conversion here has made this file so: of a full file nothing else tells."""
+    made = Job.objects.filter(host=image.host_id, kind="convert", state=Job.State.SUCCEEDED, result__path=image.path)
+    for job in made.order_by("-id")[:1]:
+        if str((job.result or {}).get("inode")) == image.inode:
+            return "full" if job.options.get("format_options", {}).get("preallocation") == "full" else ""
+    return ""
+
+
+def undone_preallocation(image: Image, method: str = "") -> list[str]:
+    """What a plan says where a method undoes an image's preallocation, or may do so: sentences.
+
+    Args:
+        method: of a reclaim.
+    """
+    if image.declared_format not in FORMATS["in_place"]:
+        return []
+    if image.preallocation in PREALLOCATED:
+        if (image.preallocation, method) == ("metadata", "in_place"):
+            return []
+        return [f"The image is preallocated ({image.preallocation}); afterwards it is not: writes allocate anew."]
+    if (image.estimate or {}).get("preallocation") == preallocation.FILLED:
+        why = "that looks the same as an image filled with zeros for a reclaim."
+        full = "If it was created with preallocation=full and should stay so, leave it as it is"
+        return [f"Nearly all of the image is allocated. {full}: {why}"]
+    return []
 
 
 class Predicted(NamedTuple):
@@ -79,6 +115,23 @@ def predicted(image: Image, method: str, compression: str = "") -> Predicted:
     each = numbers.get("compressions") or {}
     numbers = each.get(compression) or numbers
     return Predicted(*(numbers.get(f"predicted_{which}") for which in ("after_bytes", "low", "high")))
+
+
+def shared_bytes(image: Image) -> int:
+    """Bytes of the image that other files have as well, as reflinked copies do: they stay taken without it."""
+    return int((image.estimate or {}).get("basis", {}).get("shared_bytes") or 0)
+
+
+def won_bytes(image: Image, method: str, after: int | None) -> int | None:
+    """What a method would free on the filesystem, negative where it would take more.
+
+    Args:
+        after: as :func:`predicted`.
+    """
+    if after is None or image.allocated_size is None:
+        return None
+    won: int | None = _numbers(image, method).get("reclaimable_bytes") if shared_bytes(image) else None
+    return image.allocated_size - after if won is None else won
 
 
 def is_bound(image: Image) -> bool:

@@ -18,7 +18,7 @@ from storage_admin.accounts.roles import SYSTEM
 from storage_admin.accounts.services import audit
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.guests.models import Guest, GuestDisk
-from storage_admin.hosts import asking, proxmox_hosts, transport
+from storage_admin.hosts import asking, proxmox_hosts, proxmox_lines, transport
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.proxmox import changes
 from storage_admin.hosts.proxmox.client import Api
@@ -44,7 +44,6 @@ class Naming:
         node: that has it.
         old, new: the ids before and after.
         digest: of its configuration when the work began.
-        unread: lines of its file that were not understood.
     """
 
     uid: str
@@ -53,7 +52,6 @@ class Naming:
     old: str
     new: str
     digest: str = ""
-    unread: tuple[str, ...] = ()
 
 
 def is_linked(disk: GuestDisk) -> bool:
@@ -76,6 +74,21 @@ def refusals(image: Image, *, down_to_base: bool) -> list[Refusal]:
                 _recorded(
                     f"{where}{guest.name} names it as a linked clone ({disk.volume}): delete that snapshot or change "
                     "first, or move the disk to another storage, which makes a full copy."
+                )
+            )
+        elif disk.target.startswith("unused"):
+            found.append(
+                _recorded(
+                    f"{guest.name} keeps it as {disk.target}, not as a drive: attach it to a bus (qm set {guest.uid} "
+                    f"--scsi1 {disk.volume}) and flatten it then, or remove it."
+                )
+            )
+        elif disk.target in guest.waiting:
+            found.append(
+                Refusal(
+                    "stale_plan",
+                    f"A change of {disk.target} of {guest.name} waits for its next start: start it, or revert the "
+                    "change, then scan again.",
                 )
             )
         elif disk.volume.rpartition("/")[2].startswith("base-"):
@@ -147,7 +160,7 @@ def check(job: Job, image: Image) -> None:
     """Looks at the configurations as they are: before the work, when they are kept with the job, and again after it.
 
     Raises:
-        RefusedError: ``guest_locked``, ``guest_running``, ``has_internal_snapshots``, ``guests_unknown``;
+        RefusedError: ``guest_locked``, ``guest_running``, ``has_internal_snapshots``, ``hidden_lines``;
             ``stale_plan``: a configuration was changed since the work began.
         HostError: it cannot be asked, or a right is missing.
     """
@@ -170,14 +183,15 @@ def check(job: Job, image: Image) -> None:
 
 def _looked_at(api: Api, node: str, disk: GuestDisk, begun: dict[str, Any] | None) -> Naming:
     guest = disk.guest
-    naming = Naming(guest.uid, guest.name, node, disk.volume, own_id(disk.volume), unread=tuple(guest.unread))
+    naming = Naming(guest.uid, guest.name, node, disk.volume, own_id(disk.volume))
     try:
         config = read_config(api, _ref(naming))
     except NotThereError as error:
         raise RefusedError(
             "guest_records_chain", f"{guest.name} is not on {node}: flatten its disk where it is. {error.detail}"
         ) from error
-    config.check_free(begun["digest"] if begun else "", naming.unread)
+    config.check_free(begun["digest"] if begun else "")
+    proxmox_lines.refuse_dropping(guest.host, api, config, guest.name)
     targets = changes.naming(config, naming.old)
     if not targets:
         raise RefusedError("stale_plan", f"{guest.name} does not name {naming.old} any more: scan again.")
@@ -190,7 +204,7 @@ def _looked_at(api: Api, node: str, disk: GuestDisk, begun: dict[str, Any] | Non
                 "has_internal_snapshots",
                 f"The snapshot {name} of {guest.name} names {naming.old}: delete the snapshot first.",
             )
-    return Naming(**(asdict(naming) | {"digest": config.digest, "unread": naming.unread}))
+    return Naming(**(asdict(naming) | {"digest": config.digest}))
 
 
 def _ref(naming: Naming) -> GuestRef:
@@ -251,7 +265,8 @@ def put(job: Job, *, flat: bool) -> None:
 
 
 def _kept(job: Job) -> list[Naming]:
-    return [Naming(**(one | {"unread": tuple(one["unread"])})) for one in job.kept["volumes"]]
+    # Jobs of earlier versions kept more.
+    return [Naming(**{name: one[name] for name in Naming.__dataclass_fields__}) for one in job.kept["volumes"]]
 
 
 def _put(job: Job, api: Api, naming: Naming, volume: str, *, digest: str = "") -> None:
@@ -262,7 +277,9 @@ def _put(job: Job, api: Api, naming: Naming, volume: str, *, digest: str = "") -
             raise RefusedError("stale_plan", f"The configuration of {naming.name} was changed meanwhile.")
         return
     _check_off(api, naming)
-    done = changes.repoint(api, _ref(naming), other, volume, digest=digest, unread=naming.unread)
+    if not digest:  # else it is the configuration that was looked at
+        proxmox_lines.refuse_dropping(job.host, api, config, naming.name)
+    done = changes.repoint(api, _ref(naming), other, volume, digest=digest or config.digest)
     if done.left:
         raise HostError(f"{', '.join(done.left)} of {naming.name} still has the id {other} of the same file.")
     what = f"{naming.name} names {volume} now"

@@ -1,5 +1,6 @@
 """What has to be there before a web server starts: files for the browser, tables, the first admin."""
 
+import contextlib
 from collections.abc import Callable
 
 from django.conf import settings
@@ -7,7 +8,8 @@ from django.core.management import call_command
 from django.db import DatabaseError, connections
 
 from storage_admin.accounts.services import ensure_first_admin
-from storage_admin.hosts import machine
+from storage_admin.agent.protocol import RefusedError
+from storage_admin.hosts import folders, machine
 from storage_admin.hosts.services import ensure_local_host
 from storage_admin.supervisor import database
 from storage_admin.supervisor.errors import SetupError
@@ -27,6 +29,7 @@ def prepare(say: Callable[[str], None], *, local: bool) -> str:
     Raises:
         SetupError: the database cannot be used, or the set-up is not complete.
     """
+    database.refuse_emptied(settings.DATA_DIR)
     try:
         with database.alone(settings.DATA_DIR):
             collect_if_changed(settings.DATA_DIR / "static.stamp")
@@ -40,7 +43,7 @@ def prepare(say: Callable[[str], None], *, local: bool) -> str:
     connections.close_all()
     if password is None:
         return ""
-    return f"First start. Log in as admin with the password {password} (it is shown only this once)."
+    return f"First start. Log in as admin with the password {password} (shown only this once, and to be changed then)."
 
 
 def _register_this_machine(say: Callable[[str], None]) -> None:
@@ -50,3 +53,6 @@ def _register_this_machine(say: Callable[[str], None]) -> None:
             f"The host local of this database is another machine ({host.name}): images of this one are not looked at. "
             "Add it as a host of its own, then start here: manage.py worker --host SLUG"
         )
+        return
+    with contextlib.suppress(RefusedError):  # nobody here can be root, and so nobody works on images either
+        folders.exclude_own(host)

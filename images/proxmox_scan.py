@@ -13,9 +13,11 @@ from typing import Any
 
 from images import shared_storages
 from images.models import Image
+from images.orphans.evidence import NAMED, number_of
 from storage_admin.agent.protocol import b64
 from storage_admin.agent.records import FINGERPRINT_SIZE, backing_unsafe
-from storage_admin.hosts import proxmox_alone
+from storage_admin.guests.models import Guest
+from storage_admin.hosts import proxmox_alone, proxmox_hosts
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.names import path_key
 from storage_admin.hosts.proxmox import volumes
@@ -26,6 +28,7 @@ LARGEST = (1 << 63) - 1
 #: What Proxmox VE calls the content of a file that is not what its name says.
 INVALID = "invalid"
 _INVALID = "Proxmox VE cannot read it as what its name says."
+_UNFINISHED = "?"
 
 
 @dataclass
@@ -65,9 +68,12 @@ def events(host: Host, facts: ProxmoxFacts, scan: int) -> Iterator[dict[str, Any
     seen.paths |= set(known.values_list("path_key", flat=True))
     for listing in facts.listings:
         seen.paths |= {_key(volumes.place(one.volume, storages)) for one in listing.volumes}
+    seen.paths |= {_key(path) for guest in facts.guests for path in guest.stands_on}
     for row in shown_pools(host):
         storage = storages.get(row.name)
-        if storage is not None:
+        if facts.api_away:
+            yield _as_last_seen(row, facts.api_away)
+        elif storage is not None:
             yield from _pool(seen, row, storage, listings.get(row.name))
     if proxmox_alone.is_alone(host):
         yield {"event": "seen", "probe": [], "busy": []}
@@ -76,6 +82,21 @@ def events(host: Host, facts: ProxmoxFacts, scan: int) -> Iterator[dict[str, Any
 def shown_pools(host: Host) -> list[StoragePool]:
     """The pools of a node that only its API tells of; each is called as its storage is."""
     return list(StoragePool.objects.filter(host=host, source=StoragePool.Source.PROXMOX, path_bytes=b""))
+
+
+def not_told(host: Host, facts: ProxmoxFacts) -> tuple[set[str], set[str]]:
+    """Storages, and numbers of guests, that are known here and that these facts tell nothing of."""
+    storages = {one.name: one for one in facts.storages}
+    names = {row.name for row in shown_pools(host)} - storages.keys()
+    guests = set(Guest.objects.filter(host=host, kind__in=("vm", "container")).values_list("uid", flat=True))
+    told = {str(one.vmid) for one in facts.guests}
+    listed = {_key(volumes.place(one.volume, storages)) for listing in facts.listings for one in listing.volumes}
+    rows = Image.every.filter(host=host, missing_since=None, pool__path_bytes=b"")
+    found = rows.values_list("path_key", "name", "path")
+    numbers = {number_of(name, path) for key, name, path in found if key not in listed}
+    # Beside an agent the guests are read from their files.
+    lost = guests - told if proxmox_alone.is_alone(host) else set()
+    return names, (lost | numbers) - {""}
 
 
 def _pool(seen: _Seen, row: StoragePool, storage: StorageFacts, listing: Listing | None) -> Iterator[dict[str, Any]]:
@@ -88,7 +109,9 @@ def _pool(seen: _Seen, row: StoragePool, storage: StorageFacts, listing: Listing
         "fs_key": row.fs_key, "owners_unknown": proxmox_alone.nobody_looks(seen.host),
     }  # fmt: skip
     if not storage.active:
-        yield event | {"state": "missing", "detail": "The node cannot reach it now. Its images are as last seen."}
+        # What is switched off says so already (sync_storages).
+        state, why = proxmox_hosts.why_away(seen.facts, storage) if storage.enabled else ("missing", row.state_detail)
+        yield event | {"state": state, "detail": why}
         return
     why = listing.why_incomplete if listing is not None else "The API does not list its volumes."
     lister = shared_storages.lister_of(row, is_whole=not why)
@@ -98,31 +121,58 @@ def _pool(seen: _Seen, row: StoragePool, storage: StorageFacts, listing: Listing
         yield event | {"detail": shared_storages.ELSEWHERE}
         return
     shared_storages.take_over(row, seen.scan)
-    known = set(map(bytes, Image.every.filter(pool=row, missing_since=None).values_list("fingerprint", flat=True)))
+    rows = Image.every.filter(pool=row, missing_since=None).values_list("fingerprint", "name", "path")
+    known = {bytes(fingerprint): number_of(name, path) for fingerprint, name, path in rows}
     images = 0
     for image in _images(seen, row, storage, listing):
         images += 1
         fingerprint = bytes.fromhex(image["fp"])
         if fingerprint in known:
-            known.discard(fingerprint)
+            del known[fingerprint]
         else:
             yield image
     if why:
         yield event | {"state": "unreadable", "detail": f"{why} {_AS_LAST_SEEN}", "images": images}
         return
-    yield event | {"images": images, "vanished_b64": b64(b"".join(sorted(known)))}
+    if hidden := {number for number in known.values() if number in seen.facts.hidden}:
+        numbers = ", ".join(sorted(hidden)[:NAMED])
+        detail = f"The token may not see disks of the guests {numbers} any more (their rights on /vms). {_AS_LAST_SEEN}"
+        event |= {"state": "unreadable", "detail": detail}
+    vanished = sorted(fingerprint for fingerprint, number in known.items() if number not in seen.facts.hidden)
+    yield event | {"images": images, "vanished_b64": b64(b"".join(vanished))}
 
 
 _AS_LAST_SEEN = "What it does not tell of is shown as it was last seen."
 
 
+def _as_last_seen(row: StoragePool, why: str) -> dict[str, Any]:
+    """The event of a storage that nobody told of: its row stays as it is."""
+    kept = ("capacity_bytes", "available_bytes", "reserved_bytes", "filesystem", "network", "shared_key", "fs_key")
+    return {
+        "event": "pool", "id": row.pk, "state": "unreadable", "detail": f"{why} {_AS_LAST_SEEN}", "kind": str(row.kind),
+        "images": row.images_count, "others": {"count": row.others_count, "bytes": row.others_bytes},
+        "undo_bytes": row.undo_bytes, "undo_copies": 0, "leftovers": 0, "vanished_b64": "",
+        "owners_unknown": row.owners_unknown, **{name: getattr(row, name) for name in kept},
+    }  # fmt: skip
+
+
 def _images(seen: _Seen, row: StoragePool, storage: StorageFacts, listing: Listing | None) -> Iterator[dict[str, Any]]:
     told = listing.volumes if listing is not None else ()
     storages = {one.name: one for one in seen.facts.storages}
-    for volume in sorted(told, key=lambda one: one.volume):
-        place = volumes.place(volume.volume, storages)
+    for volume in sorted((*told, *_snapshots(seen.facts, storage)), key=lambda one: one.volume):
+        place = volumes.place(volume.volume, storages) or volume.path
         if place and seen.is_first(place):
             yield _image(seen, row, storage, volume, place)
+
+
+def _snapshots(facts: ProxmoxFacts, storage: StorageFacts) -> Iterator[VolumeFacts]:
+    """Snapshots that are files, which no list of a storage has: known by their guests, their sizes by nobody."""
+    for guest in facts.guests if storage.is_folder else ():
+        for disk in guest.facts.disks:
+            if disk.path in guest.stands_on and disk.volume.startswith(f"{storage.name}:"):
+                below = guest.stands_on[disk.path]
+                parent = _UNFINISHED if below is None else below
+                yield VolumeFacts(disk.volume, disk.path, "images", "qcow2", None, None, guest.vmid, parent)
 
 
 def _image(seen: _Seen, row: StoragePool, storage: StorageFacts, volume: VolumeFacts, place: str) -> dict[str, Any]:
@@ -146,6 +196,9 @@ def _base(seen: _Seen, storage: StorageFacts, volume: VolumeFacts, place: str) -
     """What a linked clone stands on: by its header in a folder, else by its volume id."""
     written = volume.parent if storage.is_folder else ""
     below = ""
+    if written == _UNFINISHED:
+        unfinished = "A change of its VM's snapshots is not finished: what it stands on is not told."
+        return {"backing_b64": b64(b"?"), "backing_unsafe": unfinished}
     if written and (why := backing_unsafe(_raw(written))):
         return {"backing_b64": b64(_raw(written)), "backing_unsafe": why}
     if written:

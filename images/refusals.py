@@ -1,8 +1,10 @@
 """Why an image may not be rewritten, as far as the database knows. The agent looks again, on the spot."""
 
+from django.db.models import Q
 from django.utils import timezone
 
 from images.models import Image
+from storage_admin.agent import access
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import libvirt_alone, proxmox_alone
 from storage_admin.hosts.models import Host, StoragePool
@@ -22,6 +24,12 @@ MAY_BE_LOST = (
 )
 #: Kinds of pools whose images are files in a folder, which an agent can look at.
 FOLDERS = (StoragePool.Kind.DIR, StoragePool.Kind.NFS)
+#: States of a pool whose folder no work is done in, with the codes that say so.
+NOT_ENTERED = {"changed": "pool_changed", "not_listed": "folder_not_listed"}
+#: Images that are not to be written: a template's disks, as Proxmox VE calls them, and what is protected (``chattr +i``
+#: or ``+a``) as the last scan found it.
+_BASE = "base-"
+PROTECTED = Q(header__immutable=True) | Q(pool__source=StoragePool.Source.PROXMOX, name__startswith=_BASE)
 #: What must stay free on a filesystem while a job works: the larger of a share of it and a number of bytes.
 RESERVE_PERCENT = 5
 RESERVE_BYTES = 2 * 1024**3
@@ -50,13 +58,51 @@ def only_copy(image: Image) -> list[Refusal]:
 
 def for_bases(image: Image, below: list[Image]) -> list[Refusal]:
     """What of an image's bases stands against reading them; ``below`` begins with the immediate one."""
+    away = next((base for base in below if base.pool.state == StoragePool.SILENT), None)
     undeclared = [base for base in below if not base.declared_format and not image.backing_format]
-    return [
+    return (silent(away.pool) if away is not None else []) + [
         Refusal(
             "format_undeclared", f"Nothing declares the format of {base.name}, which it stands on: declare it first."
         )
         for base in undeclared
     ]
+
+
+def for_taken(image: Image, taken: list[Image]) -> tuple[list[Refusal], list[Refusal]]:
+    """What stands against writing the content of bases into an image that belongs to somebody who may not read them.
+
+    Args:
+        taken: the bases whose content moves into the image.
+
+    Returns:
+        What is refused to everybody, and what an admin has allowed for a pool, which policies leave alone.
+    """
+    refused, allowed = [], []
+    for base in taken:
+        if _readable_by_owner(image, base):
+            continue
+        uid = image.from_header("uid")
+        sentence = f"{base.name} may not be read by user {uid}, who owns {image.name} and would get its content."
+        if base.pool.share_bases:
+            allowed.append(Refusal("foreign_base", f"{sentence} An admin allows that for the pool {base.pool.name}."))
+        else:
+            what_to_do = f"Let that user read it, or have an admin allow it in the settings of {base.pool.name}."
+            refused.append(Refusal("foreign_base", f"{sentence} {what_to_do}"))
+    return refused, allowed
+
+
+def _readable_by_owner(image: Image, base: Image) -> bool:
+    """As far as the last scan tells. What it does not, as of bases far below in closed folders, the agent looks at."""
+    uid, gid, mode = (base.from_header(name) for name in ("uid", "gid", "mode"))
+    owner = image.from_header("uid")
+    if None in (uid, gid, mode, owner) or owner in (0, uid):
+        return True
+    if image.backing_id == base.pk and image.from_header("backing_closed"):
+        return False
+    groups = image.from_header("groups")
+    who = access.Who(owner, frozenset([image.from_header("gid")] if groups is None else groups))
+    acl = bytes.fromhex(base.from_header("acl") or "")
+    return access.Rights(uid, gid, mode, acl).allow(who, access.READ)
 
 
 def _host(image: Image) -> list[Refusal]:
@@ -68,7 +114,21 @@ def _host(image: Image) -> list[Refusal]:
         )
     if not refusals and host.capabilities and not host.capabilities.get("qemu_img"):
         refusals.append(Refusal("tool_missing", f"qemu-img is not installed on {host.name}: install qemu-utils there."))
-    return [*refusals, *for_pool(image.pool)]
+    return [*refusals, *_unconfined(image), *for_pool(image.pool)]
+
+
+def _unconfined(image: Image) -> list[Refusal]:
+    """A host that cannot confine tools, and a file that others than root may write; of folders the agent knows."""
+    if image.host.capabilities.get("confinement", "") is not None:
+        return []
+    uid, mode = image.from_header("uid"), image.from_header("mode")
+    if uid == 0 and not (mode or 0) & 0o022:
+        return []
+    sentence = (
+        f"Others than root can write to {image.name}, and {image.host.name} cannot keep qemu-img from other files that "
+        "its header may name: give it to root, or use a kernel from 5.13 on."
+    )
+    return [Refusal("not_confined", sentence)]
 
 
 def without_agent(host: Host) -> list[Refusal]:
@@ -81,7 +141,9 @@ def without_agent(host: Host) -> list[Refusal]:
 
 def for_pool(pool: StoragePool) -> list[Refusal]:
     """What stands against writing files into a pool."""
-    refusals = []
+    refusals = silent(pool)
+    if code := NOT_ENTERED.get(pool.state):
+        refusals.append(Refusal(code, f"{pool.name}: {pool.state_detail}"))
     if pool.kind not in FOLDERS:
         refusals.append(
             Refusal("unsupported_pool", f"Images in a {pool.kind} pool are not files: they cannot be rewritten.")
@@ -95,6 +157,19 @@ def for_pool(pool: StoragePool) -> list[Refusal]:
             )
         )
     return refusals
+
+
+def silent(pool: StoragePool) -> list[Refusal]:
+    """Whether a pool answers at all: whoever touched it would wait until it does."""
+    if pool.state != StoragePool.SILENT:
+        return []
+    return [
+        Refusal(
+            "pool_silent",
+            f"The storage pool {pool.name} does not answer, so nothing is started there. {pool.state_detail} Check its "
+            "server and the network, then scan the host.",
+        )
+    ]
 
 
 def not_a_file(image: Image) -> list[Refusal]:
@@ -164,13 +239,22 @@ def _use(image: Image) -> list[Refusal]:
         ]
     return [
         Refusal(
-            "image_in_use", f"It is in use ({image.in_use_detail}): shut down or stop what uses it, then scan again."
+            "image_in_use", f"It is in use ({image.in_use_detail}): shut down or stop what uses it, then try again."
         )
     ]
 
 
 def _content(image: Image) -> list[Refusal]:
     refusals = []
+    templates = image.pool.source == StoragePool.Source.PROXMOX and image.name.startswith(_BASE)
+    if image.from_header("immutable") is True or templates:
+        refusals.append(
+            Refusal(
+                "immutable",
+                f"{image.name} is protected (chattr +i or +a), or the disk of a template of Proxmox VE, which linked "
+                "clones use: it is left as it is. Reclaim the clones instead.",
+            )
+        )
     if image.encrypted:
         refusals.append(Refusal("encrypted", "It is encrypted: nothing in it can be told from noise without its key."))
     if image.snapshots:

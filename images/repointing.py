@@ -16,7 +16,7 @@ from xml.etree import ElementTree as ET
 
 from django.db.models import Q
 
-from images import linked_clones, liveness
+from images import guest_locks, linked_clones, liveness
 from images.models import Image
 from storage_admin.accounts.roles import SYSTEM
 from storage_admin.accounts.services import audit
@@ -233,6 +233,7 @@ def _say_once(job: Job, text: str) -> None:
 
 def settle(host_id: int | None = None, *, but_not: Collection[int] = ()) -> None:
     """Tries again what :func:`agree` could not do at once; the arguments are those of :func:`images.waiting.look`."""
+    guest_locks.settle(host_id, but_not=but_not)  # a guest that is locked takes no change
     chosen = Job.objects.exclude(host__in=but_not) if host_id is None else Job.objects.filter(host=host_id)
     due = chosen.filter(repoint_due=True, needs_recovery=False).exclude(state__in=Job.ACTIVE)
     # Each would cost its timeout, again and again, while others wait: the scan that reaches it again says so.

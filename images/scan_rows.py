@@ -32,10 +32,13 @@ STARTING: dict[str, Any] = {
 #: Header facts that have no column of their own.
 HEADER = (
     "compat", "refcount_bits", "lazy_refcounts", "extended_l2", "subformat", "encryption", "dirty", "corrupt",
-    "data_file_raw", "other_size", "bitmaps", "mode", "uid", "gid",
+    "data_file_raw", "other_size", "bitmaps", "mode", "uid", "gid", "acl",
+    "capabilities", "immutable",
 )  # fmt: skip
 #: Those that an image has one plain value of; the others are lists.
 _PLAIN_HEADER = tuple(name for name in HEADER if name != "bitmaps")
+#: What stands in few headers, or differs from one to the next.
+_LISTS = ("bitmaps", "data_file_b64", "extents_b64", "alone")
 #: What the column of names takes: more than any file's name, but a volume's may be as long as it likes.
 LONGEST_NAME = 1100
 #: The largest number that the database's columns take.
@@ -98,7 +101,7 @@ def _cleaned(value: Any) -> Any:
 
 def _header_column(event: dict[str, Any]) -> str:
     """Most images of a host say the same: what has no lists in it is written out once."""
-    if event.get("bitmaps") or event.get("data_file_b64") or event.get("extents_b64") or event.get("alone"):
+    if any(map(event.get, _LISTS)) or "groups" in event:
         return _json(_header(event))
     return _plain_header(event.get("bitmaps") is None, tuple(map(event.get, _PLAIN_HEADER)))
 
@@ -117,6 +120,8 @@ def _header(event: dict[str, Any]) -> dict[str, Any]:
         facts["extents"] = [display(unb64(extent)) for extent in event["extents_b64"]]
     if event.get("alone"):
         facts["alone"] = True
+    if event.get("groups") is not None:
+        facts |= {"groups": event["groups"], "backing_closed": bool(event.get("backing_closed"))}
     if event.get("parts"):
         facts["parts"] = [inode(*part) for part in event["parts"]]
     return facts

@@ -14,19 +14,20 @@ from django.db.models import F, Q, QuerySet, TextField
 from django.db.models.functions import Cast
 from django.utils import timezone
 
-from images import hypervisors, moving, scan_rows, shared_storages, writing
+from images import holding, hypervisors, leftovers, moving, scan_rows, shared_storages, writing
 from images.hypervisors import Told
 from images.models import Image
-from images.orphans import claims, sharing
+from images.orphans import claims, sharing, world
 from images.scan_rows import inode
 from storage_admin.agent.protocol import b64, unb64
 from storage_admin.guests import services as guests
 from storage_admin.guests.models import Guest
-from storage_admin.hosts import libvirt_alone, proxmox_alone
+from storage_admin.hosts import libvirt_alone, proxmox_alone, silence
 from storage_admin.hosts import services as hosts
 from storage_admin.hosts.libvirt_reader import LibvirtFacts
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.names import path_key
+from storage_admin.hosts.proxmox.reader import ProxmoxFacts
 from storage_admin.jobs.models import Job
 
 BATCH = 2000
@@ -37,7 +38,8 @@ DOMAINS = (Guest.Kind.DOMAIN,)
 #: What a scan writes of a pool; the rest of its row belongs to admins.
 SCANNED_OF_POOL = (
     "state", "state_detail", "last_scanned", "capacity_bytes", "available_bytes", "reserved_bytes", "filesystem",
-    "network", "shared_key", "fs_key", "kind", "others_count", "others_bytes", "undo_bytes", "owners_unknown",
+    "network", "shared_key", "fs_key", "root", "kind", "others_count", "others_bytes", "undo_bytes", "leftovers",
+    "owners_unknown",
 )  # fmt: skip
 
 
@@ -108,28 +110,9 @@ class ScanRun:
         with transaction.atomic():
             # An admin may have removed a pool since the scan began; nothing of it is written then.
             there = set(self._pools_that_are_there().values_list("pk", flat=True))
-            moved = self._rewritten_meanwhile()
+            moved = rewritten_since(self.job.host_id, self.at)
             rows = [row for row in self._batch if row[0] in there and row[-1] not in moved]
             scan_rows.upsert(self.job.host_id, self.stamp, rows)
-
-    def _rewritten_meanwhile(self) -> set[str]:
-        """Keys of the paths of images that a job has rewritten, or may be rewriting, since this scan began.
-
-        What the agent read of them may be of the file that stood there before. The job has written what it knows, and
-        asks for the scan that reads the rest.
-        """
-        since = Q(finished__gt=self.at) | Q(state=Job.State.RUNNING)
-        jobs = Job.objects.filter(since, host=self.job.host_id, rewrites=True)
-        images = set(jobs.filter(target_kind="image").values_list("target_id", flat=True))
-        undone = jobs.filter(target_kind="job").values_list("target_id", flat=True)
-        undone_jobs = Job.objects.filter(pk__in=list(undone), target_kind="image")
-        images |= set(undone_jobs.values_list("target_id", flat=True))
-        if not images:
-            return set()
-        moved = {path_key(path) for job in (*jobs, *undone_jobs) if job.kept for path in moving.paths_of(job)}
-        for key, raw in Image.objects.filter(pk__in=images).values_list("path_key", "path_bytes"):
-            moved |= {key, path_key(bytes(raw))}  # one that is set aside is kept under another key
-        return moved
 
     def _pools_that_are_there(self) -> QuerySet[StoragePool]:
         return StoragePool.objects.select_for_update().filter(pk__in=self.pools).order_by("pk")
@@ -142,17 +125,19 @@ class ScanRun:
         host = Host.objects.select_for_update().get(pk=self.job.host_id)
         self._write_batch()
         pools = {pool.pk: pool for pool in self._pools_that_are_there()}
-        self.pool_facts = [_unmounted_is_missing(pools.get(facts["id"]), facts) for facts in self.pool_facts]
+        self.pool_facts = [unmounted_is_missing(pools.get(facts["id"]), facts) for facts in self.pool_facts]
         changed = Image.every.filter(host=host, changed_scan__gt=host.resolved_scan).exists()
         vanished = self._mark_vanished()
         changed |= self._probe_answers() | self._record_host(host) | self._record_guests(host)
         changed |= self._record_pools(pools) | self._record_holds(host, pools)
+        silence.tell(host)
         changed |= claims.record(host, self._claims()) | bool(sharing.shared(host))
         if host.cluster:
             # Guests of other nodes may have been started or stopped, which use what is listed here.
             shared_storages.settle(host)
             changed |= proxmox_alone.is_alone(host)
-        if changed or vanished:
+        changed = changed or vanished > 0 or world.kept_otherwise(host)
+        if changed:
             writing.forget_old_estimates(host)
             writing.resolve_host(host)
             writing.add_samples(host, self.at)
@@ -160,8 +145,10 @@ class ScanRun:
             host.save(update_fields=["resolved_scan"])
             writing.write_totals(pools.values())
         else:
-            writing.write_totals(pool for pool in pools.values() if pool.allocated_bytes is None)
+            known = [pool.allocated_bytes is not None and pool.last_scanned is not None for pool in pools.values()]
+            writing.write_totals(pool for pool, is_known in zip(pools.values(), known, strict=True) if not is_known)
         writing.sample_pools(pools.values(), self.at)
+        holding.note_seen(self.job.host_id, self.job.pk)
         images = sum(pool["images"] for pool in self.pool_facts)
         return {
             "images": images,
@@ -176,10 +163,11 @@ class ScanRun:
         for other in self.others:
             if other.proxmox is not None:
                 told += claims.of_cluster(other.proxmox)
+        told += [claims.of_blind(unb64(path)) for facts in self.pool_facts for path in facts.get("blind_b64", [])]
         return told
 
     def _mark_vanished(self) -> int:
-        vanished = 0
+        vanished, unread = 0, Image.every.filter(host=self.job.host_id).exclude(changed_scan=self.job.pk)
         for facts in self.pool_facts:
             gone = unb64(facts.get("vanished_b64", ""))
             prints = [gone[i : i + FINGERPRINT] for i in range(0, len(gone), FINGERPRINT)]
@@ -188,12 +176,7 @@ class ScanRun:
                 # A file that changed has a new fingerprint: this scan has written its row already.
                 rows = rows.exclude(changed_scan=self.job.pk)
                 rows.filter(listed=False).delete()  # it came and went between two scans, the first of which died
-                # Its file may live on under another name, but what stands on it would not find it there.
-                overlays = Image.every.filter(host=self.job.host_id, backing_key__in=rows.values("path_key"))
-                overlays.exclude(changed_scan=self.job.pk).update(backing_found="")
-                vanished += rows.update(
-                    state=Image.State.MISSING, missing_since=self.at, in_use=None, orphan=None, held=""
-                )
+                vanished += mark_gone(rows, self.at, unread)
         return vanished
 
     def _probe_answers(self) -> bool:
@@ -224,10 +207,11 @@ class ScanRun:
             return before != unknown
         if host.transport == Host.Transport.PLAIN:
             unknown = " ".join(told.unknown for told in self.others if told.unknown)
-            hosts.host_answered(host, self.at, {"plain": True, "libvirt": "absent"}, unknown)
+            tools = {name: there for told in self.others for name, there in told.tools.items()}
+            hosts.host_answered(host, self.at, {"plain": True, "libvirt": "absent", "tools": tools}, unknown)
             return before != unknown
         unknown = " ".join(told.unknown for told in self.others if told.unknown)
-        if facts.get("proxmox") and not self.others:
+        if facts.get("proxmox") and Guest.Kind.VM not in {kind for told in self.others for kind in told.kinds}:
             unknown = "Proxmox VE runs here, and its guests are read with the next scan."
         elif self.libvirt is None and facts.get("libvirt") == "present":
             unknown = self.libvirt_error or "libvirt is installed here and has guests, but does not answer."
@@ -235,15 +219,16 @@ class ScanRun:
         capabilities = {name: value for name, value in facts.items() if name not in {"event", "proxmox_storages"}}
         if "busy_complete" in self.seen:
             capabilities["busy_complete"] = self.seen["busy_complete"]
-        capabilities["libguestfs"] = bool(facts.get("tools", {}).get("virt-sparsify"))
         capabilities["libvirt"] = "present" if self.libvirt is not None else facts.get("libvirt")
         if api is not None and host.token_id:
-            capabilities["missing_rights"] = proxmox_alone.rights(api.missing)
+            known = host.capabilities.get("missing_rights", [])
+            capabilities["missing_rights"] = known if api.api_away else proxmox_alone.rights(api.missing)
+            capabilities["api_away"] = api.api_away
         hosts.host_answered(host, self.at, capabilities, unknown)
         # A hypervisor that was not known of when this scan began is asked by the next one, at once.
-        self.new_pools |= hypervisors.is_to_be_asked(host) and not self.others
-        for storage in facts.get("proxmox_storages", []):
-            self.new_pools |= _add_proxmox_storage(host, storage)
+        self.new_pools |= hypervisors.were_missed(host, self.others)
+        for storage in facts.get("proxmox_storages", []) if api is None else ():
+            self.new_pools |= _add_proxmox_storage(host, str(storage["name"]), str(storage.get("path") or ""))
         return unknown != before
 
     def _record_guests(self, host: Host) -> bool:
@@ -252,7 +237,7 @@ class ScanRun:
         changed = False
         for told in self.others:
             if told.answered:  # else what was known stays, with the time it was seen
-                changed |= guests.record_guests(host, told.kinds, told.guests, inodes, self.at)
+                changed |= guests.record_guests(host, told.kinds, told.guests, inodes, self.at, told.hidden)
         if self.libvirt is None:
             if self.host_facts.get("libvirt") == "present":
                 return changed
@@ -267,7 +252,7 @@ class ScanRun:
                 continue
             owners_before = pool.owners_unknown
             pool.state, pool.state_detail = facts["state"], facts.get("detail") or ""
-            if _was_not_entered(facts):
+            if was_not_entered(facts):
                 pool.capacity_bytes = pool.available_bytes = pool.reserved_bytes = None
                 # The rest is as it was when it was last there.
                 gone = ("state", "state_detail", "capacity_bytes", "available_bytes", "reserved_bytes")
@@ -278,12 +263,14 @@ class ScanRun:
             pool.capacity_bytes, pool.available_bytes = facts.get("capacity_bytes"), facts.get("available_bytes")
             pool.reserved_bytes = facts.get("reserved_bytes")
             pool.filesystem, pool.network = facts.get("filesystem") or "", bool(facts.get("network"))
+            pool.root = facts.get("root")
             pool.shared_key, pool.fs_key = facts.get("shared_key") or "", facts.get("fs_key") or ""
             folder = StoragePool.Kind.NFS if pool.filesystem in {"nfs", "nfs4"} else StoragePool.Kind.DIR
             pool.kind = facts.get("kind", folder)
             others = facts.get("others") or {}
             pool.others_count, pool.others_bytes = others.get("count", 0), others.get("bytes", 0)
             pool.undo_bytes = facts.get("undo_bytes", 0)
+            pool.leftovers = leftovers.of_strangers(facts.get("own_files", []))
             pool.owners_unknown = facts.get("owners_unknown") or ""
             if pool.network and not pool.all_hosts_registered and "kind" not in facts:
                 pool.owners_unknown = (
@@ -297,18 +284,56 @@ class ScanRun:
 
     def _record_holds(self, host: Host, pools: dict[int, StoragePool]) -> bool:
         """Who has which image open; of a folder that could not be walked, nothing new is known."""
-        walked = [facts["id"] for facts in self.pool_facts if not _was_not_entered(facts) and facts["id"] in pools]
+        walked = [facts["id"] for facts in self.pool_facts if not was_not_entered(facts) and facts["id"] in pools]
         busy = [(str(dev), str(number), why) for dev, number, why in self.seen.get("busy", [])]
-        return writing.set_held(host, walked, busy)
+        return writing.set_held(Image.every.filter(host=host, pool__in=walked), busy)
 
 
-def _was_not_entered(facts: dict[str, Any]) -> bool:
+def mark_gone(rows: QuerySet[Image], at: datetime, others: QuerySet[Image]) -> int:
+    """Writes that images are not where they were.
+
+    Args:
+        others: the images of their host among which those are that stand on them, but for what was read just now.
+
+    Returns:
+        How many.
+    """
+    # Its file may live on under another name, but what stands on it would not find it there.
+    others.filter(backing_key__in=rows.values("path_key")).update(backing_found="")
+    return rows.update(state=Image.State.MISSING, missing_since=at, in_use=None, orphan=None, held="")
+
+
+def rewritten_since(host_id: int, at: datetime, but: int = 0) -> set[str]:
+    """Keys of the paths of images that a job has rewritten since then, or may be rewriting.
+
+    What the agent read of them may be of the file that stood there before. The job has written what it knows, and asks
+    for the scan that reads the rest.
+
+    Args:
+        but: id of a job that has not begun to.
+    """
+    since = Q(finished__gt=at) | Q(state=Job.State.RUNNING)
+    jobs = Job.objects.filter(since, host=host_id, rewrites=True).exclude(pk=but)
+    images = set(jobs.filter(target_kind="image").values_list("target_id", flat=True))
+    undone = jobs.filter(target_kind="job").values_list("target_id", flat=True)
+    undone_jobs = Job.objects.filter(pk__in=list(undone), target_kind="image")
+    images |= set(undone_jobs.values_list("target_id", flat=True))
+    if not images:
+        return set()
+    moved = {path_key(path) for job in (*jobs, *undone_jobs) if job.kept for path in moving.paths_of(job)}
+    for key, raw in Image.objects.filter(pk__in=images).values_list("path_key", "path_bytes"):
+        moved |= {key, path_key(bytes(raw))}  # one that is set aside is kept under another key
+    return moved
+
+
+def was_not_entered(facts: dict[str, Any]) -> bool:
     """Whether nothing at all was seen of a pool: it is not there, does not answer, or its folder cannot be opened."""
     by_agent = "kind" not in facts
-    return facts["state"] == "missing" or (by_agent and facts["state"] == "unreadable" and facts.get("dev") is None)
+    unentered = facts["state"] in {"unreadable", StoragePool.SILENT} and facts.get("dev") is None
+    return facts["state"] in {"missing", "changed", "not_listed"} or (by_agent and unentered)
 
 
-def _unmounted_is_missing(pool: StoragePool | None, facts: dict[str, Any]) -> dict[str, Any]:
+def unmounted_is_missing(pool: StoragePool | None, facts: dict[str, Any]) -> dict[str, Any]:
     """A folder that had images, is empty and lies on another filesystem now, is a mount point without its mount."""
     if pool is None or facts["state"] != "ok" or facts["images"] or not pool.images_count:
         return facts
@@ -318,11 +343,21 @@ def _unmounted_is_missing(pool: StoragePool | None, facts: dict[str, Any]) -> di
     return facts | {"state": "missing", "detail": detail, "vanished_b64": ""}
 
 
-def _add_proxmox_storage(host: Host, storage: dict[str, Any]) -> bool:
-    path = str(storage.get("path") or "")
-    if not path.startswith("/") or StoragePool.objects.filter(host=host, path=path).exists():
+def add_storages(host: Host, facts: ProxmoxFacts) -> None:
+    """Makes pools of a node's storages that are folders, so that the scan that is about to begin walks them."""
+    for storage in facts.configured:
+        if storage.is_folder and storage.on(facts.node):
+            _add_proxmox_storage(host, storage.name, storage.path)
+
+
+def _add_proxmox_storage(host: Host, name: str, path: str) -> bool:
+    if not path.startswith("/"):
         return False
-    hosts.add_pool(host, path.encode("utf-8", "surrogateescape"), StoragePool.Source.PROXMOX, name=str(storage["name"]))
+    if shared_storages.walked_from_now_on(host, name, path):
+        return True
+    if StoragePool.objects.filter(host=host, path=path).exists():
+        return False
+    hosts.add_pool(host, path.encode("utf-8", "surrogateescape"), StoragePool.Source.PROXMOX, name=name)
     return True
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
+from images import leftovers
 from images.models import Image, ImageSample
 from images.orphans.selectors import evidence
 from images.services import DECLARABLE
@@ -46,7 +47,7 @@ class ImageSerializer(serializers.ModelSerializer[Image]):
     backing_file = TextOrNull()
     backing_format = TextOrNull()
     reclaimable_method = TextOrNull()
-    snapshots = serializers.SerializerMethodField()
+    snapshots = serializers.SerializerMethodField(help_text="Internal ones; null where nobody has read the header.")
     guests = serializers.SerializerMethodField()
     orphan_evidence = serializers.SerializerMethodField(
         help_text="Why it is an orphan, or is none, or why that is not known: sentences."
@@ -76,8 +77,10 @@ class ImageSerializer(serializers.ModelSerializer[Image]):
     def get_orphan_evidence(self, image: Image) -> list[str]:
         return evidence(image)
 
-    @extend_schema_field(SnapshotSerializer(many=True))
-    def get_snapshots(self, image: Image) -> list[dict[str, Any]]:
+    @extend_schema_field(SnapshotSerializer(many=True, allow_null=True))
+    def get_snapshots(self, image: Image) -> list[dict[str, Any]] | None:
+        if not image.header_known:
+            return None
         return [
             {"name": snapshot.get("name", ""), "size": snapshot.get("size"), "created": _time(snapshot.get("created"))}
             for snapshot in image.snapshots
@@ -157,17 +160,33 @@ class GuestSerializer(serializers.ModelSerializer[Guest]):
         read_only_fields = fields
 
 
+class LeftoverSerializer(serializers.Serializer[Any]):
+    """Files that a job left which this dashboard does not know."""
+
+    job = serializers.CharField(help_text="The option `job` of `settle_leftover`.")
+    path = serializers.CharField(source="shown", help_text="The image, or the folder where no journal names one.")
+    files = serializers.ListField(child=serializers.CharField(), source="kinds")
+    held_bytes = serializers.IntegerField()
+    has_copy = serializers.BooleanField(help_text="Whether it is an undo copy that can be restored or removed.")
+
+
 class PoolSerializer(serializers.ModelSerializer[StoragePool]):
     """A place that holds images. ``allocated_bytes`` and the like are sums over its images, each inode once."""
 
     host = serializers.PrimaryKeyRelatedField[Any](read_only=True)
     host_name = serializers.CharField(source="host.name", read_only=True)
-    overcommit_ratio = serializers.FloatField(read_only=True, allow_null=True, help_text="Virtual sizes per capacity.")
+    overcommit_ratio = serializers.FloatField(
+        read_only=True, allow_null=True, help_text="Virtual sizes by what can be used: not what is kept for root."
+    )
+    images_count = serializers.IntegerField(
+        source="known_count", read_only=True, allow_null=True, help_text="Null while nobody has listed it yet."
+    )
     used_bytes = serializers.IntegerField(
         read_only=True, allow_null=True, help_text="As df counts it: neither available nor reserved."
     )
     shared_key = TextOrNull()
     filesystem = TextOrNull()
+    leftovers = serializers.SerializerMethodField(help_text="Files of jobs that this dashboard does not know.")
     aside_bytes = serializers.SerializerMethodField(help_text="What images that are set aside occupy in it.")
     days_until_full = serializers.SerializerMethodField(
         help_text="If it goes on as in the last 30 days. Null unless eight days or more of samples carry it."
@@ -179,12 +198,17 @@ class PoolSerializer(serializers.ModelSerializer[StoragePool]):
         model = StoragePool
         fields = (
             "id", "host", "host_name", "name", "kind", "source", "path", "shared_key", "filesystem", "network",
-            "all_hosts_registered", "state", "state_detail", "owners_unknown", "capacity_bytes", "available_bytes",
-            "reserved_bytes", "used_bytes", "images_count", "allocated_bytes", "virtual_bytes", "overcommit_ratio",
-            "reclaimable_bytes", "undo_bytes", "aside_bytes", "warn_percent", "warn_overcommit", "warn_days",
-            "warn_undo_percent", "days_until_full", "days_until_full_low", "days_until_full_high", "last_scanned",
+            "all_hosts_registered", "share_bases", "state", "state_detail", "owners_unknown", "capacity_bytes",
+            "available_bytes", "reserved_bytes", "used_bytes", "images_count", "allocated_bytes", "virtual_bytes",
+            "overcommit_ratio", "reclaimable_bytes", "undo_bytes", "leftovers", "aside_bytes", "warn_percent",
+            "warn_overcommit", "warn_days", "warn_undo_percent", "days_until_full", "days_until_full_low",
+            "days_until_full_high", "last_scanned",
         )  # fmt: skip
         read_only_fields = fields
+
+    @extend_schema_field(LeftoverSerializer(many=True))
+    def get_leftovers(self, pool: StoragePool) -> Any:
+        return LeftoverSerializer(leftovers.of_pool(pool), many=True).data
 
     @extend_schema_field({"type": "integer"})
     def get_aside_bytes(self, pool: StoragePool) -> int:
@@ -230,6 +254,11 @@ class NewPoolBody(Body):
     kind = serializers.ChoiceField(choices=[(StoragePool.Kind.DIR, "a folder")], required=False)
     path = StrictText(max_length=4096, trim_whitespace=False)
     name = StrictText(max_length=200, required=False)
+    add_to_list = serializers.BooleanField(
+        required=False,
+        help_text="Have it listed on the host as a folder of images, where it is not (admin of all hosts, and only "
+        "where the dashboard is root on the host).",
+    )
 
 
 class PoolBody(Body):
@@ -245,3 +274,7 @@ class PoolBody(Body):
         required=False, allow_null=True, min_value=1, max_value=100, help_text="Of the capacity; null: never."
     )
     all_hosts_registered = StrictBoolean(required=False, help_text="Every host that uses this storage is managed here.")
+    share_bases = StrictBoolean(
+        required=False,
+        help_text="Jobs may write the content of images here into overlays whose owners may not read those images.",
+    )

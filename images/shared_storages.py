@@ -72,6 +72,29 @@ def leave_to(pool: StoragePool, lister: StoragePool) -> None:
         StoragePool.objects.filter(pk=pool.pk).update(**values)
 
 
+def walked_from_now_on(host: Host, name: str, path: str) -> bool:
+    """A storage that only the API told of becomes a folder that an agent walks: its images keep their rows.
+
+    Returns:
+        Whether there was one that no agent walked yet.
+    """
+    told = StoragePool.objects.filter(host=host, name=name, path=path, path_bytes=b"")
+    row = told.filter(source=StoragePool.Source.PROXMOX).first()
+    if row is None:
+        return False
+    raw = path.encode("utf-8", "surrogateescape")
+    with transaction.atomic():
+        walked = StoragePool.objects.filter(host=host, path_key=path_key(raw)).first()
+        if walked is None:
+            # What is told of its space stays until the agent has looked.
+            told.filter(pk=row.pk).update(path_bytes=raw, path_key=path_key(raw), shared_key="", fs_key="", state="new")
+        else:
+            Image.every.filter(pool=row).update(pool=walked)
+            row.samples.update(pool=walked)
+            row.delete()
+    return True
+
+
 def take_over(pool: StoragePool, scan: int) -> None:
     """The rows that other nodes' pools have are this one's from now on.
 

@@ -9,6 +9,7 @@ row, and so with fresh surroundings.
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 from django.db.models import Prefetch, QuerySet
 from django.db.models.expressions import RawSQL
@@ -41,14 +42,38 @@ _ENOUGH = ("name", "backing_id", "host_id", "pool_id", "path_bytes", "dev", "ino
 _KEPT = "_surroundings"
 
 
+#: Jobs that say how fast the next one will be.
+LAST_JOBS = 40
+
+
+class Done(NamedTuple):
+    """A job that is done: where, the bytes that there were and that came of it, and its seconds."""
+
+    pool: int | None
+    worked: int
+    seconds: float
+
+
 class _Fetched:
     """What surrounds some images, each part fetched for all of them when it is first asked for."""
 
     def __init__(self, images: Sequence[Image], admitted: Admitted) -> None:
         self.admitted = admitted
         self._needs: dict[int, world.Needs] = {}
+        self._done: dict[tuple[str, int], list[Done]] = {}
         self._ids = sorted({image.pk for image in images})
         self._bases = sorted({image.backing_id for image in images if image.backing_id is not None})
+
+    def done(self, kind: str, host: int) -> list[Done]:
+        """The last jobs of a kind on a host that did what they were to do, read once for all images of it."""
+        if (kind, host) not in self._done:
+            rows = Job.objects.filter(kind=kind, host=host, state=Job.State.SUCCEEDED, freed_bytes__isnull=False)
+            columns = ("space_pool_id", "before_bytes", "after_bytes", "result__seconds")
+            told = rows.order_by("-id").values_list(*columns)[:LAST_JOBS]
+            self._done[kind, host] = [
+                Done(pool, (before or 0) + (after or 0), float(took)) for pool, before, after, took in told if took
+            ]
+        return self._done[kind, host]
 
     def needs(self, host: Host) -> world.Needs:
         """Who needs which image of a host, read once for all images of it."""
@@ -103,6 +128,10 @@ class Surroundings:
     def admitted(self) -> Admitted:
         """What jobs need on its filesystem, and on others."""
         return self._fetched.admitted
+
+    def done(self, kind: str) -> list[Done]:
+        """The last jobs of a kind on its host."""
+        return self._fetched.done(kind, self._image.host_id)
 
     @property
     def has_undo_copy(self) -> bool:

@@ -4,18 +4,20 @@ from datetime import timedelta
 
 from celery import shared_task
 from celery.contrib.django.task import DjangoTask
+from django.conf import settings
 from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 
-from images import refusals, repointing, rewriting, waiting
+from images import holding, hypervisors, look, refusals, repointing, rewriting, vanished, waiting, watching
 from images.models import Image
 from images.policies import clock, runs
 from images.watch import looking
 from images.watching import watchers
 from storage_admin.accounts.roles import SYSTEM
 from storage_admin.agent.protocol import RefusedError
+from storage_admin.guests import spans
 from storage_admin.hosts.models import Host
-from storage_admin.jobs import automation, routing, services
+from storage_admin.jobs import automation, elapsed, routing, services
 from storage_admin.jobs.errors import NotFoundError
 from storage_admin.jobs.models import Job
 
@@ -41,17 +43,22 @@ def scan_hosts() -> None:
 def expire_undo() -> None:
     """Submits the removal of undo copies whose window has closed.
 
-    That of an image which may be lost waits: it may be all that is left of it. One whose host does not answer, whose
-    image is at work in another job (as in its undo), or that could not be removed lately is seen again by a later
-    round. Two rounds at once submit one removal: the second finds its lock. While automation is paused nothing is
-    removed.
+    A window has closed when that is so by the clock and by the seconds that have surely passed; while this machine's
+    clock was set and not put right, nothing is removed. That of an image which may be lost waits: it may be all that is
+    left of it. So does one of which the agent said that it may be the last good copy, until a user decides. One whose
+    host does not answer, whose image is at work in another job (as in its undo), or that could not be removed lately is
+    seen again by a later round. Two rounds at once submit one removal: the second finds its lock. While automation is
+    paused nothing is removed.
     """
-    if automation.is_paused():
+    passed = elapsed.tick()
+    if automation.is_paused() or elapsed.jump():
         return
     now = timezone.now()
     at_it = Job.objects.filter(target_kind="job", target_id=OuterRef("pk"))
     tried = Q(kind="discard_undo", finished__gt=now - TRY_AGAIN)
+    tried |= Q(kind="discard_undo", error_code=holding.STAYS)
     due = Job.objects.filter(undo_state=Job.UndoState.AVAILABLE, undo_expires__lte=now, needs_recovery=False)
+    due = due.filter(Q(undo_due=None) | Q(undo_due__lte=passed))
     lost = Image.every.filter(state__in=refusals.MAY_BE_LOST).values("pk")
     due = due.exclude(target_kind="image", target_id__in=lost)
     due = due.exclude(host__status=Host.Status.UNREACHABLE).exclude(
@@ -59,7 +66,7 @@ def expire_undo() -> None:
     )
     for job in due.order_by("undo_expires")[:AT_ONCE]:
         try:
-            services.submit(SYSTEM, "discard_undo", job.pk, {})
+            services.submit(SYSTEM, "discard_undo", job.pk, {}, look=False)
         except RefusedError:
             continue
         except NotFoundError:
@@ -76,8 +83,9 @@ def look_at_guests() -> None:
     others = routing.hosts_of_others()
     repointing.settle(but_not=list(others))
     waiting.look(but_not=list(others))
-    watchers.attend(waiting.hosts_that_wait(but_not=list(others)))
+    watchers.attend(watching.wanted(but_not=list(others)))
     owed = Q(parked_at__isnull=False, state=Job.State.QUEUED) | Q(start_due=True) | Q(repoint_due=True)
+    owed |= Q(unlock_due=True) | Q(undo_state=Job.UndoState.AVAILABLE)
     waited = Job.objects.filter(owed, host__in=list(others)).order_by()
     for host_id in waited.values_list("host", flat=True).distinct():
         look_at_guests_of.apply_async((host_id,), queue=others[host_id], expires=OUTDATED, retry=False)
@@ -90,7 +98,24 @@ def look_at_guests_of(host_id: int) -> None:
     if host is not None and routing.serves(host):
         repointing.settle(host_id)
         waiting.look(host_id)
-        watchers.attend([host_id] if host_id in waiting.hosts_that_wait() else [])
+        watchers.attend([host_id] if host_id in watching.wanted() else [])
+
+
+@shared_task(base=DjangoTask, ignore_result=True)
+def look_at_images(host_id: int, image_ids: list[int]) -> None:
+    """A look at images of a host, by the worker that was started for it (:mod:`images.look`)."""
+    host = Host.objects.filter(pk=host_id).first()
+    if host is not None and routing.serves(host):
+        look.at(Image.objects.filter(host=host, pk__in=image_ids).select_related("host"))
+
+
+@shared_task(base=DjangoTask, ignore_result=True)
+def look_at_users_of_undo_copies() -> None:
+    """Writes down which guests run where undo copies wait and no libvirt tells of it by itself."""
+    for host in Host.objects.filter(pk__in=holding.hosts_with_copies()):
+        for told in hypervisors.ask(host):
+            if told.answered:
+                spans.saw(host, told.kinds, {(guest.kind, guest.uid): guest.state for guest in told.guests})
 
 
 @shared_task(base=DjangoTask, ignore_result=True)
@@ -99,6 +124,13 @@ def advance_policies() -> None:
     now = timezone.now()
     clock.advance(now)
     runs.work(now)
+
+
+@shared_task(base=DjangoTask, ignore_result=True)
+def forget_vanished() -> None:
+    """Forgets images that vanished long ago."""
+    if settings.VANISHED_KEEP_DAYS:
+        vanished.forget_old(timezone.now(), timedelta(days=settings.VANISHED_KEEP_DAYS))
 
 
 @shared_task(base=DjangoTask, ignore_result=True)

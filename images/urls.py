@@ -38,6 +38,7 @@ urlpatterns = [
     path("images/<int:image_id>/", image.image, name="image"),
     path("images/<int:image_id>/analyze/", image.image_analyze, name="image_analyze"),
     path("images/<int:image_id>/format/", image.image_format, name="image_format"),
+    path("images/<int:image_id>/forget/", image.image_forget, name="image_forget"),
     *(
         path(f"images/<int:image_id>/{kind}/", rewrite.rewrite, {"kind_name": kind}, name=kind)
         for kind in ("reclaim", "flatten", "convert", "check")
@@ -71,7 +72,9 @@ urlpatterns = [
     path("hosts/<int:host_id>/folders/", hosts.folder_add, name="folder_add"),
     path("pools/<int:pool_id>/", pools.pool, name="pool"),
     path("pools/<int:pool_id>/change/", pools.pool_change, name="pool_change"),
+    path("pools/<int:pool_id>/confirm-folder/", pools.pool_confirm_folder, name="pool_confirm_folder"),
     path("pools/<int:pool_id>/remove/", pools.pool_remove, name="pool_remove"),
+    path("pools/<int:pool_id>/leftover/", pools.pool_leftover, name="pool_leftover"),
     path("guests/", guests.guests, name="guests"),
     path("guests/export.csv", guests.guests_csv, name="guests_csv"),
     path("guests/io/", guest_io.guest_io, name="guest_io"),
@@ -117,7 +120,9 @@ urlpatterns = [
     path("tokens/<int:token_id>/delete/", admin.token_delete, name="token_delete"),
     path("users/", users.users, name="users"),
     path("users/export.csv", users.users_csv, name="users_csv"),
+    path("users/second-factor/", users.users_second_factor, name="users_second_factor"),
     path("users/<int:user_id>/", users.user, name="user"),
+    path("users/<int:user_id>/second-factor/", users.user_second_factor, name="user_second_factor"),
     path("users/<int:user_id>/active/", users.user_active, name="user_active"),
     path("users/<int:user_id>/password/", users.user_password, name="user_password"),
     path("users/<int:user_id>/sign-out/", users.user_sign_out, name="user_sign_out"),

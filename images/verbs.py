@@ -25,7 +25,6 @@ VERBS = {
         Verb("repair leaks", "Repair…", "Repair leaks", "Gives back what nothing refers to, on a copy."),
         Verb("repair all", "Repair…", "Repair all", "Mends all errors that can be mended, on a copy."),
         Verb("trim", "Trim in guest…", "Trim in the guest", "The running guest says which blocks it no longer needs."),
-        Verb("sparsify", "Sparsify…", "Sparsify", "Finds deleted files inside the guest's filesystems."),
     )
 }
 OTHER = Verb("", "Reclaim…", "Reclaim", "Gets physical space back by the method that wins most.")

@@ -256,7 +256,7 @@ def _have_scanned(job: Job) -> None:
 
 def _start_guests_of(job: Job) -> None:
     """Starts what an ended job owes a start, once; see the module's words for when."""
-    if job.needs_recovery or job.repoint_due:
+    if job.needs_recovery or job.repoint_due or job.unlock_due:
         return
     guests, why_not = _to_be_started(job)
     if guests and _others_need(job, guests):

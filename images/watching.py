@@ -1,21 +1,24 @@
 """Waiting jobs hear of a guest's end from libvirt itself, instead of at the next look every ten seconds.
 
 A worker that looks at a host's waiting jobs (:func:`images.tasks.look_at_guests`) also keeps a connection to its
-libvirt as long as jobs wait there and no longer: a thread, and a process that says when a state changes. Nothing rests
-on it. What it tells makes the worker look at once; where it fails, the next of the looks every ten seconds finds the
-same, and a minute later it is tried again.
+libvirt as long as jobs or undo copies wait there and no longer: a thread, and a process that says when a state changes.
+What it tells makes the worker look at once; where it fails, the next of the looks every ten seconds finds the same, and
+a minute later it is tried again. When guests ran is written down as well (:mod:`storage_admin.guests.spans`): where
+nobody saw that, an undo copy of an image that was changed stays.
 """
 
 import contextlib
 import logging
 import threading
 import time
+from collections.abc import Collection
 
 from django.db import Error, close_old_connections, connection
 
-from images import waiting
+from images import holding, waiting
 from storage_admin.agent.protocol import HostError
-from storage_admin.guests.models import OFF_STATES
+from storage_admin.guests import spans
+from storage_admin.guests.models import OFF_STATES, Guest
 from storage_admin.hosts import libvirt_watch
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import runner
@@ -24,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds after which it is tried again where it has failed, and between two looks whether jobs still wait.
 TRY_AGAIN, STILL_WANTED = 60.0, 5.0
+#: Seconds between two notes of which guests run.
+NOTED = 30.0
 #: Connections that one worker keeps; jobs on more hosts are looked at every ten seconds.
 MOST = 50
 
@@ -83,6 +88,8 @@ def watch(host_id: int) -> None:
         return
     checked = time.monotonic()
     ran: set[str] | None = None
+    known: dict[str, str] | None = None
+    noted = float("-inf")
     with contextlib.closing(libvirt_watch.changes(host)) as changes:
         for states in changes:
             if runner.stopping.is_set():
@@ -93,11 +100,24 @@ def watch(host_id: int) -> None:
                     close_old_connections()
                     waiting.look(host_id, starts=False, states=states)
                 ran = runs
+            known = states if states is not None else known
+            if known is not None and (states is not None or time.monotonic() - noted > NOTED):
+                noted = time.monotonic()
+                close_old_connections()
+                domain = str(Guest.Kind.DOMAIN)
+                spans.saw(host, [domain], {(domain, uid): state for uid, state in known.items()})
             if time.monotonic() - checked > STILL_WANTED:
                 checked = time.monotonic()
                 close_old_connections()
-                if host_id not in waiting.hosts_that_wait():
+                if host_id not in wanted():
                     return
+
+
+def wanted(*, but_not: Collection[int] = ()) -> list[int]:
+    """Ids of the hosts whose libvirt is watched: jobs wait for what it tells, or undo copies for their end."""
+    return sorted(
+        {*waiting.hosts_that_wait(but_not=but_not), *holding.hosts_with_copies(but_not=but_not, libvirt=True)}
+    )
 
 
 watchers = Watchers()

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from django.db import connection
-from django.db.models import Count, F, Q, Sum
+from django.db.models import Count, F, Q, QuerySet, Sum
 
 from images import shared_storages
 from images.linking import Disk, Resolved, Resolver, Row
@@ -166,18 +166,17 @@ def add_samples(host: Host, at: datetime) -> None:
         )
 
 
-def set_held(host: Host, pools: Sequence[int], busy: Iterable[tuple[str, str, str]]) -> bool:
-    """Writes which inodes something on the host holds, from ``(device, inode, why)``.
+def set_held(images: QuerySet[Image], busy: Iterable[tuple[str, str, str]]) -> bool:
+    """Writes which inodes something on a host holds, from ``(device, inode, why)``.
 
     Args:
-        pools: ids of the pools that were looked at.
+        images: those of the host that were looked at.
 
     Returns:
         Whether anything changed.
     """
     why = {(dev, inode): reason[:200] for dev, inode, reason in busy}
     by_reason: dict[str, list[int]] = defaultdict(list)
-    images = Image.every.filter(host=host, pool__in=pools)
     held = images.exclude(held="").values_list("pk", "dev", "inode", "held")
     for pk, dev, inode, before in held:
         if before != why.get((dev, inode), ""):
@@ -209,10 +208,13 @@ def write_totals(pools: Iterable[StoragePool]) -> None:
         known = [value for value in (sums["reclaimable"], *reclaimable) if value is not None]
         # Without one of them, the sum would be too small.
         measured = sums["measured"] == sums["count"] and len(allocated) == len(linked)
+        count = sums["count"] + len(linked)
+        # Nobody has listed it yet: that it has none is not known.
+        listed = bool(count) or pool.last_scanned is not None
         StoragePool.objects.filter(pk=pool.pk).update(
-            images_count=sums["count"] + len(linked),
-            allocated_bytes=(sums["allocated"] or 0) + sum(allocated) if measured else None,
-            virtual_bytes=(sums["virtual"] or 0) + sum(virtual),
+            images_count=count,
+            allocated_bytes=(sums["allocated"] or 0) + sum(allocated) if measured and listed else None,
+            virtual_bytes=(sums["virtual"] or 0) + sum(virtual) if listed else None,
             reclaimable_bytes=sum(known) if known else None,
         )
 

@@ -10,6 +10,7 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from images import vanished
 from images.api.shapes import ChainSerializer
 from images.filters import ImageFilters
 from images.models import Image
@@ -33,6 +34,7 @@ class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
     filterset_class = ImageFilters
     roles: ClassVar[dict[str, Role]] = {
         "partial_update": Role.ADMIN,
+        "destroy": Role.ADMIN,
         "set_aside": Role.ADMIN,
         "restore": Role.ADMIN,
     }
@@ -53,6 +55,14 @@ class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
         if "declared_format" in body.validated_data:
             declare_format(self.actor, image, body.validated_data["declared_format"] or "")
         return Response(ImageSerializer(self.get_object()).data)
+
+    @extend_schema(
+        summary="Forget an image that vanished or was deleted; nothing on its host is touched (admin)",
+        responses={204: None},
+    )
+    def destroy(self, _request: Request, **_where: Any) -> Response:
+        vanished.forget(self.actor, self.get_object())
+        return Response(status=status.HTTP_204_NO_CONTENT)
 
     @extend_schema(summary="The whole tree that it is part of", responses=ChainSerializer)
     @action(detail=True, methods=["get"], filter_backends=[], pagination_class=None)

@@ -108,6 +108,7 @@ class SumsSerializer(serializers.Serializer[Any]):
     freed_bytes = serializers.IntegerField(help_text="Won less taken: by how much allocated space has become less.")
     won_bytes = serializers.IntegerField(help_text="By jobs that freed something.")
     taken_bytes = serializers.IntegerField(help_text="By jobs that took something, such as a copy beside its original.")
+    copies_bytes = serializers.IntegerField(help_text="Of these, by such copies.")
     held_bytes = serializers.IntegerField(help_text="What undo copies hold now: nobody has won it yet.")
     pending_bytes = serializers.IntegerField(help_text="What will be freed when they go.")
     predicted_bytes = serializers.IntegerField(help_text="What plans expected.")

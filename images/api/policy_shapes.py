@@ -84,8 +84,8 @@ class PolicySerializer(serializers.ModelSerializer[Policy]):
         fields = (
             "id", "name", "enabled", "cron", "timezone", "window_minutes", "quiet_minutes", "hosts", "pools",
             "name_pattern", "formats", "min_reclaimable_bytes", "min_reclaimable_percent", "min_age_hours",
-            "min_chain_depth", "include_decayed", "kind", "options", "max_jobs_per_host", "created", "created_by",
-            "next_window", "last_run",
+            "min_chain_depth", "include_decayed", "include_preallocated", "kind", "options", "max_jobs_per_host",
+            "created", "created_by", "next_window", "last_run",
         )  # fmt: skip
         read_only_fields = fields
 
@@ -131,6 +131,9 @@ class PolicyBody(Body):
     min_age_hours = _whole("min_age_hours", "Since the last job of its kind on the image.")
     min_chain_depth = _whole("min_chain_depth")
     include_decayed = StrictBoolean(default=False, help_text="Also images that grew back after they were reclaimed.")
+    include_preallocated = StrictBoolean(
+        default=False, help_text="Also images that are recognised as preallocated, which a reclaim or flatten undoes."
+    )
     kind = serializers.ChoiceField(KINDS, default="reclaim")
     options = serializers.DictField(default=dict, help_text="As `job-kinds/` says for the kind.")
     max_jobs_per_host = _whole("max_jobs_per_host", "At once.")

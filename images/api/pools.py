@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from django.db.models import QuerySet
 from drf_spectacular.utils import extend_schema, extend_schema_view
 from rest_framework import mixins, status
+from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -17,7 +18,8 @@ from storage_admin.accounts.roles import Role
 from storage_admin.api.views import EndpointSet
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.selectors import hosts_for, pools_for
-from storage_admin.hosts.services import register_folder, remove_pool, update_pool
+from storage_admin.hosts.services import confirm_folder, register_folder, remove_pool, update_pool
+from storage_admin.jobs.serializers import EmptyBody
 
 
 def shown(pools: Iterable[StoragePool], *, many: bool) -> Any:
@@ -36,6 +38,7 @@ class PoolEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSe
         "create": Role.ADMIN,
         "partial_update": Role.ADMIN,
         "destroy": Role.ADMIN,
+        "confirm_folder": Role.ADMIN,
     }
 
     def get_queryset(self) -> QuerySet[Any]:
@@ -50,7 +53,9 @@ class PoolEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSe
 
     @extend_schema(
         summary="Register a folder (admin)",
-        description="It must exist, and be no folder of the operating system. Its images are listed by the host's next "
+        description="It must exist, and be no folder of the operating system or of this dashboard. The host has to "
+        "list it as one that images are in; else the refusal `folder_not_listed` says what root has to run there. Its "
+        "images are listed by the host's next "
         'scan: the regular one, or `POST jobs/` with `{"kind": "scan", "host": 1}`.',
         request=NewPoolBody,
         responses={201: PoolSerializer},
@@ -59,7 +64,13 @@ class PoolEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSe
         body = NewPoolBody(data=request.data, context={"hosts": hosts_for(self.actor)})
         body.is_valid(raise_exception=True)
         given = body.validated_data
-        pool = register_folder(self.actor, given["host"], given["path"], name=given.get("name", ""))
+        pool = register_folder(
+            self.actor,
+            given["host"],
+            given["path"],
+            name=given.get("name", ""),
+            add_to_list=given.get("add_to_list", False),
+        )
         return Response(shown([pool], many=False), status=status.HTTP_201_CREATED)
 
     @extend_schema(summary="Change what an admin decides of a pool (admin)", request=PoolBody, responses=PoolSerializer)
@@ -68,6 +79,17 @@ class PoolEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSe
         body = PoolBody(data=request.data)
         body.is_valid(raise_exception=True)
         return Response(shown([update_pool(self.actor, pool, **body.validated_data)], many=False))
+
+    @extend_schema(
+        summary="Confirm the folder of a pool whose state is changed (admin)",
+        description="From now on the folder that its path leads to is the pool's.",
+        request=EmptyBody,
+        responses=PoolSerializer,
+    )
+    @action(detail=True, methods=["post"], url_path="confirm-folder")
+    def confirm_folder(self, request: Request, **_where: Any) -> Response:
+        EmptyBody(data=request.data).is_valid(raise_exception=True)
+        return Response(shown([confirm_folder(self.actor, self.get_object())], many=False))
 
     @extend_schema(summary="Forget a pool and its images' rows; no file is touched (admin)", responses={204: None})
     def destroy(self, _request: Request, **_where: Any) -> Response:

@@ -90,7 +90,7 @@ class PoolRowSerializer(serializers.Serializer[Any]):
     available_bytes = serializers.IntegerField(allow_null=True)
     used_bytes = serializers.IntegerField(allow_null=True)
     used_percent = serializers.FloatField(allow_null=True)
-    images_count = serializers.IntegerField()
+    images_count = serializers.IntegerField(allow_null=True)
     allocated_bytes = serializers.IntegerField(allow_null=True)
     virtual_bytes = serializers.IntegerField(allow_null=True)
     overcommit_ratio = serializers.FloatField(allow_null=True)
@@ -151,6 +151,7 @@ class WonSerializer(serializers.Serializer[Any]):
     jobs_count = serializers.IntegerField()
     won_bytes = serializers.IntegerField()
     taken_bytes = serializers.IntegerField(help_text="By jobs that left less free than there was.")
+    copies_bytes = serializers.IntegerField(help_text="Of these, by new files beside their originals.")
 
 
 class OverviewSerializer(serializers.Serializer[Any]):

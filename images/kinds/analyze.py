@@ -65,7 +65,8 @@ class Analyze(ImageKind):
 
     @staticmethod
     def _refusals(image: Image) -> list[Refusal]:
-        if against := [*refusals.without_agent(image.host), *refusals.not_a_file(image)]:
+        host = refusals.without_agent(image.host)
+        if against := [*host, *refusals.not_a_file(image), *refusals.silent(image.pool)]:
             return against
         if image.state in {*Image.NOT_THERE, Image.State.UNREADABLE, Image.State.FORMAT_MISMATCH}:
             own = {Image.State.FORMAT_MISMATCH: "format_mismatch", Image.State.SET_ASIDE: "set_aside"}

@@ -7,7 +7,7 @@ from django.utils import timezone
 
 from images import refusals, rewriting, scanning
 from images.kinds.scan import layout
-from images.kinds.targets import ImageKind, facts, find, locks_on
+from images.kinds.targets import ImageKind, facts, find, locks_on, silent_storage
 from images.ledger import lines
 from images.models import Image
 from images.orphans import against, asking, rows
@@ -32,6 +32,9 @@ class AsideKind(ImageKind):
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:  # noqa: ARG002 (the same for all)
         return locks_on(find(target.id), exclusive=True)
+
+    def waits_for_storage(self, job: Job) -> str:
+        return silent_storage(job.target_id)
 
     @staticmethod
     def refuse(found: list[Refusal]) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from images import refusals
+from images import refusals, volume_chains
 from images.kinds.rewrites import REWRITE_OPTIONS, Choice, Rewriting, beside, swap_commands, verify_commands
 from images.kinds.stages import WRITTEN
 from images.models import Image
@@ -30,12 +30,13 @@ class Check(Rewriting):
         **REWRITE_OPTIONS,
     }
 
-    def against(self, image: Image, options: dict[str, Any]) -> list[Refusal]:  # noqa: ARG002 (the same for all)
+    def against(self, image: Image, options: dict[str, Any]) -> list[Refusal]:
         # An image with these is what a check is for, and a copy of the file keeps them.
         found = refusals.for_rewrite(image)
-        return [
-            one for one in found if one.code not in {"dirty_or_corrupt", "has_internal_snapshots"} or image.unreadable
-        ]
+        kept = {"dirty_or_corrupt", "has_internal_snapshots"}
+        kept |= {"immutable"} if options["repair"] == "none" else set()  # it is read alone
+        found = [one for one in found if one.code not in kept or image.unreadable]
+        return found + ([] if options["repair"] == "none" else volume_chains.against_rewriting(image))
 
     def plan_for(self, actor: Actor, image: Image, options: dict[str, Any]) -> Plan:
         if options["repair"] == "all":

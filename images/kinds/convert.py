@@ -3,15 +3,15 @@
 import os
 from typing import Any
 
-from images import linked_clones, refusals, repointing
-from images.kinds import as_it_is
+from images import forecasts, guest_locks, linked_clones, refusals, repointing, volume_chains
+from images.kinds import as_it_is, creation
 from images.kinds.rewrites import REWRITE_OPTIONS, Choice, Rewriting, beside
 from images.kinds.stages import WRITTEN
 from images.kinds.targets import ancestors, find, locks_on
 from images.ledger import lines
 from images.models import Image
 from storage_admin.accounts.roles import Actor
-from storage_admin.agent.conversion import LONGEST_NAME, OPTIONS, SUBFORMATS
+from storage_admin.agent.conversion import LONGEST_NAME, OPTIONS, SUBFORMATS, wrong_name
 from storage_admin.agent.protocol import b64
 from storage_admin.hosts.errors import NotFoundError as HostsNotFoundError
 from storage_admin.hosts.models import StoragePool
@@ -78,6 +78,8 @@ class Convert(Rewriting):
             for name in given
             if name not in OPTIONS[form]
         }
+        known = {name: value for name, value in given.items() if name in OPTIONS[form]}
+        fields |= creation.wrong(form, words(known))
         if form in SUBFORMATS and given.get("subformat") not in {None, *SUBFORMATS[form]}:
             fields["subformat"] = f"choose one of {', '.join(sorted(SUBFORMATS[form]))}."
         if cleaned["replace"]:
@@ -90,6 +92,8 @@ class Convert(Rewriting):
         name = cleaned["target_name"]
         if name is not None and not _is_name(name):
             fields["target_name"] = "a name of 1 to 255 bytes without a slash, which does not begin with .sa-"
+        elif name is not None and (why := wrong_name(os.fsencode(name), form)):
+            fields["target_name"] = f"{why}."
         if fields:
             raise InvalidError(" ".join(f"{name}: {text}" for name, text in fields.items()), fields)
         return cleaned
@@ -108,7 +112,7 @@ class Convert(Rewriting):
             found += _against_replacing(image, options)
         else:
             # The image itself is only read, and what a copy does not carry stays in it.
-            found = [one for one in found if one.code not in {"has_internal_snapshots", "hard_linked"}]
+            found = [one for one in found if one.code not in {"has_internal_snapshots", "hard_linked", "immutable"}]
         if pool.pk != image.pool_id:
             found += refusals.for_pool(pool)
         other = Image.objects.filter(host=image.host, path_key=path_key(path), missing_since=None).exclude(pk=image.pk)
@@ -133,8 +137,10 @@ class Convert(Rewriting):
         if job.options["replace"]:
             image = find(job.target_id)
             repointing.lead_to_the_new_one(job, image, _move(image, job.options))
+            super().before_swap(job)
 
     def ended(self, job: Job) -> None:
+        guest_locks.give_back(job)
         repointing.agree(job)
         super().ended(job)
 
@@ -143,6 +149,7 @@ class Convert(Rewriting):
         form, given = options["format"], words(options["format_options"])
         whole = sum(one.occupied_bytes for one in (image, *below))
         fixed = given.get("subformat") == "fixed" or given.get("preallocation") in {"full", "falloc"}
+        foreign, allowed = refusals.for_taken(image, below)
         replaces, guests = options["replace"], []
         warnings = []
         if replaces:
@@ -154,7 +161,8 @@ class Convert(Rewriting):
             warnings.append("Guests cannot write to a streamOptimized vmdk: it is made for carrying images about.")
         if image.snapshots and not replaces:
             warnings.append(f"Its {len(image.snapshots)} internal snapshots stay in the image: the new file has none.")
-        if not fixed:
+        size = forecasts.converted(image, below, form, given)
+        if not fixed and size.high is None:
             warnings.append("How large it becomes is not known before: zeros and unused clusters are left out.")
         return Choice(
             "convert",
@@ -162,10 +170,16 @@ class Convert(Rewriting):
             f"{display(path)}, compared with the image, and named. "
             + ("It takes the image's place." if replaces else "The image stays as it is."),
             _commands(image, path, form, given, options) + (_place_commands(image, path, guests) if replaces else []),
-            after=None,
-            high=None,
+            after=size.guess,
+            low=size.low,
+            high=size.high,
+            took=forecasts.seconds(
+                image, self.name, whole + (size.guess or size.high or whole), options["bandwidth_bytes_sec"]
+            ),
             scratch=(image.virtual_size if fixed else whole) or whole,
             keeps_undo=replaces,
+            refusals=foreign,
+            by_hand=allowed,
             warnings=warnings,
             below={image.pk: f"replaced by {display(path)}" if replaces else "read, not changed"},
             space_in=None if replaces else pool,
@@ -191,12 +205,15 @@ class Convert(Rewriting):
         if job.options["replace"]:
             told = super().record(job, result)
             _declare(find(job.target_id), result["format"])
-            return told | {"format": result["format"], "path": display(path), "pool": pool.pk}
+            return told | {
+                "format": result["format"], "path": display(path), "pool": pool.pk, "inode": result["inode"],
+            }  # fmt: skip
         lines.write_beside(job, pool, result["after_bytes"])
         return {
             "before_bytes": result["before_bytes"], "after_bytes": result["after_bytes"], "held_bytes": 0,
             "freed_bytes": 0, "freed_at": None, "method": result["method"], "format": result["format"],
-            "path": display(path), "pool": pool.pk, "seconds": result["seconds"], "swapped": False,
+            "path": display(path), "pool": pool.pk, "inode": result["inode"], "seconds": result["seconds"],
+            "swapped": False,
         }  # fmt: skip
 
 
@@ -207,7 +224,8 @@ def _move(image: Image, options: dict[str, Any]) -> repointing.Move:
 
 def _against_replacing(image: Image, options: dict[str, Any]) -> list[Refusal]:
     move = _move(image, options)
-    found = [*repointing.refusals(image, move), *linked_clones.against_replacing(image)]
+    found = volume_chains.against_standing_alone(image)
+    found += [*repointing.refusals(image, move), *linked_clones.against_replacing(image)]
     if _goes(image, move):
         found += as_it_is.refusals(image, "Convert it beside the original instead, or flatten what stands on it first.")
     return found

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from images import linked_clones, repointing, surroundings
+from images import estimates, forecasts, guest_locks, linked_clones, refusals, repointing, surroundings, volume_chains
 from images.kinds.rewrites import (
     REWRITE_OPTIONS,
     Choice,
@@ -50,6 +50,8 @@ class Flatten(Rewriting):
         base = None if keep is None else below[keep - 1]
         # Compressed clusters of a base are stored uncompressed: no bound, but the agent measures before it begins.
         held = sum(one.occupied_bytes for one in taken)
+        foreign, allowed = refusals.for_taken(image, taken)
+        size = forecasts.flattened(image, taken, method, alone=base is None) if taken else forecasts.UNKNOWN
         stands = f"stand on {base.name}" if base else "stand alone"
         return Choice(
             method,
@@ -57,10 +59,24 @@ class Flatten(Rewriting):
             f"{image.name}, which will then {stands}: "
             f"its chain depth will be {1 if base is None else 1 + base.chain_depth} instead of {image.chain_depth}.",
             [*_commands(image, below, method, base), *linked_clones.commands(image)],
-            low=image.occupied_bytes if method == "rebase" else None,
+            after=size.guess,
+            low=size.low,
+            high=size.high,
+            took=forecasts.seconds(
+                image,
+                self.name,
+                image.occupied_bytes + (size.guess or image.occupied_bytes),
+                options["bandwidth_bytes_sec"],
+            ),
             scratch=image.occupied_bytes + held,
-            refusals=[*against, *_recorded(image, options)],
-            warnings=[*_warnings(image, taken), *linked_clones.warnings(image)],
+            refusals=[
+                *against,
+                *foreign,
+                *volume_chains.against_standing_alone(image),
+                *_recorded(image, options),
+            ],
+            by_hand=allowed,
+            warnings=[*_warnings(image, taken), *estimates.undone_preallocation(image), *linked_clones.warnings(image)],
             below={one.pk: _needed_by(one, image) for one in taken},
         )
 
@@ -70,8 +86,10 @@ class Flatten(Rewriting):
 
     def before_swap(self, job: Job) -> None:
         linked_clones.lead_to_the_flat_one(job)
+        super().before_swap(job)
 
     def ended(self, job: Job) -> None:
+        guest_locks.give_back(job)
         repointing.agree(job)
         super().ended(job)
 

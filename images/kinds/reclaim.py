@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from images import estimates, refusals, space, surroundings
+from images import estimates, refusals, space, surroundings, volume_chains
 from images.kinds.rewrites import (
     REWRITE_OPTIONS,
     Choice,
@@ -45,7 +45,7 @@ class Reclaim(Rewriting):
     }
 
     def against(self, image: Image, options: dict[str, Any]) -> list[Refusal]:
-        found = refusals.for_rewrite(image)
+        found = refusals.for_rewrite(image) + volume_chains.against_rewriting(image)
         if chosen_method(image, options)[0] != "in_place":
             return found
         # Digging changes nothing that anybody reads: snapshots and further names of the file keep what they have.
@@ -55,16 +55,19 @@ class Reclaim(Rewriting):
         method, why = chosen_method(image, options)
         compression = chosen_compression(image, options["compression"]) if method == "compress" else ""
         after, low, high = estimates.predicted(image, method, compression)
+        won = estimates.won_bytes(image, method, after)
+        undone = estimates.undone_preallocation(image, method)
         if method == "in_place":
             return Choice(
-                method, _reason(image, why, after), _dig(image), after, low, high, scratch=0, keeps_undo=False,
-                refusals=_cannot(image, method), warnings=_warnings_in_place(image),
+                method, _reason(image, why, after, won), _dig(image), after, low, high, won,
+                scratch=0, keeps_undo=False, refusals=_cannot(image, method, options),
+                warnings=_warnings_in_place(image) + undone,
             )  # fmt: skip
         why = why.replace("compressed copy", f"copy compressed with {compression},") if compression else why
         return Choice(
-            method, _reason(image, why, after), _copy(image, below, method, compression, options), after, low, high,
-            scratch=high if high is not None else image.allocated_size,
-            refusals=_cannot(image, method), warnings=_warnings(image, method, options),
+            method, _reason(image, why, after, won), _copy(image, below, method, compression, options),
+            after, low, high, won, scratch=high if high is not None else image.allocated_size,
+            refusals=_cannot(image, method, options), warnings=_warnings(image, method, options) + undone,
         )  # fmt: skip
 
     def asked(self, image: Image, below: list[Image], job: Job) -> dict[str, Any]:  # noqa: ARG002 (the same for all)
@@ -83,7 +86,7 @@ class Reclaim(Rewriting):
         if event["event"] != protocol.OCCUPIED:
             super().on_event(job, event)
         elif "after_bytes" in event:
-            lines.write_in_place(job, event["before_bytes"], event["after_bytes"])
+            lines.write_in_place(job, event["before_bytes"], event["after_bytes"], event.get("freed_bytes"))
         else:
             lines.begin_in_place(job, event["before_bytes"])
 
@@ -97,9 +100,14 @@ def chosen_method(image: Image, options: dict[str, Any]) -> tuple[str, str]:
     """
     if options["method"] != "auto":
         return options["method"], _SENTENCES[options["method"]]
-    possible = [method for method, formats in estimates.FORMATS.items() if image.declared_format in formats]
+    form = image.declared_format
+    possible = [
+        method
+        for method, formats in estimates.FORMATS.items()
+        if form in formats and not (method == "in_place" and image.from_header("capabilities"))
+    ]
     if not possible:
-        return "compress", _SENTENCES["compress"]
+        return "compress", "No method of reclaim works on images of this format" if form else _SENTENCES["compress"]
     if "in_place" in possible and (image.snapshots or image.nlink > 1):
         kept = "its internal snapshots" if image.snapshots else "the other names of its file"
         return "in_place", f"Only digging holes in place keeps {kept}. {_SENTENCES['in_place']}"
@@ -135,23 +143,31 @@ def chosen_compression(image: Image, asked: str) -> str:
     return "zstd" if image.host.capabilities.get("zstd") and not old else "zlib"
 
 
-def _cannot(image: Image, method: str) -> list[Refusal]:
+def _cannot(image: Image, method: str, options: dict[str, Any]) -> list[Refusal]:
+    if method == "in_place" and image.from_header("capabilities"):
+        why = f"{image.name} has file capabilities (setcap), which holes would take away. Reclaim it by a copy."
+        return [Refusal("unsupported_subformat", why)]
     if not image.declared_format or image.declared_format in estimates.FORMATS[method]:
         return []
     can = " and ".join(estimates.FORMATS[method])
-    if method == "compress":
+    if options["method"] == "auto":
+        why = f"No method of reclaim works on {image.declared_format} images. Convert it instead: that leaves out "
+        why += "zeros, and a qcow2 can be compressed."
+    elif method == "compress":
         why = f"A {image.declared_format} image cannot hold compressed data: only qcow2 images can be compressed."
     else:
         why = f"A {image.declared_format} image cannot be reclaimed by {method}: only {can} images can."
     return [Refusal("unsupported_subformat", why)]
 
 
-def _reason(image: Image, why: str, after: int | None) -> str:
-    if after is None:
+def _reason(image: Image, why: str, after: int | None, won: int | None) -> str:
+    if after is None or won is None:
         return f"{why}. What it wins is not known until the image is sampled."
+    if shared := estimates.shared_bytes(image):
+        return f"{why}. This frees {max(won, 0):,} bytes: {shared:,} of the image are shared with other files and stay."
     if after >= image.occupied_bytes:
         return f"{why}, but nothing would be won: it is as small as that already."
-    return f"{why}. Sampling says that this wins {image.occupied_bytes - after:,} bytes."
+    return f"{why}. Sampling says that this wins {won:,} bytes."
 
 
 def _warnings(image: Image, method: str, options: dict[str, Any]) -> list[str]:
@@ -171,8 +187,6 @@ def _warnings_in_place(image: Image) -> list[str]:
     warnings = ["It changes the file itself, so that there is no undo copy; what a guest reads stays the same."]
     if surroundings.of(image).has_undo_copy:
         warnings.append("An undo copy of an earlier job waits: after this, that undo has to be forced by an admin.")
-    if image.preallocation in {"falloc", "full"}:
-        warnings.append(f"The image was preallocated ({image.preallocation}): what is dug is allocated no more.")
     return warnings
 
 

@@ -287,6 +287,11 @@ def _is_another_file(lost: Job, found: dict[str, Any]) -> bool:
 
 def _settle_undo(lost: Job, found: dict[str, Any]) -> None:
     undone = Job.objects.filter(uid=found["undo_of"]).first()
+    if found["outcome"] == "finished" and undone is None:  # a job of another dashboard (images.kinds.leftover)
+        done = Job.objects.filter(pk=lost.pk, state=Job.State.INTERRUPTED)
+        done.update(state=Job.State.SUCCEEDED, error_code="", error_detail="", progress=100.0, stage="", message="")
+        claims.log(lost, "recovered: the original stood in its place already; the undo has succeeded")
+        return
     if found["outcome"] == "finished" and undone is not None:
         image = Image.objects.select_related("pool").filter(pk=undone.target_id).first()
         if image is not None and found["inode"] is not None:

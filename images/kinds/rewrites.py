@@ -8,7 +8,18 @@ from typing import Any
 
 from django.utils import timezone
 
-from images import liveness, moving, refusals, rewriting, space, surroundings, waiting
+from images import (
+    elsewhere,
+    forecasts,
+    guest_locks,
+    liveness,
+    moving,
+    refusals,
+    rewriting,
+    space,
+    surroundings,
+    waiting,
+)
 from images.kinds.targets import RewriteKind, ancestors, facts, find
 from images.ledger import lines
 from images.models import Image
@@ -45,6 +56,7 @@ class Choice:
         scratch: what the work may take beside the original; ``None`` where only the agent can tell.
         below: how each base is affected, by its id, where that is not just being read.
         space_in: the pool that the new file comes into, where that is not the image's own.
+        by_hand: what keeps policies from it; a user may choose it.
     """
 
     method: str
@@ -53,12 +65,17 @@ class Choice:
     after: int | None = None
     low: int | None = None
     high: int | None = None
+    #: Bytes that are free afterwards and were not before, where that is what the job is for.
+    won: int | None = None
+    #: Seconds that it takes.
+    took: forecasts.Range = forecasts.UNKNOWN
     scratch: int | None = None
     keeps_undo: bool = True
     refusals: list[Refusal] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     below: dict[int, str] = field(default_factory=dict)
     space_in: StoragePool | None = None
+    by_hand: list[Refusal] = field(default_factory=list)
 
 
 class Rewriting(waiting.WaitsForGuests, RewriteKind):
@@ -93,6 +110,7 @@ class Rewriting(waiting.WaitsForGuests, RewriteKind):
         pool, need = _need(image, choice, keeps_undo=keeps_undo)
         against += [
             *refusals.for_bases(image, below),
+            *(guest_locks.refusals(image, options["undo_hours"]) if choice.keeps_undo else ()),
             *choice.refusals,
             *near.admitted.against(pool, image.host, need),
         ]
@@ -106,15 +124,22 @@ class Rewriting(waiting.WaitsForGuests, RewriteKind):
             predicted_after_bytes=choice.after,
             predicted_low=choice.low,
             predicted_high=choice.high,
+            won_bytes=choice.won,
+            predicted_seconds=choice.took.guess,
+            predicted_seconds_low=choice.took.low,
+            predicted_seconds_high=choice.took.high,
             scratch_bytes=choice.scratch,
             scratch_pool=pool.pk,
             lasting_bytes=need.lasting,
             undo_bytes=image.occupied_bytes if keeps_undo else 0,
             refusals=tuple({(refusal.code, refusal.detail): refusal for refusal in against}.values()),
+            by_hand=tuple(choice.by_hand),
             warnings=(
                 *patience,
                 *refusals.age_warning(image),
                 *choice.warnings,
+                *(guest_locks.warnings(image) if choice.keeps_undo else ()),
+                *(one.detail for one in choice.by_hand),
                 *_lasting(choice, near.above, options),
             ),
             affected_images=(
@@ -141,7 +166,15 @@ class Rewriting(waiting.WaitsForGuests, RewriteKind):
             raise RefusedError(refusal.code, refusal.detail)
 
     def prepare(self, job: Job) -> None:
-        liveness.check_guests_off(find(job.target_id))
+        image = find(job.target_id)
+        liveness.check_guests_off(image)
+        elsewhere.refuse_used(image)
+
+    def before_swap(self, job: Job) -> None:
+        guest_locks.take(job, find(job.target_id))
+
+    def exchanged(self, job: Job) -> None:
+        guest_locks.look_again(job)
 
     def request(self, job: Job) -> dict[str, Any]:
         image = find(job.target_id)
@@ -152,13 +185,16 @@ class Rewriting(waiting.WaitsForGuests, RewriteKind):
         speed = rewriting.speed_for(job)
         return facts(image) | {
             "virtual_size": image.virtual_size,
-            "chain": [facts(base) | {"format": format_below(image, base)} for base in below],
+            "chain": [
+                facts(base) | {"format": format_below(image, base), "for_all": base.pool.share_bases} for base in below
+            ],
             "children_known": True,
             "undo_hours": float(job.options.get("undo_hours", 0)),
             "bandwidth_bytes_sec": speed.bandwidth_bytes_sec,
             "idle_io": speed.idle_io,
             "reserve": {"percent": float(refusals.RESERVE_PERCENT), "bytes": refusals.RESERVE_BYTES},
             "others_bytes": space.needed_by_running(job),
+            **guest_locks.asked(image),
             **self.asked(image, below, job),
         }
 
@@ -189,7 +225,7 @@ class Rewriting(waiting.WaitsForGuests, RewriteKind):
             rewriting.keep_undo(job, result["held_bytes"], timedelta(hours=job.options["undo_hours"]))
             lines.write_held(job, image.pool, before, after)
         elif result["swapped"] or before != after:
-            lines.write(job, image.pool, before, after)
+            lines.write(job, image.pool, before, after, freed=result["freed_bytes"])
         shown = {
             "before_bytes": before,
             "predicted_after_bytes": job.plan.get("predicted_after_bytes"),
@@ -204,6 +240,7 @@ class Rewriting(waiting.WaitsForGuests, RewriteKind):
         return shown | {name: result[name] for name in ("compression", "found") if name in result}
 
     def ended(self, job: Job) -> None:
+        guest_locks.give_back(job)
         rewriting.rescan(job)
         bell.ring_after(job)
 

@@ -60,6 +60,9 @@ class Scan(HostKind):
         libvirt, error = self._ask_libvirt(job.host)
         rows = libvirt_pools.sync(job.host, libvirt.pools) if libvirt is not None else {}
         others = hypervisors.ask(job.host)
+        for one in others:
+            if one.proxmox is not None:
+                scanning.add_storages(job.host, one.proxmox)
         pools = {pool.pk: pool for pool in StoragePool.objects.filter(host=job.host)}
         told = [*(libvirt.domains if libvirt is not None else ()), *(guest for one in others for guest in one.guests)]
         named = guests.disk_paths(told)

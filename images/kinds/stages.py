@@ -3,6 +3,6 @@
 #: From here on the new file is written: what it takes is missing from the filesystem's free space already.
 WRITTEN: dict[str, tuple[float, float]] = {
     "verifying": (70, 97),
-    "attributes": (97, 98),
+    "syncing": (97, 98),
     "swapping": (98, 100),
 }

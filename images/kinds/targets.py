@@ -3,12 +3,14 @@
 from abc import abstractmethod
 from typing import Any
 
-from images import surroundings
+from images import look, surroundings
 from images.models import Image
 from storage_admin.accounts.roles import Actor
-from storage_admin.agent.protocol import b64
+from storage_admin.agent.protocol import RefusedError, b64
+from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs.errors import NotFoundError
 from storage_admin.jobs.kinds import JobKind, Lock, Target
+from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Plan
 
 
@@ -60,6 +62,17 @@ def facts(image: Image) -> dict[str, Any]:
     }
 
 
+def silent_storage(image_id: int) -> str:
+    """The pool of an image, or of one below it, if it does not answer: as in "waits for …"; else empty."""
+    image = Image.every.select_related("pool").filter(pk=image_id).first()
+    try:
+        pools = [image.pool, *(base.pool for base in ancestors(image))] if image is not None else []
+    except RefusedError:  # the job's own request says so
+        return ""
+    away = next((pool for pool in pools if pool.state == StoragePool.SILENT), None)
+    return f"the storage pool {away.name} to answer"[:200] if away is not None else ""
+
+
 class ImageKind(JobKind):
     """A kind whose target is an image."""
 
@@ -68,6 +81,9 @@ class ImageKind(JobKind):
     def resolve(self, target_id: int) -> Target:
         image = find(target_id)
         return Target(kind="image", id=image.pk, host=image.host, label=image.name)
+
+    def look(self, target_id: int, job: Job | None = None) -> None:
+        look.at([find(target_id)], job)
 
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:
         return self.plan_for(actor, find(target_id), options)
@@ -88,3 +104,6 @@ class RewriteKind(ImageKind):
         image = find(target.id)
         shared = [lock for base in ancestors(image) for lock in locks_on(base, exclusive=False)]
         return [*locks_on(image, exclusive=True), *shared]
+
+    def waits_for_storage(self, job: Job) -> str:
+        return silent_storage(job.target_id)

@@ -5,9 +5,9 @@ from typing import Any
 
 from django.db.models import Q
 
-from images import liveness, moving, refusals, repointing, rewriting
+from images import elsewhere, guest_locks, holding, liveness, look, moving, refusals, repointing, rewriting
 from images.kinds import as_it_is
-from images.kinds.targets import ancestors, facts, find, locks_on
+from images.kinds.targets import ancestors, facts, find, locks_on, silent_storage
 from images.ledger import lines
 from images.models import Image
 from storage_admin.accounts.roles import SYSTEM, Actor, Role
@@ -44,6 +44,11 @@ class OfJob(JobKind):
             raise RefusedError("undo_missing", f"Job {job.pk} ({job.kind}) did not rewrite an image.")
         return find(job.target_id)
 
+    def look(self, target_id: int, job: Job | None = None) -> None:
+        undone = self._job(target_id)
+        if undone.undo_available:
+            look.at([self._image(undone)], job)
+
     def _missing(self, job: Job) -> list[Refusal]:
         if job.undo_available:
             return self._cut_off(job)
@@ -71,6 +76,9 @@ class OfJob(JobKind):
         image = self._image(self._job(target.id))
         shared = [lock for base in ancestors(image) for lock in locks_on(base, exclusive=False)]
         return [*locks_on(image, exclusive=True), *shared]
+
+    def waits_for_storage(self, job: Job) -> str:
+        return silent_storage(self._job(job.target_id).target_id)
 
     def request(self, job: Job) -> dict[str, Any]:
         undone = self._job(job.target_id)
@@ -109,7 +117,7 @@ class Undo(OfJob):
         job = self._job(target_id)
         image = self._image(job)
         against = self._missing(job)
-        against += refusals.for_undo(image)
+        against += [*refusals.for_undo(image), *guest_locks.refusals(image, 1)]
         against += _against_what_goes(job, image, options)
         return Plan(
             method="undo",
@@ -126,10 +134,17 @@ class Undo(OfJob):
         )
 
     def prepare(self, job: Job) -> None:
-        liveness.check_guests_off(self._image(self._job(job.target_id)))
+        image = self._image(self._job(job.target_id))
+        liveness.check_guests_off(image)
+        elsewhere.refuse_used(image)
 
     def before_swap(self, job: Job) -> None:
-        repointing.lead_back(self._job(job.target_id))
+        undone = self._job(job.target_id)
+        repointing.lead_back(undone)
+        guest_locks.take(job, self._image(undone))
+
+    def exchanged(self, job: Job) -> None:
+        guest_locks.look_again(job)
 
     def note_ready(self, job: Job, ready: dict[str, Any]) -> None:
         rewriting.note_ready(job, ready)
@@ -139,7 +154,7 @@ class Undo(OfJob):
         image = self._image(undone)
         if against := _against_what_goes(undone, image, job.options):
             raise RefusedError(against[0].code, against[0].detail)
-        asked = super().request(job) | {"force": job.options["force"]}
+        asked = super().request(job) | {"force": job.options["force"]} | guest_locks.asked(image)
         return asked | (as_it_is.pools(image) if _takes_away(undone, job.options) else {})
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
@@ -159,6 +174,7 @@ class Undo(OfJob):
         }
 
     def ended(self, job: Job) -> None:
+        guest_locks.give_back(job)
         job.refresh_from_db(fields=["state", "needs_recovery"])
         if not job.needs_recovery:
             repointing.agree(self._job(job.target_id))
@@ -172,13 +188,14 @@ class DiscardUndo(OfJob):
     title = "Discard the undo copy"
     description = "Removes a job's undo copy, which frees the space that it holds. The job cannot be undone any more."
     verb = "discard_undo"
+    asks = False
     role = Role.ADMIN
     properties = {
         "force": {
             "type": "boolean",
             "default": False,
-            "description": "Also where the image is gone or damaged, or somebody wrote to the copy: it may be all that "
-            "is left.",
+            "description": "Also where the image is gone, damaged, or not known to be what the job made, or somebody "
+            "wrote to the copy: it may be all that is left.",
         }
     }
 
@@ -211,6 +228,7 @@ class DiscardUndo(OfJob):
             "format": image.declared_format or image.format,
             # What was deleted by its name, on purpose, is missed by nobody.
             "force": job.options.get("force", False) or image.state == Image.State.DELETED,
+            **holding.evidence(job, undone, image),
         }
 
     def on_event(self, job: Job, event: dict[str, Any]) -> None:

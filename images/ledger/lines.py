@@ -39,7 +39,7 @@ def write_held(job: Job, pool: StoragePool | None, before: int, after: int) -> N
 
 def write_beside(job: Job, pool: StoragePool | None, made: int) -> None:
     """A job has made a new file of that many allocated bytes beside what there was: so much less is free."""
-    write(job, pool, 0, made)
+    _write(job, pool, planned_before=0, before_bytes=0, after_bytes=made, **_freed(-made))
 
 
 def close(job: Job, freed: int, *, undone: bool = False) -> None:
@@ -56,13 +56,17 @@ def begin_in_place(job: Job, before: int) -> None:
     claims.ours(job).update(before_bytes=before)
 
 
-def write_in_place(job: Job, before: int, after: int) -> None:
-    """What a job has won in place, whatever its end will be; no line where that is nothing."""
+def write_in_place(job: Job, before: int, after: int, freed: int | None = None) -> None:
+    """What a job has won in place, whatever its end will be; no line where that is nothing.
+
+    Args:
+        freed: bytes, where other files share some of what was let go of.
+    """
     if before == after:
         Job.objects.filter(pk=job.pk, freed_bytes=None).update(before_bytes=None)
         return
     image = Image.every.select_related("pool").filter(pk=job.target_id).first()
-    write(job, image.pool if image else None, before, after)
+    write(job, image.pool if image else None, before, after, freed=freed)
 
 
 def _freed(freed: int, *, for_good: bool = True) -> dict[str, Any]:
@@ -70,8 +74,9 @@ def _freed(freed: int, *, for_good: bool = True) -> dict[str, Any]:
     return {"freed_bytes": freed, "freed_at": now, "freed_month": f"{now:%Y-%m}" if now else ""}
 
 
-def _write(job: Job, pool: StoragePool | None, **columns: Any) -> None:
-    predicted, before = job.plan.get("predicted_after_bytes"), job.plan.get("before_bytes")
+def _write(job: Job, pool: StoragePool | None, *, planned_before: int | None = None, **columns: Any) -> None:
+    predicted = job.plan.get("predicted_after_bytes")
+    before = job.plan.get("before_bytes") if planned_before is None else planned_before
     known = isinstance(predicted, int) and isinstance(before, int)
     Job.objects.filter(pk=job.pk).update(
         space_pool=pool,

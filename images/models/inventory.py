@@ -172,9 +172,19 @@ class Image(models.Model):
         return max(self.seen, self.pool.last_scanned)
 
     @property
+    def header_known(self) -> bool:
+        """Whether an agent has read its header; a hypervisor's API tells neither clusters nor snapshots."""
+        return self.file_size is not None and not self.unreadable
+
+    @property
     def occupied_bytes(self) -> int:
         """Its allocated size, for what is worked out of it; 0 where nobody tells, of images that no job works on."""
         return self.allocated_size or 0
+
+    @property
+    def offered_bytes(self) -> int | None:
+        """What can be reclaimed now: nothing in a state in which no job rewrites it; ``None`` until it was analyzed."""
+        return self.reclaimable_bytes if self.state == Image.State.OK else 0
 
     def from_header(self, name: str) -> Any:
         """One of the header's further facts, ``None`` where it does not say."""

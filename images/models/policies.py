@@ -33,6 +33,8 @@ class Policy(models.Model):
     min_chain_depth = models.PositiveIntegerField(default=1)
     #: Also images that were compressed and have grown back since.
     include_decayed = models.BooleanField(default=False)
+    #: Also images that were preallocated, and are not any more afterwards.
+    include_preallocated = models.BooleanField(default=False, db_default=False)
     kind = models.CharField(max_length=30, default="reclaim")
     options = models.JSONField(default=dict, blank=True)
     #: Jobs of a run that are queued or at work at once on each host.

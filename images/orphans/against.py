@@ -9,6 +9,7 @@ from images.models import Image
 from storage_admin.guests.models import GuestDisk
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.names import path_key
+from storage_admin.jobs import elapsed
 from storage_admin.jobs.plans import Refusal
 
 #: What was changed so lately may be about to be used.
@@ -87,6 +88,9 @@ def _not_aside(image: Image) -> list[Refusal]:
 
 
 def _grace(image: Image) -> list[Refusal]:
+    if step := elapsed.jump():
+        sentence = f"The dashboard's clock was set by {step:+,.0f} s: whether the grace period is over is not known."
+        return [Refusal("clock_unsure", f"{sentence} Set the clock right, then delete {image.name}.")]
     if image.aside_until is None or image.aside_until <= timezone.now():
         return []
     until = f"{image.aside_until:%Y-%m-%d %H:%M} UTC"

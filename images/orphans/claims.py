@@ -44,6 +44,12 @@ def of_disk(told: dict[str, Any]) -> Told:
     return Told(Claim.Kind.ANY, display(unb64(told["path_b64"]))[:100], why)
 
 
+def of_blind(path: bytes) -> Told:
+    """An undo copy whose header cannot be read."""
+    shown = display(path)
+    return Told(Claim.Kind.ANY, shown[-100:], f"What the undo copy {shown} stands on cannot be read.")
+
+
 def record(host: Host, told: list[Told]) -> bool:
     """Makes the host's claims these.
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-#: What Proxmox VE calls the volumes of a guest: those of containers, templates and saved states among them.
-_NAMED = re.compile(r"(?:vm|base|basevol|subvol)-([1-9][0-9]{0,8})-")
+#: What Proxmox VE calls the volumes of a guest: those of containers, templates, saved states and snapshots among them.
+_NAMED = re.compile(r"(?:snap-.+-|snap_)?(?:vm|base|basevol|subvol)-([1-9][0-9]{0,8})-")
 _FOLDER = re.compile(r"/images/([1-9][0-9]{0,8})/[^/]+$")
 #: A volume id of a linked clone: ``store:101/base-101-disk-0.qcow2/102/vm-102-disk-0.qcow2``.
 _LINKED = re.compile(r"[^:/]+:(\d+)/([^/\s]+)/(\d+)/([^/\s]+)")
@@ -174,7 +174,9 @@ def judge(image: Facts, world: World) -> tuple[bool | None, list[str]]:
 
 def number_of(name: str, path: str) -> str:
     """The number of the guest whose disk an image is by Proxmox VE's way of naming; empty where it says none."""
-    found = _NAMED.match(name) or _FOLDER.search(path)
+    folder = _FOLDER.search(path)
+    # A snapshot's name may hold what looks like another guest's disk.
+    found = folder if folder and name.startswith("snap-") else _NAMED.match(name) or folder
     return found[1] if found else ""
 
 

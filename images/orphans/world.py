@@ -190,6 +190,21 @@ def _described(host: Host) -> dict[str, str]:
     return found
 
 
+def kept_otherwise(host: Host) -> bool:
+    """Whether undo copies have come or gone since it was last worked out who is an orphan.
+
+    No file need have changed for that: where a window closes, only the copy goes.
+    """
+    now = _kept(host)
+    told = Image.every.filter(host=host, orphan=False, overlays_count=0, orphan_evidence__icontains=_KEPT)
+    stale = any(now.get(pk) not in found for pk, found in told.values_list("pk", "orphan_evidence"))
+    return stale or (bool(now) and Image.every.filter(host=host, pk__in=now, orphan=True).exists())
+
+
+#: How the sentence about an undo copy begins.
+_KEPT = "The undo copy of job "
+
+
 def _kept(host: Host) -> dict[int, str]:
     """Images that an undo copy of a job stands on: without them it could not be put back."""
     jobs = Job.objects.filter(host=host, undo_state=Job.UndoState.AVAILABLE, target_kind="image")
@@ -197,5 +212,5 @@ def _kept(host: Host) -> dict[int, str]:
     for number, target, plan in jobs.values_list("pk", "target_id", "plan"):
         for affected in plan.get("affected_images", []):
             if affected["id"] != target and affected.get("how") != READS_ON:
-                found[affected["id"]] = f"The undo copy of job {number} stands on it."
+                found[affected["id"]] = f"{_KEPT}{number} stands on it."
     return found

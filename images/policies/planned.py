@@ -41,7 +41,7 @@ class Planned:
     @property
     def won_bytes(self) -> int | None:
         """What it would win, where that is known."""
-        return _won(self.plan) if self.plan else None
+        return self.plan.won_bytes if self.plan else None
 
 
 def planned(
@@ -61,7 +61,8 @@ def planned(
         if plan is None:
             found.append(Planned(candidate, None, Refusal("gone", "It is not there any more.")))
             continue
-        refusal = plan.refusals[0] if plan.refusals else _not_worth(rules, candidate, plan)
+        against = (*plan.refusals, *plan.by_hand)
+        refusal = against[0] if against else _not_worth(rules, candidate, plan)
         refusal = refusal or speeds.too_long(candidate.host_id, plan.before_bytes, until - now)
         if refusal is None:
             _add(admitted, candidate, plan, images)
@@ -102,17 +103,11 @@ def _add(admitted: Admitted, candidate: Candidate, plan: Plan, images: dict[int,
     admitted.add(pool, host, space.planned_need(plan, host))
 
 
-def _won(plan: Plan) -> int | None:
-    if plan.before_bytes is None or plan.predicted_after_bytes is None:
-        return None
-    return plan.before_bytes - plan.predicted_after_bytes
-
-
 def _not_worth(rules: Rules, candidate: Candidate, plan: Plan) -> Refusal | None:
     """What the plan's method would win may be less than what the best one would."""
     if rules.kind != "reclaim":
         return None
-    found = choosing.gains_too_little(rules, _won(plan), plan.before_bytes)
+    found = choosing.gains_too_little(rules, plan.won_bytes, plan.before_bytes)
     if found is None:
         return None
     code, *facts = found

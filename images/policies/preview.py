@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from images.models import Image
+from images.policies import looking
 from images.policies import rules as choosing
 from images.policies.planned import Planned, planned
 from images.policies.reasons import NOT_MEANT, WORDS, Skip, word_of
@@ -21,7 +22,7 @@ PLANNED_TOGETHER = 200
 WINDOWS = 5
 _STATES = frozenset(Image.State.values) - {Image.State.OK, *Image.NOT_THERE}
 #: Every code by which something may be left out: by a rule, by its state, by its plan.
-CODES = frozenset({*WORDS, *REFUSALS, "guest_names_image", "right_missing"}) | _STATES
+CODES = frozenset({*WORDS, *REFUSALS, "guest_names_image", "right_missing", "token_refused"}) | _STATES
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def preview(
         code: only those skips, where it is given; with one of ``NOT_MEANT``, those that the policy is not for.
         hosts: of those that the policy is not for, only the ones on these hosts are counted and listed.
     """
-    choice = choosing.choose(rules, now, hosts)
+    choice = looking.choose(rules, now, hosts)
     windows = rules.schedule.next(now, WINDOWS)
     skips, skipped = _skips(rules, choice, slice(skipped_from, skipped_from + limit), code, hosts)
     length = windows[0].closes - windows[0].opens if windows else rules.schedule.by_hand(now).closes - now

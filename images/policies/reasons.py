@@ -61,6 +61,9 @@ _SENTENCES: dict[str, Callable[..., str]] = {
         f"Nothing declares its format; it looks like {looks}. Declare it on the image's page first."
     ),
     "encrypted": lambda: "It is encrypted: nothing can be won back from outside of it.",
+    "immutable": lambda: (
+        "It is protected (chattr +i or +a), or the disk of a template of Proxmox VE: it is left as it is."
+    ),
     "busy": lambda kind, job: f"Job {job} ({kind}) is at work on it already, or queued for it.",
     "guest_running": lambda detail: f"It is in use: {detail}. A policy never shuts a guest down.",
     "guests_unknown": lambda detail: f"Who uses it is not known. {detail or 'It was not scanned yet.'}",
@@ -68,6 +71,9 @@ _SENTENCES: dict[str, Callable[..., str]] = {
         f"Its chain has {depth} image{'s' if depth > 1 else ''}; the policy is for {least} or more."
     ),
     "chain_too_deep": lambda depth, most: f"Its chain has {depth} images; more than {most} are refused.",
+    "preallocated": lambda how: (
+        f"It is preallocated ({how}), and would not be any more. It is left out unless the policy includes such images."
+    ),
     "undone": lambda kind, job: (
         f"Its last {kind} (job {job}) was undone: somebody wanted the original. It is left out until somebody starts "
         "one by hand."
@@ -91,6 +97,8 @@ WORDS = NOT_MEANT | {
     "decayed": "grew back after it was reclaimed",
     "chain_too_short": "chain too short",
     "chain_too_deep": "chain too deep",
+    "preallocated": "preallocated",
+    "immutable": "protected, or the disk of a template",
     "guest_running": "in use",
     "guests_unknown": "who uses it is not known",
     "busy": "another job has it",

@@ -78,6 +78,8 @@ class _Row(NamedTuple):
     state: str
     state_detail: str
     encrypted: bool | None
+    preallocation: str
+    immutable: bool
     unknown: str | None
 
 
@@ -186,9 +188,11 @@ def _meant(rules: Rules, rows: QuerySet[Image], left: Counter[str]) -> Iterable[
         gain = Cast(NullIf(KT(f"estimate__methods__{method}__reclaimable_bytes"), Value("null")), BigIntegerField())
     # Every format that is sampled may be copied: where nothing is known of it at all, that says why.
     why = Case(When(gain=None, then=KT(f"estimate__methods__{'copy' if method == 'auto' else method}__reason")))
-    columns = rows.order_by().annotate(gain=gain).annotate(unknown=why).values_list(
+    flagged = Case(When(refusals.PROTECTED, then=True), default=False)
+    columns = rows.order_by().annotate(gain=gain).annotate(unknown=why, immutable=flagged).values_list(
         "pk", "host_id", "pool_id", "name", "declared_format", "format", "allocated_size", "gain", "chain_depth",
-        "in_use", "in_use_detail", "analyzed_at", "state", "state_detail", "encrypted", "unknown",
+        "in_use", "in_use_detail", "analyzed_at", "state", "state_detail", "encrypted", "preallocation", "immutable",
+        "unknown",
     )  # fmt: skip
     for pk, host, pool, name, declared, looks, *rest in columns.iterator(chunk_size=5000):
         form = declared or looks
@@ -247,6 +251,7 @@ class _Judge:
         self._rules, self._now = rules, now
         self._gains = looks_at_gain(rules)
         self._alone = rules.kind in ALONE
+        self._writes = self._alone and not (rules.kind == "check" and rules.options.get("repair", "none") == "none")
         self._depth = max(rules.min_chain_depth, 2 if rules.kind == "flatten" else 1)
         self._last = history.last_jobs(rules.kind, "image", among) if rows else {}
         self._at_work = history.at_work(rules.kind, "image")
@@ -269,7 +274,8 @@ class _Judge:
 
     def skip(self, row: _Row) -> Skip | None:
         """Why an image is left out; ``None`` where it is not."""
-        found = self._state(row) or self._use(row) or self._chain(row) or self._past(row) or self._gain(row)
+        found = self._state(row) or self._use(row) or self._chain(row) or self._made(row)
+        found = found or self._past(row) or self._gain(row)
         if found is None:
             return None
         code, *facts = found
@@ -283,7 +289,7 @@ class _Judge:
             return ("format_undeclared", row.format)
         if self._gains and row.encrypted:
             return ("encrypted",)
-        return None
+        return ("immutable",) if self._writes and row.immutable else None
 
     def _use(self, row: _Row) -> tuple[Any, ...] | None:
         if row.id in self._at_work:
@@ -298,6 +304,14 @@ class _Judge:
         if row.depth > refusals.DEEPEST_CHAIN:
             return ("chain_too_deep", row.depth, refusals.DEEPEST_CHAIN)
         return None
+
+    def _made(self, row: _Row) -> tuple[Any, ...] | None:
+        """Holes leave the places of a metadata preallocation as they are; all else undoes it."""
+        if self._rules.kind not in estimates.UNDOES_PREALLOCATION or self._rules.include_preallocated:
+            return None
+        keeps = row.preallocation == "metadata" and self._rules.options.get("method") == "in_place"
+        known = row.preallocation in estimates.PREALLOCATED and row.format in estimates.FORMATS["in_place"]
+        return ("preallocated", row.preallocation) if known and not keeps else None
 
     def _past(self, row: _Row) -> tuple[Any, ...] | None:
         last = self._last.get(row.id)

@@ -15,8 +15,7 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 
 from images.models import PolicyPick, PolicyRun
-from images.policies import forgetting, submitting, telling
-from images.policies import rules as choosing
+from images.policies import forgetting, looking, submitting, telling
 from images.policies.reasons import Skip
 from images.policies.rules import Candidate, Choice
 from images.policies.shape import Rules
@@ -104,7 +103,7 @@ def _choose(run: PolicyRun, rules: Rules, now: datetime) -> None:
     if ours.filter(free).update(chooser=mine, chooser_since=now) != 1:
         return
     run.picks.all().delete()  # of one who was cut off
-    choice = choosing.choose(rules, now)
+    choice = looking.choose(rules, now)
     ours = ours.filter(chooser=mine)
     for picks in _picks(run, rules, choice):
         with transaction.atomic():

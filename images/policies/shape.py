@@ -36,6 +36,8 @@ class Rules:
     kind: str
     options: dict[str, Any]
     max_jobs_per_host: int
+    #: Runs of earlier versions were kept without it.
+    include_preallocated: bool = False
 
     @classmethod
     def of(cls, policy: Policy) -> Self:
@@ -46,7 +48,7 @@ class Rules:
     def from_json(cls, kept: dict[str, Any]) -> Self:
         """The rules that were kept with a run."""
         lists = {name: tuple(kept[name]) for name in ("hosts", "pools", "formats")}
-        return cls(**{field.name: kept[field.name] for field in fields(cls)} | lists)
+        return cls(**{field.name: kept[field.name] for field in fields(cls) if field.name in kept} | lists)
 
     def as_json(self) -> dict[str, Any]:
         """The rules for a run's row, or the audit trail."""

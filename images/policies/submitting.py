@@ -7,7 +7,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 
 from images.models import Policy, PolicyPick, PolicyRun
-from images.policies import history
+from images.policies import history, looking
 from images.policies import rules as choosing
 from images.policies.planned import Planned, planned
 from images.policies.reasons import Skip
@@ -37,9 +37,21 @@ def submit(run: PolicyRun, rules: Rules, now: datetime) -> None:
     lost = "It is not there any more."
     waiting.filter(host=None).update(state=PolicyPick.State.SKIPPED, code="gone", reason=lost)
     _note_held(waiting, rules)
-    for host_id in list(waiting.order_by().values_list("host", flat=True).distinct()):
-        if _free(run, rules, host_id) > 0 and not _is_being_scanned(rules, host_id, now):
-            _fill(run, rules, host_id, now)
+    hosts = [
+        host_id
+        for host_id in waiting.order_by().values_list("host", flat=True).distinct()
+        if _free(run, rules, host_id) > 0 and not _is_being_scanned(rules, host_id, now)
+    ]
+    first = [_due(run, host_id).values_list("image", flat=True)[:TOGETHER] for host_id in hosts]
+    looking.again(rules, [pk for ids in first for pk in ids if pk is not None])
+    for host_id in hosts:
+        _fill(run, rules, host_id, now)
+
+
+def _due(run: PolicyRun, host_id: int) -> QuerySet[PolicyPick]:
+    """The picks of a host that could be next, in their order."""
+    waiting = run.picks.filter(state=PolicyPick.State.CHOSEN, host=host_id).order_by("place", "id")
+    return waiting.exclude(code="busy", reason=HELD)
 
 
 def _note_held(waiting: QuerySet[PolicyPick], rules: Rules) -> None:
@@ -78,10 +90,8 @@ def _is_being_scanned(rules: Rules, host_id: int, now: datetime) -> bool:
 
 
 def _fill(run: PolicyRun, rules: Rules, host_id: int, now: datetime) -> None:
-    waiting = run.picks.filter(state=PolicyPick.State.CHOSEN, host=host_id).order_by("place", "id")
-    waiting = waiting.exclude(code="busy", reason=HELD)
     admitted, free = Admitted(), _free(run, rules, host_id)
-    for batch in _batches(waiting, rules, now):
+    for batch in _batches(_due(run, host_id), rules, now):
         picks = _still_due(run, rules, batch, now)
         found = planned(rules, [_candidate(rules, pick) for pick in picks], admitted, until=run.ends, now=now)
         for pick, plan in zip(picks, found, strict=True):
@@ -201,7 +211,7 @@ def _submitted(run: PolicyRun, rules: Rules, pick: PolicyPick, found: Planned) -
         mine = PolicyPick.objects.filter(pk=pick.pk, state=PolicyPick.State.CHOSEN)
         if mine.update(state=PolicyPick.State.SUBMITTED, code="", reason="") != 1:
             return 0
-        job = services.submit(rules.actor, rules.kind, found.candidate.id, rules.options)
+        job = services.submit(rules.actor, rules.kind, found.candidate.id, rules.options, by_hand=False, look=False)
         automation.begin_before(job, run.ends - timedelta(minutes=rules.quiet_minutes))
         predicted = pick.predicted_bytes if found.won_bytes is None else found.won_bytes
         PolicyPick.objects.filter(pk=pick.pk).update(job=job, predicted_bytes=predicted)

@@ -72,4 +72,4 @@ def _candidate(image: Image) -> Candidate:
 def won(actor: Actor) -> Won:
     """What jobs freed for good, by the ledger; what an undo copy holds is not won yet."""
     sums = freed_of(lines_for(actor))
-    return Won(sums.freed_bytes, sums.held_bytes, sums.jobs_count, sums.won_bytes, sums.taken_bytes)
+    return Won(**{name: getattr(sums, name) for name in Won.__dataclass_fields__})

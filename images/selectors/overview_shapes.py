@@ -34,7 +34,7 @@ class PoolRow(_Sized):
     available_bytes: int | None
     used_bytes: int | None
     used_percent: float | None
-    images_count: int
+    images_count: int | None
     allocated_bytes: int | None
     virtual_bytes: int | None
     overcommit_ratio: float | None
@@ -130,6 +130,7 @@ class Won:
     Args:
         freed_bytes: what was won, less what was taken.
         jobs_count: jobs that won or took something.
+        copies_bytes: of what was taken, new files beside their originals, which somebody asked for.
     """
 
     freed_bytes: int
@@ -137,6 +138,12 @@ class Won:
     jobs_count: int
     won_bytes: int
     taken_bytes: int
+    copies_bytes: int = 0
+
+    @property
+    def saved_bytes(self) -> int:
+        """What was freed but for such copies, which are no job's loss."""
+        return self.freed_bytes + self.copies_bytes
 
 
 @dataclass(frozen=True)

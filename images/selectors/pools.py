@@ -45,7 +45,7 @@ def _row(pool: StoragePool, forecast: trend.Forecast | None) -> PoolRow:
         available_bytes=pool.available_bytes,
         used_bytes=pool.used_bytes,
         used_percent=used_percent(pool),
-        images_count=pool.images_count,
+        images_count=pool.known_count,
         allocated_bytes=pool.allocated_bytes,
         virtual_bytes=pool.virtual_bytes,
         overcommit_ratio=pool.overcommit_ratio,

@@ -28,6 +28,10 @@ def totals_of(actor: Actor, pools: list[StoragePool]) -> Totals:
     sums = _image_sums(_each_file_once(images_for(actor), pools))
     scanned = any(pool.last_scanned is not None for pool in pools)
     virtual = sums["virtual_size"] if scanned else None
+    usable = _sum(pool.usable_bytes for pool in filesystems)
+    # Images on storages of unknown size are promised to nobody's account.
+    unsized = {pool.shared_key or str(pool.pk): pool.virtual_bytes or 0 for pool in pools if pool not in sized}
+    promised = None if virtual is None else max(virtual - sum(unsized.values()), 0)
     return Totals(
         hosts_count=hosts_for(actor).count(),
         pools_count=len(pools),
@@ -39,7 +43,7 @@ def totals_of(actor: Actor, pools: list[StoragePool]) -> Totals:
         available_bytes=available,
         allocated_bytes=_known(sums["allocated_size"], sums["count"]) if scanned else None,
         virtual_bytes=(virtual or 0) if scanned else None,
-        overcommit_ratio=round(virtual / capacity, 2) if virtual is not None and capacity else None,
+        overcommit_ratio=round(promised / usable, 2) if promised is not None and usable else None,
         analyzed_count=sums["analyzed"] or 0,
         reclaimable_bytes=sums["reclaimable_bytes"],
         reclaimable_low=sums["reclaimable_low"],

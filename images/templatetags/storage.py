@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from math import floor
 from typing import Any
 
 from django import template
@@ -50,10 +51,10 @@ def bytes_of(value: int | None, unknown: str = UNKNOWN) -> SafeString:
 
 @register.filter
 def percent(part: float | None, whole: float | None) -> str:
-    """``part`` of ``whole``, rounded down: nothing reads as full before it is; ``unknown`` without both."""
+    """``part`` of ``whole``, rounded down to one decimal: nothing reads as full too early; ``unknown`` without both."""
     if part is None or not whole:
         return UNKNOWN
-    return f"{int(100 * part / whole)} %"
+    return f"{floor(10 * (100 * part / whole)) / 10} %"
 
 
 @register.filter
@@ -139,21 +140,12 @@ class Bar:
     win: str
     title: str
     long: bool
-    cut: bool
-
-
-#: A track is drawn at most so many times as long as the longest fill, and torn off where it goes on: in a thin image
-#: what it really costs would otherwise be too short to be seen.
-LONGEST_TRACK = 4
 
 
 @register.filter
 def bar_scale(sizes: Iterable[tuple[int | None, int | None]]) -> int:
     """Bytes that the whole width of each bar of a table stands for, from the virtual and physical sizes in it."""
-    pairs = [(virtual or 0, physical or 0) for virtual, physical in sizes]
-    longest = max((physical for _, physical in pairs), default=0)
-    widest = max((virtual for virtual, _ in pairs), default=0)
-    return max(longest, min(widest, LONGEST_TRACK * longest) or widest)
+    return max((max(virtual or 0, physical or 0) for virtual, physical in sizes), default=0)
 
 
 @register.inclusion_tag("fragments/size_bar.html")
@@ -164,8 +156,11 @@ def size_bar(
     scale: int | None = None,
     words: str = "virtual physical reclaimable",
     long: bool = False,
+    share: bool = False,
 ) -> dict[str, Any]:
     """The one bar: virtual as the track, physical as the fill, reclaimable as the hatch at the fill's end.
+
+    Lengths grow with the square root of the bytes, so that a few MiB can still be told from a few GiB beside TiB.
 
     Args:
         virtual: bytes, ``None`` where it is not known: then there is no track.
@@ -173,21 +168,26 @@ def size_bar(
         reclaimable: bytes, ``None`` until it was analyzed.
         scale: bytes that the bar's whole width stands for; without it, what shows this one image best.
         words: what the three are called, in the bar's title.
+        share: lengths are shares of the whole instead, as of a pool's space.
     """
-    whole = max(scale or bar_scale([(virtual, physical)]), physical or 0) or 1
-    fill = 100 * (physical or 0) / whole
-    win = min(100 * max(reclaimable or 0, 0) / whole, fill)
+    whole = max(scale or 0, virtual or 0, physical or 0) or 1
+    power = 1 if share else 0.5
+
+    def length(size_bytes: int) -> float:
+        return 100 * float((max(size_bytes, 0) / whole) ** power)
+
+    fill = length(physical or 0)
+    win = fill - length((physical or 0) - max(reclaimable or 0, 0))
     names = words.split()
     known = [f"{name} {size(value)}" for name, value in zip(names, (virtual, physical), strict=False)]
     known.append(f"{names[2]} {'not analyzed yet' if reclaimable is None else size(reclaimable)}")
     bar = Bar(
-        track="" if virtual is None else _length(min(100 * virtual / whole, 100)),
+        track="" if virtual is None else _length(length(virtual)),
         fill=_length(fill) if physical else "",
         win_x=_length(fill - win),
         win=_length(win) if win else "",
         title=", ".join(known),
         long=long,
-        cut=(virtual or 0) > whole,
     )
     return {"bar": bar}
 
@@ -203,7 +203,8 @@ WARN = {
     "set_aside", "missed",
 }  # fmt: skip
 BAD = {
-    "unreachable", "failed", "chain_broken", "chain_cycle", "format_mismatch", "unreadable", "crashed", "gone", "error",
+    "unreachable", "failed", "chain_broken", "chain_cycle", "format_mismatch", "unreadable", "silent", "crashed",
+    "gone", "error", "changed", "not_listed",
 }  # fmt: skip
 
 

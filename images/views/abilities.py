@@ -23,8 +23,13 @@ TOOLS = (
     ("qemu_img", "qemu-img", "every job on an image: analyze, reclaim, flatten, convert, check", "qemu-utils"),
     ("zstd", "zstd in qemu-img", "compress faster and smaller than zlib", "qemu-utils 5.1 or newer"),
     ("setpriv", "setpriv", "every rewriting job: tools die with the agent", "util-linux"),
+    (
+        "confinement",
+        "Landlock or namespaces",
+        "qemu-img opens nothing but the images of its job",
+        "a kernel from 5.13 on",
+    ),
     ("ionice", "ionice", "jobs that give way to guests", "util-linux"),
-    ("virt-sparsify", "virt-sparsify", "finding deleted files inside an image", "guestfs-tools"),
 )
 
 
@@ -52,7 +57,15 @@ def abilities_of(host: Host) -> Abilities:
         return Abilities("What can be done here", sentence=libvirt_alone.why_not(host))
     if host.transport == Host.Transport.PLAIN:
         return Abilities("What can be done here", sentence=_PLAIN)
-    return Abilities("Tools", tuple(tools_of(host)), _rights(host) if host.token_id else ())
+    unconfined = host.capabilities.get("confinement", "unknown") is None
+    rights = _rights(host) if host.token_id else ()
+    return Abilities("Tools", tuple(tools_of(host)), rights, _UNCONFINED if unconfined else "")
+
+
+_UNCONFINED = (
+    "Nothing on this host can keep qemu-img from other files that a changed image header names: its kernel has no "
+    "Landlock, and the agent may not make namespaces. Images that others than root can write are refused."
+)
 
 
 _PLAIN = (

@@ -1,8 +1,10 @@
 """What every page does the same way: who may see it, what a refusal looks like, fragments that swap only on change."""
 
 import hashlib
+import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import urlencode
@@ -24,6 +26,10 @@ from storage_admin.accounts.errors import AccountError
 from storage_admin.accounts.roles import Actor, ForbiddenError, Role
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.errors import InvalidError, NotFoundError
+from storage_admin.jobs.plans import Plan
+
+#: Said where Confirm came with values that the page had shown no plan for.
+NOT_PLANNED = "These values had not been planned yet. This is their plan; nothing was started."
 
 CSRF_VALUE = re.compile(r'name="csrfmiddlewaretoken" value="[^"]*"')
 
@@ -104,6 +110,19 @@ def attempt(request: HttpRequest, work: Callable[[], T], done: str = "") -> T | 
     return result
 
 
+def plan_digest(*planned: object) -> str:
+    """A digest of what a plan was made for; Confirm sends it back as ``planned``."""
+    return hashlib.sha256(json.dumps(planned, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def was_planned(request: HttpRequest, *sent: object) -> bool:
+    """Whether the page had shown the plan of just what the form sent; where it had not, the next page says so."""
+    if request.POST.get("planned") == plan_digest(*sent):
+        return True
+    messages.warning(request, NOT_PLANNED)
+    return False
+
+
 def live(
     request: PageRequest, template: str, context: dict[str, Any], *, url: str, every: str = "", beside: str = ""
 ) -> HttpResponse:
@@ -134,6 +153,22 @@ def live_context(body: str, version: str, *, url: str, every: str) -> dict[str, 
     """What ``fragments/live.html`` needs."""
     joint = "&" if "?" in url else "?"
     return {"live_body": body, "live_url": f"{url}{joint}{urlencode({'v': version})}", "live_every": every}
+
+
+def looked_plan(request: HttpRequest, template: str, context: dict[str, Any], before: Plan | None) -> HttpResponse:
+    """A plan after a look: the template's part ``plan``; where the look changed nothing, ``age`` alone, which takes
+    nothing away from whoever is confirming the plan.
+
+    Args:
+        context: with the new ``plan``.
+        before: the plan without the look.
+    """
+    plan: Plan | None = context["plan"]
+    if before is None or plan is None or plan != replace(before, facts_at=plan.facts_at):
+        return render(request, f"{template}#plan", context)
+    answer = render(request, f"{template}#age", context | {"beside": True})
+    answer["HX-Reswap"] = "none"
+    return answer
 
 
 def paginated(request: HttpRequest, rows: Any, per_page: int) -> Page[Any]:

@@ -8,7 +8,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
 from images.views.access import PageRequest, page
-from storage_admin.accounts import scopes, selectors, sessions, users
+from storage_admin.accounts import scopes, second_factor, selectors, sessions, users
 from storage_admin.accounts.models import User
 from storage_admin.hosts.errors import NotFoundError
 
@@ -21,6 +21,7 @@ def account(request: PageRequest) -> HttpResponseBase:
     names = scopes.names()
     context = {
         "section": "account", "sessions": list(selectors.sessions_of(user)), "here": sessions.about(request).get("uid"),
+        "second_factor": second_factor.kinds_of(user),
         "scope": [names.get(slug, slug) for slug in user.hosts],
     }  # fmt: skip
     return render(request, "accounts/account.html", context)

@@ -11,16 +11,17 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_POST
 
-from images import estimates, planning, selectors, space, surroundings
+from images import estimates, look, planning, selectors, space, surroundings
 from images.models import Image
 from images.verbs import verb_of
-from images.views.access import PageRequest, page
-from images.views.rewrite import options_from
+from images.views.access import PageRequest, page, plan_digest, was_planned
+from images.views.rewrite import options_from, replaces
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.errors import InvalidError, NotFoundError
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import services
+from storage_admin.jobs.kinds import JobKind
 from storage_admin.jobs.plans import Plan, Refusal
 from storage_admin.jobs.selectors import answered_keys
 
@@ -49,9 +50,7 @@ class Line:
     @property
     def won_bytes(self) -> int | None:
         """What it would win, where that is known."""
-        if self.plan.before_bytes is None or self.plan.predicted_after_bytes is None:
-            return None
-        return max(self.plan.before_bytes - self.plan.predicted_after_bytes, 0)
+        return None if self.plan.won_bytes is None else max(self.plan.won_bytes, 0)
 
 
 @dataclass(frozen=True)
@@ -149,35 +148,47 @@ def planned(actor: Actor, images: Sequence[Image], options: dict[str, Any], admi
 @require_POST
 @page(Role.OPERATOR)
 def images_reclaim(request: PageRequest) -> HttpResponseBase:
-    """The plan of all selected images; with ``confirmed`` the jobs are queued."""
+    """The plan of all selected images; with ``confirmed`` the jobs are queued, if just these plans had been shown."""
     images = _chosen(request)
+    if look.at(images):
+        images = _chosen(request)
     if not images:
         messages.warning(request, "No image was selected.")
         return redirect("images")
     form: QueryDict = request.POST
-    kind, admitted = planning.image_kind(KIND), space.Admitted()
+    kind, admitted, wrong = planning.image_kind(KIND), space.Admitted(), None
     try:
         options = options_from(kind, form)
         lines = planned(request.actor, images, options, admitted)
     except InvalidError as error:
-        messages.error(request, f"{error.detail} Nothing was changed.")
-        options, admitted = {}, space.Admitted()
+        wrong, options, admitted = error, kind.clean({}), space.Admitted()
         lines = planned(request.actor, images, options, admitted)
-    else:
-        if "confirmed" in form:
+    sent = (sorted(image.pk for image in images), options)
+    loses = _loses(kind, lines, options)
+    if "confirmed" in form and wrong is None and was_planned(request, *sent):
+        if not loses or "without_undo" in form:
             return _submit(request, lines, options)
-    defaults = kind.clean({}) | options
+        messages.error(request, f"Confirm that {loses} of them are replaced without an undo copy. Nothing was changed.")
     context = {
         "section": "images",
         "lines": lines,
+        "error": wrong,
+        "loses": loses,
+        "planned": plan_digest(*sent),
         "sums": sums_of(lines),
         "needs": needs_of(lines, admitted),
-        "methods": [(name, WORDS.get(name, name), name == defaults["method"]) for name in METHODS],
-        "undo_hours": defaults["undo_hours"],
-        "method": defaults["method"],
+        "methods": [(name, WORDS.get(name, name), name == form.get("method", options["method"])) for name in METHODS],
+        "kept_hours": options["undo_hours"],
+        "undo_hours": form.get("undo_hours", options["undo_hours"]),
         "key": uuid4().hex,
     }  # fmt: skip
     return render(request, "images/bulk.html", context)
+
+
+def _loses(kind: JobKind, lines: Iterable[Line], options: dict[str, Any]) -> int:
+    """How many originals would be gone as soon as their copies stand verified."""
+    accepted = [line.plan for line in lines if line.refusal is None]
+    return sum(replaces(kind, plan, options) and not plan.undo_bytes for plan in accepted)
 
 
 def _submit(request: PageRequest, lines: Sequence[Line], options: dict[str, Any]) -> HttpResponseBase:
@@ -189,7 +200,8 @@ def _submit(request: PageRequest, lines: Sequence[Line], options: dict[str, Any]
         if line.refusal is not None or own[line.image.pk] in answered:
             continue
         try:
-            services.submit(request.actor, KIND, line.image.pk, options, idempotency_key=own[line.image.pk])
+            key = own[line.image.pk]
+            services.submit(request.actor, KIND, line.image.pk, options, idempotency_key=key, look=False)
             queued += 1
         except (RefusedError, InvalidError, NotFoundError) as error:
             refused.append(f"{line.image.name}: {error.detail}")

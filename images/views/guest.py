@@ -12,11 +12,12 @@ from django.views.decorators.http import require_http_methods, require_safe
 
 from images import selectors
 from images.models import Image
-from images.views.access import PageRequest, attempt, page
+from images.views.access import PageRequest, attempt, page, plan_digest, was_planned
 from images.views.guests import cache_advice, discard_advice
 from storage_admin.accounts.roles import Role
 from storage_admin.guests import proxmox_vms
 from storage_admin.guests.models import Guest, GuestDisk
+from storage_admin.hosts import proxmox_alone
 from storage_admin.hosts.errors import InvalidError
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.selectors import in_scope
@@ -71,6 +72,8 @@ def options_from(kind: str, form: QueryDict) -> dict[str, Any]:
     if kind == "trim":
         return {}
     options: dict[str, Any] = {"disk": form.get("disk", "")}
+    if form.get("accept_hidden_lines"):
+        options["accept_hidden_lines"] = form["accept_hidden_lines"]
     if kind == "resize":
         size = _number(form.get("size_gib", ""), "size_gib", GIB)
         return options | ({} if size is None else {"size_bytes": -(-size // BLOCK) * BLOCK})
@@ -96,24 +99,41 @@ def _number(text: str, name: str, factor: int) -> int | None:
 @require_http_methods(["GET", "HEAD", "POST"])
 @page()
 def guest_job(request: PageRequest, guest_id: int, kind_name: str) -> HttpResponseBase:
-    """A move, an enlargement or a trim: the form, the plan, and the button that starts it."""
+    """A move, an enlargement or a trim: the form, the plan, and the button that starts it.
+
+    POST starts what the page had shown; with ``show``, or where it had shown another plan, it is the plan again.
+    """
     shown, kind = _guest(request, guest_id), kinds.get(kind_name)
     given = request.POST if request.method == "POST" else request.GET
     error, plan, options = None, None, dict[str, Any]()
     asked = kind_name == "trim" or bool(given.get("storage") or given.get("size_gib"))
     try:
         options = options_from(kind_name, given)
-        if asked and request.method != "POST":
+        if request.method == "POST" and "show" not in given:
+            request.actor.require(Role.OPERATOR, shown.host.slug)
+            if was_planned(request, options):
+                return _start(request, shown, kind_name, options)
+        if asked:
             plan = services.plan(request.actor, kind_name, shown.pk, options)
     except InvalidError as invalid:
         error = invalid
-    if request.method == "POST" and error is None:
-        return _start(request, shown, kind_name, options)
-    return render(request, "guests/job.html", _context(shown, given, kind.title, kind_name, plan, error))
+    context = _context(shown, given, kind.title, kind_name, plan, error)
+    return render(request, "guests/job.html", context | {"planned": plan_digest(options)})
+
+
+def acceptance(shown: Guest, plan: Plan | None, given: QueryDict) -> str:
+    """The query of the same plan with what an admin may accept; empty where that is not what is in the way."""
+    codes = {refusal.code for refusal in plan.refusals} if plan is not None else set()
+    if "hidden_lines" not in codes or not proxmox_alone.is_alone(shown.host) or not shown.digest:
+        return ""
+    query = given.copy()
+    for name in ("csrfmiddlewaretoken", "key", "planned", "show"):
+        query.pop(name, None)
+    query["accept_hidden_lines"] = shown.digest
+    return "" if given.get("accept_hidden_lines") == shown.digest else query.urlencode()
 
 
 def _start(request: PageRequest, shown: Guest, kind_name: str, options: dict[str, Any]) -> HttpResponseBase:
-    request.actor.require(Role.OPERATOR)
     key = "".join(filter(str.isalnum, request.POST.get("key", "")))[:40]
     job = attempt(
         request, lambda: services.submit(request.actor, kind_name, shown.pk, options, idempotency_key=key)
@@ -124,10 +144,11 @@ def _start(request: PageRequest, shown: Guest, kind_name: str, options: dict[str
 def _context(
     shown: Guest, given: QueryDict, title: str, kind_name: str, plan: Plan | None, error: InvalidError | None
 ) -> dict[str, Any]:
-    names = ("disk", "storage", "format", "size_gib", "bandwidth_mib", "delete_source")
+    names = ("disk", "storage", "format", "size_gib", "bandwidth_mib", "delete_source", "accept_hidden_lines")
     pools = StoragePool.objects.filter(host=shown.host_id, source=StoragePool.Source.PROXMOX)
     return {
         "section": "guests", "guest": shown, "title": title, "kind_name": kind_name, "plan": plan, "error": error,
+        "accept": acceptance(shown, plan, given),
         "values": {name: given.get(name, "") for name in names}, "disks": _own_disks(shown), "key": uuid4().hex,
         "storages": sorted(set(pools.values_list("name", flat=True))), "formats": ("raw", "qcow2", "vmdk"),
         "address": reverse(kind_name, args=[shown.pk]),

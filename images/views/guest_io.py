@@ -8,10 +8,12 @@ from django.contrib import messages
 from django.http import QueryDict
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
+from django.utils import timezone
 from django.views.decorators.http import require_http_methods
 
 from images import selectors
-from images.views.access import PageRequest, page
+from images.views.access import PageRequest, page, plan_digest, was_planned
+from images.views.guest import acceptance
 from storage_admin.accounts.roles import Role
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.guests.kinds.io_priority import LIMITS
@@ -68,6 +70,8 @@ def options_from(form: QueryDict) -> dict[str, Any]:
         options["limits"] = limits
     if fields:
         raise InvalidError("Some of the numbers cannot be used.", fields)
+    if options and form.get("accept_hidden_lines"):
+        options["accept_hidden_lines"] = form["accept_hidden_lines"]
     return options
 
 
@@ -81,7 +85,10 @@ def _whole(text: str, factor: int, name: str, fields: dict[str, str]) -> int:
 @require_http_methods(["GET", "HEAD", "POST"])
 @page()
 def guest_io(request: PageRequest) -> HttpResponseBase:
-    """The guests that were chosen, with the form and the plan of each; POST starts one job each."""
+    """The guests that were chosen, with the form and the plan of each.
+
+    POST starts one job each; with ``show``, or where the page had shown other plans, it is the plans again.
+    """
     given = request.POST if request.method == "POST" else request.GET
     ids = [int(text) for text in given.getlist("guest") if text.isascii() and text.isdigit() and len(text) < 19]
     guests = list(selectors.guests_for(request.actor).filter(pk__in=ids[:AT_ONCE]).order_by("name", "id"))
@@ -94,15 +101,21 @@ def guest_io(request: PageRequest) -> HttpResponseBase:
     except InvalidError as invalid:
         error = invalid
     lines = [_line(request, guest, options) for guest in guests] if options else []
-    if request.method == "POST" and options and error is None:
+    sent = (sorted(guest.pk for guest in guests), options)
+    confirmed = request.method == "POST" and "show" not in given and options and error is None
+    if confirmed:
+        request.actor.require(Role.OPERATOR)
+    if confirmed and was_planned(request, *sent):
         return _start(request, lines, options, given.get("key", ""))
     context = {
         "section": "guests", "guests": guests, "lines": lines, "error": error, "key": uuid4().hex,
-        "values": {name: given.get(name, "") for name in ("priority", "weight", *LIMITS)},
+        "planned": plan_digest(*sent),
+        "values": {name: given.get(name, "") for name in ("priority", "weight", *LIMITS, "accept_hidden_lines")},
         "limit_fields": [(name, word, given.get(name, "")) for name, word, _ in LIMIT_FIELDS],
-        "has_containers": any(guest.kind == Guest.Kind.CONTAINER for guest in guests),
+        "has_containers": any(guest.kind == Guest.Kind.CONTAINER and guest.takes_io for guest in guests),
         "has_machines": any(guest.kind != Guest.Kind.CONTAINER for guest in guests),
         "accepted": sum(not line.refusal for line in lines),
+        "accept": acceptance(guests[0], lines[0].plan, given) if len(lines) == 1 else "",
     }  # fmt: skip
     return render(request, "guests/io.html", context)
 
@@ -115,9 +128,8 @@ def _line(request: PageRequest, guest: Guest, options: dict[str, Any]) -> Line:
 
 
 def _start(request: PageRequest, lines: list[Line], options: dict[str, Any], key: str) -> HttpResponseBase:
-    request.actor.require(Role.OPERATOR)
     key = "".join(filter(str.isalnum, key))[:40]
-    queued, jobs = 0, []
+    queued, jobs, since = 0, [], timezone.now()
     for line in lines:
         if line.refusal:
             continue
@@ -128,10 +140,15 @@ def _start(request: PageRequest, lines: list[Line], options: dict[str, Any], key
         except (RefusedError, InvalidError) as error:
             messages.error(request, f"{line.guest.name}: {error.detail}")
         else:
-            queued += 1
+            queued += job.created >= since
             jobs.append(job)
-    if not queued:
+    if not jobs:
         messages.error(request, "Nothing was queued.")
         return redirect("guests")
-    messages.success(request, f"{queued} queued.")
-    return redirect("job", jobs[0].pk) if queued == 1 else redirect("jobs")
+    if queued:
+        messages.success(request, f"{queued} queued.")
+    if old := len(jobs) - queued:
+        messages.info(
+            request, f"{old} {'was' if old == 1 else 'were'} queued before by this form: nothing new was queued."
+        )
+    return redirect("job", jobs[0].pk) if len(jobs) == 1 else redirect("jobs")

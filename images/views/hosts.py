@@ -28,7 +28,7 @@ from storage_admin.accounts.roles import Role
 from storage_admin.accounts.saved_views import list_page
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.csv_export import Columns, csv_answer
-from storage_admin.hosts import registration, services
+from storage_admin.hosts import folders, qemu_bugs, registration, services
 from storage_admin.hosts.errors import InvalidError, NotFoundError
 from storage_admin.hosts.host_filters import HostFilters
 from storage_admin.hosts.models import Host, StoragePool
@@ -68,6 +68,7 @@ def _context(request: PageRequest, found: Filtered[Host]) -> dict[str, Any]:
             "host": host,
             "scan": scans.get(host.pk),
             "abilities": abilities_of(host),
+            "qemu_bugs": qemu_bugs.of_host(host),
             "has_agent": refusals.without_agent(host) == [] and host.transport != Host.Transport.PLAIN,
             "bandwidth_mib": _in_mib(host.bandwidth_bytes_sec),
         }
@@ -203,10 +204,12 @@ def folder_add(request: PageRequest, host_id: int) -> HttpResponseBase:
     host = _host(request, host_id)
     path = request.POST.get("path", "")
     try:
-        pool = services.register_folder(request.actor, host, path)
+        pool = services.register_folder(request.actor, host, path, add_to_list="add_to_list" in request.POST)
     except (InvalidError, RefusedError) as error:
         alone = Filtered(rows=hosts_for(request.actor).filter(pk=host.pk), values={}, ignored=[])
         context = _context(request, alone) | {"section": "hosts", "path": path, "path_error": error.detail}
+        unlisted = isinstance(error, RefusedError) and error.code == "folder_not_listed"
+        context["may_list"] = unlisted and folders.may_list(request.actor, host)
         body, version = live_body(request, "hosts/hosts.html#hosts", context)
         context |= live_context(body, version, url=reverse("hosts"), every="20s") | {"at_host": host.pk}
         return render(request, "hosts/hosts.html", context, status=400)

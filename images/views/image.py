@@ -9,12 +9,11 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
-from images import planning, selectors
+from images import planning, selectors, vanished, volume_chains
 from images.models import Image
 from images.orphans import rows
 from images.orphans.selectors import evidence
 from images.services import DECLARABLE, declare_format
-from images.templatetags.storage import LONGEST_TRACK
 from images.verbs import Verb, verb_of
 from images.views.access import PageRequest, attempt, page
 from images.views.tree import tree_of
@@ -30,6 +29,10 @@ JOBS_SHOWN = 10
 SAMPLES_SHOWN = 1000
 #: Seconds since 1970 of the year 3000: what a header says beyond it is no time.
 LATEST = 32_503_680_000
+#: The virtual size is drawn beside the physical one where it is at most so many times as large.
+HIGHEST_LINE = 4
+#: In these states an image has lost its way to its base: nothing can be done with it until that is repaired.
+BROKEN = (Image.State.CHAIN_BROKEN, Image.State.CHAIN_CYCLE)
 
 
 @dataclass(frozen=True)
@@ -58,9 +61,7 @@ class Action:
     @property
     def won_bytes(self) -> int | None:
         """What it would win, as far as that is known."""
-        if self.plan.before_bytes is None or self.plan.predicted_after_bytes is None:
-            return None
-        return self.plan.before_bytes - self.plan.predicted_after_bytes
+        return self.plan.won_bytes
 
 
 def image_of(request: PageRequest, image_id: int) -> Image:
@@ -109,7 +110,7 @@ def _chart(image: Image) -> dict[str, Any] | None:
     # Far above the physical size, the virtual one would press it flat onto the axis.
     if not physical:
         return None
-    if virtual and max(point["y"] for point in virtual) <= LONGEST_TRACK * max(point["y"] for point in physical):
+    if virtual and max(point["y"] for point in virtual) <= HIGHEST_LINE * max(point["y"] for point in physical):
         lines.append({"label": "virtual", "data": virtual, "colour": "--sa-muted", "borderDash": [4, 4]} | shape)
     return {
         "type": "line",
@@ -121,6 +122,12 @@ def _chart(image: Image) -> dict[str, Any] | None:
 def _snapshots(image: Image) -> list[dict[str, Any]]:
     """The internal snapshots, with the time that their headers give."""
     return [snapshot | {"at": _moment(snapshot.get("created"))} for snapshot in image.snapshots]
+
+
+def _rebase(image: Image) -> list[str]:
+    """The command that has an image's header name another backing file, without a look at what is in either."""
+    own, base = image.declared_format or image.format, image.backing_format or "FORMAT"
+    return ["qemu-img", "rebase", "-u", "-f", own, "-F", base, "-b", "NEW_PATH", image.path]
 
 
 def _moment(created: Any) -> datetime | None:
@@ -144,7 +151,8 @@ def image(request: PageRequest, image_id: int) -> HttpResponseBase:
         "image": row,
         "chain": chain,
         "tree": tree,
-        "reclaimable": dict(shown.values_list("pk", "reclaimable_bytes")),
+        "part": volume_chains.part_of(row),
+        "reclaimable": {one.pk: one.offered_bytes for one in shown.only("state", "reclaimable_bytes")},
         "actions": _actions(request, row),
         "jobs": jobs[:JOBS_SHOWN],
         "undoable": jobs.filter(undo_state=Job.UndoState.AVAILABLE).first(),
@@ -153,6 +161,8 @@ def image(request: PageRequest, image_id: int) -> HttpResponseBase:
         "snapshots": _snapshots(row),
         "evidence": evidence(row),
         "declarable": DECLARABLE,
+        "broken": row.state in BROKEN,
+        "repair": _rebase(row),
     }
     return render(request, "images/image.html", context)
 
@@ -175,3 +185,17 @@ def image_format(request: PageRequest, image_id: int) -> HttpResponseBase:
     done = f"{row.name} is declared to be {chosen}." if chosen else f"The declaration of {row.name} is taken back."
     attempt(request, lambda: declare_format(request.actor, row, chosen), done)
     return redirect("image", row.pk)
+
+
+@require_POST
+@page(Role.ADMIN)
+def image_forget(request: PageRequest, image_id: int) -> HttpResponseBase:
+    """Removes the row of an image that is gone."""
+    row = image_of(request, image_id)
+
+    def forget() -> bool:
+        vanished.forget(request.actor, row)
+        return True
+
+    done = attempt(request, forget, f"{row.name} is forgotten.")
+    return redirect("images") if done else redirect("image", row.pk)

@@ -8,7 +8,7 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
-from images import estimates, selectors
+from images import estimates, look, selectors
 from images.models import Image
 from images.templatetags.storage import bar_scale
 from images.verbs import Verb, verb_of
@@ -140,9 +140,10 @@ def images_analyze(request: PageRequest) -> HttpResponseBase:
     given = request.POST.getlist("image")[:AT_ONCE]
     chosen = [int(text) for text in given if text.isascii() and text.isdecimal() and len(text) < 20]
     queued, refused = 0, []
+    look.at(selectors.images_for(request.actor).filter(pk__in=chosen))
     for image_id in chosen:
         try:
-            submit(request.actor, "analyze", image_id, {})
+            submit(request.actor, "analyze", image_id, {}, look=False)
             queued += 1
         except (RefusedError, InvalidError, NotFoundError) as error:
             refused.append(error.detail)

@@ -10,12 +10,22 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.http import url_has_allowed_host_and_scheme
-from django.views.decorators.http import require_POST, require_safe
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from images import selectors
 from images.context import active_jobs
 from images.models import Image
-from images.views.access import PageRequest, attempt, live, live_body, live_context, page, paginated, wants_fragment
+from images.views.access import (
+    PageRequest,
+    attempt,
+    live,
+    live_body,
+    live_context,
+    looked_plan,
+    page,
+    paginated,
+    wants_fragment,
+)
 from images.views.lists import Filtered, as_choices, columns, filtered
 from storage_admin.accounts.roles import Role
 from storage_admin.accounts.saved_views import list_page
@@ -122,11 +132,16 @@ def jobs_csv(request: PageRequest) -> HttpResponseBase:
 @require_safe
 @page()
 def jobs_count(request: PageRequest) -> HttpResponseBase:
-    """How many jobs are active, for the sidebar; 204 as long as it is what the page has (``n``)."""
-    count = active_jobs(request.actor)
-    if request.GET.get("n") == str(count):
+    """How many jobs are active, for the sidebar; 204 as long as these are the ones that the page has (``n``).
+
+    Else whatever on the page shows what jobs change is told to refresh itself.
+    """
+    counts = active_jobs(request.actor)
+    if request.GET.get("n") == counts["active_jobs_are"]:
         return HttpResponse(status=204)
-    return render(request, "jobs/count.html", {"active_jobs": count})
+    answer = render(request, "jobs/count.html", counts)
+    answer["HX-Trigger"] = "jobs-changed"
+    return answer
 
 
 def _without(request: PageRequest, name: str) -> str:
@@ -156,8 +171,18 @@ def status_of(job: Job) -> dict[str, Any]:
         "result": result,
         "won_bytes": None if before is None or after is None else before - after,
         "plan": job.plan or {},
+        "stands": _stands(job),
         "tens": int(job.progress // 10 * 10),
     }
+
+
+def _stands(job: Job) -> str:
+    """What a rewriting job that did not succeed, and left nothing to recover, can say: of itself, not of the image."""
+    if job.started is None:
+        return "This job had not started, and changed nothing."
+    if (job.plan or {}).get("method") == "in_place":
+        return "This job changed no byte that is read from the image."
+    return "This job did not replace the image, and removed what it had written."
 
 
 @require_safe
@@ -222,11 +247,15 @@ def job_retry(request: PageRequest, job_id: int) -> HttpResponseBase:
     return redirect("job", again.pk if again else row.pk)
 
 
-@require_POST
+@require_http_methods(["GET", "HEAD", "POST"])
 @page(Role.OPERATOR)
 def job_undo(request: PageRequest, job_id: int) -> HttpResponseBase:
-    """Puts the original back. With ``force`` (admin) also over what was written since, when the job is named."""
+    """The plan of putting the original back; POST starts it. With ``force`` (admin) also over what was written since,
+    when the job is named.
+    """
     row = _job(request, job_id)
+    if request.method != "POST":
+        return _undo_plan(request, row)
     force = "force" in request.POST
     if force and not _named(request, row):
         return redirect("job", row.pk)
@@ -243,6 +272,19 @@ def job_discard_undo(request: PageRequest, job_id: int) -> HttpResponseBase:
         return redirect("job", row.pk)
     discard = attempt(request, lambda: services.discard_undo(request.actor, row, force="force" in request.POST))
     return redirect("job", discard.pk if discard else row.pk)
+
+
+def _undo_plan(request: PageRequest, row: Job) -> HttpResponseBase:
+    """What an undo would do; for htmx what a look at the image on its host changes of that."""
+    options = {"force": "force" in request.GET}
+    plan = attempt(request, lambda: services.plan(request.actor, "undo", row.pk, options))
+    if plan is None:
+        return redirect("job", row.pk)
+    context = {"section": "jobs", "job": row, "plan": plan, "image": Image.every.get(pk=row.target_id), **options}
+    if not wants_fragment(request):
+        return render(request, "jobs/undo.html", context)
+    looked = services.plan(request.actor, "undo", row.pk, options, look=True)
+    return looked_plan(request, "jobs/undo.html", context | {"plan": looked}, plan)
 
 
 def _named(request: PageRequest, row: Job) -> bool:

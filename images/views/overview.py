@@ -50,7 +50,6 @@ def _context(request: PageRequest) -> dict[str, Any]:
         "candidates": candidates,
         "concerns": [Look(concern, _list_of(concern), concern.items[:NAMED]) for concern in found.needs_a_look],
         "scale": bar_scale((candidate.virtual_size, candidate.allocated_size) for candidate in found.win_back_now),
-        "pool_scale": max((row.usable_bytes or 0 for row in found.pools), default=0),
         "full_first": min(fills, key=lambda row: row.days_until_full or 0.0, default=None),
         "most_promised": max(promised, key=lambda row: row.overcommit_ratio or 0.0, default=None),
         "titles": {kind.name: kind.title for kind in kinds.every()},

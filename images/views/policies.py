@@ -122,7 +122,6 @@ def policy(request: PageRequest, policy_id: int) -> HttpResponseBase:
         "problem": problem,
         "rows": runs,
         "runs": [(run, sums[run.pk]) for run in runs.object_list],
-        "running": row.runs.filter(state=PolicyRun.State.RUNNING).exists(),
     }
     return render(request, "policies/policy.html", context)
 
@@ -181,6 +180,7 @@ def policy_preview(request: PageRequest, policy_id: int) -> HttpResponseBase:
         "section": "policies", "policy": row, "preview": found, "code": code, "begin": begin,
         "strangers": code in NOT_MEANT, "on_pools": rules.on_pools, "per_page": SHOWN,
         "address": reverse("policy_preview", args=[row.pk]),
+        "running": row.runs.filter(state=PolicyRun.State.RUNNING).exists(),
         "to": {
             "chosen": begin["chosen"] + len(found.chosen),
             "skipped": begin["skipped"] + len(found.skipped),

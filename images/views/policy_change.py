@@ -17,7 +17,7 @@ from images.policies.scope import hosts_of, policy_for, require_reach
 from images.policies.shape import Rules
 from images.policies.validation import clean
 from images.views.access import PageRequest, page, wants_fragment
-from images.views.policy_form import MIB, by_label, choices_of, least_gain, of_its_kind, texts_of, values_of
+from images.views.policy_form import MIB, Problem, choices_of, least_gain, of_its_kind, problems_of, texts_of, values_of
 from storage_admin.accounts.roles import ForbiddenError, Role
 from storage_admin.hosts.errors import InvalidError
 
@@ -46,13 +46,13 @@ def _form(request: PageRequest, row: Policy, address: str) -> HttpResponseBase:
     given = request.POST if request.method == "POST" else request.GET
     asked: QueryDict = given if "cron" in given else texts_of(row)
     form = asked if row.pk else of_its_kind(asked)
-    errors: dict[str, str] = {}
+    errors: list[Problem] = []
     status = 200
     if request.method == "POST":
         try:
             saved = _save(request, row, values_of(form, row))
         except InvalidError as error:
-            errors, status = by_label(error.fields or {"form": error.detail}), 400
+            errors, status = problems_of(error.fields or {"form": error.detail}), 400
         else:
             messages.success(request, f"The policy {saved.name} is kept.")
             return redirect("policy", saved.pk)
@@ -83,9 +83,9 @@ def _choice(request: PageRequest, row: Policy, form: QueryDict) -> dict[str, Any
         draft = clean(draft, request.actor)
         require_reach(request.actor, draft, Role.ADMIN)
     except InvalidError as error:
-        return {"problems": by_label(error.fields or {"form": error.detail})}
+        return {"problems": problems_of(error.fields or {"form": error.detail})}
     except ForbiddenError as error:
-        return {"problems": by_label({"hosts": str(error)})}
+        return {"problems": problems_of({"hosts": str(error)})}
     rules, seen = Rules.of(draft), hosts_of(request.actor)
     return {
         "preview": preview(rules, timezone.now(), limit=SHOWN, hosts=seen), "on_pools": rules.on_pools,

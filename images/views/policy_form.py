@@ -25,14 +25,17 @@ NUMBERS = (
 )  # fmt: skip
 #: Of them, those that nobody can leave empty; the others are what a policy has without them.
 REQUIRED = frozenset({"window_minutes", "quiet_minutes", "max_jobs_per_host"})
-SWITCHES = ("enabled", "include_decayed")
+SWITCHES = ("enabled", "include_decayed", "include_preallocated")
 #: What fields are called on the page, where that is not their name.
 LABELS = {
     "cron": "Opens", "window_minutes": "Open for", "quiet_minutes": "Quiet at its end", "name_pattern": "Names",
     "min_reclaimable_bytes": "Wins at least (MiB)", "min_reclaimable_percent": "Wins at least (%)",
     "min_age_hours": "Since the last such job", "max_jobs_per_host": "At once on each host", "kind": "Job",
-    "include_decayed": "Also images that grew back", "form": "As a whole",
+    "include_decayed": "Also images that grew back",
+    "include_preallocated": "Also preallocated images", "form": "As a whole",
 }  # fmt: skip
+#: Fields of the form that are not named as their columns.
+FIELDS = {"min_reclaimable_bytes": "min_reclaimable_mib"}
 #: Whose columns have their defaults.
 _DEFAULTS = Policy()
 #: The form's name of each option begins with it.
@@ -86,10 +89,23 @@ def texts_of(policy: Policy) -> QueryDict:
     return form
 
 
-def by_label(problems: dict[str, str]) -> dict[str, str]:
-    """What is wrong with fields, by what the page calls them."""
-    named = {name: LABELS.get(name, name.removeprefix(OPTION).replace("_", " ").capitalize()) for name in problems}
-    return {named[name]: text for name, text in problems.items()}
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with a field: the form's name of it, what the page calls it, and a sentence."""
+
+    field: str
+    label: str
+    text: str
+
+
+def problems_of(wrong: dict[str, str]) -> list[Problem]:
+    """What is wrong with columns of a policy, by the form's fields."""
+    return [
+        Problem(
+            FIELDS.get(name, name), LABELS.get(name, name.removeprefix(OPTION).replace("_", " ").capitalize()), text
+        )
+        for name, text in wrong.items()
+    ]
 
 
 def values_of(form: QueryDict, kept: Policy) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """One pool: how full it is and was, its largest images, and what an admin decides of it."""
 
+from functools import partial
 from typing import Any
 
 from django.contrib import messages
@@ -7,15 +8,16 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
-from images import selectors
+from images import leftovers, selectors
 from images.orphans.rows import bytes_aside
 from images.selectors.undo_copies import undo_copies
 from images.templatetags.storage import bar_scale
 from images.views.access import PageRequest, attempt, number, page
 from storage_admin.accounts.roles import Role
-from storage_admin.hosts import services
+from storage_admin.hosts import folders, services
 from storage_admin.hosts.errors import InvalidError, NotFoundError
 from storage_admin.hosts.models import StoragePool
+from storage_admin.jobs.services import submit
 
 
 def _pool(request: PageRequest, pool_id: int) -> StoragePool:
@@ -34,8 +36,10 @@ def pool(request: PageRequest, pool_id: int) -> HttpResponseBase:
     context = {"section": "hosts", "pool": row, "largest": largest, "chart": _chart(row)}
     context["scale"] = bar_scale((image.virtual_size, image.allocated_size) for image in largest)
     context["copies"] = undo_copies(row)
+    context["leftovers"] = leftovers.of_pool(row)
     context["forecast"] = selectors.forecasts([row]).get(row.pk)
     context["aside"] = bytes_aside([row]).get(row.pk)
+    context["may_list"] = folders.may_list(request.actor, row.host)
     return render(request, "hosts/pool.html", context)
 
 
@@ -71,9 +75,21 @@ def pool_change(request: PageRequest, pool_id: int) -> HttpResponseBase:
             warn_percent=number(request.POST.get("warn_percent")),
             **_thresholds(request),
             all_hosts_registered="all_hosts_registered" in request.POST if row.network else None,
+            share_bases="share_bases" in request.POST,
         )
 
     attempt(request, change, f"{row.name} is changed.")
+    return redirect("pool", row.pk)
+
+
+@require_POST
+@page(Role.ADMIN)
+def pool_confirm_folder(request: PageRequest, pool_id: int) -> HttpResponseBase:
+    """Takes the folder for the pool's that its path leads to now, and scans it."""
+    row = _pool(request, pool_id)
+    confirm = partial(services.confirm_folder, request.actor, row, add_to_list="add_to_list" in request.POST)
+    if attempt(request, confirm, f"The folder of {row.name} is confirmed; a scan is queued."):
+        attempt(request, partial(submit, request.actor, "scan", row.host.pk, {}))
     return redirect("pool", row.pk)
 
 
@@ -88,6 +104,20 @@ def _thresholds(request: PageRequest) -> dict[str, Any]:
         except ValueError:
             raise InvalidError(f"{text[:40]!r} is no number.") from None
     return found
+
+
+@require_POST
+@page(Role.ADMIN)
+def pool_leftover(request: PageRequest, pool_id: int) -> HttpResponseBase:
+    """Puts an undo copy of another dashboard back, or removes it, when its job is named."""
+    row = _pool(request, pool_id)
+    name, action = request.POST.get("job", ""), request.POST.get("action", "")
+    if request.POST.get("confirm", "").strip() != name:
+        messages.error(request, f"Not confirmed: type “{name}” to confirm. Nothing was changed.")
+        return redirect("pool", row.pk)
+    options = {"job": name, "action": action, "force": "force" in request.POST}
+    job = attempt(request, lambda: submit(request.actor, "settle_leftover", row.pk, options))
+    return redirect("job", job.pk) if job else redirect("pool", row.pk)
 
 
 @require_POST

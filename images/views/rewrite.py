@@ -17,7 +17,7 @@ from images.kinds.targets import ancestors
 from images.models import Image
 from images.refusals import RESERVE_BYTES, RESERVE_PERCENT
 from images.verbs import VERBS, verb_of
-from images.views.access import PageRequest, page, wants_fragment
+from images.views.access import PageRequest, looked_plan, page, plan_digest, wants_fragment, was_planned
 from images.views.image import image_of
 from storage_admin.accounts.roles import Role
 from storage_admin.agent.protocol import RefusedError
@@ -90,11 +90,35 @@ STARTING = {"false": "leave the guest off", "true": "start the guest again"}
 
 
 def options_from(kind: JobKind, form: QueryDict) -> dict[str, Any]:
-    """The job's options from the form. What is not in it keeps the kind's default.
+    """The job's options from the form. What is not in it has the kind's default.
 
     Raises:
-        InvalidError: a field holds something else than it should; it names each.
+        InvalidError: fields hold something else than they should; it names all of them, as the form does.
     """
+    options, wrong = _read(kind, form)
+    try:
+        options = kind.clean(options)
+    except InvalidError as error:
+        wrong = _by_field(kind, error.fields) | wrong
+    if wrong:
+        raise InvalidError("Some of the options cannot be used.", wrong)
+    return options
+
+
+def _by_field(kind: JobKind, wrong: dict[str, str]) -> dict[str, str]:
+    """The same with the form's names: creation options of a format are written into one field, a rate in MiB."""
+    names = {"bandwidth_bytes_sec": "bandwidth_mib"}
+    found: dict[str, str] = {}
+    for name, text in wrong.items():
+        if name in kind.properties:
+            found[names.get(name, name)] = text
+        else:
+            found["format_options"] = f"{found.get('format_options', '')} {name}: {text}".strip()
+    return found
+
+
+def _read(kind: JobKind, form: QueryDict) -> tuple[dict[str, Any], dict[str, str]]:
+    """What the form says, and of what it says no number can be made."""
     fields: dict[str, str] = {}
     options: dict[str, Any] = {name: form[name] for name in CHOICES if form.get(name) and name in kind.properties}
     numbers = [("bandwidth_mib", "bandwidth_bytes_sec", MIB)]
@@ -117,9 +141,7 @@ def options_from(kind: JobKind, form: QueryDict) -> dict[str, Any]:
     for name in ("idle_io", "start_after", *SWITCHES):
         if form.get(name) and name in kind.properties:
             options[name] = form[name] == "true"
-    if fields:
-        raise InvalidError("Some of the options cannot be used.", fields)
-    return options
+    return options, fields
 
 
 def _finite(text: str, factor: int) -> int | float:
@@ -137,12 +159,11 @@ class Shown:
 
 
 def _planned(request: PageRequest, image: Image, kind: JobKind, form: QueryDict) -> Shown:
-    defaults = kind.clean({})
     try:
-        options = defaults | options_from(kind, form)
+        options = options_from(kind, form)
         return Shown(services.plan(request.actor, kind.name, image.pk, options), None, options)
     except InvalidError as error:
-        return Shown(None, error, defaults)
+        return Shown(None, error, kind.clean({}) | _read(kind, form)[0])
 
 
 @dataclass(frozen=True)
@@ -220,9 +241,6 @@ def _context(request: PageRequest, image: Image, kind: JobKind, form: QueryDict)
     bandwidth = shown.options.get("bandwidth_bytes_sec")
     bandwidth_mib = form.get("bandwidth_mib", f"{bandwidth / MIB:g}" if bandwidth else "")
     texts = [Text(name, word, hint, form.get(name, "")) for name, word, hint in TEXTS if name in kind.properties]
-    chosen = [(field.name, value) for field in fields for value, _, is_chosen in field.choices if is_chosen]
-    written = [(text.name, text.value) for text in texts] + [("bandwidth_mib", bandwidth_mib)]
-    written += [("undo_hours", shown.options["undo_hours"])] if "undo_hours" in kind.properties else []
     return {
         "section": "images",
         "image": image,
@@ -230,16 +248,16 @@ def _context(request: PageRequest, image: Image, kind: JobKind, form: QueryDict)
         "address": reverse(kind.name, args=[image.pk]),
         "plan": plan,
         "error": shown.error,
-        "options": shown.options,
         "fields": fields,
         "texts": texts,
         "has_undo": "undo_hours" in kind.properties,
-        "carried": [*chosen, *written],
+        "undo_hours": form.get("undo_hours", shown.options.get("undo_hours")),
+        "planned": plan_digest(shown.options),
         "bandwidth_mib": bandwidth_mib,
         "verb": verb_of(plan.method if plan else ""),
-        "replaces": plan is not None and _replaces(kind, plan, shown.options),
+        "replaces": plan is not None and replaces(kind, plan, shown.options),
         "undo_until": _until(shown.options) if plan is None or plan.undo_bytes else None,
-        "won_bytes": _difference(plan),
+        "won_bytes": plan.won_bytes if plan else None,
         "growth": growth_of(image),
         "affected_images": plan.affected_images[:NAMED] if plan else (),
         "more_images": max(len(plan.affected_images) - NAMED, 0) if plan else 0,
@@ -249,47 +267,56 @@ def _context(request: PageRequest, image: Image, kind: JobKind, form: QueryDict)
     }
 
 
-def _replaces(kind: JobKind, plan: Plan, options: dict[str, Any]) -> bool:
+def replaces(kind: JobKind, plan: Plan, options: dict[str, Any]) -> bool:
     """Whether another file takes the image's place, so that its original would be gone without an undo copy."""
     if kind.name == "convert":
         return bool(options["replace"])
     return plan.method not in {"check", "in_place"}
 
 
-def _difference(plan: Plan | None) -> int | None:
-    if plan is None or plan.before_bytes is None or plan.predicted_after_bytes is None:
-        return None
-    return plan.before_bytes - plan.predicted_after_bytes
-
-
 @require_http_methods(["GET", "HEAD", "POST"])
 @page()
 def rewrite(request: PageRequest, image_id: int, kind_name: str) -> HttpResponseBase:
-    """The steps; for htmx the plan alone, as the options change. POST starts the job that the plan showed."""
+    """The steps; for htmx the plan alone, as the options change. POST starts the job that the plan showed;
+    with ``show``, or where the page had shown another one, it is the plan again.
+    """
     image, kind = image_of(request, image_id), kinds.get(kind_name)
-    if request.method == "POST":
+    if request.method == "POST" and "show" not in request.POST:
         return _start(request, image, kind)
-    context = _context(request, image, kind, request.GET)
+    if wants_fragment(request) and "look" in request.GET:
+        return _looked(request, image, kind)
+    context = _context(request, image, kind, request.POST if request.method == "POST" else request.GET)
     if wants_fragment(request):
         return render(request, "images/rewrite.html#plan", context)
     return render(request, "images/rewrite.html", context)
+
+
+def _looked(request: PageRequest, image: Image, kind: JobKind) -> HttpResponseBase:
+    """The plan after a look at the image on its host; where it is the same, only the age of its facts."""
+    before = _planned(request, image, kind, request.GET).plan
+    kind.look(image.pk)
+    context = _context(request, image_of(request, image.pk), kind, request.GET)
+    return looked_plan(request, "images/rewrite.html", context, before)
 
 
 def _start(request: PageRequest, image: Image, kind: JobKind) -> HttpResponseBase:
     request.actor.require(Role.OPERATOR, image.host.slug)
     try:
         options = options_from(kind, request.POST)
-        plan = services.plan(request.actor, kind.name, image.pk, options)
-        loses = _replaces(kind, plan, kind.clean(options)) and not plan.undo_bytes
+        if not was_planned(request, options):
+            return render(request, "images/rewrite.html", _context(request, image, kind, request.POST))
+        plan = services.plan(request.actor, kind.name, image.pk, options, look=True)
+        loses = replaces(kind, plan, options) and not plan.undo_bytes
         if loses and not plan.refusals and "without_undo" not in request.POST:
             sentence = f"Confirm that {image.name} is replaced without an undo copy."
             raise InvalidError(sentence, {"without_undo": sentence})
         key = "".join(filter(str.isalnum, request.POST.get("key", "")))[:64]
-        job = services.submit(request.actor, kind.name, image.pk, options, idempotency_key=key)
+        job = services.submit(request.actor, kind.name, image.pk, options, idempotency_key=key, look=False)
     except RefusedError as error:
         messages.error(request, f"Refused ({error.code}): {error.detail} Nothing was changed.")
     except InvalidError as error:
         messages.error(request, f"{error.detail} Nothing was changed.")
     else:
         return redirect("job", job.pk)
+    image = image_of(request, image.pk)
     return render(request, "images/rewrite.html", _context(request, image, kind, request.POST), status=409)

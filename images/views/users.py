@@ -10,7 +10,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from images.views.access import PageRequest, attempt, page, paginated
-from storage_admin.accounts import lockouts, scopes, selectors
+from storage_admin.accounts import lockouts, scopes, second_factor, selectors
 from storage_admin.accounts import users as services
 from storage_admin.accounts.errors import AccountError
 from storage_admin.accounts.models import User
@@ -48,9 +48,12 @@ def users(request: PageRequest) -> HttpResponseBase:
                 hosts=form.getlist("hosts"), email=form.get("email", ""),
             )  # fmt: skip
         except (AccountError, InvalidError) as error:
-            context |= {"error": error.detail}
+            context |= {"error": error.detail, "wrong": error.fields}
             status = 400
-    context |= {"rows": paginated(request, selectors.users_listed(), PER_PAGE), "lockouts": lockouts.lockouts()}
+    context |= {
+        "rows": paginated(request, selectors.users_listed(), PER_PAGE), "lockouts": lockouts.lockouts(),
+        "required_roles": second_factor.required_roles(), "fixed_roles": second_factor.fixed_roles(),
+    }  # fmt: skip
     return _kept_nowhere(render(request, "accounts/users.html", context, status=status))
 
 
@@ -105,6 +108,25 @@ def user_password(request: PageRequest, user_id: int) -> HttpResponseBase:
 
 @require_POST
 @page(Role.ADMIN, everywhere=True)
+def users_second_factor(request: PageRequest) -> HttpResponseBase:
+    """Decides which roles have to have a second factor."""
+    names = request.POST.getlist("roles")
+    attempt(request, lambda: second_factor.require_for(request.actor, map(_role, names)), "Saved.")
+    return redirect("users")
+
+
+@require_POST
+@page(Role.ADMIN, everywhere=True)
+def user_second_factor(request: PageRequest, user_id: int) -> HttpResponseBase:
+    """Takes away somebody's second factor, as their device is lost."""
+    row = _user(user_id)
+    done = f"{row.username} has no second factor any more, and is signed out everywhere."
+    attempt(request, lambda: second_factor.reset(request.actor, row), done)
+    return redirect("user", row.pk)
+
+
+@require_POST
+@page(Role.ADMIN, everywhere=True)
 def user_sign_out(request: PageRequest, user_id: int) -> HttpResponseBase:
     """Ends all sessions of somebody."""
     row = _user(user_id)
@@ -149,7 +171,7 @@ def _shown(request: PageRequest, row: User, password: str = "") -> HttpResponse:
         "section": "users", "row": row, "roles": ROLE_CHOICES, "password": password,
         "hosts": names | {slug: slug for slug in row.hosts if slug not in names},
         "sessions": list(selectors.sessions_of(row)), "own": row.pk == request.actor.user_id,
-        "tokens": selectors.tokens_made_by(row),
+        "tokens": selectors.tokens_made_by(row), "second_factor": second_factor.kinds_of(row),
     }  # fmt: skip
     return _kept_nowhere(render(request, "accounts/user.html", context))
 

@@ -74,7 +74,12 @@ def webhooks(request: PageRequest) -> HttpResponseBase:
             )
             context |= {"hook": made, "secret": secret}
         except EventsError as error:
-            context |= {"error": error.detail, "given": post, "chosen": post.getlist("events")}
+            context |= {
+                "error": error.detail,
+                "wrong": {error.field: error.detail},
+                "given": post,
+                "chosen": post.getlist("events"),
+            }
             status = 400
     context |= {
         "hooks": [{"hook": hook, "url": addresses.shown(hook.url)} for hook in selectors.webhooks()],

@@ -6,10 +6,12 @@ from datetime import datetime
 from images.models import Image
 from images.watch import jobs as of_jobs
 from images.watch import pools as of_pools
+from images.watch import undo
 from storage_admin.events import sending
 from storage_admin.events import services as events
 from storage_admin.events.models import Alert
 from storage_admin.events.services import Trouble, Unjudged
+from storage_admin.hosts import silence
 from storage_admin.hosts.models import Host, StoragePool
 
 #: So many images of a pool have an alert each; the rest share one: a base that vanishes may break thousands.
@@ -30,7 +32,11 @@ def look(now: datetime) -> None:
         events.POOL_DAYS_UNTIL_FULL: of_pools.full_soon(pools, is_open, now),
         events.POOL_OVERCOMMIT: of_pools.overcommitted(pools, is_open),
         events.UNDO_HELD: of_pools.held_by_undo(pools, is_open),
+        events.UNDO_KEPT: undo.kept(),
+        events.CLOCK_JUMPED: undo.clock(),
         events.HOST_UNREACHABLE: _unreachable(),
+        events.POOL_CHANGED: [_changed(pool) for pool in pools if pool.state == "changed"],
+        events.POOL_SILENT: [silence.trouble(pool) for pool in pools if pool.state == StoragePool.SILENT],
         events.JOB_STALLED: of_jobs.stalled(now),
         events.BROKEN_CHAIN: _images(events.BROKEN_CHAIN, BROKEN, "has a broken chain", "have broken chains"),
         events.FORMAT_MISMATCH: _images(
@@ -41,6 +47,13 @@ def look(now: datetime) -> None:
         events.reconcile(kind, troubles)
     _close_where_the_pool_is_gone({pool.pk for pool in pools})
     sending.close_where_nobody_is_told()
+
+
+def _changed(pool: StoragePool) -> Trouble:
+    return Trouble(
+        f"{events.POOL_CHANGED}:{pool.pk}", "danger", f"Another folder is in the place of {pool}",
+        f"{pool.state_detail} Until then no work is done in it.", pool.host.slug, "pool", pool.pk, str(pool),
+    )  # fmt: skip
 
 
 def _unreachable() -> Iterator[Trouble]:

@@ -216,7 +216,7 @@ def overcommitted(pools: list[StoragePool], is_open: Collection[str]) -> Iterato
         limits = place.thresholds("warn_overcommit")
         if not limits:
             continue
-        capacity, virtual = place.sized and place.sized.capacity_bytes, place.virtual_bytes
+        capacity, virtual = place.sized and place.sized.usable_bytes, place.virtual_bytes
         if not capacity or virtual is None:
             yield from place.as_it_is(kind)
             continue

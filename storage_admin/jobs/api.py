@@ -99,7 +99,7 @@ class JobEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet
         target_id = _target(kind, given)
         options = given.get("options", {})
         if given["dry_run"]:
-            plan = services.plan(self.actor, kind.name, target_id, options)
+            plan = services.plan(self.actor, kind.name, target_id, options, look=True)
             return Response(PlanSerializer(plan).data)
         job = services.submit(self.actor, kind.name, target_id, options, idempotency_key=_idempotency_key(request))
         return self._accepted(job)

@@ -76,7 +76,10 @@ def _must_wait(job: Job, worker: str) -> str:
     if held_back := automation.held_back(job):
         return held_back
     kind = kinds.get(job.kind)
-    running = Job.objects.filter(host=job.host_id, state=Job.State.RUNNING)
+    if silent := kind.waits_for_storage(job):
+        return silent
+    # One that waits for a storage to answer takes nobody's place.
+    running = Job.objects.filter(host=job.host_id, state=Job.State.RUNNING, stalled_since=None)
     if job.rewrites and running.filter(rewrites=True).count() >= job.host.max_jobs:
         return f"a free slot on {job.host.name} ({job.host.max_jobs} rewriting at once)"
     if kind.single and running.filter(kind=job.kind).exists():
@@ -204,7 +207,8 @@ def finish(job: Job, state: str, **columns: Any) -> bool:
         ``False`` when the job is not ours any more: then nothing may be recorded.
     """
     now = timezone.now()
-    if ours(job).update(state=state, finished=now, eta_seconds=None, bytes_per_sec=None, **columns) != 1:
+    columns |= {"eta_seconds": None, "bytes_per_sec": None, "stalled_since": None}
+    if ours(job).update(state=state, finished=now, **columns) != 1:
         return False
     ResourceLock.objects.filter(job=job).delete()
     log(job, f"ended: {state}" + (f" ({columns['error_code']})" if columns.get("error_code") else ""))

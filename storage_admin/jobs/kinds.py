@@ -72,6 +72,8 @@ class JobKind(ABC):
     rewrites: ClassVar[bool] = False
     #: At most one of its kind at work per host; a queued one is returned instead of queueing another.
     single: ClassVar[bool] = False
+    #: Whether its agent asks for leave (``ready``) before it changes what was there: until then nothing has happened.
+    asks: ClassVar[bool] = True
     #: It measures the host: at most one of them at work there, and none together with a rewriting job, whichever of the
     #: two comes first (:meth:`may_disturb`).
     measures: ClassVar[bool] = False
@@ -97,6 +99,13 @@ class JobKind(ABC):
         """JSON Schema of the options."""
         return {"type": "object", "properties": deepcopy(self.properties), "additionalProperties": False}
 
+    def at_most(self, job: Job) -> int | None:
+        """How many bytes a second it may move: as its options say, else as its host does; ``None`` for no limit."""
+        if "bandwidth_bytes_sec" not in self.properties:
+            return None
+        given: int | None = job.options.get("bandwidth_bytes_sec")
+        return job.host.bandwidth_bytes_sec if given is None else given
+
     def clean(self, options: Any) -> dict[str, Any]:
         """The options with the defaults of those that were not given.
 
@@ -118,7 +127,7 @@ class JobKind(ABC):
         if fields:
             raise InvalidError(" ".join(f"{name}: {text}" for name, text in fields.items()), fields)
         defaults = {name: schema["default"] for name, schema in self.properties.items() if "default" in schema}
-        return deepcopy(defaults) | dict(options)
+        return deepcopy(defaults) | {name: _whole(value) for name, value in options.items()}
 
     @abstractmethod
     def resolve(self, target_id: int) -> Target:
@@ -126,6 +135,13 @@ class JobKind(ABC):
 
         Raises:
             NotFoundError: there is none.
+        """
+
+    def look(self, target_id: int, job: Job | None = None) -> None:  # noqa: B027 (most kinds need nothing)
+        """Has what the plan rests on, and may have passed, looked at again on its host.
+
+        Args:
+            job: the one that is about to begin with it, for which nobody waits; else it takes a second at most.
         """
 
     @abstractmethod
@@ -154,6 +170,14 @@ class JobKind(ABC):
         """Whether it changes nothing on its host that outlives it: its end is then no entry of the audit trail."""
         return False
 
+    def waits_for_storage(self, job: Job) -> str:  # noqa: ARG002 (for those that rewrite)
+        """The storage that a queued job would only hang on, as in "waits for …"; empty where all answer."""
+        return ""
+
+    def verb_for(self, job: Job) -> str:  # noqa: ARG002 (for those that have several)
+        """What the agent is asked to do."""
+        return self.verb
+
     def must_wait(self, job: Job, *, ask: bool) -> Wait | None:  # noqa: ARG002 (most kinds wait for nothing outside)
         """What outside of the dashboard a queued job has to wait for; called whenever it might be claimed.
 
@@ -176,6 +200,13 @@ class JobKind(ABC):
 
         Raises:
             RefusedError, HostError: the agent is not let go, and puts its work back.
+        """
+
+    def exchanged(self, job: Job) -> None:  # noqa: B027 (most kinds need nothing)
+        """Looks again right after the files were exchanged, where an agent asks for that, before either is removed.
+
+        Raises:
+            RefusedError, HostError: somebody may use either file: the agent keeps both.
         """
 
     def note_ready(self, job: Job, ready: dict[str, Any]) -> None:  # noqa: B027 (most kinds need nothing)
@@ -228,6 +259,13 @@ class JobKind(ABC):
 
     def ended(self, job: Job) -> None:  # noqa: B027 (most kinds need nothing)
         """Called after the job's end was written, whichever it was."""
+
+
+def _whole(value: Any) -> Any:
+    """JSON has one kind of number: 4.0 is the whole number 4 to its schema, and to all who get it from here."""
+    if isinstance(value, dict):
+        return {name: _whole(one) for name, one in value.items()}
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _sentence(error: jsonschema.ValidationError) -> str:

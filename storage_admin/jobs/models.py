@@ -78,6 +78,8 @@ class Job(models.Model):
     #: When it last came further: another stage, more done, one more command run. A heartbeat says only that its
     #: worker is alive.
     progressed = models.DateTimeField(null=True)
+    #: Since when a storage that a running job needs has not answered; it takes no slot of its host then.
+    stalled_since = models.DateTimeField(null=True)
     bytes_per_sec = models.BigIntegerField(null=True)
     eta_seconds = models.BigIntegerField(null=True)
     commands = models.JSONField(default=list)
@@ -89,6 +91,10 @@ class Job(models.Model):
     undo_state = models.CharField(max_length=10, choices=UndoState, default=UndoState.NONE)
     undo_expires = models.DateTimeField(null=True)
     undo_bytes = models.BigIntegerField(default=0)
+    #: When its window has surely passed, in seconds of ``jobs.elapsed``; null for a copy from before they were counted.
+    undo_due = models.FloatField(null=True)
+    #: While the copy waits: inode and times of the image as scans saw them, each ``[inode, mtime_ns, ctime_ns]``.
+    undo_seen = models.JSONField(default=list)
     #: The host still has to be recovered after this job was interrupted.
     needs_recovery = models.BooleanField(default=False)
     #: Since when a queued job waits for something outside, such as a guest to be shut down. Nobody rings for it then;
@@ -104,6 +110,8 @@ class Job(models.Model):
     kept = models.JSONField(default=dict)
     #: Whether those definitions may not agree with the name that the image has by now.
     repoint_due = models.BooleanField(default=False)
+    #: Whether guests may still be locked at their hypervisor on the job's behalf.
+    unlock_due = models.BooleanField(default=False)
 
     # The job's line of the ledger, written by ``images.ledger.lines`` alone, in the transaction of its result. Bytes.
     #: The pool whose space it changed; of one that was removed the id is left, as of a host. The names are as of then.
@@ -140,6 +148,7 @@ class Job(models.Model):
             models.Index(fields=["parked_at"], condition=Q(parked_at__isnull=False, state="queued"), name="job_parked"),
             models.Index(fields=["id"], condition=Q(start_due=True), name="job_start_due"),
             models.Index(fields=["id"], condition=Q(repoint_due=True), name="job_repoint_due"),
+            models.Index(fields=["id"], condition=Q(unlock_due=True), name="job_unlock_due"),
             models.Index(fields=["id"], condition=Q(needs_recovery=True), name="job_needs_recovery"),
             # A pool that is forgotten is looked for here.
             models.Index(fields=["space_pool"], condition=Q(space_pool__isnull=False), name="job_space_pool"),
@@ -251,6 +260,23 @@ class Worker(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+class Elapsed(models.Model):
+    """How far one machine has counted the time since one of its boots (:mod:`storage_admin.jobs.elapsed`)."""
+
+    boot_id = models.CharField(max_length=40, unique=True)
+    #: Seconds since that boot, and those that had passed in all, when it was written last.
+    boottime = models.FloatField()
+    seconds = models.FloatField()
+    #: By how much its clock on the wall is ahead of the seconds since its boot.
+    offset = models.FloatField()
+    #: When that clock was set, in seconds that had passed, and by how much; null while it is right.
+    jumped_at = models.FloatField(null=True)
+    jump = models.FloatField(default=0.0)
+
+    def __str__(self) -> str:
+        return f"{self.seconds:.0f} s"
 
 
 class Automation(models.Model):

@@ -27,8 +27,10 @@ class Plan:
     """What a job would do. Sizes are bytes on the host; ``None`` means that it is not known yet.
 
     ``facts_at`` is the age of what the plan rests on: the last scan of the image's pool.
+    ``won_bytes`` is what it would free, of a job that is for that; other files may share what it lets go of.
     ``scratch_bytes`` is what the work takes at most beside the original, in the pool of the id ``scratch_pool``, and
     ``lasting_bytes`` how much of that is still taken when the job has ended.
+    ``by_hand`` says why no policy may choose it, while a user may: each stands among the warnings, too.
     ``undo_bytes`` is what the undo copy would hold, and so keep from being free, until its window closes.
     """
 
@@ -40,11 +42,16 @@ class Plan:
     predicted_after_bytes: int | None = None
     predicted_low: int | None = None
     predicted_high: int | None = None
+    won_bytes: int | None = None
+    predicted_seconds: int | None = None
+    predicted_seconds_low: int | None = None
+    predicted_seconds_high: int | None = None
     scratch_bytes: int | None = None
     scratch_pool: int | None = None
     lasting_bytes: int | None = None
     undo_bytes: int | None = None
     refusals: tuple[Refusal, ...] = ()
+    by_hand: tuple[Refusal, ...] = ()
     warnings: tuple[str, ...] = ()
     affected_images: tuple[Affected, ...] = ()
     affected_guests: tuple[Affected, ...] = ()

@@ -9,6 +9,7 @@ from django.utils import timezone
 
 from storage_admin.accounts.roles import SYSTEM
 from storage_admin.agent import protocol
+from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import claims, kinds, routing, services
 from storage_admin.jobs.doorbell import ring_now
 from storage_admin.jobs.models import Job, ResourceLock, Worker
@@ -20,6 +21,9 @@ RING_AGAIN = timedelta(seconds=30)
 RECOVER_AGAIN = timedelta(minutes=1)
 #: The same where an agent is still there that was given up, at most.
 RECOVER_HANGING_AGAIN = timedelta(minutes=10)
+
+#: A host with a pool that does not answer is scanned so often.
+LOOK_AGAIN = timedelta(minutes=1)
 
 
 def reap(now: datetime | None = None) -> int:
@@ -33,6 +37,7 @@ def reap(now: datetime | None = None) -> int:
     marked = sum(_interrupt(job, "its worker fell silent") for job in lost.select_related("host"))
     Worker.objects.filter(seen__lt=now - claims.LEASE * 10).delete()
     recover_hosts()
+    look_again()
     return marked
 
 
@@ -65,13 +70,23 @@ def _interrupt(job: Job, why: str) -> int:
         marked = claims.ours(job).update(
             state=Job.State.INTERRUPTED, generation=job.generation + 1, finished=timezone.now(),
             error_code=protocol.INTERRUPTED, needs_recovery=kinds.leaves_traces(job), eta_seconds=None,
-            bytes_per_sec=None, error_detail=f"Interrupted: {why}. {kinds.get(job.kind).when_lost}",
+            bytes_per_sec=None, stalled_since=None, error_detail=f"Interrupted: {why}. {kinds.get(job.kind).when_lost}",
         )  # fmt: skip
         if marked:
             ResourceLock.objects.filter(job=job).delete()
             claims.log(job, f"interrupted: {why}", "error")
             tell_end(job.pk)
     return int(marked)
+
+
+def look_again() -> None:
+    """Has hosts scanned that have pools which did not answer, so that it is soon known when they do."""
+    lately = timezone.now() - LOOK_AGAIN
+    silent = StoragePool.objects.filter(state=StoragePool.SILENT).order_by()
+    for host_id in silent.values_list("host", flat=True).distinct():
+        scans = Job.objects.filter(kind="scan", host=host_id)
+        if not scans.filter(Q(state__in=Job.ACTIVE) | Q(finished__gt=lately)).exists():
+            services.submit(SYSTEM, "scan", host_id, {})
 
 
 def recover_hosts() -> None:

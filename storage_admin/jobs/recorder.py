@@ -17,6 +17,8 @@ from storage_admin.jobs.models import Job, JobLog
 logger = logging.getLogger(__name__)
 
 INTERVAL = 0.5
+#: By how much a tool may be over its limit in a short time.
+_OVER = 1.1
 #: Lines that are kept while the database is away.
 LONGEST_WAIT = 10_000
 
@@ -24,15 +26,19 @@ LONGEST_WAIT = 10_000
 class Recorder:
     """Keeps the last progress and the new log lines of a job until the next write."""
 
-    def __init__(self, job: Job, stages: Mapping[str, tuple[float, float]], *, in_bytes: bool = True) -> None:
+    def __init__(
+        self, job: Job, stages: Mapping[str, tuple[float, float]], *, in_bytes: bool = True, at_most: int | None = None
+    ) -> None:
         """Args:
 
         stages: from where to where each stage brings the whole job, in percent.
         in_bytes: whether progress is counted in bytes; else in something of which only the share is shown.
+        at_most: bytes a second that the job may move; what passes quicker was holes, which nobody moved.
         """
         self._job = job
         self._stages = stages
         self._in_bytes = in_bytes
+        self._fastest = None if at_most is None else at_most * _OVER
         self._progress: dict[str, Any] = {}
         self._lines: list[JobLog] = []
         self._tried = False
@@ -44,6 +50,8 @@ class Recorder:
         self._progressed: datetime | None = None
         self._stage_began: tuple[str, float, int] = ("", 0.0, 0)
         self.cancel_requested = False
+        #: Whether the agent was left to itself: what it does then, a recovery tells.
+        self.agent_left = False
 
     def progress(self, event: dict[str, Any]) -> None:
         """Takes a ``progress`` event; ``percent`` in it is of the whole job, where that is all that is known."""
@@ -71,6 +79,8 @@ class Recorder:
         if seconds < 1 or moved <= 0:
             return None, None
         rate = moved / seconds
+        if self._fastest is not None and rate > self._fastest:
+            return None, None
         return int(rate), int((total - done) / rate) if total is not None else None
 
     def _percent(self, stage: str, done: int | None, total: int | None) -> float:

@@ -15,6 +15,8 @@ from storage_admin.agent import protocol
 from storage_admin.agent.protocol import HostError, RefusedError, Request, StoppedError
 from storage_admin.hosts import services as hosts
 from storage_admin.hosts.models import Host
+from storage_admin.hosts.proxmox.errors import TOKEN_REFUSED
+from storage_admin.hosts.selectors import roots_of
 from storage_admin.hosts.session import AgentSession
 from storage_admin.hosts.transport import agent_bundle, agent_command
 from storage_admin.jobs import claims, kinds
@@ -23,6 +25,7 @@ from storage_admin.jobs.heart import heart
 from storage_admin.jobs.kinds import JobKind
 from storage_admin.jobs.models import Job, JobLog
 from storage_admin.jobs.recorder import Recorder, plain
+from storage_admin.jobs.silence import Silence
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +69,7 @@ def run(job_id: int) -> None:
         return
     kind = kinds.get(job.kind)
     with _held(job):
-        recorder = Recorder(job, kind.stages, in_bytes=kind.progress_in_bytes)
+        recorder = Recorder(job, kind.stages, in_bytes=kind.progress_in_bytes, at_most=kind.at_most(job))
         try:
             result = _work(job, kind, recorder)
         except (RefusedError, HostError, StoppedError) as error:
@@ -98,6 +101,7 @@ def _held(job: Job) -> Iterator[None]:
 
 
 def _work(job: Job, kind: JobKind, recorder: Recorder) -> dict[str, Any]:
+    kind.look(job.target_id, job)
     kind.prepare(job)
     if kind.in_controller(job):
         recorder.flush()
@@ -106,21 +110,32 @@ def _work(job: Job, kind: JobKind, recorder: Recorder) -> dict[str, Any]:
         return kind.work(job, recorder)
     with agent_command(job.host) as command, AgentSession(command, agent_bundle().hash) as session:
         # The agent starts while its request is gathered: a scan asks libvirt for that.
-        request = Request(verb=kind.verb, job=job.uid, generation=job.generation, args=kind.request(job))
+        request = Request(
+            verb=kind.verb_for(job),
+            job=job.uid,
+            generation=job.generation,
+            args=kind.request(job),
+            roots=roots_of(job.host),
+        )
         recorder.flush()
         if recorder.cancel_requested:
             raise StoppedError(protocol.CANCELLED, "Cancelled before the agent was asked.")
         session.send(request)
+        silence = Silence(job, kind, session, recorder)
         for event in session.events():
             recorder.tick()
+            silence.look(event)
             if recorder.cancel_requested or stopping.is_set():
+                silence.end_cancelled()
                 session.cancel()
-            if event is None:
+            if event is None or event["event"] == protocol.STORAGE:
                 continue
             if event["event"] == protocol.RESULT:
                 return dict(event["data"])
             if event["event"] == protocol.READY:
-                if not session.cancelled:
+                if event.get("exchanged"):
+                    _look_again(job, kind, session)
+                elif not session.cancelled:
                     _let_go(job, kind, session, event)
             else:
                 _take(job, kind, recorder, event)
@@ -128,15 +143,48 @@ def _work(job: Job, kind: JobKind, recorder: Recorder) -> dict[str, Any]:
 
 
 def _let_go(job: Job, kind: JobKind, session: AgentSession, ready: dict[str, Any]) -> None:
-    kind.prepare(job)  # the guest's state, after the work as before it
-    if claims.may_swap(job):
-        kind.before_swap(job)
+    def is_ours() -> bool:
+        kind.prepare(job)  # the guest's state, after the work as before it
+        return claims.may_swap(job)
+
+    def is_still_ours() -> bool:
         kind.note_ready(job, ready)
+        return claims.may_swap(job)
+
+    if _patiently(is_ours):
+        kind.before_swap(job)
         # That may have taken its time.
-        if claims.may_swap(job):
+        if _patiently(is_still_ours):
             session.go(job.generation)
             return
     session.cancel()
+
+
+def _look_again(job: Job, kind: JobKind, session: AgentSession) -> None:
+    try:
+        kind.exchanged(job)
+    except (RefusedError, HostError) as error:
+        claims.log(job, error.detail, JobLog.Level.WARNING)
+        session.say_no()
+    else:
+        session.go(job.generation)
+
+
+def _patiently(ask: Callable[[], Any]) -> Any:
+    """Asks again while the database is away or locked: the agent is pinged meanwhile, and has done its work.
+
+    Raises:
+        OperationalError, InterfaceError: it still is, and this worker is told to end.
+    """
+    while True:
+        try:
+            return ask()
+        except DATABASE_AWAY as error:
+            if stopping.is_set():
+                raise
+            logger.warning("the database is away; a job's agent waits for it: %s", error)
+            connection.close()
+            time.sleep(FINISH_AGAIN)
 
 
 def _take(job: Job, kind: JobKind, recorder: Recorder, event: dict[str, Any]) -> None:
@@ -151,6 +199,8 @@ def _take(job: Job, kind: JobKind, recorder: Recorder, event: dict[str, Any]) ->
             recorder.command(event)
         case protocol.ERROR:
             _raise(event)
+        case _ if job.rewrites:
+            _patiently(lambda: kind.on_event(job, event))
         case _:
             kind.on_event(job, event)
 
@@ -193,19 +243,20 @@ def _end_badly(job: Job, recorder: Recorder, code: str, detail: str) -> None:
         code, detail = protocol.INTERRUPTED, f"The dashboard was stopped; everything was put back. {detail}"
     code, detail, state = code[:40], plain(detail), CODES.get(code, Job.State.FAILED)
     recorder.log(f"{code}: {detail}", JobLog.Level.ERROR)
+    unsettled = state == Job.State.INTERRUPTED or code == protocol.BUG or recorder.agent_left
 
     def write() -> None:
         recorder.flush()
         with transaction.atomic():
             claims.finish(
                 job, state, error_code="" if state == Job.State.CANCELLED else code, error_detail=detail,
-                needs_recovery=(state == Job.State.INTERRUPTED or code == protocol.BUG) and kinds.leaves_traces(job),
+                needs_recovery=unsettled and kinds.leaves_traces(job),
             )  # fmt: skip
 
     _persist(write)
-    if code == "host_unreachable":
-        # This machine itself is there: what is missing are rights on it.
-        hosts.host_failed(job.host, detail, degraded=job.host.kind == Host.Kind.LOCAL)
+    if code in ("host_unreachable", TOKEN_REFUSED):
+        # This machine itself is there, and so is who refuses a token: what is missing are rights on it.
+        hosts.host_failed(job.host, detail, degraded=job.host.kind == Host.Kind.LOCAL or code == TOKEN_REFUSED)
 
 
 def _persist(write: Callable[[], None]) -> None:

@@ -41,6 +41,10 @@ class PlanSerializer(serializers.Serializer[Any]):
     predicted_after_bytes = serializers.IntegerField(allow_null=True)
     predicted_low = serializers.IntegerField(allow_null=True)
     predicted_high = serializers.IntegerField(allow_null=True)
+    won_bytes = serializers.IntegerField(allow_null=True, help_text="Of a reclaim: what it would free.")
+    predicted_seconds = serializers.IntegerField(allow_null=True, help_text="By how fast the last such jobs were.")
+    predicted_seconds_low = serializers.IntegerField(allow_null=True)
+    predicted_seconds_high = serializers.IntegerField(allow_null=True)
     scratch_bytes = serializers.IntegerField(allow_null=True, help_text="What the work takes at most, in scratch_pool.")
     scratch_pool = serializers.IntegerField(allow_null=True, help_text="Id of the pool that the new file comes into.")
     lasting_bytes = serializers.IntegerField(
@@ -48,6 +52,7 @@ class PlanSerializer(serializers.Serializer[Any]):
     )
     undo_bytes = serializers.IntegerField(allow_null=True, help_text="What the undo copy would hold until its end.")
     refusals = RefusalSerializer(many=True)
+    by_hand = RefusalSerializer(many=True, help_text="Why policies never do it; a user may.")
     warnings = serializers.ListField(child=serializers.CharField())
     affected_images = AffectedSerializer(many=True)
     affected_guests = AffectedSerializer(many=True)
@@ -82,10 +87,10 @@ class JobSerializer(serializers.ModelSerializer[Job]):
     class Meta:
         model = Job
         fields = (
-            "id", "kind", "state", "waiting_for", "progress", "stage", "message", "done_bytes", "total_bytes",
-            "bytes_per_sec", "eta_seconds", "commands", "host", "host_name", "image", "guest", "pool", "job",
-            "target_kind", "target_id", "target_label", "options", "plan", "result", "error", "created_by", "created",
-            "started", "finished", "cancel_requested", "rewrites", "undo",
+            "id", "kind", "state", "waiting_for", "stalled_since", "progress", "stage", "message", "done_bytes",
+            "total_bytes", "bytes_per_sec", "eta_seconds", "commands", "host", "host_name", "image", "guest", "pool",
+            "job", "target_kind", "target_id", "target_label", "options", "plan", "result", "error", "created_by",
+            "created", "started", "finished", "cancel_requested", "rewrites", "undo",
         )  # fmt: skip
         read_only_fields = fields
 

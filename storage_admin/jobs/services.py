@@ -23,24 +23,41 @@ from storage_admin.jobs.telling import tell_end
 LONGEST_KEY = 255
 
 
-def plan(actor: Actor, kind: str, target_id: int, options: dict[str, Any]) -> Plan:
-    """What a job would do. Nothing is written.
+def plan(actor: Actor, kind: str, target_id: int, options: dict[str, Any], *, look: bool = False) -> Plan:
+    """What a job would do. Nothing is written but what a look finds.
+
+    Args:
+        look: look at the target again on its host, for a second at most.
 
     Raises:
         ForbiddenError, InvalidError, NotFoundError: as for :func:`submit`.
     """
     chosen = kinds.get(kind)
     _target(actor, chosen, target_id, Role.VIEWER)
-    return chosen.plan(actor, target_id, chosen.clean(options))
+    options = chosen.clean(options)
+    if look:
+        chosen.look(target_id)
+    return chosen.plan(actor, target_id, options)
 
 
-def submit(actor: Actor, kind: str, target_id: int, options: dict[str, Any], *, idempotency_key: str = "") -> Job:
+def submit(
+    actor: Actor,
+    kind: str,
+    target_id: int,
+    options: dict[str, Any],
+    *,
+    idempotency_key: str = "",
+    by_hand: bool = True,
+    look: bool = True,
+) -> Job:
     """Queues a job with its locks, and rings.
 
     Args:
         target_id: id of the image, host, pool, guest or job that the kind works on.
         options: as the kind's ``options_schema`` says; what is not given has its default.
         idempotency_key: the same key of the same actor gets the job of the first call again.
+        by_hand: whether a user asks for it: a policy may not do what its plan leaves to users.
+        look: look at the target again on its host first, for a second at most; whoever has done so leaves that out.
 
     Raises:
         ForbiddenError: the role, or a token's scope, does not allow it.
@@ -56,9 +73,12 @@ def submit(actor: Actor, kind: str, target_id: int, options: dict[str, Any], *, 
     request_digest = hashlib.sha256(json.dumps([kind, target_id, options], sort_keys=True).encode()).hexdigest()
     if idempotency_key and (first := _first_answer(actor, idempotency_key, request_digest)):
         return first
+    if look:
+        chosen.look(target_id)
     predicted = chosen.plan(actor, target_id, options)
-    if predicted.refusals:
-        refusal = predicted.refusals[0]
+    against = predicted.refusals if by_hand else (*predicted.refusals, *predicted.by_hand)
+    if against:
+        refusal = against[0]
         audit(actor, f"{kind} refused", target.label, after={"code": refusal.code, "options": options}, refused=True)
         raise RefusedError(refusal.code, refusal.detail)
     try:

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.agent.harness import make_image
+from tests.images.node import pve
 from tests.working import scan, this_machine
+
+__all__ = ["pve"]
 
 
 @pytest.fixture

@@ -13,9 +13,8 @@ import pytest
 from images import linked_clones, repointing
 from images.kinds.flatten import Flatten
 from images.kinds.recover import Recover
-from images.scanning import ScanRun
 from storage_admin.agent.protocol import HostError
-from storage_admin.hosts import asking, libvirt_reader, secrets, transport
+from storage_admin.hosts import secrets, transport
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.proxmox.pvesh import Pvesh
 from storage_admin.hosts.shells import LocalShell
@@ -25,6 +24,7 @@ from tests.factories import HostFactory, JobFactory
 from tests.harness.proxmox import world
 from tests.harness.proxmox.server import ProxmoxServer, proxmox
 from tests.harness.proxmox.world import SECRET, TOKEN_ID, lab
+from tests.images import node
 from tests.working import OPERATOR, create, image_at, run, said, scan, this_machine
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_reserve")]
@@ -69,19 +69,7 @@ def server(tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     (etc / "nodes/pve1/qemu-server").mkdir(parents=True)
     (etc / "nodes/pve1/lxc").mkdir()
     (etc / "local").symlink_to("nodes/pve1")
-    (etc / "storage.cfg").write_text(f"dir: store\n\tpath {store}\n\tcontent images,rootdir\n")
-    take, ask = ScanRun.take, asking.ask
-
-    def on_a_node(scan_run: ScanRun, event: dict[str, Any]) -> None:
-        more = {"libvirt": "absent", "proxmox": True, "proxmox_storages": [{"name": "store", "path": str(store)}]}
-        take(scan_run, event | more if event["event"] == "host" else event)
-
-    def at_the_folder(host: Host, verb: str, args: dict[str, Any]) -> dict[str, Any]:
-        return ask(host, verb, args | {"etc_pve": str(etc), "root": str(tmp_path / "root")})
-
-    monkeypatch.setattr(ScanRun, "take", on_a_node)
-    monkeypatch.setattr(asking, "ask", at_the_folder)
-    monkeypatch.setattr(libvirt_reader, "read", lambda host: None)
+    node.pretend(etc, store, monkeypatch)
     there = lab()
     there.guests = {
         ("vm", vmid): OnDisk(etc / f"nodes/pve1/qemu-server/{vmid}.conf", vmid, text)
@@ -384,6 +372,24 @@ def test_what_has_no_way_to_the_configuration_is_refused(host: Host, clone: Path
     assert "guest_records_chain" in codes
 
 
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (f"name: clone\nunused0: {LINKED}\n", "guest_records_chain"),
+        (f"name: clone\nscsi0: {LINKED}\n\n[PENDING]\ndelete: scsi0\n", "stale_plan"),
+        (f"name: clone\nscsi0: {LINKED}\n\n[PENDING]\nscsi0: store:101/vm-101-disk-5.qcow2\n", "stale_plan"),
+        (f"name: clone\nscsi0: {LINKED}\n\n[PENDING]\nmemory: 4096\n", ""),
+    ],
+)
+def test_what_the_configuration_would_not_take_is_refused_in_the_plan(
+    server: ProxmoxServer, host: Host, clone: Path, text: str, code: str
+) -> None:
+    server.world.guests["vm", 101].text = text
+    scanned(host)
+    refusals = services.plan(OPERATOR, "flatten", image_at(clone).pk, {}).refusals
+    assert [one.code for one in refusals] == ([code] if code else [])
+
+
 # By the command that root has on the node
 
 PVESH = """#!{python}
@@ -401,9 +407,13 @@ try:
         *path.strip("/").split("/"), params=params)
 except (HostError, RefusedError) as error:
     # pvesh tells in words alone; these are the ones that Proxmox VE has for it.
-    words = dict(stale_plan="checksum mismatch (file change by other user?)", guest_locked="VM is locked (backup)")
+    lock = error.detail.partition("(")[2].partition(")")[0]
+    words = dict(stale_plan="checksum mismatch (file change by other user?)", guest_locked=f"VM is locked ({{lock}})")
     sys.stderr.write(words.get(error.code, error.detail.partition(" says: ")[2] or error.detail) + chr(10))
     sys.exit(255)
+if verb == "set":  # as PVE::API2::Qemu does where no web server stands between
+    told = [f"-{{key}} {{params[key]}}" for key in sorted(params) if key != "digest"]
+    print(f"update VM {{path.split('/')[4]}}: {{' '.join(told)}}")
 if answer is not None:
     print(json.dumps(answer))
 """
@@ -411,7 +421,8 @@ if answer is not None:
 
 @pytest.fixture
 def by_command(server: ProxmoxServer, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The node without a token, and a double of pvesh there that asks the same server."""
+    """The node without a token, and a double of pvesh there that asks the same server, as root."""
+    server.world.root = True
     Host.objects.filter(pk=host.pk).update(token_id="", token_locked=b"", address="", port=None, node="")
     tool = tmp_path / "bin/pvesh"
     tool.parent.mkdir()

@@ -14,9 +14,9 @@ from images.orphans.selectors import evidence
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs.models import Job
 from tests.factories import GuestDiskFactory, GuestFactory, HostFactory, ImageFactory, JobFactory, StoragePoolFactory
-from tests.images.test_proxmox_node import config, disk, scanned
-from tests.images.test_proxmox_node import pve as pve  # noqa: PLC0414 (a fixture)
-from tests.working import create, image_at, scan, this_machine
+from tests.images.node import config, scanned
+from tests.images.test_proxmox_node import disk
+from tests.working import ADMIN, OPERATOR, create, image_at, scan, this_machine, work
 
 ASKED = "libvirt was asked."
 
@@ -224,6 +224,29 @@ def test_what_an_undo_copy_stands_on_is_needed() -> None:
 
 
 @pytest.mark.django_db
+@pytest.mark.qemu
+@pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")
+def test_a_scan_after_an_undo_copy_went_says_that_nothing_stands_on_the_base_any_more(tmp_path: Path) -> None:
+    base = create(tmp_path / "base.qcow2")
+    top = create(tmp_path / "top.qcow2", "8M", base="base.qcow2")
+    host = this_machine(tmp_path)
+    scan(host)
+    job = work("flatten", image_at(top).pk, OPERATOR)
+    assert job.state == "succeeded", job.error_detail
+    scan(host)
+    told = f"The undo copy of job {job.pk} stands on it."
+    assert image_at(base).orphan_evidence == [told]
+    # Nothing but the copy goes: no image's file changes.
+    assert work("discard_undo", job.pk, ADMIN).state == "succeeded"
+    scan(host)
+    image = image_at(base)
+    assert (image.orphan, told in image.orphan_evidence) == (True, False)
+    Job.objects.filter(pk=job.pk).update(undo_state="available")
+    scan(host)
+    assert image_at(base).orphan_evidence == [told]
+
+
+@pytest.mark.django_db
 def test_where_processes_cannot_be_seen_nothing_is_an_orphan() -> None:
     image = rows(HostFactory.create(capabilities={"busy_complete": False}))
     orphan, why = resolved(image)
@@ -301,3 +324,9 @@ def test_where_a_host_that_shares_it_is_not_known_nothing_on_it_is_an_orphan(oth
 def test_a_storage_that_unregistered_hosts_may_use_is_left_open() -> None:
     pool = StoragePoolFactory.create(network=True, owners_unknown="hosts that are not registered here may use it.")
     assert resolved(ImageFactory.create(pool=pool, orphan=None)) == (None, [pool.owners_unknown])
+
+
+def test_a_snapshots_file_is_of_the_guest_whose_folder_it_is_in() -> None:
+    name = "snap-x-vm-100-disk-0-data.qcow2"
+    assert number_of(name, f"/srv/images/1007/{name}") == "1007"
+    assert number_of("snap-s1-vm-100-disk-0.qcow2", "/srv/elsewhere/snap-s1-vm-100-disk-0.qcow2") == "100"

@@ -1,5 +1,6 @@
 """Images of nodes of Proxmox VE that are reached by their API alone: what it tells, once, and never more than that."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,16 +8,18 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from images import selectors, shared_storages
+from images import selectors, shared_storages, volume_chains
 from images.models import Image
 from images.scanning import ScanRun
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.guests.models import Guest
-from storage_admin.hosts import proxmox_hosts
+from storage_admin.hosts import proxmox_hosts, secrets
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import services
 from tests.factories import ImageFactory, StoragePoolFactory, UserFactory
+from tests.harness.proxmox import world
 from tests.harness.proxmox.cluster import SHARED, cluster
+from tests.harness.proxmox.schema import DATA
 from tests.harness.proxmox.server import ProxmoxServer, proxmox
 from tests.harness.proxmox.world import ALL, AUDITOR, SECRET, TOKEN_ID, lab
 from tests.working import ADMIN, OPERATOR, run, said
@@ -34,12 +37,12 @@ def server(tmp_path: Path) -> Iterator[ProxmoxServer]:
     assert running.wrong == []
 
 
-def add(server: ProxmoxServer, name: str = "pve") -> Host:
+def add(server: ProxmoxServer, name: str = "pve", secret: str = SECRET) -> Host:
     endpoint = server.endpoint()
     return proxmox_hosts.add_node(
         ADMIN,
         proxmox_hosts.WantedNode(
-            name=name, address=endpoint.address, port=endpoint.port, token_id=TOKEN_ID, token_secret=SECRET,
+            name=name, address=endpoint.address, port=endpoint.port, token_id=TOKEN_ID, token_secret=secret,
             tls_fingerprint=endpoint.fingerprint,
         ),
     )  # fmt: skip
@@ -362,3 +365,134 @@ def test_pages_and_answers_show_what_is_unknown_as_unknown(server: ProxmoxServer
         assert answer.status_code == 200, path
         assert SECRET not in answer.content.decode()
     assert "unknown" in client.get(f"/images/{image.pk}/").content.decode()
+
+
+def rows_of(host: Host) -> dict[str, tuple[int, Any, str]]:
+    rows = Image.objects.filter(host=host).select_related("pool")
+    return {row.path: (row.pk, row.first_seen, row.state) for row in rows}
+
+
+@pytest.mark.parametrize("change", [{"disable": 1}, {"nodes": "pve2"}, {"content": "iso"}])
+def test_a_storage_that_is_switched_off_keeps_its_rows_and_their_history(
+    server: ProxmoxServer, change: dict[str, Any]
+) -> None:
+    host = add(server)
+    scan(host)
+    pool, before = StoragePool.objects.get(host=host, name="store"), rows_of(host)
+    store = next(one for one in server.world.storages if one["storage"] == "store")
+    status = next(one for one in server.world.statuses if one["storage"] == "store")
+    was, was_status = dict(store), dict(status)
+    store |= change
+    status |= {"enabled": 0, "active": 0, "total": 0, "used": 0, "avail": 0}
+    for _ in range(2):
+        assert scan(host)["vanished"] == 0
+        pool.refresh_from_db()
+        assert (pool.state, "last seen" in pool.state_detail) == ("missing", True)
+        assert rows_of(host) == before
+    assert "definition" in pool.state_detail if "content" in change else "disabled" in pool.state_detail
+    store.clear()
+    store |= was
+    status |= was_status
+    scan(host)
+    pool.refresh_from_db()
+    assert (pool.state, rows_of(host)) == ("ok", before)
+
+
+def test_a_storage_that_is_removed_goes_and_one_that_is_forbidden_stays(server: ProxmoxServer) -> None:
+    host = add(server)
+    scan(host)
+    before = rows_of(host)
+    server.world.rights["/storage/store"] = {}
+    assert scan(host)["vanished"] == 0
+    pool = StoragePool.objects.get(host=host, name="store")
+    assert (pool.state, "on /storage/store" in pool.state_detail) == ("unreadable", True)
+    assert rows_of(host) == before
+    assert (host.status, "on /storage/store" in host.status_detail) == ("degraded", True)
+    del server.world.rights["/storage/store"]
+    server.world.storages = [one for one in server.world.storages if one["storage"] != "store"]
+    server.world.statuses = [one for one in server.world.statuses if one["storage"] != "store"]
+    scan(host)
+    assert not StoragePool.objects.filter(host=host, name="store").exists()
+
+
+def test_a_guest_that_is_forbidden_stays_with_its_images_as_last_seen(server: ProxmoxServer) -> None:
+    host = add(server)
+    scan(host)
+    before, seen = rows_of(host), Guest.objects.get(host=host, uid="100").last_seen
+    server.world.rights["/vms/100"] = {}
+    assert scan(host)["vanished"] == 0
+    assert rows_of(host) == before
+    assert Guest.objects.get(host=host, uid="100").last_seen == seen
+    pool = StoragePool.objects.get(host=host, name="store")
+    assert (pool.state, "100" in pool.state_detail) == ("unreadable", True)
+    assert (host.status, "/vms/100" in host.owners_unknown) == ("degraded", True)
+    assert Image.objects.filter(host=host, orphan=True).count() == 0
+    # One that is really gone has gone.
+    gone = [one for one in server.world.volumes["store"] if one["vmid"] == 100]
+    del server.world.rights["/vms/100"]
+    server.world.volumes["store"] = [one for one in server.world.volumes["store"] if one["vmid"] != 100]
+    del server.world.guests["vm", 100]
+    assert scan(host)["vanished"] == len(gone)
+    assert not Guest.objects.filter(host=host, uid="100").exists()
+
+
+def test_snapshots_that_are_files_are_shown_in_the_chain_of_their_disk(server: ProxmoxServer) -> None:
+    known = json.loads((DATA / "volume_chain.json").read_text())
+    server.world.storages.append(known["storage"] | {"digest": "0" * 40})
+    store = next(one for one in server.world.statuses if one["storage"] == "store")
+    server.world.statuses.append(store | {"storage": "chain", "content": "images"})
+    server.world.volumes["chain"] = known["content"]
+    for number, text in known["configurations"].items():
+        server.world.guests["vm", int(number)] = world.Guest("vm", int(number), text)
+    host = add(server)
+    scan(host)
+    rows = {row.path: row for row in Image.objects.filter(host=host, pool__name="chain").select_related("backing")}
+    assert {path: row.backing_file for path, row in rows.items()} == known["files"]
+    assert {row.state for row in rows.values()} == {"ok"}
+    top = rows["/srv/disk/chain/images/130/vm-130-disk-0.qcow2"]
+    below = rows["/srv/disk/chain/images/130/snap-s1-vm-130-disk-0.qcow2"]
+    assert (top.chain_depth, below.virtual_size, below.allocated_size, below.orphan) == (3, None, None, False)
+    assert [(use.disk.guest.uid, use.disk.only_in) for use in below.uses.all()] == [("130", "s1")]
+    part = volume_chains.part_of(below)
+    assert (part.sentence if part else "") == "The snapshot s1 of VM 130"
+    codes = [one.code for one in services.plan(OPERATOR, "flatten", top.pk, {}).refusals]
+    assert "in_snapshot_chain" in codes
+
+
+def test_a_token_that_is_refused_is_no_host_that_is_away(server: ProxmoxServer) -> None:
+    with pytest.raises(RefusedError) as refused:
+        add(server, secret="0" * 36)
+    assert refused.value.code == "token_refused"
+    host = add(server)
+    scan(host)
+    Host.objects.filter(pk=host.pk).update(token_locked=secrets.lock("0" * 36))
+    job = run(services.submit(OPERATOR, "scan", host.pk, {}))
+    assert (job.state, job.error_code) == ("failed", "token_refused")
+    host.refresh_from_db()
+    assert (host.status, "does not take the API token" in host.status_detail) == ("degraded", True)
+    assert Image.objects.filter(host=host, missing_since=None).exists()
+
+
+def test_what_only_a_header_tells_is_shown_as_unknown(server: ProxmoxServer, client: Client) -> None:
+    host = add(server)
+    scan(host)
+    image = Image.objects.filter(host=host, format="qcow2").first()
+    assert image is not None
+    client.force_login(UserFactory.create(role="viewer"))
+    page = client.get(f"/images/{image.pk}/").content.decode()
+    assert "the format has none" not in page
+    assert page.count("no agent has read the header") == 2
+    told = client.get(f"/api/v1/images/{image.pk}/").json()
+    assert (told["snapshots"], told["cluster_size"], told["file_size"]) == (None, None, None)
+
+
+def test_a_storage_that_was_never_mounted_says_so(server: ProxmoxServer) -> None:
+    defined = next(one for one in server.world.storages if one["storage"] == "store")
+    defined["is_mountpoint"] = "1"
+    status = next(one for one in server.world.statuses if one["storage"] == "store")
+    status |= {"active": 0, "total": 0, "used": 0, "avail": 0}
+    host = add(server)
+    scan(host)
+    pool = StoragePool.objects.get(host=host, name="store")
+    assert (pool.state, pool.capacity_bytes) == ("missing", None)
+    assert f"Nothing is mounted at {defined['path']}" in pool.state_detail

@@ -23,7 +23,9 @@ from storage_admin.jobs import reaper, services
 from storage_admin.jobs.errors import InvalidError
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.recorder import Recorder
+from tests import passing
 from tests.agent.harness import image_info, leftovers, make_image, same_content, write
+from tests.agent.test_in_place_refusals import CAPABILITIES
 from tests.working import ADMIN, OPERATOR, create, digests, image_at, run, said, scan, this_machine, work
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
@@ -116,6 +118,18 @@ def test_what_was_written_since_is_lost_only_where_an_admin_forces_it(path: Path
     assert same_content(path, path.parent.parent / "copy.qcow2")
 
 
+def test_file_capabilities_outlast_a_reclaim(path: Path) -> None:
+    """Holes would take them away, which a copy gets."""
+    os.setxattr(path, "security.capability", CAPABILITIES)
+    scan(image_at(path).host)
+    image = image_at(path)
+    plan = services.plan(OPERATOR, "reclaim", image.pk, {"method": "in_place"})
+    assert [refusal.code for refusal in plan.refusals] == ["unsupported_subformat"]
+    assert services.plan(OPERATOR, "reclaim", image.pk, {}).method != "in_place"
+    assert reclaim(path).state == "succeeded"
+    assert os.getxattr(path, "security.capability") == CAPABILITIES
+
+
 def test_a_base_is_not_put_back_by_force_below_its_overlays(path: Path) -> None:
     job = reclaim(path)
     write(path, 0x42, "1M", "64k")
@@ -156,7 +170,7 @@ def test_an_undo_copy_goes_when_its_window_closes(path: Path) -> None:
     job = reclaim(path, undo_hours=1)
     tasks.expire_undo()
     assert not Job.objects.filter(kind="discard_undo").exists()
-    Job.objects.filter(pk=job.pk).update(undo_expires=timezone.now() - timedelta(seconds=1))
+    passing.undo_window(job)
     tasks.expire_undo()
     tasks.expire_undo()
     run(Job.objects.get(kind="discard_undo"))
@@ -167,7 +181,7 @@ def test_an_undo_copy_goes_when_its_window_closes(path: Path) -> None:
 
 def test_an_undo_copy_that_cannot_be_removed_now_is_tried_again_later(path: Path) -> None:
     job = reclaim(path, undo_hours=1)
-    Job.objects.filter(pk=job.pk).update(undo_expires=timezone.now() - timedelta(seconds=1))
+    passing.undo_window(job)
     path.parent.rename(path.parent.parent / "unmounted")
     tasks.expire_undo()
     assert run(Job.objects.get(kind="discard_undo")).state == "failed"
@@ -225,7 +239,7 @@ def at_stage(monkeypatch: pytest.MonkeyPatch, stage: str, act: Callable[[AgentSe
     monkeypatch.setattr(Recorder, "progress", look)
 
 
-@pytest.mark.parametrize("stage", ["checking", "copying", "verifying", "attributes", "swapping"])
+@pytest.mark.parametrize("stage", ["checking", "copying", "verifying", "syncing", "swapping"])
 def test_an_agent_that_is_killed_leaves_the_original_or_the_result_and_recovery_clears_the_rest(
     monkeypatch: pytest.MonkeyPatch, path: Path, stage: str
 ) -> None:
@@ -246,7 +260,7 @@ def test_an_agent_that_is_killed_leaves_the_original_or_the_result_and_recovery_
         assert (job.state, allocated(path), leftovers(path.parent)) == ("interrupted", before, set())
 
 
-@pytest.mark.parametrize("stage", ["checking", "copying", "verifying", "attributes", "swapping"])
+@pytest.mark.parametrize("stage", ["checking", "copying", "verifying", "syncing", "swapping"])
 def test_an_agent_that_stands_still_ends_when_it_is_cancelled_and_recovery_clears_the_rest(
     monkeypatch: pytest.MonkeyPatch, path: Path, stage: str
 ) -> None:

@@ -52,6 +52,7 @@ def test_a_plain_image_is_not_refused() -> None:
         ({"state": "unreadable", "state_detail": "The file is cut off."}, "dirty_or_corrupt"),
         ({"state": "unreadable", "format": "qcow", "state_detail": "qcow is not read."}, "unsupported_subformat"),
         ({"nlink": 2}, "hard_linked"),
+        ({"header": {"immutable": True}}, "immutable"),
         ({"state": "chain_broken", "state_detail": "Its base base.qcow2 is missing."}, "chain_broken"),
         ({"state": "chain_cycle", "state_detail": "Its chain comes back to itself."}, "chain_cycle"),
         ({"state": "outside_pool", "state_detail": "Its base lies outside every pool."}, "outside_pool"),
@@ -75,6 +76,29 @@ def test_what_an_image_is_refused_for(columns: dict[str, Any], code: str) -> Non
 )
 def test_what_a_pool_is_refused_for(columns: dict[str, Any], code: str) -> None:
     assert codes(ImageFactory.create(pool=StoragePoolFactory.create(**columns))) == [code]
+
+
+@pytest.mark.parametrize(("capabilities", "code"), [({"proxmox": True}, ["guests_unknown"]), ({}, [])])
+def test_proxmox_on_a_network_storage_is_refused_by_the_plan(capabilities: dict[str, Any], code: list[str]) -> None:
+    host = HostFactory.create(capabilities={"qemu_img": "7.2.22"} | capabilities)
+    image = ImageFactory.create(pool=StoragePoolFactory.create(host=host, network=True, all_hosts_registered=True))
+    assert codes(image) == code
+
+
+@pytest.mark.parametrize(
+    ("confinement", "header", "code"),
+    [
+        (None, {"uid": 1000, "mode": 0o600}, ["not_confined"]),
+        (None, {"uid": 0, "mode": 0o666}, ["not_confined"]),
+        (None, {"uid": 0, "mode": 0o600}, []),
+        ("landlock", {"uid": 1000, "mode": 0o666}, []),
+    ],
+)
+def test_where_tools_cannot_be_confined_an_image_of_others_is_refused_by_the_plan(
+    confinement: str | None, header: dict[str, int], code: list[str]
+) -> None:
+    host = HostFactory.create(capabilities={"qemu_img": "7.2.22", "confinement": confinement})
+    assert codes(ImageFactory.create(pool=StoragePoolFactory.create(host=host), header=header)) == code
 
 
 @pytest.mark.parametrize(
@@ -188,3 +212,14 @@ def test_the_reserve_reaches_the_agent(tmp_path: Path, monkeypatch: pytest.Monke
     job = run(job)
     assert (job.state, job.error_code) == ("failed", "not_enough_space")
     assert digests(tmp_path) == before
+
+
+@pytest.mark.parametrize(("source", "expected"), [("proxmox", ["immutable"]), ("admin", [])])
+def test_a_templates_disk_is_refused_in_storages_of_proxmox_ve(source: str, expected: list[str]) -> None:
+    image = ImageFactory.create(name="base-101-disk-0.qcow2", pool=StoragePoolFactory.create(source=source))
+    assert codes(image) == expected
+    for kind, options in (("check", {}), ("convert", {"format": "raw", "target_name": "copy.raw"})):
+        plan = services.plan(OPERATOR, kind, image.pk, options)  # these read it alone
+        assert "immutable" not in [one.code for one in plan.refusals]
+    repair = services.plan(OPERATOR, "check", image.pk, {"repair": "leaks"})
+    assert [one.code for one in repair.refusals] == expected

@@ -241,7 +241,7 @@ def test_an_image_is_converted_into_another_pool(pool: Path, tmp_path: Path) -> 
     ("options", "code"),
     [
         ({"format": "qcow2", "target_name": "base.qcow2"}, "target_exists"),
-        ({"format": "raw", "target_name": "middle.qcow2"}, "target_exists"),
+        ({"format": "qcow2", "target_name": "middle.qcow2"}, "target_exists"),
     ],
 )
 def test_a_conversion_that_would_take_a_name_is_refused(pool: Path, options: dict[str, Any], code: str) -> None:

@@ -17,7 +17,7 @@ from images.models import Image
 from images.scanning import ScanRun
 from storage_admin.agent.protocol import HostError
 from storage_admin.hosts.models import Host, PoolSample
-from storage_admin.hosts.services import remove_pool, update_pool
+from storage_admin.hosts.services import confirm_folder, remove_pool, update_pool
 from storage_admin.hosts.transport import agent_bundle
 from storage_admin.jobs import runner
 from storage_admin.jobs.models import Job
@@ -186,7 +186,11 @@ def test_a_folder_whose_filesystem_is_not_mounted_keeps_its_images(tmp_path: Pat
     assert "mount it again" in pool.state_detail
     assert scan(host)["vanished"] == 0  # nor by the next scan
     plain(folder / "b.raw")
-    assert scan(host)["vanished"] == 1  # somebody uses the folder as it is now: then that is the truth
+    assert scan(host)["vanished"] == 0  # somebody uses the folder as it is now, who may not be the pool's
+    pool.refresh_from_db()
+    assert pool.state == "changed"
+    confirm_folder(ADMIN, pool)
+    assert scan(host)["vanished"] == 1
 
 
 class DiedError(HostError):

@@ -22,53 +22,11 @@ from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.agent.recording import RecordingIO, request
 from tests.harness.processes import Daemon
-from tests.harness.sshd import sshd
+from tests.images.far import answering_again
 from tests.working import ADMIN, OPERATOR, create, image_at, run, said, scan, this_machine
 
 pytestmark = [pytest.mark.services, pytest.mark.qemu, pytest.mark.django_db]
 pytestmark.append(pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve"))
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Daemon]:
-    """What answers for the files in ``far``, which has an image; its own files are in ``export``."""
-    export, far = tmp_path / "export", tmp_path / "far"
-    export.mkdir()
-    far.mkdir()
-    create(export / "away.qcow2")
-    with sshd(tmp_path / "sshd", "Subsystem sftp internal-sftp") as other:
-        key = tmp_path / "key"
-        key.write_text(other.private_key)
-        key.chmod(0o600)
-        options = f"IdentityFile={key},StrictHostKeyChecking=no,UserKnownHostsFile=/dev/null,cache=no"
-        argv = ["sshfs", "-f", "-p", str(other.port), "-o", options, f"root@127.0.0.1:{export}", str(far)]
-        with Daemon(argv, tmp_path / "sshfs.log") as daemon:
-            try:
-                daemon.wait_for((far / "away.qcow2").exists, 20, "the files are there")
-                yield daemon
-            finally:
-                if psutil.pid_exists(daemon.pid):
-                    psutil.Process(daemon.pid).resume()
-                subprocess.run(["umount", "-l", far], check=False)
-
-
-@pytest.fixture
-def near(tmp_path: Path) -> Path:
-    """An image on a disk of this machine."""
-    (tmp_path / "near").mkdir()
-    return create(tmp_path / "near/here.qcow2")
-
-
-@pytest.fixture
-def host(server: Daemon, near: Path) -> Host:
-    """This machine, scanned while all is well, with a process that has an image open there."""
-    far = near.parent.parent / "far"
-    # A folder that a walk comes by, on the way to the one that hangs.
-    host = this_machine(near.parent, far, far.parent / "around")
-    (far.parent / "around").mkdir()
-    scan(host)
-    assert set(Image.objects.values_list("name", "state")) == {("away.qcow2", "ok"), ("here.qcow2", "ok")}
-    return host
 
 
 @contextlib.contextmanager
@@ -86,36 +44,27 @@ def opened(path: Path) -> Iterator[tuple[str, str]]:
         user.wait()
 
 
-@contextlib.contextmanager
-def answering_again(server: Daemon) -> Iterator[None]:
-    """Whatever happens, the server answers afterwards: nobody could even close a file of it."""
-    try:
-        yield
-    finally:
-        psutil.Process(server.pid).resume()
-
-
 def test_a_storage_that_does_not_answer_keeps_its_numbers_and_holds_up_nothing_else(
-    host: Host, server: Daemon, near: Path
+    far_host: Host, far_server: Daemon, near: Path
 ) -> None:
     far = near.parent.parent / "far"
-    before = host.pools.get(path=str(far))
-    with opened(far / "away.qcow2"), answering_again(server):
-        psutil.Process(server.pid).suspend()
+    before = far_host.pools.get(path=str(far))
+    with opened(far / "away.qcow2"), answering_again(far_server):
+        psutil.Process(far_server.pid).suspend()
         create(near.parent / "later.qcow2")
         began = time.monotonic()
-        scan(host)
+        scan(far_host)
         assert time.monotonic() - began < waiting.PATIENCE + 10
         names = set(Image.objects.values_list("name", "state"))
         assert names == {("away.qcow2", "ok"), ("here.qcow2", "ok"), ("later.qcow2", "ok")}
-        silent = host.pools.get(path=str(far))
-        assert (silent.state, silent.capacity_bytes) == ("unreadable", None)
+        silent = far_host.pools.get(path=str(far))
+        assert (silent.state, silent.capacity_bytes) == ("silent", None)
         assert (silent.fs_key, silent.images_count, silent.allocated_bytes, silent.network) == (
             before.fs_key, 1, before.allocated_bytes, True,
         )  # fmt: skip
         assert "does not answer" in silent.state_detail
         assert silent.last_scanned == before.last_scanned
-        assert host.pools.get(path=str(near.parent)).state == "ok"
+        assert far_host.pools.get(path=str(near.parent)).state == "ok"
 
         job = run(services.submit(OPERATOR, "reclaim", image_at(near).pk, {"method": "copy", "undo_hours": 0}))
         assert (job.state, job.error_code) == ("succeeded", "")
@@ -128,19 +77,19 @@ def test_a_storage_that_does_not_answer_keeps_its_numbers_and_holds_up_nothing_e
 
         # What interrupted work has left in other folders is put right.
         left = near.parent / ".sa-0123456789abcdef.new"
-        left.write_bytes(b"half")
-        recovery = run(services.submit(SYSTEM, "recover", host.pk, {}))
+        left.touch()
+        recovery = run(services.submit(SYSTEM, "recover", far_host.pk, {}))
         assert (recovery.state, left.exists()) == ("succeeded", False)
         assert f"the storage pool {far} does not answer, and is left alone" in said(recovery)
 
-        psutil.Process(server.pid).resume()
-        scan(host)
-        assert set(host.pools.values_list("state", flat=True)) == {"ok"}
+        psutil.Process(far_server.pid).resume()
+        scan(far_host)
+        assert set(far_host.pools.values_list("state", flat=True)) == {"ok"}
     assert not Job.objects.filter(state="running").exists()
 
 
 def test_images_in_a_bind_mount_of_such_a_filesystem_within_its_pool_are_seen_as_before(
-    server: Daemon, near: Path, tmp_path: Path
+    far_server: Daemon, near: Path, tmp_path: Path
 ) -> None:
     far, export = tmp_path / "far", tmp_path / "export"
     (export / "other").mkdir()
@@ -156,7 +105,7 @@ def test_images_in_a_bind_mount_of_such_a_filesystem_within_its_pool_are_seen_as
 
 
 def test_a_storage_that_is_mounted_within_a_pool_and_away_holds_up_nothing(
-    server: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    far_server: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiting, "PATIENCE", 1.5)
     named = [b64(bytes(tmp_path / "far/away.qcow2"))]  # by a guest
@@ -171,8 +120,8 @@ def test_a_storage_that_is_mounted_within_a_pool_and_away_holds_up_nothing(
     assert {b"away.qcow2"} == set(first.images())
     assert first.one("pool")["images"] == 2, "as it is exported, and as it is mounted"
     known = b64(b"".join(bytes.fromhex(image["fp"]) for image in first.all("image")))
-    with answering_again(server):
-        psutil.Process(server.pid).suspend()
+    with answering_again(far_server):
+        psutil.Process(far_server.pid).suspend()
         mounts = Mounts.of_this_machine()
         assert waiting.trusted([bytes(tmp_path)], mounts, lambda: None) == set(), "the pool itself answers"
         assert mounts.may_wait(bytes(tmp_path / "far/away.qcow2"))
@@ -183,13 +132,13 @@ def test_a_storage_that_is_mounted_within_a_pool_and_away_holds_up_nothing(
 
 
 def test_a_folder_there_cannot_be_registered_and_holds_no_web_process(
-    server: Daemon, near: Path, monkeypatch: pytest.MonkeyPatch
+    far_server: Daemon, near: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiting, "PATIENCE", 1.5)
     far, host = near.parent.parent / "far", this_machine()
     began = time.monotonic()
-    with answering_again(server):
-        psutil.Process(server.pid).suspend()
+    with answering_again(far_server):
+        psutil.Process(far_server.pid).suspend()
         with pytest.raises(InvalidError, match="it does not answer"):
             register_folder(ADMIN, host, str(far))
         assert time.monotonic() - began < 10
@@ -197,27 +146,29 @@ def test_a_folder_there_cannot_be_registered_and_holds_no_web_process(
     register_folder(ADMIN, host, str(far))
 
 
-def test_what_another_process_has_open_there_is_not_looked_at(server: Daemon, near: Path) -> None:
+def test_what_another_process_has_open_there_is_not_looked_at(far_server: Daemon, near: Path) -> None:
     far = near.parent.parent / "far"
     here, there = near.stat().st_dev, far.stat().st_dev
     with opened(far / "away.qcow2") as (pid, number):
-        with answering_again(server):
-            psutil.Process(server.pid).suspend()
+        with answering_again(far_server):
+            psutil.Process(far_server.pid).suspend()
             assert waiting.Descriptors({here}).may_wait(pid, number)
         assert not waiting.Descriptors({here, there}).may_wait(pid, number), "its pool answers, and is read anyway"
         with opened(near) as (other, local):
             assert not waiting.Descriptors(()).may_wait(other, local)
 
 
-def test_what_is_mounted_there_is_not_looked_at_to_tell_where_an_image_is_mounted(server: Daemon, near: Path) -> None:
+def test_what_is_mounted_there_is_not_looked_at_to_tell_where_an_image_is_mounted(
+    far_server: Daemon, near: Path
+) -> None:
     far, export = near.parent.parent / "far", near.parent.parent / "export"
     other = create(near.parent / "other.qcow2")
     (export / "disk").touch()
     (far / "disk").stat()
     subprocess.run(["mount", "--bind", other, far / "disk"], check=True)
     try:
-        with near.open("rb") as image, other.open("rb") as mounted, answering_again(server):
-            psutil.Process(server.pid).suspend()
+        with near.open("rb") as image, other.open("rb") as mounted, answering_again(far_server):
+            psutil.Process(far_server.pid).suspend()
             began = time.monotonic()
             assert filemounts.mounted_at(image.fileno()) is None
             assert str(far / "disk") in str(filemounts.mounted_at(mounted.fileno()))
@@ -226,14 +177,14 @@ def test_what_is_mounted_there_is_not_looked_at_to_tell_where_an_image_is_mounte
         subprocess.run(["umount", "-l", far / "disk"], check=True)
 
 
-def test_folders_are_asked_for_a_sign_of_life_all_at_once(server: Daemon, near: Path) -> None:
+def test_folders_are_asked_for_a_sign_of_life_all_at_once(far_server: Daemon, near: Path) -> None:
     far = near.parent.parent / "far"
     asked: list[int] = []
     began = time.monotonic()
     paths = [bytes(near.parent), bytes(far), b"/nowhere"]
     assert Mounts.of_this_machine().waits
-    with answering_again(server):
-        psutil.Process(server.pid).suspend()
+    with answering_again(far_server):
+        psutil.Process(far_server.pid).suspend()
         assert waiting.silent(paths, lambda: asked.append(1), 1.5) == {bytes(far)}
         assert 1.4 < time.monotonic() - began < 5
         assert len(asked) > 3

@@ -20,6 +20,7 @@ from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
+from tests import passing
 from tests.agent.harness import leftovers
 from tests.factories import HostFactory, ImageFactory, JobFactory, UserFactory
 from tests.working import ADMIN, OPERATOR, create, image_at, run, said, scan, work
@@ -41,7 +42,7 @@ def allocated(path: Path) -> int:
 
 
 def window_closes(job: Job) -> None:
-    Job.objects.filter(pk=job.pk).update(undo_expires=timezone.now() - timedelta(seconds=1))
+    passing.undo_window(job)
 
 
 def recovery() -> Job:

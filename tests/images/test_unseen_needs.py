@@ -53,6 +53,29 @@ def later_overlay(pool: Path, base: Path) -> Path:
     return top
 
 
+def codes(image: Image) -> list[str]:
+    options = {"format": "raw", "replace": True}
+    return [refusal.code for refusal in services.plan(ADMIN, "convert", image.pk, options).refusals]
+
+
+def test_a_split_vmdk_is_in_nobodys_way(pool: Path, host: Host) -> None:
+    image = create(pool / "vm.qcow2")
+    qemu_img("create", "-q", "-f", "vmdk", "-o", "subformat=twoGbMaxExtentSparse", pool / "split.vmdk", "5G")
+    scan(host)
+    assert codes(image_at(image)) == []
+    assert set_aside_by_surprise(image_at(image)).state == "succeeded"
+
+
+@pytest.mark.parametrize("left", ["split-s001.vmdk", ".sa-j9.orig"])
+def test_what_the_last_look_will_not_get_past_is_told_by_the_plan(pool: Path, host: Host, left: str) -> None:
+    """An extent beside a descriptor that does not name it; an undo copy that cannot be read."""
+    image = create(pool / "vm.qcow2")
+    qemu_img("create", "-q", "-f", "vmdk", pool / "split.vmdk", "8M")
+    (pool / left).write_bytes(b"KDMV" + b"\xff" * 1000)
+    scan(host)
+    assert "guests_unknown" in codes(image_at(image))
+
+
 @pytest.mark.parametrize("made", [old_overlay, later_overlay])
 def test_what_an_image_that_cannot_be_read_may_stand_on_is_no_orphan(
     pool: Path, host: Host, made: Callable[[Path, Path], Path]

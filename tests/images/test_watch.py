@@ -343,5 +343,15 @@ def test_a_look_costs_as_many_queries_for_many_pools_as_for_one(
         grow(StoragePoolFactory.create(), GIB)
         ImageFactory.create(state="chain_broken")
     look(now())
-    with django_assert_max_num_queries(25):
+    with django_assert_max_num_queries(35):
         look(now())
+
+
+def test_another_folder_in_a_pools_place_is_told_of_until_it_is_confirmed() -> None:
+    pool = StoragePoolFactory.create(state="changed", state_detail="/srv/a is another folder.")
+    StoragePoolFactory.create(state="not_listed")
+    look(now())
+    assert open_ones() == {f"pool_changed:{pool.pk}": "danger"}
+    StoragePool.objects.update(state="ok")
+    look(now())
+    assert open_ones() == {}

@@ -15,6 +15,7 @@ from images.policies.selectors import sums_of
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import automation
 from storage_admin.jobs.models import Job
+from tests import passing
 from tests.agent.harness import make_image, qemu_img, same_content, write
 from tests.factories import PolicyFactory
 from tests.working import ADMIN, OPERATOR, create, image_at, run, scan, this_machine, work
@@ -105,7 +106,7 @@ def test_undo_copies_are_held_and_not_won_and_do_not_expire_while_automation_is_
     assert take_turns(night) == ["less.qcow2"]
     sums = sums_of([night])[night.pk]
     assert (sums.won, sums.held) == (0, Job.objects.get(kind="reclaim").undo_bytes)
-    Job.objects.filter(kind="reclaim").update(undo_expires=timezone.now())
+    passing.undo_window(Job.objects.get(kind="reclaim"))
     automation.switch(ADMIN, paused=True)
     tasks.expire_undo()
     assert not Job.objects.filter(kind="discard_undo").exists()

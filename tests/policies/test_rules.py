@@ -128,6 +128,7 @@ _ALONE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "not_analyzed": ({"reclaimable_bytes": None}, {}),
     "too_little": ({"reclaimable_bytes": 99 * MIB}, {"min_reclaimable_bytes": 100 * MIB}),
     "chain_too_deep": ({"chain_depth": 65}, {}),
+    "immutable": ({"header": {"immutable": True}}, {}),
     "chain_too_short": ({"chain_depth": 2}, {"min_chain_depth": 3}),
     "guest_running": ({"in_use": True, "in_use_detail": "guest web is running"}, {}),
     "guests_unknown": ({"in_use": None, "in_use_detail": "libvirt did not answer."}, {}),
@@ -138,6 +139,20 @@ _ALONE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_each_rule_leaves_out_what_it_is_about(code: str) -> None:
     columns, rules = _ALONE[code]
     assert code_of(PolicyFactory.create(**rules), image(**columns)) == code
+
+
+def test_a_templates_disk_is_left_out_of_what_writes_and_looked_through_all_the_same() -> None:
+    base = image("base-101-disk-0.qcow2", pool=StoragePoolFactory.create(source="proxmox"))
+    other = image("base-101-disk-0.qcow2", pool=StoragePoolFactory.create())
+    for kind, options, code in (
+        ("reclaim", {}, "immutable"),
+        ("check", {"repair": "leaks"}, "immutable"),
+        ("check", {}, ""),
+        ("analyze", {}, ""),
+    ):
+        policy = PolicyFactory.create(kind=kind, options=options)
+        assert code_of(policy, base) == code, (kind, options)
+        assert code_of(policy, other) == "", (kind, options)
 
 
 def test_too_little_is_also_too_small_a_part_and_nothing_at_all() -> None:

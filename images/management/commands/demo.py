@@ -1,5 +1,6 @@
 """``manage.py demo``: about twenty small real images, so that every page has something true to show."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,23 @@ from storage_admin.jobs.errors import InvalidError
 from storage_admin.supervisor.commands import typed
 
 
+def default_folder() -> Path:
+    """A folder of images alone: not the dashboard's own, which are never worked on."""
+    return (Path("/srv") if os.geteuid() == 0 else Path.home()) / "storage-admin-demo"
+
+
 class Command(BaseCommand):
     help = "Makes small real disk images in a folder of their own and shows that folder as a storage pool."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--path", type=Path, help="where to make them (default: demo in the data folder)")
+        parser.add_argument("--path", type=Path, help=f"where to make them (default: {default_folder()})")
         parser.add_argument("--remove", action="store_true", help="take the images and their pool away again")
 
     def handle(self, *_args: Any, **options: Any) -> None:
-        folder = Path(options["path"] or settings.DATA_DIR / "demo").absolute()
+        folder = Path(options["path"] or default_folder()).absolute()
+        earlier = settings.DATA_DIR / "demo"  # where images are not worked on any more
+        if options["remove"] and not options["path"] and demo.is_demo(earlier):
+            folder = earlier.absolute()
         try:
             if options["remove"]:
                 self._remove(folder)
@@ -36,6 +45,9 @@ class Command(BaseCommand):
         print(f"{folder}: {len(made.made)} files made, {len(made.kept)} were there.")
         if made.foreign:
             print(f"Left alone, because the demo did not make them: {', '.join(made.foreign)}.")
+        refused = demo_pool.allow(folder)
+        if refused:
+            print(refused)
         pool = demo_pool.register(SYSTEM, folder)
         job = demo_pool.scan_if_a_worker_is_up(SYSTEM, pool)
         if job:

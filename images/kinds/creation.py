@@ -1,0 +1,89 @@
+"""Values of creation options: what qemu-img would refuse when a job has begun is refused before there is a plan."""
+
+import re
+from decimal import Decimal
+
+_SIZE = re.compile(
+    r"(?:0x(?P<hex>[0-9a-f]+)|(?P<number>[0-9]{1,15}(?:\.[0-9]{1,9})?)(?P<unit>[bkmgt]?))", re.IGNORECASE
+)
+_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+MIB = 1 << 20
+ON, _OFF = frozenset({"on", "yes", "true", "y"}), frozenset({"off", "no", "false", "n"})
+_PREALLOCATED = ("off", "falloc", "full")
+#: Options that are one of a few words, by format.
+_WORDS: dict[str, dict[str, tuple[str, ...]]] = {
+    "qcow2": {
+        "preallocation": ("off", "metadata", "falloc", "full"),
+        "compression_type": ("zlib", "zstd"),
+        "compat": ("0.10", "1.1", "v2", "v3"),
+    },
+    "raw": {"preallocation": _PREALLOCATED},
+    "vdi": {"preallocation": _PREALLOCATED},
+    "vmdk": {"adapter_type": ("ide", "buslogic", "lsilogic", "legacyESX")},
+}
+#: Options that are on or off.
+_SWITCHES = ("lazy_refcounts", "extended_l2", "compat6", "zeroed_grain", "block_state_zero")
+
+
+def wrong(form: str, options: dict[str, str]) -> dict[str, str]:
+    """What is wrong with the values of a format's creation options, by their names; empty where nothing is."""
+    found = {}
+    for name, value in options.items():
+        words = _WORDS.get(form, {}).get(name)
+        if words and value not in words:
+            found[name] = f"choose one of {', '.join(words)}."
+        elif name in _SWITCHES and value not in ON | _OFF:
+            found[name] = "choose on or off."
+        elif name == "refcount_bits" and value not in {"1", "2", "4", "8", "16", "32", "64"}:
+            found[name] = "a power of two from 1 to 64."
+        elif name in _SIZES and not _SIZES[name][0](size_of(value)):
+            found[name] = _SIZES[name][1]
+    return found | (_together(options) if not found else {})
+
+
+def _together(options: dict[str, str]) -> dict[str, str]:
+    """What does not go together, where each value does."""
+    found: dict[str, str] = {}
+    if options.get("compat") in {"0.10", "v2"}:
+        newer = {
+            "lazy_refcounts": options.get("lazy_refcounts") in ON,
+            "extended_l2": options.get("extended_l2") in ON,
+            "compression_type": options.get("compression_type") == "zstd",
+            "refcount_bits": options.get("refcount_bits", "16") != "16",
+        }
+        found |= {name: "needs compat 1.1." for name, needed in newer.items() if needed}
+    if options.get("extended_l2") in ON and (size_of(options.get("cluster_size", "64k")) or 0) < 16 << 10:
+        found["extended_l2"] = "needs a cluster_size of at least 16k."
+    if options.get("compat6") in ON and "hwversion" in options:
+        found["compat6"] = "does not go together with hwversion."
+    return found
+
+
+def size_of(value: str) -> int | None:
+    """A size as qemu-img reads it, in bytes; ``None`` where it is none, or no whole number of bytes."""
+    matched = _SIZE.fullmatch(value)
+    if matched is None:
+        return None
+    if matched["hex"]:
+        return int(matched["hex"], 16)
+    size = Decimal(matched["number"]) * _UNITS[matched["unit"].lower()]
+    return int(size) if size == int(size) else None
+
+
+def _is_cluster(size: int | None) -> bool:
+    return size is not None and 512 <= size <= 2 * MIB and not size & (size - 1)
+
+
+def _is_block(size: int | None) -> bool:
+    return size is not None and not size & (size - 1)
+
+
+def _is_log(size: int | None) -> bool:
+    return size is not None and 0 < size < 4096 * MIB
+
+
+_SIZES = {
+    "cluster_size": (_is_cluster, "a power of two from 512 bytes to 2M, such as 64k."),
+    "block_size": (_is_block, "a power of two, such as 16M."),
+    "log_size": (_is_log, "a size below 4G, such as 1M."),
+}

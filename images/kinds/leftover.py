@@ -1,0 +1,144 @@
+"""The job kind ``settle_leftover``: an undo copy of a dashboard that is no more is put back, or removed."""
+
+from typing import Any
+
+from images import leftovers, liveness, moving, refusals, rewriting
+from images.kinds import as_it_is
+from images.kinds.targets import locks_on
+from images.ledger import lines
+from images.leftovers import Leftover
+from images.models import Image
+from storage_admin.accounts.roles import Actor, Role
+from storage_admin.agent import protocol
+from storage_admin.agent.protocol import RefusedError, b64, unb64
+from storage_admin.hosts.models import StoragePool
+from storage_admin.jobs.errors import NotFoundError
+from storage_admin.jobs.kinds import JobKind, Lock, Target
+from storage_admin.jobs.models import Job
+from storage_admin.jobs.plans import Affected, Plan, Refusal
+
+_ALIVE = (
+    "This database does not know the job that left it: another dashboard does, or did. Where that one is still in use, "
+    "undo or discard it there."
+)
+
+
+class SettleLeftover(JobKind):
+    """Does by an admin's word what the dashboard that knew the job would have done: the same undo, the same removal."""
+
+    name = "settle_leftover"
+    title = "Undo copy of another dashboard"
+    description = "Puts an undo copy back, or removes it, that a job left which this dashboard does not know (admin)."
+    target = "pool"
+    role = Role.ADMIN
+    rewrites = True
+    urgent = True
+    verb = "undo"
+    stages = {"checking": (0, 40), "swapping": (40, 100)}
+    properties = {
+        "job": {"type": "string", "minLength": 1, "maxLength": 40, "description": "As it stands in the files' names."},
+        "action": {
+            "enum": ["restore", "remove"],
+            "description": "restore: the original takes its place again; remove: the undo copy goes for good.",
+        },
+        "force": {
+            "type": "boolean",
+            "default": False,
+            "description": "Also where the image was written to since (restore), or the copy may be all that is left "
+            "(remove).",
+        },
+    }
+
+    @property
+    def options_schema(self) -> dict[str, Any]:
+        return super().options_schema | {"required": ["job", "action"]}
+
+    def resolve(self, target_id: int) -> Target:
+        pool = _pool(target_id)
+        return Target(kind="pool", id=pool.pk, host=pool.host, label=pool.name)
+
+    def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
+        _, _, image = self._found(_pool(target.id), options)
+        held = Lock(f"leftover:{target.host.pk}:{options['job']}", exclusive=True)
+        return [held, *(locks_on(image, exclusive=True) if image is not None else [])]
+
+    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
+        pool = _pool(target_id)
+        against, left, image = self._found(pool, options)
+        restores = options["action"] == "restore"
+        shown = left.shown if left is not None else options["job"]
+        what = "comes back from its undo copy; the image that is there now goes" if restores else "goes for good"
+        return Plan(
+            method=options["action"],
+            reason=f"The original of {shown} {what}.",
+            facts_at=pool.last_scanned,
+            before_bytes=image.allocated_size if image is not None else None,
+            scratch_bytes=0,
+            undo_bytes=0,
+            refusals=tuple(against),
+            warnings=(_ALIVE,),
+            affected_images=() if image is None else (Affected(image.pk, image.name, "replaced" if restores else ""),),
+            options=options,
+        )
+
+    @staticmethod
+    def _found(pool: StoragePool, options: dict[str, Any]) -> tuple[list[Refusal], Leftover | None, Image | None]:
+        left = leftovers.find(pool, options["job"])
+        if left is None or Job.objects.filter(uid=options["job"]).exists():
+            sentence = f"{pool.name} has no files of such a job, or it is one of this dashboard: scan the host again."
+            return [Refusal("undo_missing", sentence)], None, None
+        if not left.has_copy:
+            return [Refusal("undo_missing", "No journal says of which image it is: look at it yourself.")], left, None
+        image, against = leftovers.image_of(pool, left), refusals.without_agent(pool.host)
+        if options["action"] == "restore":
+            gone = Refusal("stale_plan", f"{left.shown} is not listed: scan the host again.")
+            against += refusals.for_undo(image) if image is not None else [gone]
+        return against, left, image
+
+    def prepare(self, job: Job) -> None:
+        _, _, image = self._found(_pool(job.target_id), job.options)
+        if job.options["action"] == "restore" and image is not None:
+            liveness.check_guests_off(image)
+
+    def verb_for(self, job: Job) -> str:
+        return "undo" if job.options["action"] == "restore" else "discard_undo"
+
+    def request(self, job: Job) -> dict[str, Any]:
+        pool = _pool(job.target_id)
+        against, left, image = self._found(pool, job.options)
+        if against or left is None or left.path is None:
+            raise RefusedError(against[0].code, against[0].detail)
+        asked = {"path_b64": b64(left.path), "pool_path_b64": b64(bytes(pool.path_bytes)), "undo_job": left.job}
+        asked |= {"force": job.options["force"]}
+        if job.options["action"] == "remove":
+            return asked | {"format": image.declared_format or image.format if image is not None else ""}
+        return asked | (as_it_is.pools(image) if image is not None else {})
+
+    def on_event(self, job: Job, event: dict[str, Any]) -> None:
+        if event["event"] != protocol.OCCUPIED:
+            super().on_event(job, event)
+
+    def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
+        pool = _pool(job.target_id)
+        left = leftovers.find(pool, job.options["job"])
+        image = leftovers.image_of(pool, left) if left is not None else None
+        pool.leftovers = [one for one in pool.leftovers if one["job"] != job.options["job"]]
+        pool.save(update_fields=["leftovers"])
+        told = {"of_job": job.options["job"], "action": job.options["action"]}
+        if job.options["action"] == "remove":
+            lines.write(job, pool, left.held_bytes if left is not None else 0, 0, freed=int(result["freed_bytes"]))
+            return told | {"freed_bytes": int(result["freed_bytes"])}
+        if image is not None:
+            rewriting.image_replaced(image, result, moving.sibling(image, unb64(result["name_b64"])))
+        lines.write(job, pool, result["before_bytes"], result["after_bytes"], freed=int(result["freed_bytes"]))
+        return told | {"before_bytes": result["before_bytes"], "after_bytes": result["after_bytes"]}
+
+    def ended(self, job: Job) -> None:
+        rewriting.rescan(job)
+
+
+def _pool(pool_id: int) -> StoragePool:
+    pool = StoragePool.objects.select_related("host").filter(pk=pool_id).first()
+    if pool is None:
+        raise NotFoundError(f"There is no pool {pool_id}.")
+    return pool
