@@ -1,7 +1,7 @@
-"""What to choose, in a sentence with its numbers: only where the runs' spreads allow it.
+"""What to choose, in a sentence with its numbers: only where the repetitions allow it.
 
 Two settings differ where not one repetition of the one reached into what the other's repetitions span
-(:func:`benchmarks.telling.differ`). With few repetitions nothing is said to be better than anything else.
+(:func:`benchmarks.telling.differ`). What cannot be told apart is called that, and never as good.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from benchmarks import depths, results
 from benchmarks.results import Result
-from benchmarks.telling import FEWEST, NO_DIFFERENCE, Advice, differ, figure, listed, times, value_of
+from benchmarks.telling import FEWEST, NO_DIFFERENCE, Advice, differ, figure, listed, times, value_of, why_not
 from images.templatetags.storage import plural
 
 #: Bytes by which a new image has to be larger: tables of some clusters are nothing that anybody would pay for.
@@ -109,9 +109,9 @@ def _advise(matrix: Matrix, rows: list[Result], beside: list[Result], where: str
     if usual and differ(best, usual):
         first = usual
     elif usual and differ(usual, slowest):
-        best = usual  # as good as the best one, and what one would have anyway
+        best = usual  # not to be told from the best one, and what one would have anyway
     if not differ(best, first):
-        return Advice(topic, _same(where, rows), measurable=False)
+        return Advice(topic, _same(where, best, first), measurable=False)
     told = f"On {where}, {_named(best)} {matrix.doing} {times(best, first)} faster than {_named(first)} "
     told += f"({figure(best)} against {figure(first)})"
     if equals := [_named(row) for row in ranked if row is not best and not differ(best, row)]:
@@ -121,13 +121,12 @@ def _advise(matrix: Matrix, rows: list[Result], beside: list[Result], where: str
     return Advice(topic, f"{told}{_paid(matrix, best, first, beside)}.", measurable=True)
 
 
-def _same(where: str, rows: list[Result]) -> str:
-    if min(row.repetitions for row in rows) < FEWEST:
+def _same(where: str, best: Result, slowest: Result) -> str:
+    """Others between these two are not compared: of many, two differ by chance."""
+    if min(best.repetitions, slowest.repetitions) < FEWEST:
         return f"On {where}, fewer than {FEWEST} repetitions show {NO_DIFFERENCE}: run it with more of them."
-    values = sorted(rows, key=value_of)
-    names = listed([_named(row) for row in rows])
-    medians = f"medians of {figure(values[0])} to {figure(values[-1])}"
-    return f"On {where} there is {NO_DIFFERENCE} between {names}: {medians}, and their spreads overlap."
+    told = f"On {where} there is {NO_DIFFERENCE} between the fastest, {_named(best)} (median {figure(best)}), and the "
+    return f"{told}slowest, {_named(slowest)} ({figure(slowest)}){why_not([best, slowest])}."
 
 
 def _paid(matrix: Matrix, best: Result, first: Result, beside: list[Result]) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks import results
 from benchmarks.models import Benchmark
-from benchmarks.published import Published
+from benchmarks.published import Published, of_kind
 from benchmarks.results import Result
 from benchmarks.telling import written
 
@@ -24,7 +24,8 @@ Config = dict[str, Any]
 
 #: Series after these begin again: more than that cannot be told apart anyway.
 COLOURS = ("--sa-fill", "--sa-chart-2", "--sa-chart-3", "--sa-chart-4", "--sa-chart-5", "--sa-chart-6")
-PUBLISHED_COLOUR = "--sa-muted"
+#: Of published series of one kind.
+PUBLISHED_COLOURS = ("--sa-muted", "--sa-chart-5")
 #: Bars, with the room for those that are missing, that half the width of a page has room for.
 MOST_BARS = 11
 _PERCENTILES = ("latency_p50_seconds", "latency_p95_seconds", "latency_p99_seconds")
@@ -47,12 +48,14 @@ class Series:
     Args:
         label: in the legend.
         about: what has to be known of it.
+        colour: the one that it has wherever it is drawn; by its place among others unless given.
     """
 
     label: str
     rows: tuple[Result, ...]
     published: bool = False
     about: str = ""
+    colour: str = ""
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,9 @@ def _about(run: Benchmark) -> str:
 
 def published_series(told: Published) -> Series:
     """Published figures as a series, marked as such in the legend."""
-    return Series(f"{told.title} ({told.measured_on})", told.results, published=True, about=told.note)
+    label = f"{told.title} ({told.measured_on}; {told.year})"
+    colour = PUBLISHED_COLOURS[of_kind(told.kind).index(told) % len(PUBLISHED_COLOURS)]
+    return Series(label, told.results, published=True, about=told.note, colour=colour)
 
 
 def title_of(metric: str) -> str:
@@ -224,7 +229,7 @@ def _dataset(one: Series, number: int, rows: Iterable[Result | None]) -> Config:
         "label": one.label,
         "data": [row.median if row else None for row in told],
         "spread": [[row.min, row.max] if row and row.repetitions > 1 else None for row in told],
-        "colour": PUBLISHED_COLOUR if one.published else COLOURS[number % len(COLOURS)],
+        "colour": one.colour or COLOURS[number % len(COLOURS)],
         "published": one.published,
     }
     return dataset | ({"about": one.about} if one.about else {})

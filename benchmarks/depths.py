@@ -1,10 +1,11 @@
-"""What more requests in flight gain, as fio measures it, and what they cost in latency: up to which depth it pays."""
+"""What more requests in flight gain, as fio measures it, and what they cost in latency: which depth is fastest."""
 
 from collections.abc import Sequence
+from itertools import combinations
 
 from benchmarks import results
 from benchmarks.results import Result
-from benchmarks.telling import FEWEST, NO_DIFFERENCE, Advice, differ, figure, listed, times, value_of
+from benchmarks.telling import FEWEST, NO_DIFFERENCE, Advice, differ, figure, listed, times, value_of, why_not
 
 #: Metrics that depths are compared by, with their topics.
 _TOPICS = {
@@ -37,31 +38,37 @@ def _depth(row: Result) -> int:
 
 def _advise(group: list[Result], rows: Sequence[Result], where: str) -> Advice:
     ranked = sorted(group, key=_depth)
-    first, best = ranked[0], max(ranked, key=value_of)
-    # The least depth than which none is better.
-    enough = next(row for row in ranked if row is best or not differ(row, best))
+    first = ranked[0]
     topic = _TOPICS[first.metric] + (" in a mixture" if first.setting.get("rw") == "randrw" else "")
     doing = topic.removeprefix("Queue depth, ")
-    block = f" of {first.setting['block']}" if first.setting.get("block") else ""
+    doing += f" of {first.setting['block']}" if first.setting.get("block") else ""
     if min(row.repetitions for row in ranked) < FEWEST:
         return Advice(topic, f"On {where}, fewer than {FEWEST} repetitions show {NO_DIFFERENCE}.", measurable=False)
-    beyond = [row for row in ranked if _depth(row) > _depth(enough)]
-    worse = [row for row in beyond if differ(row, enough)]
-    if enough is first and not worse:
-        depths = listed([str(_depth(row)) for row in ranked])
-        told = f"there is {NO_DIFFERENCE} between depths {depths}: {_depth(first)} is enough for {doing}{block}"
-        return Advice(topic, f"On {where} {told} ({figure(first)}).", measurable=False)
-    if enough is first:
-        told = f"On {where}, {doing}{block} are fastest at depth {_depth(first)} ({figure(first)})"
+    if not any(differ(one, other) for one, other in combinations(ranked, 2)):
+        told = f"On {where} there is {NO_DIFFERENCE} between {_depths(ranked)} for {doing}: medians of "
+        low, high = min(ranked, key=value_of), max(ranked, key=value_of)
+        return Advice(topic, f"{told}{figure(low)} to {figure(high)}{why_not(ranked)}.", measurable=False)
+    # The least depth than which none is measured to be better, of those that are measured to be better than another.
+    fine = [row for row in ranked if not any(_slower(row, other) for other in ranked)]
+    best = min(fine, key=lambda row: (not _slower(first, row), not any(_slower(one, row) for one in ranked)))
+    if _slower(first, best):
+        told = f"On {where}, {doing} rise {times(best, first)} from depth {_depth(first)} to {_depth(best)} "
+        told += f"({figure(first)} to {figure(best)}){_latency(first, best, rows)}"
     else:
-        told = f"On {where}, {doing}{block} rise {times(enough, first)} from depth {_depth(first)} to {_depth(enough)} "
-        told += f"({figure(first)} to {figure(enough)}){_latency(first, enough, rows)}"
-    if worse:
-        told += f"; {_depth(worse[-1])} is slower ({figure(worse[-1])})"
-    elif beyond:
-        gain = "gains" if len(beyond) == 1 else "gain"
-        told += f"; {listed([str(_depth(row)) for row in beyond])} {gain} nothing measurable"
+        told = f"On {where}, {doing} reach {figure(best)} at depth {_depth(best)}"
+    if alike := [row for row in ranked if row is not best and not differ(row, best)]:
+        told += f"; between it and {_depths(alike)} there is {NO_DIFFERENCE}"
+    if worse := [row for row in ranked if _depth(row) > _depth(best) and _slower(row, best)]:
+        told += f"; {listed([f'{_depth(row)} is slower ({figure(row)})' for row in worse])}"
     return Advice(topic, f"{told}.", measurable=True)
+
+
+def _slower(one: Result, other: Result) -> bool:
+    return differ(one, other) and value_of(one) < value_of(other)
+
+
+def _depths(rows: list[Result]) -> str:
+    return f"{'depth' if len(rows) == 1 else 'depths'} {listed([str(_depth(row)) for row in rows])}"
 
 
 def _latency(first: Result, enough: Result, rows: Sequence[Result]) -> str:

@@ -179,6 +179,8 @@ def _against(pool: StoragePool, profile: Profile) -> list[Refusal]:
         return [
             Refusal("unsupported_pool", f"{pool.name} is a {pool.kind} pool, no folder: no file can be made there.")
         ]
+    if against := refusals.silent(pool):
+        return against
     return [Refusal("tool_missing", profile.missing)] if profile.missing else []
 
 

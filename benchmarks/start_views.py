@@ -16,7 +16,7 @@ from benchmarks.profiles import Profile
 from benchmarks.steps import MADE, MIB
 from benchmarks.templatetags.figures import kind_title
 from images.models import Image
-from images.views.access import PageRequest, number, page, wants_fragment
+from images.views.access import PageRequest, number, page, plan_digest, wants_fragment, was_planned
 from images.views.lists import as_choices
 from storage_admin.accounts.roles import ForbiddenError, Role
 from storage_admin.agent.bench.boot import FORMATS
@@ -41,10 +41,13 @@ MOST_PROPOSED = 300
 @require_http_methods(["GET", "HEAD", "POST"])
 @page()
 def benchmark_start(request: PageRequest) -> HttpResponseBase:
-    """Every profile as it would be on a pool, the chosen one with its cost; for htmx the plan alone. POST starts it."""
-    if request.method == "POST":
+    """Every profile as it would be on a pool, the chosen one with its cost; for htmx the plan alone.
+
+    POST starts what the page had shown; with ``show``, or where it had shown another plan, it is the plan again.
+    """
+    if request.method == "POST" and "show" not in request.POST:
         return _start(request)
-    context = _context(request, request.GET)
+    context = _context(request, request.POST if request.method == "POST" else request.GET)
     if wants_fragment(request):
         return render(request, "benchmarks/start.html#plan", context)
     return render(request, "benchmarks/start.html", context)
@@ -57,6 +60,8 @@ def _start(request: PageRequest) -> HttpResponseBase:
     request.actor.require(Role.OPERATOR, pool.host.slug)
     try:
         options = _options(request.POST)
+        if not was_planned(request, pool.pk, _cleaned(request.POST)):
+            return render(request, "benchmarks/start.html", _context(request, request.POST))
         key = "".join(filter(str.isalnum, request.POST.get("key", "")))[:64]
         run = services.submit(request.actor, _kind(request.POST), pool.pk, options, idempotency_key=key)
     except RefusedError as error:
@@ -89,30 +94,56 @@ def _options(form: QueryDict) -> dict[str, Any]:
     """The job's options, without its kind.
 
     Raises:
-        InvalidError: a field holds no number.
+        InvalidError: fields hold no number; it names all of them.
     """
-    mebibytes = number(form.get("size_mib"))
-    return {
+    boots, wrong = _kind(form) == BenchmarkKind.BOOT, dict[str, str]()
+    names = ["size_mib", "repetitions", *(["seconds"] if _kind(form) in TIMED else [])]
+    read = {name: _number(form.get(name), name, wrong) for name in names}
+    options = {
         "quick": form.get("quick") != "false",
-        "repetitions": number(form.get("repetitions")),
-        "size_bytes": None if mebibytes is None else mebibytes * MIB,
-        "seconds": number(form.get("seconds")) if _kind(form) in TIMED else None,
+        "repetitions": read["repetitions"],
+        "size_bytes": None if read["size_mib"] is None else read["size_mib"] * MIB,
+        "seconds": read.get("seconds"),
         "alongside": form.get("alongside") == "true",
-        "boot": _boot(form) if _kind(form) == BenchmarkKind.BOOT else None,
+        "boot": _boot(form, wrong) if boots else None,
     }
+    if wrong:
+        raise InvalidError("Some of the options cannot be used.", wrong)
+    return options
 
 
-def _boot(form: QueryDict) -> dict[str, Any]:
-    """What a boot storm boots; what is left empty has its default.
+def _number(text: str | None, name: str, wrong: dict[str, str]) -> int | None:
+    try:
+        return number(text)
+    except InvalidError as error:
+        wrong[name] = error.detail
+        return None
+
+
+def _cleaned(form: QueryDict) -> dict[str, Any]:
+    """The job's options with its kind and with the defaults of what the form leaves empty.
 
     Raises:
-        InvalidError: a field holds no number.
+        InvalidError: a field holds what cannot be used.
+    """
+    try:
+        return kinds.get("benchmark").clean(_options(form) | {"kind": _kind(form)})
+    except InvalidError as error:
+        names = {"size_bytes": "size_mib", "boot": "boot_image"}
+        raise InvalidError(error.detail, {names.get(name, name): text for name, text in error.fields.items()}) from None
+
+
+def _boot(form: QueryDict, wrong: dict[str, str]) -> dict[str, Any]:
+    """What a boot storm boots; what is left empty has its default.
+
+    Args:
+        wrong: gets the fields that hold no number.
     """
     words = {name: form.get(f"boot_{name}", "").strip() for name in ("kernel", "initrd", "append", "up", "pattern")}
-    counts = [number(part) for part in form.get("boot_guests", "").replace(",", " ").split()]
-    mebibytes = number(form.get("boot_memory_mib"))
+    counts = [_number(part, "boot_guests", wrong) for part in form.get("boot_guests", "").replace(",", " ").split()]
+    mebibytes = _number(form.get("boot_memory_mib"), "boot_memory_mib", wrong)
     return {
-        "image": number(form.get("boot_image")),
+        "image": _number(form.get("boot_image"), "boot_image", wrong),
         **{name: word for name, word in words.items() if word},
         **({"guests": counts} if counts else {}),
         **({} if mebibytes is None else {"memory_bytes": mebibytes * MIB}),
@@ -139,7 +170,8 @@ def _context(request: PageRequest, form: QueryDict) -> dict[str, Any]:
     bootable = Image.objects.filter(host=pool.host, declared_format__in=sorted(FORMATS), in_use=False)
     context["bootable"] = bootable.order_by("name", "pk").values_list("pk", "name")[:MOST_PROPOSED]
     try:
-        options = kinds.get("benchmark").clean(_options(form) | {"kind": kind})
+        options = _cleaned(form)
+        context["planned"] = plan_digest(pool.pk, options)
         plan = jobs.plan(request.actor, "benchmark", pool.pk, options)
         return context | {"plan": plan, "profile": profile_for(pool, options)}
     except InvalidError as error:

@@ -69,8 +69,10 @@ def short(size: int) -> str:
 
 
 def _dd(size: Sizing) -> Iterator[Step]:
-    blocks = (MIB,) if size.quick else (64 * KIB, MIB, 4 * MIB)
     for sync in ("direct", "fdatasync"):
+        # 4K through the cache is what articles published.
+        blocks = (MIB,) if size.quick else (64 * KIB, MIB, 4 * MIB)
+        blocks = (4 * KIB, *blocks) if sync == "fdatasync" else blocks
         # What is not read past the caches is larger than they are, where that is thorough.
         data = size.data_bytes
         if sync == "fdatasync" and not size.quick and size.memory_bytes:
@@ -87,7 +89,7 @@ def _dd(size: Sizing) -> Iterator[Step]:
 def _bonnie(size: Sizing) -> Iterator[Step]:
     memory = size.memory_bytes or 0
     data = max(size.data_bytes if size.quick else max(size.data_bytes, 2 * memory), 2 * MIB)
-    data -= data % (2 * MIB)
+    data += -data % (2 * MIB)
     # bonnie++ wants a file of twice the memory that it is told of, both in whole MiB.
     told = min(max(memory, MIB) if memory else data // 2, data // 2)
     files = 0 if size.quick else 16

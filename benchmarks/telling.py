@@ -1,12 +1,14 @@
 """How figures are told apart, and written in sentences, charts and tables alike."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from benchmarks.results import Result
 from images.templatetags.storage import size
 
 NO_DIFFERENCE = "no difference that can be measured"
-#: Fewer repetitions have no spread worth the name. With fewer than :data:`ENOUGH` two that do not overlap are found by
+#: Fewer repetitions have no range worth the name. With fewer than :data:`ENOUGH` two that do not overlap are found by
 #: chance in a fifth of all matrices.
 FEWEST, ENOUGH = 3, 5
 
@@ -21,16 +23,32 @@ class Advice:
 
 
 def differ(one: Result, other: Result) -> bool:
-    """Whether two results can be told apart: their spreads do not overlap. With few repetitions they also lie further
-    from each other than either spreads.
+    """Whether two results can be told apart: the ranges of their repetitions do not overlap. With fewer than
+    :data:`ENOUGH` repetitions there is also more between them, as a ratio, than between the repetitions of either: a
+    figure of 100,000 that varies by a tenth would else hide one of 5,000.
     """
     fewest = min(one.repetitions, other.repetitions)
-    if fewest < FEWEST:
+    if fewest < FEWEST or overlap(one, other):
         return False
+    if fewest >= ENOUGH:
+        return True
+    low, high = sorted((one, other), key=value_of)
+    # high.min / low.max > row.max / row.min, also where one of them is 0.
+    return all((high.min or 0) * (row.min or 0) > (low.max or 0) * (row.max or 0) for row in (low, high))
+
+
+def overlap(one: Result, other: Result) -> bool:
+    """Whether the ranges of two results have a figure in common; of one without figures that is not known, so yes."""
     if one.min is None or one.max is None or other.min is None or other.max is None:
-        return False
-    gap = max(one.min - other.max, other.min - one.max)
-    return gap > (0 if fewest >= ENOUGH else max(one.max - one.min, other.max - other.min))
+        return True
+    return one.min <= other.max and other.min <= one.max
+
+
+def why_not(rows: Sequence[Result]) -> str:
+    """Why no two of some results can be told apart, as the end of a sentence."""
+    if all(overlap(one, other) for one, other in combinations(rows, 2)):
+        return ", and their ranges overlap"
+    return f", too close for {min(row.repetitions for row in rows)} repetitions: run it with {ENOUGH} or more"
 
 
 def value_of(row: Result) -> float:

@@ -29,8 +29,9 @@ PER_PAGE = 50
 PAGE = list_page("benchmarks", "Benchmarks", BenchmarkFilters.base_filters)
 #: In an address: with ``published=0`` charts show only what was measured here.
 PUBLISHED = "published"
-#: A published figure so many times as high as the highest of one's own makes the axis logarithmic.
-DWARFED = 8
+#: The highest of one's own and of published figures so many times apart, or a published one so many times below the
+#: highest, make the axis logarithmic: on a linear one their bars could not be read.
+DWARFED, HIDDEN = 8, 50
 
 
 @require_safe
@@ -188,12 +189,15 @@ def drawn(series: list[Series], references: list[Published]) -> list[Chart]:
 
 
 def _legible(chart: Chart) -> Chart:
-    """Where a published figure would leave nothing of one's own to be seen, the axis is logarithmic, and says so."""
+    """Where bars beside published ones could not be seen, the axis is logarithmic, and the title says so."""
     axis = chart.config["options"]["scales"]["y"]
-    tops = {True: 0.0, False: 0.0}
+    told: dict[bool, list[float]] = {True: [], False: []}
     for one in chart.config["data"]["datasets"]:
-        tops[one["published"]] = max([tops[one["published"]], *(value for value in one["data"] if value)])
-    if axis.get("type") == "logarithmic" or tops[True] <= DWARFED * tops[False]:
+        told[one["published"]] += [value for value in one["data"] if value]
+    if axis.get("type") == "logarithmic" or not told[True] or not told[False]:
+        return chart
+    tops = [max(values) for values in told.values()]
+    if max(tops) <= DWARFED * min(tops) and max(tops) <= HIDDEN * min(told[True]):
         return chart
     config = chart.config | {"options": {"scales": chart.config["options"]["scales"] | {"y": {"type": "logarithmic"}}}}
     return replace(chart, title=f"{chart.title}, logarithmic", config=config)
@@ -245,7 +249,7 @@ def benchmark_compare_csv(request: PageRequest) -> HttpResponseBase:
     if _with_published(request):
         kinds = dict.fromkeys(words[3] for words, _ in told)
         references = [one for kind in kinds for one in published.of_kind(kind)]
-        told += [(["published", one.measured_on, one.title, one.kind, "2014", ""], one.results) for one in references]
+        told += [(["published", one.measured_on, one.title, one.kind, one.year, ""], one.results) for one in references]
     text = results.compared(told, ("run", "host", "pool", "kind", "begun", "caches"))
     answer = HttpResponse(text, content_type="text/csv; charset=utf-8")
     answer["Content-Disposition"] = 'attachment; filename="benchmarks-compared.csv"'

@@ -43,6 +43,13 @@ def test_a_matrix_is_bars_of_medians_with_their_spread(pool: StoragePool, measur
     assert chart.table[0] == ("512", "not measured")
 
 
+def test_two_published_series_of_one_kind_are_told_apart_and_name_their_years() -> None:
+    first, second = map(charts.published_series, published.of_kind("bonnie"))
+    assert first.colour != second.colour
+    assert "2013" in first.label
+    assert first.label != second.label
+
+
 def test_published_figures_stand_beside_and_are_marked(pool: StoragePool, measured: Measured) -> None:
     run = measured(pool, {"64K": [30 * MIB], "4K": [5 * MIB]})
     told = charts.published_series(published.of_kind("cluster_size")[0])
@@ -52,8 +59,8 @@ def test_published_figures_stand_beside_and_are_marked(pool: StoragePool, measur
     assert ours["data"] == [None, None, 5 * MIB, 30 * MIB, None]
     assert theirs["data"] == [49.9e6, 58.2e6, None, 79e6, 91.7e6]
     assert (ours["published"], theirs["published"]) == (False, True)
-    assert theirs["colour"] == charts.PUBLISHED_COLOUR != ours["colour"]
-    assert theirs["label"] == "Published: cluster size (one Samsung SSD)"
+    assert theirs["colour"] == charts.PUBLISHED_COLOURS[0] != ours["colour"]
+    assert theirs["label"] == "Published: cluster size (one Samsung SSD; year not said)"
     assert "134 MB" in theirs["about"]
     assert theirs["spread"] == [None] * 5
 

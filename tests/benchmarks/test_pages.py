@@ -20,6 +20,7 @@ from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs.models import Job
 from tests.benchmarks.conftest import page_of, signed_in
 from tests.factories import BenchmarkFactory, JobFactory, SampleFactory, StoragePoolFactory, WatchFactory
+from tests.web.confirming import confirm, planned
 from tests.web.html import inline_code, tags_of, text_of
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
@@ -106,10 +107,11 @@ def test_the_cost_follows_the_options_and_is_said_before_the_start(operator: Cli
 
 
 def test_what_the_form_says_is_started_once(operator: Client, pool: StoragePool) -> None:
-    form = {
+    form: dict[str, Any] = {
         "pool": pool.pk, "kind": "fio", "quick": "false", "repetitions": "2", "size_mib": "64", "seconds": "3",
-        "alongside": "true", "key": "abc",
+        "alongside": "true",
     }  # fmt: skip
+    form |= planned(operator.get(START, form).content.decode())
     first, second = operator.post(START, form), operator.post(START, form)
     run = Benchmark.objects.get()
     assert first["Location"] == second["Location"] == f"/benchmarks/{run.pk}/"
@@ -137,7 +139,7 @@ def test_a_missing_tool_is_named_with_its_package_and_refused(operator: Client, 
     assert "needs bonnie++" in text
     assert "Refused: tool_missing" in text
     assert "install fio there" in text
-    assert operator.post(START, {"pool": pool.pk, "kind": "fio"}).status_code == 409
+    confirm(operator, START, {"pool": pool.pk, "kind": "fio"})
     assert not Job.objects.exists()
 
 
@@ -178,6 +180,15 @@ def test_figures_that_a_published_one_would_dwarf_are_drawn_on_a_logarithmic_axi
     assert "Write rate, logarithmic" in text_of(page)
     for address in (f"/benchmarks/{slow.pk}/?published=0", f"/benchmarks/{fast.pk}/"):
         assert "logarithmic" not in page_of(viewer, address)
+
+
+@pytest.mark.parametrize(("rate", "logarithmic"), [(30e6, False), (200e6, False), (800e6, True), (5e9, True)])
+def test_published_bars_are_never_too_low_to_be_read(
+    viewer: Client, pool: StoragePool, measured: Measured, rate: float, logarithmic: bool
+) -> None:
+    run = measured(pool, {"64K": [rate]})
+    page = page_of(viewer, f"/benchmarks/{run.pk}/")
+    assert (chart_of(page, "chart-write_rate")["options"]["scales"]["y"].get("type") == "logarithmic") == logarithmic
 
 
 def test_a_run_tells_what_it_was_measured_on_and_what_dropped(viewer: Client, filled: list[str]) -> None:

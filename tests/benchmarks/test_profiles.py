@@ -53,6 +53,17 @@ def test_a_thorough_dd_and_bonnie_exceed_the_hosts_memory(pool: StoragePool) -> 
     assert "less than twice the host's memory" in warning
 
 
+@pytest.mark.parametrize("odd", [1, 4096, MIB - 1, MIB, 3 * MIB + 4096])
+def test_a_thorough_bonnie_does_not_warn_of_its_own_rounding(pool: StoragePool, odd: int) -> None:
+    pool.host.capabilities["memory_bytes"] = 8 * GIB + odd
+    profile = profiles.build(pool, "bonnie", quick=False)
+    (step,) = profile.steps
+    assert profile.warnings == ()
+    assert step["size_bytes"] % (2 * MIB) == 0
+    assert 0 <= step["size_bytes"] - 2 * (8 * GIB + odd) < 2 * MIB
+    assert step["size_bytes"] // MIB >= 2 * (step["memory_bytes"] // MIB), "as bonnie++ wants it"
+
+
 @pytest.mark.parametrize("kind", MADE)
 def test_sizes_shrink_to_what_a_small_pool_has(pool: StoragePool, kind: str) -> None:
     pool.capacity_bytes, pool.available_bytes = 10 * GIB, 3 * GIB

@@ -9,8 +9,8 @@ from storage_admin.hosts.models import StoragePool
 KIB, GIB = 1024, 1 << 30
 
 
-def figures(kind: str, metric: str) -> dict[str, float | None]:
-    (series,) = published.of_kind(kind)
+def figures(kind: str, metric: str, number: int = 0) -> dict[str, float | None]:
+    series = published.of_kind(kind)[number]
     return {row.name: row.median for row in series.results if row.metric == metric}
 
 
@@ -36,14 +36,32 @@ def test_preallocations() -> None:
     assert figures("preallocation", "write_rate")["off"] == 729e3
 
 
-def test_dd_and_bonnie() -> None:
-    assert figures("dd", "write_rate") == {"write fdatasync": pytest.approx(8_192_000_000 / 161.618)}
+@pytest.mark.django_db
+def test_dd_wrote_blocks_of_4k_as_a_profile_here_does(pool: StoragePool) -> None:
+    assert figures("dd", "write_rate") == {"write fdatasync 4K": pytest.approx(8_192_000_000 / 161.618)}
+    for quick in (True, False):
+        steps = profiles.build(pool, "dd", quick=quick).steps
+        assert {"write fdatasync 4K", "read fdatasync 4K"} < {results.name_of(step["setting"]) for step in steps}
+
+
+def test_both_results_of_bonnie() -> None:
     assert figures("bonnie", "seq_write_rate") == {"4G": 374_271 * KIB}
     assert figures("bonnie", "seeks") == {"4G": None}
+    second = {
+        metric: figures("bonnie", metric, 1)["4G"]
+        for metric in ("putc_rate", "seq_write_rate", "rewrite_rate", "getc_rate", "seq_read_rate", "seeks", "putc_cpu")
+    }
+    assert second == {
+        "putc_rate": 786 * KIB, "seq_write_rate": 17_094 * KIB, "rewrite_rate": 15_431 * KIB,
+        "getc_rate": 4_662 * KIB, "seq_read_rate": 37_881 * KIB, "seeks": 548.4, "putc_cpu": 99,
+    }  # fmt: skip
+    assert figures("bonnie", "seq_create_rate", 1) == {"4G": 142}
+    assert figures("bonnie", "seq_write_latency_seconds", 1)["4G"] == pytest.approx(15.704)
+    assert figures("bonnie", "rand_delete_latency_seconds", 1)["4G"] == pytest.approx(787e-6)
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("kind", ["cluster_size", "preallocation"])
+@pytest.mark.parametrize("kind", ["cluster_size", "preallocation", "dd"])
 def test_settings_are_named_as_those_of_runs_here(pool: StoragePool, kind: str) -> None:
     (series,) = published.of_kind(kind)
     steps = profiles.build(pool, kind, quick=False).steps
@@ -51,11 +69,12 @@ def test_settings_are_named_as_those_of_runs_here(pool: StoragePool, kind: str) 
 
 
 def test_each_series_says_what_it_was_measured_on() -> None:
-    assert len({series.key for series in published.every()}) == len(published.every()) == 4
+    assert len({series.key for series in published.every()}) == len(published.every()) == 5
     for series in published.every():
         assert series.kind in BenchmarkKind.values
         assert series.title.startswith("Published")
         assert series.measured_on
-        assert series.origin
+        assert series.year
         assert series.results
     assert published.BOOT_FACTS.startswith("Published")
+    assert "flush" in published.BOOT_FACTS

@@ -3,6 +3,7 @@
 import csv
 import io
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -95,7 +96,9 @@ def test_the_usual_one_is_advised_where_it_is_as_good_as_the_best() -> None:
 def test_spreads_that_overlap_are_no_difference() -> None:
     told = advice.of("cluster_size", [sized("4K", 100, 140, 120), sized("64K", 110, 150, 130)], "fast")
     assert [(one.measurable, "no difference that can be measured" in one.sentence) for one in told] == [(False, True)]
-    assert "between 4K and 64K: medians of 114 MiB/s to 124 MiB/s, and their spreads overlap." in told[0].sentence
+    assert told[0].sentence.endswith(
+        "between the fastest, 64K (median 124 MiB/s), and the slowest, 4K (114 MiB/s), and their ranges overlap."
+    )
 
 
 @pytest.mark.django_db
@@ -127,12 +130,39 @@ def test_one_or_two_repetitions_show_nothing(repetitions: int) -> None:
     assert "run it with more of them" in told.sentence
 
 
-def test_of_three_repetitions_the_gap_is_wider_than_the_spread() -> None:
+def test_of_three_repetitions_the_gap_is_wider_than_either_spread_as_a_ratio() -> None:
     near = advice.of("cluster_size", [sized("4K", 100, 105, 110), sized("64K", 112, 115, 120)], "fast")
-    far = advice.of("cluster_size", [sized("4K", 100, 105, 110), sized("64K", 121, 125, 130)], "fast")
+    far = advice.of("cluster_size", [sized("4K", 100, 105, 110), sized("64K", 122, 125, 133)], "fast")
     assert [one.measurable for one in near + far] == [False, True]
     five = advice.of("cluster_size", [sized("4K", *range(100, 105)), sized("64K", *range(106, 111))], "fast")
     assert [one.measurable for one in five] == [True]
+
+
+@pytest.mark.parametrize("factor", [1e-6, 1.0, 1e9])
+@pytest.mark.parametrize(("low", "high"), [((9084, 13327), (49188, 90700)), ((60, 100), (170, 260))])
+def test_what_is_several_times_as_fast_differs_however_far_the_faster_one_spreads(
+    low: tuple[float, float], high: tuple[float, float], factor: float
+) -> None:
+    slow, fast = (row({"a": values[0]}, *(value * factor for value in values)) for values in (low, high))
+    assert high[1] - high[0] > high[0] - low[1], "it is told apart by ratios alone"
+    assert telling.differ(slow, fast)
+    assert telling.differ(fast, slow)
+
+
+def test_nothing_at_all_differs_from_something_and_what_fell_to_nothing_once_does_not() -> None:
+    nothing, something, unsteady = (row({"a": name}, *values) for name, values in
+                                    (("b", (0, 0, 0)), ("c", (5, 6, 7)), ("d", (0, 0, 4))))  # fmt: skip
+    assert not telling.differ(nothing, something), "of 0 there is no ratio"
+    assert not telling.differ(unsteady, something)
+
+
+def test_ranges_that_do_not_overlap_are_not_said_to() -> None:
+    (told,) = advice.of("cluster_size", [sized("4K", 100, 105, 110), sized("64K", 112, 115, 120)], "fast")
+    assert "overlap" not in told.sentence
+    assert told.sentence.endswith("too close for 3 repetitions: run it with 5 or more.")
+    (told,) = advice.of("fio", [at(1, 100, 0.05), at(32, 115, 0.05)], "fast")
+    assert not told.measurable
+    assert "overlap" not in told.sentence
 
 
 @pytest.mark.parametrize(("repetitions", "most"), [(3, 0.03), (5, 0.03)])
@@ -162,26 +192,64 @@ def test_up_to_which_depth_it_pays_is_said_and_what_it_costs() -> None:
     assert told.topic == "Queue depth, random reads"
     assert told.sentence == (
         "On fast, random reads of 4K rise 3.1 times from depth 1 to 16 (8,120 a second to 25,300 a second), and 99 of "
-        "100 are answered within 3.2 ms instead of 200 µs; 64 gains nothing measurable."
+        "100 are answered within 3.2 ms instead of 200 µs; between it and depth 64 there is no difference that can be "
+        "measured."
     )
 
 
 def test_depths_that_gain_nothing_or_lose_are_said() -> None:
     (even,) = advice.of("fio", [at(depth, 8000 + depth, 0.05) for depth in DEPTHS], "fast")
     assert not even.measurable
-    assert (
-        "no difference that can be measured between depths 1, 4, 16 and 64: 1 is enough for random reads of 4K"
-        in even.sentence
+    assert even.sentence == (
+        "On fast there is no difference that can be measured between depths 1, 4, 16 and 64 for random reads of 4K: "
+        "medians of 8,001 a second to 8,064 a second, and their ranges overlap."
     )
     (falling,) = advice.of("fio", [at(1, 1000), at(4, 4000), at(64, 2000)], "fast")
     assert falling.sentence.endswith("from depth 1 to 4 (1,000 a second to 4,000 a second); 64 is slower "
                                      "(2,000 a second).")  # fmt: skip
     (backwards,) = advice.of("fio", [at(1, 4000), at(64, 1000)], "fast")
     assert backwards.sentence == (
-        "On fast, random reads of 4K are fastest at depth 1 (4,000 a second); 64 is slower (1,000 a second)."
+        "On fast, random reads of 4K reach 4,000 a second at depth 1; 64 is slower (1,000 a second)."
     )
     (two,) = advice.of("fio", [at(1, 100), at(32, 400, 0.9)], "fast")
     assert not two.measurable
+
+
+def test_a_depth_that_is_several_times_as_fast_is_advised_and_none_is_called_enough() -> None:
+    for metric, doing in (("rand_write_iops", "writes"), ("rand_read_iops", "reads")):
+        kind = {"metric": metric, "unit": "1/s"}
+        rows = [row({"rw": doing, "block": "4K", "depth": depth}, *values, **kind)
+                for depth, values in ((1, (9084, 12000, 13327)), (32, (49188, 60000, 90700)))]  # fmt: skip
+        (told,) = advice.of("fio", rows, "fast")
+        assert told.measurable
+        assert f"random {doing} of 4K rise 5.0 times from depth 1 to 32" in told.sentence
+
+
+def test_a_depth_between_that_varies_is_not_advised_in_place_of_one_that_is_faster_for_sure() -> None:
+    (told,) = advice.of("fio", [at(1, 100), at(4, 250, 0.65), at(64, 400)], "fast")
+    assert "rise 4.0 times from depth 1 to 64" in told.sentence
+    assert "between it and depth 4 there is no difference" in told.sentence
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_sentence_says_what_its_figures_do_not(seed: int) -> None:
+    chance = random.Random(seed)
+    for _ in range(50):
+        depths = sorted(chance.sample((1, 2, 4, 8, 16, 32, 64), chance.randint(2, 5)))
+        level, noise, many = [chance.uniform(50, 5000) for _ in depths], chance.uniform(0, 0.9), chance.choice((3, 5))
+        rows = [row({"rw": "randread", "block": "4K", "depth": depth},
+                    *(value * chance.uniform(1 - noise, 1 + noise) for _ in range(many)),
+                    metric="rand_read_iops", unit="1/s")
+                for depth, value in zip(depths, level, strict=True)]  # fmt: skip
+        (told,) = advice.of("fio", rows, "fast")
+        apart = [(one, other) for one in rows for other in rows if telling.differ(one, other)]
+        assert told.measurable == bool(apart)
+        assert "enough" not in told.sentence
+        assert ("overlap" in told.sentence) == all(telling.overlap(one, other) for one in rows for other in rows)
+        if found := re.search(r"from depth (\d+) to (\d+)", told.sentence):
+            low, high = (next(one for one in rows if one.setting["depth"] == int(depth)) for depth in found.groups())
+            assert telling.differ(low, high)
+            assert telling.value_of(low) < telling.value_of(high)
 
 
 def test_both_directions_of_a_mixture_and_each_kind_have_a_sentence_of_their_own() -> None:
