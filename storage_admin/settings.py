@@ -1,5 +1,6 @@
 """Settings. Everything has a default: without any environment variable, Storage Admin runs on one machine."""
 
+import os
 import secrets
 from datetime import timedelta
 from pathlib import Path
@@ -10,6 +11,10 @@ from csp.constants import NONE, SELF
 from django.core.exceptions import ImproperlyConfigured
 
 from storage_admin.brokers import BrokerUrls
+
+# Whatever a process of the dashboard writes, keys and the database above all, is for its own user alone. What is for
+# others (the agent on a host, demo images) gets its mode where it is made.
+os.umask(0o077)
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 env = environ.Env()
@@ -64,6 +69,11 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "whitenoise.runserver_nostatic",
     "django.contrib.staticfiles",
+    "allauth",
+    "allauth.account",
+    "allauth.mfa",
+    "allauth.socialaccount",
+    "allauth.socialaccount.providers.openid_connect",
     "axes",
     "django_celery_beat",
     "django_filters",
@@ -85,6 +95,7 @@ JOB_KINDS = [
     "images.kinds.convert.Convert",
     "images.kinds.undo.Undo",
     "images.kinds.undo.DiscardUndo",
+    "images.kinds.leftover.SettleLeftover",
     "images.kinds.aside.SetAside",
     "images.kinds.aside.RestoreAside",
     "images.kinds.aside.DeleteAside",
@@ -128,6 +139,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.auth.middleware.LoginRequiredMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
+    "allauth.account.middleware.AccountMiddleware",
     "storage_admin.accounts.middleware.SessionRules",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
@@ -153,6 +165,7 @@ TEMPLATES = [
                 "images.templatetags.storage",
                 "images.templatetags.icons",
                 "images.templatetags.lists",
+                "images.templatetags.busy",
             ],
         },
     }
@@ -170,6 +183,8 @@ SQLITE_OPTIONS: dict[str, Any] = {
 }
 #: The host that this process runs on, where a worker was started on a hypervisor itself (``worker --host SLUG``).
 WORKER_HOST = env.str("STORAGE_ADMIN_WORKER_HOST", default="")
+#: Seconds that whoever submits or plans a job waits for a look at its images on their hosts; 0 for no looks at all.
+LOOK_SECONDS = 1.0
 #: Whether this process may do the work of the host ``local``, where it runs on that very machine. Not so in a
 #: container, and beside a worker that was started for ``local`` alone.
 LOCAL_MACHINE = env.bool("STORAGE_ADMIN_LOCAL", default=True)
@@ -181,27 +196,8 @@ else:
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 # --- Who may come in ------------------------------------------------------------------------------------------------
-AUTH_USER_MODEL = "accounts.User"
-AUTHENTICATION_BACKENDS = ["axes.backends.AxesStandaloneBackend", "django.contrib.auth.backends.ModelBackend"]
-AUTH_PASSWORD_VALIDATORS = [
-    {"NAME": f"django.contrib.auth.password_validation.{name}"}
-    for name in ("UserAttributeSimilarityValidator", "MinimumLengthValidator", "CommonPasswordValidator")
-]
-LOGIN_URL = "login"
-LOGIN_REDIRECT_URL = "overview"
-LOGOUT_REDIRECT_URL = "login"
-AXES_FAILURE_LIMIT = 6
-AXES_COOLOFF_TIME = timedelta(minutes=15)
-# Who tries again while locked out does not wait longer for that: the page says until when.
-AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False
-AXES_CLIENT_IP_CALLABLE = "storage_admin.accounts.addresses.tries_of"
-AXES_LOCKOUT_CALLABLE = "storage_admin.accounts.lockouts.answer"
-AXES_DISABLE_ACCESS_LOG = True  # sign-ins stand in the audit trail
-AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
-AXES_RESET_ON_SUCCESS = True
-AXES_SENSITIVE_PARAMETERS = ["username", "ip_address", "old_password", "new_password1", "new_password2"]
-AXES_ENABLE_ADMIN = False
-AXES_VERBOSE = False  # no greeting at each start
+from storage_admin.sign_in_settings import *  # noqa: E402, F403 (the other half of this part)
+
 SESSION_ENGINE = "storage_admin.accounts.sessions"
 #: How long somebody stays signed in: without doing anything, and at all.
 SESSION_IDLE = timedelta(minutes=env.int("SESSION_IDLE_MINUTES", default=12 * 60))
@@ -313,9 +309,11 @@ CELERY_BEAT_SCHEDULE = {
     "sweep": {"task": "storage_admin.jobs.tasks.sweep", "schedule": 15.0},
     "scan every host": {"task": "images.tasks.scan_hosts", "schedule": 15 * 60.0},
     "expire undo copies": {"task": "images.tasks.expire_undo", "schedule": 60.0},
+    "guests of undo copies": {"task": "images.tasks.look_at_users_of_undo_copies", "schedule": 60.0},
     "wait for guests": {"task": "images.tasks.look_at_guests", "schedule": 10.0},
     "policies": {"task": "images.tasks.advance_policies", "schedule": 15.0},
     "alerts": {"task": "images.tasks.look_for_trouble", "schedule": 60.0},
+    "forget vanished images": {"task": "images.tasks.forget_vanished", "schedule": 3600.0},
     "deliveries": {"task": "storage_admin.events.tasks.deliver", "schedule": 10.0},
     "forget events": {"task": "storage_admin.events.tasks.forget", "schedule": 3600.0},
     "benchmark watches": {"task": "benchmarks.tasks.start_watches", "schedule": 10 * 60.0},
@@ -333,6 +331,8 @@ EMAIL_HOST_USER, EMAIL_HOST_PASSWORD = _mail["EMAIL_HOST_USER"] or "", _mail["EM
 EMAIL_TIMEOUT = 15
 #: Where people reach the dashboard, for links in mails.
 PUBLIC_URL = env.str("STORAGE_ADMIN_URL", default="").rstrip("/")
+#: For so many days images that vanished are listed; 0 for ever.
+VANISHED_KEEP_DAYS = env.int("VANISHED_KEEP_DAYS", default=90)
 #: For so many days events and how they were delivered are kept.
 EVENTS_KEEP_DAYS = env.int("EVENTS_KEEP_DAYS", default=30)
 DEFAULT_FROM_EMAIL = env.str("EMAIL_FROM", default="") or "Storage Admin <storage-admin@localhost>"
@@ -348,6 +348,7 @@ STATICFILES_DIRS = [
     ("tabler/js", BASE_DIR / "node_modules/@tabler/core/dist/js"),
     ("tabler/img", BASE_DIR / "node_modules/@tabler/core/dist/img"),
 ]
+FILE_UPLOAD_PERMISSIONS = 0o600  # of what collectstatic writes into the data folder
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
     "staticfiles": {"BACKEND": "whitenoise.storage.CompressedManifestStaticFilesStorage"},
@@ -365,4 +366,5 @@ LOGGING = {
     "formatters": {"plain": {"format": "{levelname} {name}: {message}", "style": "{"}},
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "plain"}},
     "root": {"handlers": ["stderr"], "level": env.str("LOG_LEVEL", default="INFO")},
+    "loggers": {"axes": {"level": "WARNING"}},  # sign-ins stand in the audit trail
 }

@@ -5,6 +5,8 @@ from django.urls import URLPattern, URLResolver, include, path
 from storage_admin.api.health import healthz
 from storage_admin.api.metrics import metrics
 
+handler500 = "storage_admin.api.errors.server_error"
+
 urlpatterns: list[URLPattern | URLResolver] = [
     path("", include("storage_admin.accounts.urls")),
     path("", include("images.urls")),

@@ -1,9 +1,12 @@
 """Every error of the API in one shape: ``{"code", "detail", "fields"}``."""
 
+import sys
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
-from django.http import Http404
+from django.db import InterfaceError, OperationalError
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import render
 from rest_framework import exceptions, status
 from rest_framework.response import Response
 from rest_framework.views import set_rollback
@@ -12,8 +15,12 @@ from storage_admin.accounts import refusals
 from storage_admin.accounts.authentication import actor_of
 from storage_admin.accounts.errors import AccountError
 from storage_admin.accounts.roles import ForbiddenError
+from storage_admin.accounts.tries import TooManyTriesError
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.errors import InvalidError, NotFoundError, UnconfirmedError
+
+#: Seconds after which a database that was locked is worth asking again.
+RETRY_SECONDS = 5
 
 NOT_FOUND = "There is nothing at this address, or not for you. Addresses of the API end with a slash."
 
@@ -24,7 +31,7 @@ def handle(error: Exception, context: dict[str, Any]) -> Response | None:
     Returns:
         The answer, or ``None`` for a bug, which then shows as one.
     """
-    answer = _answer(error, context)
+    answer = _away(error) or _answer(error, context)
     if answer is None:
         return None
     request = context.get("request")
@@ -35,12 +42,16 @@ def handle(error: Exception, context: dict[str, Any]) -> Response | None:
     response = Response({"code": code, "detail": detail, "fields": fields}, status=status_code)
     if header := getattr(error, "auth_header", None):
         response["WWW-Authenticate"] = header
+    if status_code == status.HTTP_503_SERVICE_UNAVAILABLE:
+        response["Retry-After"] = str(RETRY_SECONDS)
+    if isinstance(error, TooManyTriesError):
+        response["Retry-After"] = str(error.seconds)
     return response
 
 
 def _answer(error: Exception, context: dict[str, Any]) -> tuple[str, int, str, dict[str, str]] | None:
     match error:
-        case RefusedError() | UnconfirmedError() | AccountError():
+        case RefusedError() | UnconfirmedError() | AccountError() | TooManyTriesError():
             return _conflict(error)
         case InvalidError():
             return "invalid", status.HTTP_400_BAD_REQUEST, error.detail, error.fields
@@ -68,7 +79,48 @@ def _answer(error: Exception, context: dict[str, Any]) -> tuple[str, int, str, d
             return None
 
 
-def _conflict(error: RefusedError | UnconfirmedError | AccountError) -> tuple[str, int, str, dict[str, str]]:
+def _away(error: Exception) -> tuple[str, int, str, dict[str, str]] | None:
+    if not isinstance(error, OperationalError | InterfaceError):
+        return None
+    return "database_unavailable", status.HTTP_503_SERVICE_UNAVAILABLE, unavailable(error), {}
+
+
+def unavailable(error: OperationalError | InterfaceError) -> str:
+    """What a database that cannot be used means to whoever asked, in a sentence."""
+    said = str(error).lower()
+    if "locked" in said:
+        why = "The database is locked by another process."
+    elif any(word in said for word in ("full", "no space")):
+        why = "The disk of the database is full."
+    else:
+        why = "The database does not answer."
+    return f"{why} Try again in a moment."
+
+
+def server_error(request: HttpRequest) -> HttpResponse:
+    """What nothing else has handled (``handler500``), wherever it happened: JSON for the API, a plain page else.
+
+    A page needs no database. Without one, sessions and the audit trail fail before and after the views as well.
+    """
+    error = sys.exc_info()[1]
+    away = isinstance(error, OperationalError | InterfaceError)
+    code, number = ("database_unavailable", 503) if away else ("bug", 500)
+    sentence = unavailable(error) if isinstance(error, OperationalError | InterfaceError) else ""
+    if request.path_info.startswith("/api/"):
+        detail = sentence or "This is a defect in the dashboard. Its log says more."
+        answer: HttpResponse = JsonResponse({"code": code, "detail": detail, "fields": {}}, status=number)
+    else:
+        answer = render(None, "500.html", {"sentence": sentence}, status=number)
+    if away:
+        answer["Retry-After"] = str(RETRY_SECONDS)
+    return answer
+
+
+def _conflict(
+    error: RefusedError | UnconfirmedError | AccountError | TooManyTriesError,
+) -> tuple[str, int, str, dict[str, str]]:
+    if isinstance(error, TooManyTriesError):
+        return "too_many_requests", status.HTTP_429_TOO_MANY_REQUESTS, error.detail, {}
     if isinstance(error, UnconfirmedError):
         return "host_key_unconfirmed", status.HTTP_409_CONFLICT, error.detail, error.shown
     # A refusal is a conflict with how things stand; input that nothing could make right is invalid.

@@ -116,7 +116,7 @@ def _pools() -> Iterable[Metric]:
     for pool in StoragePool.objects.select_related("host").order_by("id"):
         labels = [pool.host.slug, pool.name, pool.path]
         for column, gauge in gauges.items():
-            value = getattr(pool, column)
+            value = getattr(pool, "known_count" if column == "images_count" else column)
             if value is not None:
                 gauge.add_metric(labels, value)
         if pool.last_scanned is not None:

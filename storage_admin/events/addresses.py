@@ -15,6 +15,16 @@ from storage_admin.events.errors import EventsError
 LONGEST = 500
 #: Where clouds have their metadata outside of the link-local addresses: AWS by IPv6, Alibaba.
 _METADATA = frozenset(map(ipaddress.ip_address, ("fd00:ec2::254", "100.100.100.200")))
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+#: An address of IPv4 in the last 32 bits: compatible and mapped (RFC 4291), translated (RFC 2765), NAT64 (RFC 6052).
+_IPV4_AT_THE_END = [
+    ipaddress.IPv6Network(f"{prefix}/96") for prefix in ("::", "::ffff:0:0", "::ffff:0:0:0", "64:ff9b::")
+]
+_LOCAL_NAT64 = ipaddress.IPv6Network("64:ff9b:1::/48")  # RFC 8215
+_6TO4 = ipaddress.IPv6Network("2002::/16")  # RFC 3056
+_TEREDO = ipaddress.IPv6Network("2001::/32")  # RFC 4380: the server's address, and the client's with its bits turned
+#: How the last 64 bits begin where they end in an address of IPv4 (ISATAP, RFC 5214).
+_ISATAP = (bytes.fromhex("00005efe"), bytes.fromhex("02005efe"))
 #: Stands for what is not shown.
 HIDDEN = "…"
 
@@ -67,13 +77,39 @@ def _bad(sentence: str) -> EventsError:
 
 
 def forbidden(host: str) -> bool:
-    """Whether an IP address is one that nothing is sent to: link-local, multicast, unspecified. Names are none."""
+    """Whether an IP address is one that nothing is sent to: link-local, multicast, unspecified. Names are none.
+
+    An address of IPv6 that leads to one of IPv4, by translation or in a tunnel, is what that one is.
+    """
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         return False
-    address = getattr(address, "ipv4_mapped", None) or address
+    return any(map(_leads_nowhere_else, [address, *_embedded(address)]))
+
+
+def _leads_nowhere_else(address: _Address) -> bool:
     return address in _METADATA or address.is_link_local or address.is_multicast or address.is_unspecified
+
+
+def _embedded(address: _Address) -> list[ipaddress.IPv4Address]:
+    """The addresses of IPv4 that one of IPv6 may stand for."""
+    if address.version == 4:
+        return []
+    raw = address.packed
+    found = [raw[12:]] if any(address in network for network in _IPV4_AT_THE_END) else []
+    if raw[8:12] in _ISATAP:
+        found.append(raw[12:])
+    if address in _LOCAL_NAT64:
+        # Its length is the site's choice (RFC 6052, section 2.2; octet 8 is skipped): what one reading finds to be
+        # zeros, is meant by another one.
+        readings = [raw[12:], raw[6:8] + raw[9:11], raw[7:8] + raw[9:12], raw[9:13]]
+        found += [one for one in readings if any(one)] or readings[:1]
+    if address in _6TO4:
+        found.append(raw[2:6])
+    if address in _TEREDO:
+        found += [raw[4:8], bytes(octet ^ 0xFF for octet in raw[12:])]
+    return [ipaddress.IPv4Address(one) for one in found]
 
 
 def server(url: str) -> str:

@@ -35,8 +35,12 @@ POOL_OVERCOMMIT = "pool_overcommit"
 BROKEN_CHAIN = "broken_chain"
 FORMAT_MISMATCH = "format_mismatch"
 HOST_UNREACHABLE = "host_unreachable"
+POOL_SILENT = "pool_silent"
+POOL_CHANGED = "pool_changed"
 POLICY_FAILED = "policy_failed"
 UNDO_HELD = "undo_held"
+UNDO_KEPT = "undo_kept"
+CLOCK_JUMPED = "clock_jumped"
 BENCHMARK_REGRESSION = "benchmark_regression"
 JOB_STALLED = "job_stalled"
 DELIVERY_GIVEN_UP = "delivery_given_up"
@@ -48,8 +52,12 @@ KINDS = {
     BROKEN_CHAIN: "broken chain",
     FORMAT_MISMATCH: "format mismatch",
     HOST_UNREACHABLE: "host unreachable",
+    POOL_SILENT: "pool does not answer",
+    POOL_CHANGED: "pool's folder replaced",
     POLICY_FAILED: "policy failed",
     UNDO_HELD: "undo copies hold much",
+    UNDO_KEPT: "undo copy may be the last good copy",
+    CLOCK_JUMPED: "clock was set",
     BENCHMARK_REGRESSION: "slower than before",
     JOB_STALLED: "job without progress",
     DELIVERY_GIVEN_UP: "cannot be told",

@@ -3,8 +3,10 @@
 import errno
 import fcntl
 import os
+import shlex
 import shutil
 import socket
+import stat
 import tempfile
 import time
 from collections.abc import Mapping
@@ -31,7 +33,7 @@ def require_writable(folder: Path) -> None:
     """Makes the folder, readable by its owner alone, and writes a file into it.
 
     Raises:
-        SetupError: it cannot be made or written to.
+        SetupError: it cannot be made or written to, or belongs to somebody else.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -43,6 +45,33 @@ def require_writable(folder: Path) -> None:
             f"The data folder {folder} cannot be used ({error.strerror}). "
             "Make it writable or set STORAGE_ADMIN_DATA_DIR to a folder that is."
         ) from error
+    require_private(folder)
+
+
+def require_private(folder: Path) -> None:
+    """Takes away what others than its owner may do in the data folder: its keys and its database open every host.
+
+    Raises:
+        SetupError: it belongs to another user, who can read it and give it to others.
+    """
+    found = folder.stat()
+    if found.st_uid != os.geteuid():
+        raise SetupError(
+            f"The data folder {folder} belongs to another user (uid {found.st_uid}, not {os.geteuid()}), who can read "
+            f"the keys in it. Run: chown -R {os.geteuid()} {shlex.quote(str(folder))} or set STORAGE_ADMIN_DATA_DIR to "
+            "a folder of your own."
+        )
+    _close(folder, found)
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            # What is deeper is behind this folder; what an earlier version left open in it is closed.
+            if entry.is_file(follow_symlinks=False):
+                _close(Path(entry.path), entry.stat(follow_symlinks=False))
+
+
+def _close(path: Path, found: os.stat_result) -> None:
+    if found.st_mode & 0o077 and found.st_uid == os.geteuid():
+        path.chmod(stat.S_IMODE(found.st_mode) & 0o700)
 
 
 def lock_folder(folder: Path, patience_seconds: float = 15.0) -> int:

@@ -11,6 +11,8 @@ from typing import NoReturn
 WORKER_THREADS = 32
 WEB_WORKERS = 2
 WEB_THREADS = 8
+#: gunicorn's with threads, which tells overload (``storage_admin/overload.py``).
+WORKER_CLASS = "storage_admin.overload.Worker"
 #: Images belong to root: a worker beside them is root on purpose.
 ENVIRONMENT = {
     "DJANGO_SETTINGS_MODULE": "storage_admin.settings",
@@ -23,7 +25,7 @@ _CELERY = (sys.executable, "-m", "celery", "--quiet", "--app", "storage_admin.ce
 def web(bind: str, workers: int = WEB_WORKERS, log_level: str = "warning") -> tuple[str, ...]:
     """gunicorn on ``bind``, with so many processes."""
     server = (sys.executable, "-m", "gunicorn", "--bind", bind, "--no-control-socket")
-    sizes = ("--workers", str(workers), "--worker-class", "gthread", "--threads", str(WEB_THREADS))
+    sizes = ("--workers", str(workers), "--worker-class", WORKER_CLASS, "--threads", str(WEB_THREADS))
     # Longer than clients and proxies keep an idle connection: else it may be closed just when it is used again.
     times = ("--graceful-timeout", "5", "--keep-alive", "75")
     return (*server, *sizes, *times, "--log-level", log_level, "storage_admin.wsgi")

@@ -15,6 +15,30 @@ from storage_admin.supervisor.errors import SetupError
 LOCK = 0x5A_AD_4D_16
 #: How long tables are waited for, in seconds; whoever keeps a service running starts it again after that.
 PATIENCE = 120.0
+#: Files of the data folder that a first start makes.
+KEYS = ("secret_key", "secrets.key")
+
+
+def refuse_emptied(data_dir: Path) -> None:
+    """Refuses to begin anew where a database was: its file is there and empty, beside the keys of an installation.
+
+    A disk that was full, or a restore that failed, leaves it so. Tables that were made in it would hide that.
+
+    Raises:
+        SetupError: it is.
+    """
+    if connection.vendor != "sqlite":
+        return
+    file = Path(connection.settings_dict["NAME"])
+    log = file.with_name(f"{file.name}-wal")  # what was written last may still be there alone
+    if not file.is_file() or file.stat().st_size or (log.is_file() and log.stat().st_size):
+        return
+    keys = [name for name in KEYS if (data_dir / name).is_file()]
+    if keys:
+        raise SetupError(
+            f"The database {file} is empty, but {data_dir} has the keys of an installation ({', '.join(keys)}). "
+            "Restore the database from a backup; or remove the empty file, if this is to be a new installation."
+        )
 
 
 @contextlib.contextmanager
@@ -53,6 +77,8 @@ def wait_for_tables(say: Callable[[str], None], patience_seconds: float = PATIEN
 
 def _missing() -> str:
     """What is not there yet, in a sentence; empty when all is."""
+    if connection.vendor == "sqlite" and not Path(connection.settings_dict["NAME"]).exists():
+        return "There is no database yet."  # and looking into it would make an empty file
     try:
         executor = MigrationExecutor(connection)
         plan = executor.migration_plan(executor.loader.graph.leaf_nodes())

@@ -28,12 +28,13 @@ from tests.factories import (
 )
 
 #: Method, address, body; what the trail calls it, and which of before and after it says.
-CHANGES = [
+CHANGES: list[tuple[str, str, dict[str, Any], str, dict[str, Any] | None, dict[str, Any] | None]] = [
     ("patch", "hosts/{host}/", {"max_jobs": 3}, "host changed", {"max_jobs": 1}, {"max_jobs": 3}),
     ("post", "hosts/{host}/scan/", {}, "scan queued", None, {}),
     ("delete", "hosts/{remote}/", {}, "host removed", {}, None),
     ("post", "pools/", {"host": "mine", "path": "{folder}"}, "pool registered", None, {"host": "mine"}),
     ("patch", "pools/{pool}/", {"warn_percent": 70}, "pool changed", {"warn_percent": 85}, {"warn_percent": 70}),
+    ("post", "pools/{there}/confirm-folder/", {}, "folder confirmed", None, {"path": "{above}", "listed": False}),
     ("delete", "pools/{spare}/", {}, "pool removed", {"host": "mine"}, None),
     ("patch", "images/{image}/", {"declared_format": "raw"}, "format declared", {"format": ""}, {"format": "raw"}),
     ("post", "jobs/", {"kind": "analyze", "image": "{plain}"}, "analyze queued", None, {}),
@@ -53,6 +54,8 @@ CHANGES = [
     ("post", "users/", {"username": "new", "role": "viewer"}, "user added", None, {"role": "viewer"}),
     ("patch", "users/{user}/", {"role": "operator"}, "user changed", {"role": "viewer"}, {"role": "operator"}),
     ("patch", "users/{user}/", {"is_active": False}, "user deactivated", {"is_active": True}, {"is_active": False}),
+    ("post", "users/{user}/reset-second-factor/", {}, "second factor reset", {"second_factor": []},
+     {"sessions_ended": 1}),
     ("post", "users/{user}/reset-password/", {}, "password reset", None, {"sessions_ended": 1}),
     ("delete", "users/{user}/sessions/{session}/", {}, "session ended", {"browser": "Firefox on Linux"}, None),
     ("post", "users/{user}/end-sessions/", {}, "sessions ended", {"sessions": 1}, None),
@@ -78,6 +81,7 @@ CHANGES = [
     ("post", "webhooks/mail/deliveries/{mail}/resend/", {}, "delivery sent again", None, {"delivery": "{mail}"}),
     ("post", "images/{orphan}/set-aside/", {"grace_days": 3}, "set_aside queued", None, {}),
     ("post", "images/{aside}/restore/", {}, "restore_aside refused", None, {}),
+    ("delete", "images/{vanished}/", {}, "image forgotten", {}, None),
     ("post", "jobs/", {"kind": "delete_aside", "image": "{aside}", "options": {"confirm_name": "left.qcow2"}},
      "delete_aside refused", None, {}),
     ("post", "views/", {"page": "jobs", "name": "new", "query": "state=failed", "shared": True}, "view shared", None,
@@ -126,6 +130,7 @@ def things(db: None, tmp_path: Path, settings: Any) -> dict[str, Any]:
     folder.mkdir()
     return {
         "host": host.pk, "remote": HostFactory.create(kind="ssh").pk, "pool": pool.pk, "folder": str(folder),
+        "there": StoragePoolFactory.create(host=host, path=str(tmp_path)).pk, "above": str(tmp_path),
         "spare": StoragePoolFactory.create(host=host, source="admin").pk, "image": image.pk,
         "used": ImageFactory.create(pool=pool, in_use=True).pk, "done": done.pk,
         "plain": ImageFactory.create(pool=pool).pk,
@@ -140,6 +145,7 @@ def things(db: None, tmp_path: Path, settings: Any) -> dict[str, Any]:
         "aside": ImageFactory.create(
             pool=pool, name="left.qcow2", state="set_aside", aside_since=long_ago, aside_until=long_ago, aside_by="ann",
         ).pk,
+        "vanished": ImageFactory.create(pool=pool, state="missing", missing_since=long_ago).pk,
         "view": SavedViewFactory.create(shared=True).pk, "lockout": locked_out("ann").pk,
     }  # fmt: skip
 

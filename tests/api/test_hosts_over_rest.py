@@ -46,7 +46,7 @@ def test_a_token_is_changed_only_for_one_that_works(admin: APIClient, server: Pr
     admin.post(HOSTS, body(server, tls_fingerprint=server.fingerprint), format="json")
     host = Host.objects.get()
     bad = admin.patch(f"{HOSTS}{host.pk}/", {"token_secret": "0" * 36}, format="json")
-    assert (bad.status_code, bad.json()["code"]) == (409, "host_unreachable")
+    assert (bad.status_code, bad.json()["code"]) == (409, "token_refused")
     good = admin.patch(f"{HOSTS}{host.pk}/", {"token_secret": SECRET}, format="json")
     assert (good.status_code, SECRET in good.content.decode()) == (200, False)
 

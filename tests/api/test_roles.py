@@ -63,12 +63,14 @@ CASES = [
     Case("get", "pools/{pool}/", VIEWER),
     Case("post", "pools/", ADMIN, 201, {"host": "{slug}", "path": "{folder}"}),
     Case("patch", "pools/{pool}/", ADMIN, body={"name": "x"}),
+    Case("post", "pools/{there}/confirm-folder/", ADMIN),
     Case("delete", "pools/{spare}/", ADMIN, 204),
     Case("get", "guests/", VIEWER),
     Case("get", "guests/{guest}/", VIEWER),
     Case("get", "images/", VIEWER),
     Case("get", "images/{image}/", VIEWER),
     Case("patch", "images/{image}/", ADMIN, body={"declared_format": "qcow2"}),
+    Case("delete", "images/{vanished}/", ADMIN, 204),
     Case("get", "images/{image}/chain/", VIEWER),
     Case("post", "images/{lonely}/set-aside/", ADMIN, 202, {"grace_days": 7}),
     Case("post", "images/{parked}/restore/", ADMIN, 202),
@@ -147,6 +149,7 @@ CASES = [
     Case("post", "users/", ADMIN, 201, {"username": "new", "role": "viewer"}, everywhere=True),
     Case("patch", "users/{user}/", ADMIN, body={"role": "operator"}, everywhere=True),
     Case("post", "users/{user}/reset-password/", ADMIN, everywhere=True),
+    Case("post", "users/{user}/reset-second-factor/", ADMIN, everywhere=True),
     Case("get", "users/{user}/sessions/", ADMIN, everywhere=True),
     Case("delete", "users/{user}/sessions/{session}/", ADMIN, 204, everywhere=True),
     Case("post", "users/{user}/end-sessions/", ADMIN, everywhere=True),
@@ -180,6 +183,7 @@ def world(db: None, tmp_path: Path, settings: Any) -> dict[str, Any]:
     user = UserFactory.create()
     return {
         "host": host.pk, "slug": "mine", "pool": pool.pk, "spare": StoragePoolFactory.create(host=host).pk,
+        "there": StoragePoolFactory.create(host=host, path=str(tmp_path)).pk,
         "image": image.pk, "guest": use.disk.guest.pk, "job": job.pk, **orphans(pool),
         "failed": failed.pk, "active": JobFactory.create(target=host, state="running").pk, "folder": str(folder),
         "benchmark": BenchmarkFactory.create(pool=pool).pk, "watch": WatchFactory.create(pool=pool).pk,
@@ -206,7 +210,8 @@ def orphans(pool: StoragePool) -> dict[str, int]:
     aside = ImageFactory.create(pool=pool, orphan=None, state="set_aside", aside_since=timezone.now())
     aside.aside_job = JobFactory.create(kind="set_aside", target=aside, state="succeeded", finished=timezone.now())
     aside.save()
-    return {"lonely": orphan.pk, "parked": aside.pk}
+    gone = ImageFactory.create(pool=pool, state="missing", missing_since=timezone.now())
+    return {"lonely": orphan.pk, "parked": aside.pk, "vanished": gone.pk}
 
 
 def send(client: APIClient, case: Case, world: dict[str, Any]) -> int:

@@ -158,6 +158,12 @@ def needed(method: str, path: str, status: int, body: Any) -> str:
     return case.role
 
 
+def changes_nothing(method: str, path: str, body: Any) -> bool:
+    """Whether a shared view was asked for no change but which view a list begins with: that is each user's own."""
+    given = body.keys() if isinstance(body, dict) else set()
+    return method.upper() == "PATCH" and path.endswith("/views/{id}/") and not given - {"default"}
+
+
 def switches(case: Case) -> list[str]:
     """What is true in the case's body, and so decides what it is."""
     return [name for name, value in case.body.items() if value is True]
@@ -207,7 +213,7 @@ def probed(operation: Any, asker: str, found: dict[str, int]) -> Counter[int]:
         with transaction.atomic():
             status = case.call_and_validate(headers=headers, excluded_checks=left_out).status_code
             answers[status] += 1
-            if 200 <= status < 300:
+            if 200 <= status < 300 and not changes_nothing(method, path, case.body):
                 least = needed(method, path, status, case.body)
                 assert RANKS.index(role) >= RANKS.index(least), f"{asker} got {status}; that takes {least}"
                 where = (case.path_parameters or {}).get("id")

@@ -42,6 +42,29 @@ def test_refuses_a_data_folder_that_takes_no_file() -> None:
         checks.require_writable(Path("/proc"))
 
 
+def test_closes_a_data_folder_that_others_can_read_and_what_an_earlier_version_left_open_in_it(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name, mode in (("db.sqlite3", 0o644), ("secret_key", 0o600), ("script", 0o755)):
+        (folder / name).touch()
+        (folder / name).chmod(mode)
+    (folder / "elsewhere").symlink_to(tmp_path / "file")
+    (tmp_path / "file").touch(mode=0o644)
+    folder.chmod(0o755)
+    checks.require_writable(folder)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (folder, *folder.iterdir())}
+    assert modes == {"data": 0o700, "db.sqlite3": 0o600, "secret_key": 0o600, "script": 0o700, "elsewhere": 0o644}
+
+
+def test_refuses_a_data_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o755)
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(SetupError, match=rf"belongs to another user \(uid {owner}, not {owner + 1}\).* chown -R"):
+        checks.require_private(tmp_path)
+    assert tmp_path.stat().st_mode & 0o777 == 0o755
+
+
 def test_refuses_a_data_folder_on_which_another_process_works(tmp_path: Path) -> None:
     hold = "import sys; from pathlib import Path; from storage_admin.supervisor.checks import lock_folder; "
     hold += "lock_folder(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"

@@ -71,6 +71,28 @@ def test_a_port_in_use_ends_with_a_sentence(tmp_path: Path) -> None:
     assert not (tmp_path / "data" / "db.sqlite3").exists()
 
 
+def test_a_database_that_was_emptied_is_no_first_start(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir(mode=0o700)
+    (data / "secret_key").write_text("x" * 50)
+    (data / "db.sqlite3").touch()
+    assert_refused(up(data), r"^The database .*db\.sqlite3 is empty, but .* \(secret_key\)")
+    assert (data / "db.sqlite3").stat().st_size == 0
+
+
+@pytest.mark.parametrize("kib", [16, 3000])
+def test_a_full_data_disk_ends_with_a_sentence(tmp_path: Path, kib: int) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kib}k,mode=700", "tmpfs", disk], check=True)
+    try:
+        (disk / "data").mkdir(mode=0o700)
+        done = up(disk / "data")
+    finally:
+        subprocess.run(["umount", disk], check=True)
+    assert_refused(done, "^The disk is full .* Free some space")
+
+
 def test_a_malformed_address_ends_with_a_sentence(tmp_path: Path) -> None:
     assert_refused(up(tmp_path / "data", STORAGE_ADMIN_BIND="here"), "^STORAGE_ADMIN_BIND is 'here', which is no addr")
 
@@ -118,7 +140,16 @@ def test_one_signal_stops_everything(tmp_path: Path) -> None:
     assert "killed" not in said
     assert "Traceback" not in said
     assert still_there(running) == []
-    assert said.count(dashboard.password) == 1
+    assert said.count(dashboard.printed) == 1
+    assert open_to_others(data_dir) == []
+
+
+def open_to_others(data_dir: Path) -> list[str]:
+    """What of a data folder others than its owner may read or write: not the agent, which is no secret, nor symbolic
+    links, which have no mode of their own.
+    """
+    found = [data_dir, *(path for path in data_dir.rglob("*") if path.suffix != ".pyz")]
+    return [str(path) for path in found if not path.is_symlink() and path.stat().st_mode & 0o077]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +170,7 @@ def test_the_first_password_is_the_last_thing_that_is_said_once_all_is_up(tmp_pa
         all_of_it(dashboard)
         time.sleep(3)
         said = [line for line in dashboard.daemon.said().split("\n") if line]
-        (at,) = [number for number, line in enumerate(said) if dashboard.password in line]
+        (at,) = [number for number, line in enumerate(said) if dashboard.printed in line]
         (runs,) = [number for number, line in enumerate(said) if f"runs at {dashboard.url}/" in line]
         assert runs < at
         # Only a first scan that takes long has anything to say after it.

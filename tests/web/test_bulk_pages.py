@@ -10,9 +10,9 @@ from images.space import Admitted
 from images.views.bulk import Line, needs_of, planned, sums_of
 from storage_admin.jobs.models import Job
 from tests.factories import GIB, ImageFactory
+from tests.web.confirming import planned as shown
 from tests.web.conftest import Filled
 from tests.web.html import text_of
-from tests.web.test_image_and_reclaim_pages import hidden
 from tests.working import OPERATOR
 
 ADDRESS = "/images/reclaim/"
@@ -53,7 +53,7 @@ def test_one_page_has_the_sums_and_each_refusal(operator: Client, chosen: list[I
 
 def test_confirming_queues_one_job_each_and_only_once(operator: Client, chosen: list[Image]) -> None:
     page = operator.post(ADDRESS, {"image": ids(chosen), "undo_hours": "5", "method": "compress"}).content.decode()
-    form = {"image": ids(chosen), "undo_hours": "5", "method": "compress", "key": hidden(page)["key"], "confirmed": "1"}
+    form = {"image": ids(chosen), "undo_hours": "5", "method": "compress", "confirmed": "1"} | shown(page)
     assert operator.post(ADDRESS, form).status_code == 302
     operator.post(ADDRESS, form)
     jobs = Job.objects.filter(kind="reclaim", target_id__in=ids(chosen))
@@ -71,7 +71,7 @@ def test_nonsense_in_an_option_changes_nothing(operator: Client, chosen: list[Im
     page = text_of(
         operator.post(ADDRESS, {"image": ids(chosen), "undo_hours": "much", "confirmed": "1"}).content.decode()
     )
-    assert "Nothing was changed." in page
+    assert "Some of the options cannot be used. Undo hours: Give a number." in page
     assert not Job.objects.filter(kind="reclaim", target_id__in=ids(chosen)).exists()
 
 
@@ -82,13 +82,14 @@ def test_what_does_not_fit_beside_the_others_is_refused_on_the_page_already(
     more = [ImageFactory.create(pool=pool, name=f"more-{number:02}.qcow2") for number in range(10)]
     queued = [ImageFactory.create(pool=pool) for _ in range(2)]
     form: dict[str, Any] = {"image": ids(more), "method": "compress", "undo_hours": "1"}
-    operator.post(ADDRESS, {**form, "image": ids(queued), "confirmed": "1"})
+    other = {**form, "image": ids(queued)}
+    operator.post(ADDRESS, other | shown(operator.post(ADDRESS, other).content.decode()) | {"confirmed": "1"})
     page = operator.post(ADDRESS, form).content.decode()
     text = text_of(page)
     assert "Reclaim 6 images" in text  # of 4 GiB each, 35 GiB may be used, and 8 GiB of them are reserved
     assert "24 GiB and up to 8 GiB for jobs that are queued or at work" in text
     assert text.count("not_enough_space") == 4
-    form |= {"key": hidden(page)["key"], "confirmed": "1"}
+    form |= shown(page) | {"confirmed": "1"}
     assert "6 queued." in operator.post(ADDRESS, form, follow=True).content.decode()
     assert "6 queued." in operator.post(ADDRESS, form, follow=True).content.decode()  # pressed twice
     jobs = Job.objects.filter(kind="reclaim", target_id__in=[image.pk for image in more])

@@ -15,8 +15,10 @@ from django.utils import timezone
 from pytest_django import Settings
 
 from storage_admin.accounts.models import AuditEntry, Session
+from storage_admin.hosts.models import Host
 from storage_admin.jobs.models import Job
 from tests.factories import HostFactory, ImageFactory, PolicyFactory, StoragePoolFactory, UserFactory, WatchFactory
+from tests.web.confirming import planned
 from tests.web.html import tags_of
 from tests.web.test_host_scope import address
 from tests.web.test_role_table import BACKEND, PAGES, ids, routes
@@ -33,6 +35,7 @@ FORMS: list[tuple[str, str, dict[str, Any]]] = [
     ("images_reclaim", "reclaim queued", {"image": "plain_id", "confirmed": "1", "undo_hours": "24"}),
     ("image_analyze", "analyze queued", {}),
     ("image_format", "format declared", {"format": "raw"}),
+    ("image_forget", "image forgotten", {"image": "vanished_id"}),
     ("job_cancel", "job cancelled", {"job": "queued_job"}),
     ("job_retry", "scan queued", {"job": "failed_job"}),
     ("host_remove", "host removed", {"host": "spare_host", "confirm": "spare"}),
@@ -40,6 +43,7 @@ FORMS: list[tuple[str, str, dict[str, Any]]] = [
     ("host_scan", "scan queued", {"host": "spare_host"}),
     ("folder_add", "pool registered", {"path": "{folder}"}),
     ("pool_change", "pool changed", {"name": "x", "warn_percent": "70", "warn_days": "14"}),
+    ("pool_confirm_folder", "folder confirmed", {"pool": "pool_there"}),
     ("pool_remove", "pool removed", {"pool": "spare_pool", "confirm": "spare-pool"}),
     ("view_save", "view shared", {"page": "jobs", "name": "new", "query": "state=failed", "shared": "on"}),
     ("view_change", "view not shared any more", {}),
@@ -63,6 +67,8 @@ FORMS: list[tuple[str, str, dict[str, Any]]] = [
     ("user", "user changed", {"role": "operator"}),
     ("user_active", "user deactivated", {}),
     ("user_password", "password reset", {}),
+    ("users_second_factor", "second factor required", {"roles": "viewer"}),
+    ("user_second_factor", "second factor reset", {}),
     ("user_sign_out", "sessions ended", {}),
     ("user_session_end", "session ended", {}),
     ("lockout_end", "lockout lifted", {}),
@@ -76,11 +82,25 @@ _ONES_OWN = "As an admin's form for others (user_sign_out, user_session_end): on
 #: What is not among them, and why.
 NOT_HERE = {
     **dict.fromkeys(("reclaim", "flatten", "convert", "check", "set_aside", "restore_aside", "delete_aside"), _A_JOB),
-    **dict.fromkeys(("job_undo", "job_discard_undo", "move_disk", "resize", "trim", "guest_io"), _A_JOB),
+    **dict.fromkeys(("job_undo", "job_discard_undo", "pool_leftover", "move_disk", "resize", "trim"), _A_JOB),
+    "guest_io": _A_JOB,
     "benchmark_start": _A_JOB,
     "host_add": "It takes a host that answers: test_host_add_pages.",
     "host_connection": "It takes a host that answers: tests/hosts/test_proxmox_hosts.",
     "policy_add": "A long form: test_policy_pages; the service is that of REST.",
+    **dict.fromkeys(
+        (
+            "mfa_activate_totp",
+            "mfa_deactivate_totp",
+            "mfa_add_webauthn",
+            "mfa_remove_webauthn",
+            "mfa_generate_recovery_codes",
+        ),
+        "It takes a device: tests/accounts/test_second_factor and test_passkeys.",
+    ),
+    **dict.fromkeys(
+        ("account_reauthenticate", "mfa_reauthenticate", "mfa_reauthenticate_webauthn"), "It changes nothing."
+    ),
     "account_sign_out": _ONES_OWN,
     "account_session_end": _ONES_OWN,
 }
@@ -97,14 +117,18 @@ def test_each_form_has_a_line() -> None:
 @pytest.fixture
 def things(ids: dict[str, int], settings: Settings, tmp_path: Path) -> dict[str, Any]:
     settings.ALERT_EMAILS = ["ann@example.org"]
+    (tmp_path / "there").mkdir()
     spare = HostFactory.create(slug="spare", name="spare", kind="ssh")
     others = Session.objects.create(
         session_key="k", session_data="", expire_date=timezone.now() + timedelta(days=1), user_id=ids["user_id"],
         address="192.0.2.9", browser="Firefox on Linux",
     )  # fmt: skip
     pool = StoragePoolFactory.create(host=spare, name="spare-pool", source="admin")
+    there = StoragePoolFactory.create(host=Host.objects.get(pk=ids["host_id"]), path=str(tmp_path / "there"))
     return ids | {
+        "pool_there": there.pk,
         "spare_host": spare.pk, "spare_pool": pool.pk, "plain_id": ImageFactory.create().pk,
+        "vanished_id": ImageFactory.create(state="missing", missing_since=timezone.now()).pk,
         "session_uid": str(others.uid),
         "queued_job": Job.objects.get(state="queued").pk, "idle_policy": PolicyFactory.create(hosts=[spare.pk]).pk,
         "failed_job": Job.objects.create(
@@ -122,11 +146,13 @@ def test_what_a_form_changes_is_in_the_trail(
     client.force_login(UserFactory.create(username="root-too", role="admin"), BACKEND)
     # Some forms are about another object than the table's.
     objects = things | {
-        f"{of}_id": things[form[of]] for of in ("job", "host", "pool", "policy") if form.get(of) in things
+        f"{of}_id": things[form[of]] for of in ("job", "host", "pool", "policy", "image") if form.get(of) in things
     }
     where = UUID.sub(things["session_uid"], address(dict(routes())[name], objects))
     earlier = AuditEntry.objects.count()
     body = {key: things.get(value.strip("{}"), value) for key, value in form.items()}
+    if "confirmed" in body:
+        body |= planned(client.post(where, body, REMOTE_ADDR="192.0.2.7").content.decode())
     answer = client.post(where, body, REMOTE_ADDR="192.0.2.7")
     assert answer.status_code in {200, 302}, answer.content
     made = list(AuditEntry.objects.order_by("id")[earlier:])

@@ -5,9 +5,10 @@ from django.test import Client
 
 from storage_admin.jobs.models import Job
 from tests.factories import GIB, ImageFactory
+from tests.web.confirming import planned
 from tests.web.conftest import Filled
 from tests.web.html import tags_of, text_of
-from tests.web.test_image_and_reclaim_pages import HTMX, hidden
+from tests.web.test_image_and_reclaim_pages import HTMX
 
 
 def chosen(page: str, name: str) -> list[str]:
@@ -52,7 +53,7 @@ def test_flattening_down_to_an_image_is_confirmed_and_queued(operator: Client, c
     address = f"/images/{chain[2]}/flatten/"
     fragment = operator.get(address, {"down_to": str(chain[0])}, headers=HTMX).content.decode()
     assert "stand on lowest.qcow2" in text_of(fragment)
-    operator.post(address, hidden(fragment))
+    operator.post(address, {"down_to": str(chain[0])} | planned(fragment))
     job = Job.objects.get(kind="flatten", target_id=chain[2])
     assert job.options["down_to"] == chain[0]
 
@@ -61,7 +62,7 @@ def test_a_check_writes_nothing_and_asks_for_no_confirmation_of_a_loss(operator:
     address = f"/images/{chain[2]}/check/"
     page = operator.get(address).content.decode()
     assert "highest.qcow2 is read; nothing is written." in text_of(page)
-    operator.post(address, hidden(page))
+    operator.post(address, planned(page))
     assert Job.objects.get(kind="check").options["repair"] == "none"
 
 
@@ -74,9 +75,10 @@ def test_a_repair_of_all_is_for_admins(operator: Client, chain: list[int]) -> No
 
 def test_digging_in_place_asks_for_no_undo_copy(operator: Client, filled: Filled) -> None:
     image = ImageFactory.create(pool=filled.pool, name="disk.raw", format="raw", declared_format="raw")
-    page = operator.get(f"/images/{image.pk}/reclaim/", {"method": "in_place", "undo_hours": "0"}).content.decode()
+    asked = {"method": "in_place", "undo_hours": "0"}
+    page = operator.get(f"/images/{image.pk}/reclaim/", asked).content.decode()
     assert "none is needed: what is read from the image stays the same" in text_of(page)
-    operator.post(f"/images/{image.pk}/reclaim/", hidden(page))
+    operator.post(f"/images/{image.pk}/reclaim/", asked | planned(page))
     assert Job.objects.get(kind="reclaim", target_id=image.pk).plan["method"] == "in_place"
 
 
@@ -86,7 +88,7 @@ def test_a_conversion_is_planned_and_queued_with_its_options(operator: Client, c
     fragment = operator.get(address, asked, headers=HTMX).content.decode()
     assert "The image stays as it is" in text_of(fragment)
     assert "none is needed: the image is not changed" in text_of(fragment)
-    operator.post(address, hidden(fragment))
+    operator.post(address, asked | planned(fragment))
     job = Job.objects.get(kind="convert", target_id=chain[2])
     assert job.options["format_options"] == {"subformat": "streamOptimized"}
     assert job.options["target_name"] == "export.vmdk"

@@ -34,7 +34,9 @@ def test_an_admin_registers_a_folder_and_a_scan_of_it_is_queued(
 def test_a_bad_folder_gets_a_sentence_beside_the_field(admin: Client, filled: Filled, path: str) -> None:
     answer = admin.post(f"/hosts/{filled.host.pk}/folders/", {"path": path})
     assert answer.status_code == 400
-    errors = [found for _, found in tags_of(answer.content.decode()) if found.get("class") == "field-error"]
+    errors = [
+        found for _, found in tags_of(answer.content.decode()) if "field-error" in (found.get("class") or "").split()
+    ]
     assert len(errors) == 1
     assert StoragePool.objects.count() == 1
 
@@ -56,11 +58,22 @@ def test_a_threshold_is_a_percentage(admin: Client, filled: Filled, percent: str
 
 
 def test_missing_tools_are_named_with_what_they_are_for(viewer: Client) -> None:
-    HostFactory.create(capabilities={"qemu_img": None, "tools": {"setpriv": True, "virt-sparsify": False}})
+    HostFactory.create(capabilities={"qemu_img": None, "tools": {"setpriv": True}})
     text = text_of(viewer.get("/hosts/").content.decode())
     assert "qemu-img missing every job on an image" in text
     assert "setpriv there" in text
     assert "ionice unknown" in text
+    assert "deleted files" not in text, "no job looks for them"
+
+
+@pytest.mark.parametrize(("found", "warned"), [("landlock", False), ("namespaces", False), (None, True)])
+def test_a_host_that_cannot_keep_tools_from_other_files_says_so(
+    viewer: Client, found: str | None, warned: bool
+) -> None:
+    HostFactory.create(capabilities={"confinement": found})
+    text = text_of(viewer.get("/hosts/").content.decode())
+    assert ("Images that others than root can write are refused" in text) is warned
+    assert (f"Landlock or namespaces there {found}" in text) is not warned
 
 
 def test_cache_and_discard_modes_come_with_advice(viewer: Client) -> None:

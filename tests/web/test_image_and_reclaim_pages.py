@@ -11,19 +11,11 @@ from images.views.rewrite import growth_of
 from images.views.tree import tree_of
 from storage_admin.jobs.models import Job
 from tests.factories import GIB, ImageFactory
+from tests.web.confirming import confirm, planned
 from tests.web.conftest import Filled
 from tests.web.html import tags_of, text_of
 
 HTMX = {"HX-Request": "true"}
-
-
-def hidden(page: str) -> dict[str, str]:
-    """The fields of the confirmation form."""
-    return {
-        found["name"] or "": found.get("value") or ""
-        for tag, found in tags_of(page)
-        if tag == "input" and found.get("type") == "hidden" and found.get("name") not in {None, "next"}
-    }
 
 
 def test_shows_exact_bytes_and_what_reclaiming_would_win(viewer: Client, filled: Filled) -> None:
@@ -107,8 +99,8 @@ def test_options_change_the_plan_alone(operator: Client, filled: Filled) -> None
     assert "compressed with zlib" in fragment
     assert "without an undo copy" in text_of(fragment)
     assert f"-r {50 * 1024**2}" in fragment
-    assert hidden(fragment)["undo_hours"] == "0"
-    assert hidden(fragment)["idle_io"] == "false"
+    assert operator.post(f"/images/{image.pk}/reclaim/", options | {"show": "1"}).status_code == 200
+    assert not Job.objects.filter(target_id=image.pk).exists()
 
 
 @pytest.mark.parametrize(
@@ -128,9 +120,8 @@ def test_a_bad_option_gets_a_sentence_and_no_plan(operator: Client, filled: Fill
 def test_confirming_starts_the_job_that_the_plan_showed_once(operator: Client, filled: Filled) -> None:
     image = ImageFactory.create(pool=filled.pool, name="alone.qcow2")
     address = f"/images/{image.pk}/reclaim/"
-    form = hidden(
-        operator.get(address, {"compression": "zlib", "undo_hours": "48", "idle_io": "false"}).content.decode()
-    )
+    form = {"compression": "zlib", "undo_hours": "48", "idle_io": "false"}
+    form |= planned(operator.get(address, form).content.decode())
     first, second = operator.post(address, form), operator.post(address, form)
     job = Job.objects.get(kind="reclaim", target_id=image.pk)
     assert first["Location"] == second["Location"] == f"/jobs/{job.pk}/"
@@ -142,19 +133,21 @@ def test_confirming_starts_the_job_that_the_plan_showed_once(operator: Client, f
 def test_replacing_without_an_undo_copy_wants_its_own_confirmation(operator: Client, filled: Filled) -> None:
     image = ImageFactory.create(pool=filled.pool, name="alone.qcow2")
     address = f"/images/{image.pk}/reclaim/"
-    answer = operator.post(address, {"undo_hours": "0"})
+    answer = confirm(operator, address, {"undo_hours": "0"})
     assert "Confirm that alone.qcow2 is replaced without an undo copy." in text_of(answer.content.decode())
     assert not Job.objects.filter(target_id=image.pk, kind="reclaim").exists()
-    operator.post(address, {"given": "1", "undo_hours": "0", "without_undo": "on"})
+    confirm(operator, address, {"undo_hours": "0", "without_undo": "on"})
     assert Job.objects.get(target_id=image.pk, kind="reclaim").options["undo_hours"] == 0
 
 
 def test_what_is_refused_has_no_button_and_starts_nothing(operator: Client, filled: Filled) -> None:
-    image = ImageFactory.create(pool=filled.pool, in_use=True, in_use_detail="mounted at /mnt")
+    image = ImageFactory.create(pool=filled.pool)
+    seen = planned(operator.get(f"/images/{image.pk}/reclaim/").content.decode())
+    Image.objects.filter(pk=image.pk).update(in_use=True, in_use_detail="mounted at /mnt")
     page = operator.get(f"/images/{image.pk}/reclaim/").content.decode()
     assert "Refused: image_in_use" in text_of(page)
-    assert "key" not in hidden(page)
-    answer = operator.post(f"/images/{image.pk}/reclaim/", {"given": "1"})
+    assert planned(page) == {}
+    answer = operator.post(f"/images/{image.pk}/reclaim/", seen)
     assert answer.status_code == 409
     assert "Refused (image_in_use)" in text_of(answer.content.decode())
     assert not Job.objects.filter(target_id=image.pk, kind="reclaim").exists()
@@ -179,3 +172,30 @@ def test_zero_filling_is_warned_of_with_the_room_that_there_is(
     growth = growth_of(ImageFactory.create(pool=filled.pool, virtual_size=virtual))
     assert growth.fits is fits
     assert growth.up_to_bytes == virtual
+
+
+@pytest.mark.parametrize("state", ["chain_broken", "chain_cycle"])
+def test_a_broken_chain_offers_no_amount_and_no_button_but_the_way_to_repair_it(
+    operator: Client, filled: Filled, state: str
+) -> None:
+    image = ImageFactory.create(
+        pool=filled.pool, name="lost it.qcow2", state=state, backing_file="gone.qcow2", backing_path="/srv/gone.qcow2",
+        backing_format="qcow2", reclaimable_bytes=3 * GIB, reclaimable_method="compress",
+    )  # fmt: skip
+    page = operator.get(f"/images/{image.pk}/").content.decode()
+    main = page[page.index("<main") :]
+    assert [found.get("href") for tag, found in tags_of(main) if (found.get("href") or "").endswith("/reclaim/")] == []
+    assert "3 GiB" not in text_of(main)
+    assert f"-F qcow2 -b NEW_PATH '{image.path}'" in text_of(main)
+    assert (f"/hosts/{filled.host.pk}/scan/" in main, "/srv/gone.qcow2" in main) == (True, state == "chain_broken")
+    for address in ("/images/?search=lost", f"/images/{image.pk}/reclaim/", f"/pools/{filled.pool.pk}/"):
+        assert "reclaimable 3 GiB" not in operator.get(address).content.decode(), address
+
+
+def test_a_plan_in_place_does_not_promise_that_the_original_stays(operator: Client, filled: Filled) -> None:
+    image = ImageFactory.create(pool=filled.pool, name="disk.raw", format="raw", declared_format="raw")
+    address = f"/images/{image.pk}/reclaim/"
+    said = {method: text_of(operator.get(address, {"method": method}).content.decode())
+            for method in ("in_place", "copy")}  # fmt: skip
+    assert "The original stays" not in said["in_place"]
+    assert "The original stays until the new image is complete" in said["copy"]

@@ -52,9 +52,32 @@ def test_polling_ends_with_the_job_after_its_end_was_shown(viewer: Client, fille
     )
     last = viewer.get(address, headers=HTMX).content.decode()
     assert "Guest x started." in last
-    assert "nothing was lost" in last
+    assert "did not replace the image" in last
     assert polls(last) == []
     assert polls(viewer.get(f"/jobs/{filled.running.pk}/").content.decode()) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "plan", "says"),
+    [
+        ("failed", "stale_plan", {"method": "compress"}, "did not replace the image"),
+        ("failed", "stale_plan", {"method": "in_place"}, "changed no byte that is read"),
+        ("failed", "pool_silent", {}, "did not replace the image"),
+        ("cancelled", "", {"method": "compress"}, "did not replace the image"),
+    ],
+)
+def test_a_job_that_failed_says_what_it_did_and_nothing_of_an_image_that_may_be_gone(
+    viewer: Client, filled: Filled, state: str, code: str, plan: dict[str, str], says: str
+) -> None:
+    detail = "disk.qcow2 is not there any more; scan the host again" if code else ""
+    Job.objects.filter(pk=filled.running.pk).update(
+        state=state, error_code=code, error_detail=detail, plan=plan, finished=timezone.now()
+    )
+    text = text_of(viewer.get(f"/jobs/{filled.running.pk}/").content.decode())
+    assert says in text
+    assert "in place; nothing was lost" not in text
+    Job.objects.filter(pk=filled.running.pk).update(started=None)
+    assert "changed nothing" in text_of(viewer.get(f"/jobs/{filled.running.pk}/").content.decode())
 
 
 def test_the_log_comes_line_by_line(viewer: Client, filled: Filled) -> None:

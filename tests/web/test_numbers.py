@@ -29,7 +29,15 @@ def test_an_unknown_word_is_escaped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "whole", "shown"), [(None, 5, "unknown"), (5, None, "unknown"), (5, 0, "unknown"), (999, 1000, "99 %")]
+    ("part", "whole", "shown"),
+    [
+        (None, 5, "unknown"),
+        (5, None, "unknown"),
+        (5, 0, "unknown"),
+        (999, 1000, "99.9 %"),
+        (9999, 10_000, "99.9 %"),
+        (288, 1000, "28.8 %"),
+    ],
 )
 def test_percents_do_not_claim_what_is_not_there_yet(part: int | None, whole: int | None, shown: str) -> None:
     assert percent(part, whole) == shown
@@ -60,9 +68,11 @@ def test_times_say_how_long_ago_and_when() -> None:
     assert "2020-01-02 03:04:05 UTC" in ago(datetime(2020, 1, 2, 3, 4, 5, tzinfo=UTC))
 
 
-def test_the_hatch_ends_where_the_fill_ends() -> None:
-    bar = size_bar(200, 100, 40, 400)["bar"]
-    assert (bar.track, bar.fill, bar.win_x, bar.win) == ("50.00%", "25.00%", "15.00%", "10.00%")
+def test_the_hatch_ends_where_the_fill_ends_on_either_scale() -> None:
+    bar = size_bar(400, 100, 75, 400, share=True)["bar"]
+    assert (bar.track, bar.fill, bar.win_x, bar.win) == ("100.00%", "25.00%", "6.25%", "18.75%")
+    bar = size_bar(400, 100, 75, 400)["bar"]
+    assert (bar.track, bar.fill, bar.win_x, bar.win) == ("100.00%", "50.00%", "25.00%", "25.00%")
 
 
 def test_a_bar_has_no_track_for_an_unknown_virtual_size_and_no_hatch_before_analysis() -> None:
@@ -71,19 +81,21 @@ def test_a_bar_has_no_track_for_an_unknown_virtual_size_and_no_hatch_before_anal
     assert bar.title == "virtual unknown, physical 100 B, reclaimable not analyzed yet"
 
 
-def test_the_track_of_a_thin_image_is_torn_off_so_that_its_cost_is_seen() -> None:
-    bar = size_bar(1000, 10, 5)["bar"]
-    assert (bar.track, bar.fill, bar.win, bar.cut) == ("100.00%", "25.00%", "12.50%", True)
-    assert not size_bar(40, 10, 5)["bar"].cut
+def test_thin_images_of_different_sizes_have_different_bars() -> None:
+    mib, gib, tib = 1 << 20, 1 << 30, 1 << 40
+    tiny, small, thick = (size_bar(whole, used, None)["bar"].fill for whole, used in (
+        (3 * tib, round(6.3 * mib)), (10 * gib, 10 * mib), (10 * gib, 8 * gib)
+    ))  # fmt: skip
+    assert (tiny, small, thick) == ("0.14%", "3.12%", "89.44%")
 
 
 def test_bars_of_a_table_share_one_scale() -> None:
-    assert bar_scale([(1000, 10), (20, 2), (None, 5)]) == 40
+    assert bar_scale([(1000, 10), (20, 2), (None, 5)]) == 1000
     assert bar_scale([(30, 10), (20, 2)]) == 30
     assert bar_scale([(30, 0)]) == 30
     assert bar_scale([]) == 0
 
 
 def test_a_physical_size_beyond_the_virtual_one_stays_within_the_bar() -> None:
-    bar = size_bar(100, 150, 500)["bar"]
+    bar = size_bar(100, 150, 500, share=True)["bar"]
     assert (bar.track, bar.fill, bar.win) == ("66.67%", "100.00%", "100.00%")

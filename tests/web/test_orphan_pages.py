@@ -104,6 +104,18 @@ def test_what_is_not_known_is_counted_with_its_reason(viewer: Client, pool: Stor
     assert "2 images of which nobody can tell" in page
 
 
+def test_no_orphans_is_not_said_while_images_cannot_be_judged(viewer: Client, pool: StoragePool) -> None:
+    assert "No orphans" in said(viewer.get("/orphans/"))
+    for name in ("a.raw", "b.raw"):
+        ImageFactory.create(pool=pool, name=name, orphan=None, orphan_evidence=["Lines were not understood: args."])
+    page = said(viewer.get("/orphans/"))
+    assert "No orphans" not in page
+    assert page.index("2 images cannot be judged. pve1: Lines were not understood: args.") < page.index("No orphan is")
+    orphan(pool)
+    page = said(viewer.get("/orphans/"))
+    assert page.index("2 images cannot be judged.") < page.index("left.qcow2")
+
+
 def test_what_is_set_aside_says_who_when_until_and_how_much(admin: Client, viewer: Client, pool: StoragePool) -> None:
     waiting, due = aside(pool), aside(pool, "due.qcow2", due=True)
     page = admin.get("/orphans/").content.decode()

@@ -51,6 +51,20 @@
     for (const box of document.querySelectorAll("input[name='image']")) box.checked = all.checked;
   });
 
+  // Of a plan of many images, the button says for how many it stands.
+  document.addEventListener("change", (event) => {
+    const form = event.target.closest("[data-bulk]");
+    const button = form && form.querySelector("[data-confirm]");
+    if (!button || event.target.name !== "image") return;
+    const boxes = [...form.querySelectorAll("input[type='checkbox'][name='image']")];
+    const left = boxes.filter((box) => box.checked).length;
+    button.dataset.word = button.dataset.word || button.textContent;
+    const all = left === boxes.length;
+    button.textContent = all ? button.dataset.word : `Plan ${left} ${left === 1 ? "image" : "images"} again`;
+    button.disabled = left === 0;
+    document.getElementById("left-out").hidden = all;
+  });
+
   // A page that refreshes itself is nobody who does something: a session may end of idleness beside it.
   document.addEventListener("htmx:configRequest", (event) => {
     if (!event.detail.triggeringEvent) event.detail.headers["SA-Refresh"] = "1";
@@ -80,6 +94,60 @@
       place.textContent = announced;
     }
   });
+
+  // A job has begun or ended: what shows that is fetched anew, unless somebody is filling it in.
+  async function refresh() {
+    const held = document.activeElement;
+    const filling = (place) => place.querySelector("tbody :checked")
+      || (place.contains(held) && held.matches("input, select, textarea"));
+    const places = [...document.querySelectorAll("[data-refresh]")].filter((place) => !filling(place));
+    if (!places.length) return;
+    let said;
+    try {
+      const answer = await fetch(window.location.href, { headers: { "SA-Refresh": "1" } });
+      if (!answer.ok || answer.redirected) return;
+      said = await answer.text();
+    } catch {
+      return; // the page is left, or the dashboard is away: the next change fetches it
+    }
+    const page = new DOMParser().parseFromString(said, "text/html");
+    for (const place of places) {
+      const now = page.getElementById(place.id);
+      if (!now || filling(place)) continue;
+      const link = place.contains(held) && held.getAttribute("href");
+      place.innerHTML = now.innerHTML;
+      window.htmx.process(place);
+      if (link) place.querySelector(`a[href="${CSS.escape(link)}"]`)?.focus();
+    }
+  }
+  document.addEventListener("jobs-changed", refresh);
+
+  // What is wrong with a field stands beside it as well, and a reader of the screen hears it there.
+  function placeErrors() {
+    for (const note of document.querySelectorAll("[data-placed-for]")) {
+      const field = document.getElementById(note.dataset.placedFor);
+      note.remove();
+      if (!field) continue;
+      field.removeAttribute("aria-invalid");
+      const others = (field.getAttribute("aria-describedby") || "").split(" ").filter((id) => id !== note.id);
+      field.setAttribute("aria-describedby", others.join(" "));
+    }
+    for (const line of document.querySelectorAll("[data-error-of]")) {
+      const named = document.getElementsByName(line.dataset.errorOf);
+      const field = [...named].find((one) => one.id && one.type !== "hidden");
+      if (!field || document.getElementById(`${field.id}-wrong`)) continue;
+      const note = document.createElement("div");
+      note.className = "field-error";
+      note.id = `${field.id}-wrong`;
+      note.dataset.placedFor = field.id;
+      note.textContent = line.lastElementChild.textContent;
+      field.after(note);
+      field.setAttribute("aria-invalid", "true");
+      field.setAttribute("aria-describedby", `${field.getAttribute("aria-describedby") || ""} ${note.id}`.trim());
+    }
+  }
+  document.addEventListener("DOMContentLoaded", placeErrors);
+  document.addEventListener("htmx:afterSwap", placeErrors);
 
   function lost(isLost) {
     const note = document.getElementById("lost");
