@@ -9,9 +9,9 @@ COPY package.json package-lock.json ./
 RUN npm ci --ignore-scripts --omit=dev --no-audit --no-fund
 
 FROM python:3.11-slim-bookworm AS python
-# For the libvirt binding, which is built here.
+# For the bindings of libvirt and LDAP, which are built here.
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends gcc libc6-dev libvirt-dev pkg-config \
+    && apt-get install -y --no-install-recommends gcc libc6-dev libldap2-dev libsasl2-dev libvirt-dev pkg-config \
     && rm -rf /var/lib/apt/lists/*
 COPY requirements/run.lock /build/run.lock
 RUN python -m venv /opt/venv \
@@ -19,7 +19,7 @@ RUN python -m venv /opt/venv \
 
 FROM python:3.11-slim-bookworm
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends libvirt0 openssh-client \
+    && apt-get install -y --no-install-recommends libldap-2.5-0 libvirt0 openssh-client \
     && rm -rf /var/lib/apt/lists/* \
     && groupadd --system --gid 10001 storage-admin \
     && useradd --system --uid 10001 --gid 10001 --home-dir /data --no-create-home storage-admin \

@@ -7,11 +7,14 @@ from typing import Any
 import hypothesis
 import pytest
 
+from tests.chance import night
+
 # How long an example takes says something of the machine, not of the code.
 hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
-hypothesis.settings.load_profile("patient")
+hypothesis.settings.register_profile("merge", hypothesis.settings.get_profile("patient"), derandomize=True)
+hypothesis.settings.load_profile("patient" if night() else "merge")
 
-pytest_plugins = ["tests.harness.fixtures", "tests.working"]
+pytest_plugins = ["tests.harness.fixtures", "tests.working", "tests.images.far"]
 
 #: What takes minutes begins first: a process that began it last would be at work when the others have nothing left.
 _LONGEST = (
@@ -28,8 +31,12 @@ def _uses_database(item: pytest.Item) -> bool:
     return marked or not _DATABASE_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With ``TEST_DATABASE=postgresql`` only the tests that touch the database run. The longest files come first."""
+    for item in items:
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+            item.add_marker("fuzz")
     places = {name: place for place, name in enumerate(_LONGEST)}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
     if os.environ.get("TEST_DATABASE") != "postgresql":

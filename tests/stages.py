@@ -1,7 +1,8 @@
 """What `make test` runs: every stage, also after one that failed, and one table at the end.
 
 `python -m tests.stages` runs all of them; with names (`lint`, or those of the table) only these. `night` is none of
-them: it is the faults with the figures of `make faults`, and takes hours.
+them: it is the faults with the figures of `make faults`, and takes hours. Only it runs what needs two machines, which
+`make machines` builds.
 """
 
 import argparse
@@ -37,7 +38,7 @@ def _tests(
 
 
 def _only(marker: str, *without: str) -> str:
-    return " and ".join([marker, *(f"not {other}" for other in without)])
+    return " and ".join([marker, *(f"not {other}" for other in (*without, "machines"))])
 
 
 STAGES = (
@@ -55,13 +56,13 @@ STAGES = (
     _tests("browser", _only("browser", "faults"), beside="guests"),
     _tests("guest", _only("guest", *SLOW[1:]), beside="guests"),
     # In the order in which they were collected: the longest first.
-    _tests("faults", "faults", workers=CORES + 1, options=("--no-loadscope-reorder",)),
+    _tests("faults", _only("faults"), workers=CORES + 1, options=("--no-loadscope-reorder",)),
 )
 
 #: What only runs when it is asked for by name.
 NIGHT = Stage(
     "night",
-    ("env", f"{NIGHTLY}=1", *_tests("", "faults").argv, "--capture=no", "--durations=0"),
+    ("env", f"{NIGHTLY}=1", *_tests("", "faults or fuzz or machines").argv, "--capture=no", "--durations=0"),
     group="night",
     pytest=True,
     limit_seconds=24 * 3600.0,

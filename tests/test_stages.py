@@ -129,13 +129,21 @@ def test_what_the_shell_has_set_does_not_reach_the_tests(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("marker", ["qemu", "services", "guest", "browser", "faults", ""])
 def test_every_test_runs_in_exactly_one_stage_on_sqlite(marker: str) -> None:
     """Whatever single marker a test has."""
-    chosen = []
-    for stage in stages.STAGES:
-        if stage.pytest and stage.database == "sqlite":
-            expression = stage.argv[stage.argv.index("-m") + 1]
-            if eval(expression, {"__builtins__": {}}, {name: name == marker for name in (*ALL_MARKERS, "")}):
-                chosen.append(stage.name)
+    on_sqlite = [stage for stage in stages.STAGES if stage.pytest and stage.database == "sqlite"]
+    chosen = [stage.name for stage in on_sqlite if _runs(stage, marker)]
     assert len(chosen) == 1, chosen
 
 
-ALL_MARKERS = ("qemu", "services", "guest", "browser", "faults")
+def test_what_needs_two_machines_runs_at_night_alone() -> None:
+    for stage in (*stages.STAGES, stages.NIGHT):
+        if stage.pytest:
+            assert _runs(stage, "machines") == (stage is stages.NIGHT), stage.name
+
+
+def _runs(stage: Stage, marker: str) -> bool:
+    """Whether a stage runs what has this marker alone."""
+    expression = stage.argv[stage.argv.index("-m") + 1]
+    return bool(eval(expression, {"__builtins__": {}}, {name: name == marker for name in (*ALL_MARKERS, "")}))
+
+
+ALL_MARKERS = ("qemu", "services", "guest", "browser", "faults", "fuzz", "machines")

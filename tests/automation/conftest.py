@@ -24,10 +24,13 @@ class Automated:
 @pytest.fixture(scope="session")
 def automated(running_dashboard_session: Dashboard) -> Automated:
     """A dashboard that has scanned and sampled the demo's images."""
-    running_dashboard_session.manage("demo")
+    running_dashboard_session.manage("demo", "--path", str(running_dashboard_session.demo))
     client = Rest(running_dashboard_session)
-    client.scan()
-    client.quiet()
+    for _ in range(10):
+        client.scan()
+        client.quiet()
+        if not client.local()["owners_unknown"]:
+            break  # a libvirtd of other tests, which just starts or stops, is asked again
     tokens = [
         running_dashboard_session.manage("create_token", f"examples {role}", "--role", role).strip()
         for role in ("operator", "admin")

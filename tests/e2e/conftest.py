@@ -15,7 +15,7 @@ from tests.harness.services import Dashboard
 @pytest.fixture(scope="session")
 def dashboard(running_dashboard_session: Dashboard) -> Dashboard:
     """A dashboard that has scanned and sampled the demo's images."""
-    running_dashboard_session.manage("demo")
+    running_dashboard_session.manage("demo", "--path", str(running_dashboard_session.demo))
     client = Rest(running_dashboard_session)
     client.scan()
     client.quiet()

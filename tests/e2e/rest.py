@@ -28,10 +28,11 @@ class Rest:
         assert answer.status_code == 200, f"GET {path}: {answer.status_code} {answer.text[:300]}"
         return answer.json()
 
-    def post(self, path: str, body: dict[str, Any] | None = None, expect: int = 202) -> Any:
-        """What an address answers to a request that changes something."""
+    def post(self, path: str, body: dict[str, Any] | None = None, expect: int | tuple[int, ...] = 202) -> Any:
+        """What an address answers to a request that changes something, with one of the statuses ``expect``."""
         answer = self._session.post(self.base + path, json=body or {}, timeout=30)
-        assert answer.status_code == expect, f"POST {path}: {answer.status_code} {answer.text[:300]}"
+        allowed = (expect,) if isinstance(expect, int) else expect
+        assert answer.status_code in allowed, f"POST {path}: {answer.status_code} {answer.text[:300]}"
         return answer.json()
 
     def patch(self, path: str, body: dict[str, Any]) -> Any:

@@ -55,6 +55,7 @@ def test_leaks_are_found_repaired_and_put_back(
     assert seen.exact("After") == disks.physical(path)
     assert seen.exact("Held by the undo copy") == seen.exact("Before")
 
+    page.get_by_role("link", name="Undo: put the original back").click()
     page.get_by_role("button", name="Undo: put the original back").click()
     expect(page.get_by_role("heading", name=re.compile("Undo"))).to_be_visible()
     expect(status).to_contain_text("succeeded", timeout=60_000)

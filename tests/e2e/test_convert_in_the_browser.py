@@ -97,6 +97,7 @@ def test_a_new_format_takes_the_images_place_and_undo_brings_the_old_name_back(
     assert disks.equal(new, content)
     assert seen.exact("After") == disks.physical(new)
 
+    page.get_by_role("link", name="Undo: put the original back").click()
     page.get_by_role("button", name="Undo: put the original back").click()
     expect(page.get_by_role("heading", name=re.compile("Undo"))).to_be_visible()
     expect(page.locator("#status")).to_contain_text("succeeded", timeout=60_000)

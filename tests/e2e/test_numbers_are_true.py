@@ -24,7 +24,7 @@ def info(path: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_rest_says_of_an_image_is_what_qemu_img_and_stat_say(rest: Rest, dashboard: Dashboard, name: str) -> None:
-    path = dashboard.data_dir / "demo" / name
+    path = dashboard.demo / name
     row, facts, status = rest.image(name), info(path), path.stat()
     assert row["format"] == facts["format"]
     assert row["virtual_size"] == facts["virtual-size"]
@@ -63,12 +63,12 @@ def test_the_list_shows_the_exact_bytes_of_each_image(admin_tab: Callable[..., T
         row = seen.page.locator("tbody tr", has=seen.page.get_by_role("link", name=name, exact=True))
         titles = [title.get_attribute("title") or "" for title in row.locator("td.n span[title]").all()]
         shown = [int(re.sub(r"\D", "", title)) for title in titles]
-        facts = info(dashboard.data_dir / "demo" / name)
+        facts = info(dashboard.demo / name)
         assert shown[:2] == [facts["actual-size"], facts["virtual-size"]], name
 
 
 def test_the_pool_counts_each_file_once(rest: Rest, dashboard: Dashboard) -> None:
-    demo = dashboard.data_dir / "demo"
+    demo = dashboard.demo
     (pool,) = [pool for pool in rest.get("pools/")["results"] if pool["path"] == str(demo)]
     images = [path.stat() for path in demo.iterdir() if not path.name.startswith(".")]
     files = {status.st_ino: status.st_blocks * 512 for status in images}
@@ -80,7 +80,7 @@ def test_the_pool_counts_each_file_once(rest: Rest, dashboard: Dashboard) -> Non
 
 def test_an_estimate_is_close_to_what_a_reclaim_wins(rest: Rest, dashboard: Dashboard, tmp_path: Path) -> None:
     for name in ("mail.qcow2", "debian-12-base.qcow2", "vm-104-disk-0.qcow2"):
-        path, small = dashboard.data_dir / "demo" / name, tmp_path / name
+        path, small = dashboard.demo / name, tmp_path / name
         row = rest.image(name)
         after_a_job(row["reclaimable_method"], path, small)
         won = (path.stat().st_blocks - small.stat().st_blocks) * 512

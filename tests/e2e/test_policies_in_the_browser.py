@@ -62,7 +62,7 @@ def test_a_policy_is_made_previewed_run_and_read(
     expect(page.locator("main")).to_contain_text("No run yet")
 
     # Preview, with every reason.
-    page.get_by_role("link", name="Preview…").click()
+    page.get_by_role("link", name="Run it now…").click()
     chosen = page.get_by_role("region", name="Chosen").locator("tbody tr")
     expect(chosen).to_have_count(2)
     left_out = page.get_by_role("region", name="Left out")
@@ -106,6 +106,7 @@ def test_a_policy_is_made_previewed_run_and_read(
     seen.assert_accessible()
     seen.open("/policies/")
     seen.row("compaction").get_by_role("link", name="compaction").first.click()
+    page.get_by_role("link", name="Run it now…").click()
     page.get_by_role("button", name="Run it now").click()
     expect(page.locator(".say.bad")).to_contain_text(re.compile("automation_paused"))
     page.get_by_role("button", name="Let it go on").click()

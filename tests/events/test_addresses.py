@@ -1,5 +1,6 @@
 """Addresses of webhooks: many are secrets, which stand nowhere once they were given."""
 
+import ipaddress
 from typing import Any
 
 import pytest
@@ -40,6 +41,35 @@ def test_of_an_address_nothing_is_shown_that_may_be_a_secret(url: str, shown: st
 )
 def test_another_address_is_none_that_is_not_shown_in_full(told: str) -> None:
     assert not addresses.stands_for(told, "https://example.org/hook")
+
+
+METADATA, FAR = "169.254.169.254", "192.0.2.7"
+
+
+def forms_of(ipv4: str) -> list[str]:
+    """Every way in which an address of IPv6 leads to one of IPv4."""
+    a, b, c, d = (f"{octet:02x}" for octet in ipaddress.IPv4Address(ipv4).packed)
+    turned = ipaddress.IPv4Address(int(ipaddress.IPv4Address(ipv4)) ^ 0xFFFF_FFFF)
+    return [
+        f"::{ipv4}", f"::ffff:{ipv4}", f"::ffff:0:{ipv4}", f"64:ff9b::{ipv4}", f"64:ff9b:1::{ipv4}",
+        f"64:ff9b:1:{a}{b}:{c}:{d}00::", f"64:ff9b:1:{a}:{b}:{c}{d}::", f"64:ff9b:1:0:{a}:{b}{c}:{d}00:0",
+        f"2002:{a}{b}:{c}{d}::1", f"2001:0:{a}{b}:{c}{d}:0:0:3fff:fdd2", f"2001:0:c000:201::{turned}",
+        f"2001:db8::5efe:{ipv4}", f"fd00::200:5efe:{ipv4}", f"fe80::5efe:{ipv4}",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("ipv4", [METADATA, "100.100.100.200", "224.0.0.1", "0.0.0.0"])
+def test_no_form_of_ipv6_leads_to_an_address_of_ipv4_that_is_refused(ipv4: str) -> None:
+    assert [form for form in forms_of(ipv4) if not addresses.forbidden(form)] == []
+    with pytest.raises(EventsError):
+        addresses.checked(f"http://[64:ff9b::{ipv4}]/")
+
+
+def test_ipv6_that_leads_to_other_addresses_is_taken() -> None:
+    link_local = f"fe80::5efe:{FAR}"
+    assert [form for form in forms_of(FAR) if addresses.forbidden(form)] == [link_local]
+    others = ["2001:db8::1", "::1", "2001:db8::a9fe:a9fe", "2a00::5eff:a9fe:a9fe", "10.0.0.1", "127.0.0.1"]
+    assert [one for one in others if addresses.forbidden(one)] == []
 
 
 @pytest.mark.django_db

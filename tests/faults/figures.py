@@ -34,6 +34,7 @@ class Figure:
 
 
 FIGURES = {
+    "chains": Figure("STORAGE_ADMIN_CHAINS", 40, 400),
     "F1": Figure("STORAGE_ADMIN_KILLS", 300, 3_000),
     "F2": Figure("STORAGE_ADMIN_CUTS", 20, 200),
     "F5": Figure("STORAGE_ADMIN_IO_ERRORS", 20, 100),
@@ -41,9 +42,15 @@ FIGURES = {
     "F9": Figure("STORAGE_ADMIN_MESSAGES", 1_000, 10_000),
     "F10": Figure("STORAGE_ADMIN_BROKERS", 20, 300),
     "F11": Figure("STORAGE_ADMIN_DATABASES", 5, 50),
+    "F11 locked": Figure("STORAGE_ADMIN_LOCKED", 1, 50),
     "F12": Figure("STORAGE_ADMIN_STOPPED", 5, 100),
     "F13": Figure("STORAGE_ADMIN_LINES", 10, 100),
+    "links": Figure("STORAGE_ADMIN_LINKS", 5, 60),
     "F14": Figure("STORAGE_ADMIN_CANCELS", 50, 500),
+    "F15": Figure("STORAGE_ADMIN_HISTORIES", 8, 100),
+    "headers": Figure("STORAGE_ADMIN_HEADERS", 40, 500),
+    "nfs": Figure("STORAGE_ADMIN_NFS", 50, 50),
+    "strangers": Figure("STORAGE_ADMIN_STRANGERS", 30, 500),
 }
 
 

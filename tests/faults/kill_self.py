@@ -1,5 +1,7 @@
 """The real agent, which kills itself at the n-th step that touches the disk: ``python kill_self.py N before|after``.
 
+With ``no-exchange`` behind that, as on NFS, whose renames take no flags.
+
 A step is a call that changes what a crash would leave behind. It says on standard error at which one it died.
 """
 
@@ -35,7 +37,12 @@ def arm(at: int, when: str) -> None:
 
     for name in STEPS:
         setattr(os, name, wrapped(name, getattr(os, name)))
+    if "no-exchange" in sys.argv:
+        for name in ("move", "exchange"):
+            setattr(renames, name, lambda *_: False)
+        return
     renames.move = wrapped("move", renames.move)
+    renames.exchange = wrapped("exchange", renames.exchange)
 
 
 def counts(name: str, args: tuple[Any, ...]) -> bool:

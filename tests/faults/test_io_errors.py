@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from tests.agent.harness import Agent, leftovers, qemu_img, stamp
+from tests.agent.harness import UNCONFINED, Agent, leftovers, qemu_img, stamp
 from tests.faults.scene import Scene, Work
 from tests.faults.trials import Trials
 
@@ -61,7 +61,7 @@ def test_an_error_of_the_disk_fails_the_job_and_the_image_stands(
             trial.note(f"{work.name} of {scene.form}")
             request = scene.begin(work)
             (broken_tools / "rule.json").write_text(json.dumps(an_error(trial.rng, scene, work)))
-            with Agent(env={"PATH": f"{broken_tools}:{os.environ['PATH']}"}) as agent:
+            with Agent(UNCONFINED, env={"PATH": f"{broken_tools}:{os.environ['PATH']}"}) as agent:
                 agent.request(*request())
                 answer = agent.answer()
             what = str(answer.get("code", "done"))

@@ -31,9 +31,9 @@ def wait_until_gone(processes: list[psutil.Process]) -> None:
     assert not alive, f"still running after their agent was killed: {alive}"
 
 
-def run_to_death(verb: str, args: dict[str, object], job: str, at: int, when: str) -> str | None:
+def run_to_death(verb: str, args: dict[str, object], job: str, at: int, *how: str) -> str | None:
     """Runs an agent that kills itself at a step; where that was, or ``None`` if it got through before."""
-    with Agent([sys.executable, DRIVER, str(at), when]) as agent:
+    with Agent([sys.executable, DRIVER, str(at), *how]) as agent:
         agent.request(verb, args, job)
         while (event := agent.next()) is not None:
             if event["event"] == protocol.READY:
@@ -90,6 +90,29 @@ def test_an_undo_that_dies_at_any_step_leaves_the_original_or_the_result(
     else:
         raise AssertionError("no run came to its end")
     assert outcomes == {True, False}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("undo", [False, True], ids=["reclaim", "undo"])
+def test_the_instant_without_a_name_that_other_filesystems_need_ends_with_the_recovery(
+    tmp_path: Path, templates: list[Path], undo: bool, when: str
+) -> None:
+    """As on NFS, which can exchange nothing: a kill between two renames leaves no file of that name at all."""
+    nameless = 0
+    for at in range(1 if undo else 15, MOST_STEPS):
+        scene = Scene(tmp_path / str(at), templates[at % len(templates)])
+        if undo:
+            assert ask("reclaim", reclaim_args(scene.image))["swapped"]
+        asked = ("undo", undo_args(scene.image), "u1") if undo else ("reclaim", reclaim_args(scene.image), "j1")
+        died = run_to_death(*asked, at, when, "no-exchange")
+        if died is None:
+            break
+        nameless += not scene.image.exists()
+        print(f"step {at} {when}: {died}: {[row['outcome'] for row in scene.recover()]}")
+        scene.verify()
+    else:
+        raise AssertionError("no run came to its end")
+    assert nameless
 
 
 def test_a_conversion_that_dies_at_any_step_leaves_no_half_of_a_new_file(tmp_path: Path, templates: list[Path]) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.agent.harness import Agent, leftovers, make_image, reclaim_args
+from tests.chance import seed
 from tests.faults.scene import Scene
-from tests.faults.trials import seed
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 
@@ -54,13 +54,18 @@ def test_the_temporary_file_is_exchanged_before_the_swap(tmp_path: Path, templat
     evil.write_bytes(b"evil")
     answer = outcome(reclaim_args(scene.image), lambda: exchange(scene.pool / ".sa-j1.new", evil))
     assert answer["code"] == "tool_failed", answer
+    # It may be anybody's last: it stays, and is told of until somebody has looked at it.
+    [row] = scene.recover()
+    assert (row["outcome"], leftovers(scene.pool)) == ("failed", {".sa-j1.new", ".sa-j1.journal"})
+    assert (scene.pool / ".sa-j1.new").read_bytes() == b"evil"
+    (scene.pool / ".sa-j1.new").unlink()
+    assert [row["outcome"] for row in scene.recover()] == ["reverted"]
     scene.verify()
 
 
 def test_a_folder_and_a_link_change_places_all_the_time(tmp_path: Path, templates: list[Path]) -> None:
     """Nothing outside the pool is opened for writing, made, replaced or removed, whoever wins each race."""
     start = seed()
-    print(f"STORAGE_ADMIN_SEED={start}")
     rng = random.Random(start)
     pool, outside = tmp_path / "pool", tmp_path / "outside"
     outside.mkdir()

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.chance import seed
 from tests.faults.figures import trials_of
 
 #: Failures after which the rest is not tried.
@@ -26,11 +27,6 @@ PATIENCE = 5
 TELL_EVERY = 20.0
 _BEGAN = datetime.now(UTC)
 RECORDS = Path(__file__).resolve().parents[2] / "var" / "faults" / f"{_BEGAN:%Y%m%dT%H%M%SZ}-{os.getpid()}.jsonl"
-
-
-def seed() -> int:
-    """The seed of a run: ``STORAGE_ADMIN_SEED`` where it is set, so that a run can be repeated."""
-    return int(os.environ.get("STORAGE_ADMIN_SEED") or random.SystemRandom().randrange(1 << 32))
 
 
 @dataclass

@@ -155,10 +155,11 @@ class LiveWorker(Daemon):
 
 @dataclass(frozen=True)
 class Dashboard:
-    """A dashboard that runs: where it answers, and the first admin's password."""
+    """A dashboard that runs: where it answers, the first admin's password, and the one that was printed."""
 
     url: str
     password: str
+    printed: str
     data_dir: Path
     daemon: Daemon
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -166,6 +167,11 @@ class Dashboard:
     @property
     def pid(self) -> int:
         return self.daemon.pid
+
+    @property
+    def demo(self) -> Path:
+        """Where a test has the demo's images made."""
+        return self.data_dir.parent / "demo"
 
     def manage(self, *arguments: str) -> str:
         """What ``manage.py`` printed, run beside the dashboard on its data folder and its database."""
@@ -201,7 +207,25 @@ def running_dashboard(data_dir: Path, **environment: str) -> Iterator[Dashboard]
         url = f"http://{bind}"
         daemon.wait_for(lambda: _healthy(url), 120, "the dashboard is healthy")
         daemon.wait_for(lambda: _password(daemon.said()), 30, "the first admin's password")
-        yield Dashboard(url, _password(daemon.said()), data_dir, daemon, environment)
+        printed = _password(daemon.said())
+        password = secrets.token_urlsafe(12)
+        choose_password(url, "admin", printed, password)
+        yield Dashboard(url, password, printed, data_dir, daemon, environment)
+
+
+def choose_password(url: str, user: str, one_time: str, password: str) -> None:
+    """Signs in with a one-time password and chooses another one, as a browser does."""
+    with requests.Session() as browser:
+        place, form = f"{url}/login/", {"username": user, "password": one_time}
+        for _step in range(2):
+            token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', browser.get(place, timeout=30).text)
+            assert token is not None
+            sent = form | {"csrfmiddlewaretoken": token[1]}
+            answer = browser.post(place, sent, headers={"Referer": place}, timeout=30)
+            assert answer.ok, answer.text
+            place = f"{url}/password/"
+            form = {"old_password": one_time, "new_password1": password, "new_password2": password}
+        assert answer.url == f"{url}/", answer.text
 
 
 def _own(data_dir: Path) -> dict[str, str]:

@@ -1,12 +1,14 @@
 """Real OpenSSH servers on loopback, each a host of its own: own host key, own user's keys, own port."""
 
 import contextlib
+import os
 import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from storage_admin.agent.imagefolders import VARIABLE
 from storage_admin.hosts.ssh import Endpoint
 from tests.harness.processes import Daemon
 
@@ -75,7 +77,7 @@ def sshd(folder: Path, *options: str, environment: dict[str, str] | None = None)
         "MaxStartups 200", "PrintMotd no",
     ]  # fmt: skip
     # A shell that another one started reads no ~/.bashrc: what this machine's root has there took most of the time.
-    given = {"SHLVL": "1"} | (environment or {})
+    given = {"SHLVL": "1", VARIABLE: os.environ[VARIABLE]} | (environment or {})
     lines.append("SetEnv " + " ".join(f"{name}={value}" for name, value in given.items()))  # only one such line counts
     (folder / "sshd_config").write_text("\n".join(lines) + "\n")
     argv = ["/usr/sbin/sshd", "-D", "-e", "-f", str(folder / "sshd_config")]

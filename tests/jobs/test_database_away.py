@@ -14,6 +14,7 @@ import pytest
 from django.db import OperationalError, transaction
 from django.utils import timezone
 
+from images.kinds.reclaim import Reclaim
 from storage_admin.jobs import claims, reaper, runner, services, tasks
 from storage_admin.jobs.heart import Heart
 from storage_admin.jobs.models import Job, JobLog
@@ -67,6 +68,60 @@ def test_one_that_was_called_interrupted_before_is_not_let_go(monkeypatch: pytes
     program = READY.replace('say("ready"', 'say("log", text="made")\nsay("ready"')
     job = done_by(monkeypatch, job, program)
     assert (job.state, job.generation, job.needs_recovery, job.result) == ("interrupted", 2, True, None)
+
+
+@pytest.mark.parametrize("step", ["may_swap", "note_ready", "prepare"])
+def test_a_finished_rewrite_waits_for_a_database_that_is_locked(
+    monkeypatch: pytest.MonkeyPatch, job: Job, step: str
+) -> None:
+    where = claims if step == "may_swap" else Reclaim
+    asked, works = list[int](), getattr(where, step)
+
+    def locked(*args: Any) -> Any:
+        asked.append(1)
+        if 1 < len(asked) < 4:  # it is there at first, where that is asked twice
+            raise OperationalError("database is locked")
+        return works(*args)
+
+    monkeypatch.setattr(runner, "FINISH_AGAIN", 0.05)
+    monkeypatch.setattr(runner, "connection", type("Kept", (), {"close": staticmethod(lambda: None)}))
+    asked += [1] * (step == "note_ready")
+    monkeypatch.setattr(where, step, locked)
+    job = done_by(monkeypatch, job, READY)
+    assert (job.state, job.error_code, len(asked) >= 4) == ("succeeded", "", True)
+
+
+def test_a_worker_that_is_told_to_end_puts_a_finished_rewrite_back_while_the_database_is_locked(
+    monkeypatch: pytest.MonkeyPatch, job: Job
+) -> None:
+    def locked(*_: Any) -> Any:
+        runner.stopping.set()
+        raise OperationalError("database is locked")
+
+    monkeypatch.setattr(claims, "may_swap", locked)
+    try:
+        job = done_by(monkeypatch, job, READY)
+    finally:
+        runner.stopping.clear()
+    assert (job.state, job.error_code) == ("interrupted", "interrupted")
+
+
+def test_a_measure_of_space_that_cannot_be_written_yet_does_not_end_a_rewrite(
+    monkeypatch: pytest.MonkeyPatch, job: Job
+) -> None:
+    asked, works = list[int](), Reclaim.on_event
+
+    def locked(*args: Any) -> Any:
+        asked.append(1)
+        if len(asked) < 3:
+            raise OperationalError("database is locked")
+        return works(*args)
+
+    monkeypatch.setattr(runner, "FINISH_AGAIN", 0.05)
+    monkeypatch.setattr(runner, "connection", type("Kept", (), {"close": staticmethod(lambda: None)}))
+    monkeypatch.setattr(Reclaim, "on_event", locked)
+    job = done_by(monkeypatch, job, POLITE + 'say("space", needed_bytes=5)\nsay("result", data=RESULT)')
+    assert (job.state, len(asked)) == ("succeeded", 3)
 
 
 def test_what_recovery_has_told_already_stays(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:

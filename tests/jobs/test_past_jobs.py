@@ -62,7 +62,7 @@ def reads_past_jobs(line: str) -> bool:
     """Whether a way into the table leads over all jobs, or all of a host: an index of a few of them does not."""
     if connection.vendor == "postgresql":
         return "Seq Scan on jobs_job" in line
-    few = any(name in line for name in ("job_needs_recovery", "job_repoint_due", "job_start_due", "job_parked"))
+    few = any(f"job_{why}" in line for why in ("needs_recovery", "repoint_due", "unlock_due", "start_due", "parked"))
     return ("SCAN jobs_job" in line and not few) or "(host_id=?)" in line
 
 

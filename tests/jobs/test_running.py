@@ -14,6 +14,7 @@ import pytest
 from django.db import OperationalError
 
 from images.kinds.reclaim import Reclaim
+from images.kinds.scan import Scan
 from images.models import Image
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.agent.protocol import RefusedError
@@ -184,6 +185,31 @@ def test_an_agent_that_is_ready_is_let_go(monkeypatch: pytest.MonkeyPatch, job: 
     assert "heard go" in said(job)
 
 
+@pytest.mark.parametrize("error", [None, RefusedError("guest_running", "Guest web is running.")])
+def test_one_that_has_exchanged_files_is_told_whether_guests_stayed_off(
+    monkeypatch: pytest.MonkeyPatch, job: Job, error: RefusedError | None
+) -> None:
+    def look(kind: Reclaim, job: Job) -> None:
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(Reclaim, "exchanged", look)
+    asks = """
+say("ready", generation=request["generation"], exchanged=1)
+answer = hear()
+say("log", text=f"then {answer.get('generation') == request['generation']}")
+"""
+    job = done_by(
+        monkeypatch,
+        job,
+        READY.replace(
+            'if answer["event"] == "go":\n', 'if answer["event"] == "go":' + asks.replace("\n", "\n    ") + "\n"
+        ),
+    )
+    assert job.state == "succeeded", said(job)
+    assert f"then {error is None}" in said(job)
+
+
 def test_a_cancelled_job_is_not_let_go(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
     meanwhile(monkeypatch, lambda job: services.cancel(OPERATOR, job))
     job = done_by(monkeypatch, job, READY)
@@ -303,11 +329,13 @@ def test_a_result_that_cannot_be_recorded_is_a_bug_that_recovery_looks_at(
     assert any("ZeroDivisionError" in line and "Traceback" in line for line in said(job))
 
 
-def test_a_lost_connection_at_go_is_no_go(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
-    def away(job: Job) -> None:
+def test_a_connection_that_is_lost_while_definitions_are_changed_is_no_go(
+    monkeypatch: pytest.MonkeyPatch, job: Job
+) -> None:
+    def away(kind: Reclaim, job: Job) -> None:
         raise OperationalError("gone")
 
-    meanwhile(monkeypatch, away)
+    monkeypatch.setattr(Reclaim, "before_swap", away)
     job = done_by(monkeypatch, job, READY)
     assert (job.state, job.needs_recovery) == ("interrupted", True)
     assert "database went away" in job.error_detail
@@ -320,7 +348,7 @@ def test_without_the_right_to_become_root_the_host_says_how_to_give_it(
     monkeypatch.setattr("shutil.which", lambda name: None)
     job = run(job)
     assert (job.state, job.error_code) == ("failed", "host_unreachable")
-    assert "NOPASSWD" in job.error_detail
+    assert "agent_installer --user" in job.error_detail
     host = Host.objects.get(pk=job.host_id)
     assert (host.status, host.status_detail) == ("degraded", job.error_detail)
 
@@ -344,3 +372,26 @@ def test_percent_speed_and_time_left_follow_the_stages(monkeypatch: pytest.Monke
     keeper.progress({"stage": "verifying", "done": None, "total": None})
     assert keeper._progress["progress"] == 70.0
     assert keeper._progress["bytes_per_sec"] is None
+
+
+@pytest.mark.parametrize(("limit", "shown"), [(None, (797, 1)), (1, (None, None)), (797, (797, 1))])
+def test_holes_that_are_passed_are_no_speed_above_the_limit(
+    monkeypatch: pytest.MonkeyPatch, job: Job, limit: int | None, shown: tuple[int | None, int | None]
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    job.options = {"bandwidth_bytes_sec": None if limit is None else limit}
+    keeper = Recorder(job, Reclaim.stages, at_most=Reclaim().at_most(job))
+    for done in (0, 7970):
+        keeper.progress({"stage": "copying", "done": done, "total": 8767})
+        clock[0] += 10
+    assert (keeper._progress["bytes_per_sec"], keeper._progress["eta_seconds"]) == shown
+
+
+def test_a_hosts_limit_counts_where_the_job_has_none_and_only_for_what_keeps_to_it(job: Job) -> None:
+    job.host.bandwidth_bytes_sec = 5
+    job.options = {}
+    assert Reclaim().at_most(job) == 5
+    job.options = {"bandwidth_bytes_sec": 7}
+    assert Reclaim().at_most(job) == 7
+    assert Scan().at_most(job) is None

@@ -29,9 +29,11 @@ RINGS = {
     "sweep": ("storage_admin.jobs.tasks.sweep", 30),
     "scan every host": ("images.tasks.scan_hosts", 15 * 60),
     "expire undo copies": ("images.tasks.expire_undo", 60),
+    "guests of undo copies": ("images.tasks.look_at_users_of_undo_copies", 90),
     "wait for guests": ("images.tasks.look_at_guests", 10),
     # A window is called late two minutes after it opened, and its last minutes begin nothing.
     "policies": ("images.tasks.advance_policies", 30),
+    "forget vanished images": ("images.tasks.forget_vanished", 60 * 60),
     "alerts": ("images.tasks.look_for_trouble", 60),
     # The first retry of a webhook is due after 10 seconds.
     "deliveries": ("storage_admin.events.tasks.deliver", 10),

@@ -27,7 +27,14 @@ def test_won_less_taken_is_what_was_freed_and_what_is_held_stands_apart() -> Non
     held(9, 2)
     sums = freed_of(Job.objects.all())
     assert sums == Sums(
-        freed_bytes=3, won_bytes=6, taken_bytes=3, held_bytes=9, pending_bytes=7, jobs_count=2, held_count=1
+        freed_bytes=3,
+        won_bytes=6,
+        taken_bytes=3,
+        copies_bytes=3,
+        held_bytes=9,
+        pending_bytes=7,
+        jobs_count=2,
+        held_count=1,
     )
 
 

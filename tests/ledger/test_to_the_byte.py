@@ -23,6 +23,7 @@ from storage_admin.jobs import reaper, runner, services
 from storage_admin.jobs.models import Job
 from tests.agent.harness import leftovers, qemu_img, write
 from tests.agent.test_check import leak
+from tests.chance import seed
 from tests.working import ADMIN, create, register, run, said, scan, this_machine
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
@@ -280,11 +281,12 @@ class World:
 SEEDS = os.environ.get("LEDGER_SEED", "any").split(",")
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("given", SEEDS)
 def test_the_sum_of_what_was_freed_is_the_change_on_the_disk(tmp_path: Path, given: str) -> None:
-    seed = random.randrange(1 << 30) if given == "any" else int(given)
-    print(f"LEDGER_SEED={seed} LEDGER_STEPS={STEPS}")
-    world = World(tmp_path, seed)
+    start = seed() if given == "any" else int(given)
+    print(f"LEDGER_SEED={start} LEDGER_STEPS={STEPS}")
+    world = World(tmp_path, start)
     for _ in range(STEPS):
         world.step()
     for job in world.undoable():

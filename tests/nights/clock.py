@@ -1,14 +1,18 @@
 """A clock that a test moves: what every process of a dashboard takes for now.
 
-Only :func:`django.utils.timezone.now` is moved, by which the dashboard tells all that it writes down. What waits for
-seconds (heartbeats, time limits) goes on with real ones, and so do the hosts.
+:func:`django.utils.timezone.now` is moved, by which the dashboard tells all that it writes down, and with it the clock
+that only runs on, by which it tells what has surely passed. What waits for seconds (heartbeats, time limits) goes on
+with real ones, and so do the hosts, on which what was written down lies further back instead.
 """
 
 import os
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
 from django.utils import timezone
+
+from storage_admin.agent.hostclock import Moment
 
 #: The file in which the seconds stand that the clock is ahead.
 VARIABLE = "STORAGE_ADMIN_TEST_CLOCK"
@@ -46,3 +50,9 @@ def install() -> None:
     """Moves this process's clock; before any model is imported, whose defaults would keep the real one."""
     clock = Clock(Path(os.environ[VARIABLE]))
     timezone.now = clock.now
+    really = Moment.now
+
+    def moved() -> Moment:
+        return replace(really(), boottime=really().boottime + (clock.now() - _really()).total_seconds())
+
+    Moment.now = moved  # type: ignore[method-assign]

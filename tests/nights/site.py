@@ -16,6 +16,7 @@ import django
 from django.core.management import call_command
 
 import storage_admin.celery  # noqa: F401 (the app that jobs are sent by)
+from tests.agent.harness import age
 from tests.harness.filesystems import loop_filesystem
 from tests.harness.processes import Daemon
 from tests.harness.services import ROOT, RedisServer
@@ -72,6 +73,13 @@ class Site:
     worker: Daemon
     rng: random.Random
     _watching: threading.Event = field(default_factory=threading.Event)
+
+    def move_to(self, moment: datetime) -> None:
+        """From now on it is that time, on the hosts as well."""
+        passes = (moment - self.clock.now()).total_seconds()
+        self.clock.move_to(moment)
+        for journal in [path for place in self.places for path in place.pool.glob(".sa-*.journal")]:
+            age(journal, boottime=passes, wall=passes)
 
     def start_worker(self) -> None:
         """A worker as after a restart of the dashboard."""

@@ -76,12 +76,12 @@ def _hosts(stack: contextlib.ExitStack, folder: Path, hosts: int, images: int) -
     rows = []
     for number in range(hosts):
         if number < HANGING:
-            rows.append(_row(number, stack.enter_context(_hangs()), "ssh-ed25519 " + "A" * 68, ""))
+            rows.append(row_of(number, stack.enter_context(hangs()), "ssh-ed25519 " + "A" * 68, ""))
         elif number < HANGING + REFUSING:
-            rows.append(_row(number, free_port(), "ssh-ed25519 " + "A" * 68, ""))
+            rows.append(row_of(number, free_port(), "ssh-ed25519 " + "A" * 68, ""))
         else:
             server: Sshd = stack.enter_context(sshd(folder / f"sshd-{number}", "MaxStartups 50"))
-            rows.append(_row(number, server.port, server.host_key, server.private_key))
+            rows.append(row_of(number, server.port, server.host_key, server.private_key))
         pool = folder / f"images-{number}"
         pool.mkdir(parents=True)
         if number >= HANGING + REFUSING:
@@ -90,7 +90,8 @@ def _hosts(stack: contextlib.ExitStack, folder: Path, hosts: int, images: int) -
     return rows
 
 
-def _row(number: int, port: int, host_key: str, key: str) -> Host:
+def row_of(number: int, port: int, host_key: str, key: str) -> Host:
+    """A host that is reached by ssh on this machine, at a port of its own."""
     return Host.objects.create(
         slug=f"fleet-{number}", name=f"fleet-{number}", kind=Host.Kind.SSH, transport=Host.Transport.SSH,
         address="127.0.0.1", port=port, user="root", host_key=host_key, private_key_locked=secrets.lock(key),
@@ -98,7 +99,7 @@ def _row(number: int, port: int, host_key: str, key: str) -> Host:
 
 
 @contextlib.contextmanager
-def _hangs() -> Iterator[int]:
+def hangs() -> Iterator[int]:
     """A port that takes connections in and says nothing."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

@@ -6,6 +6,7 @@ Run as ``doubles.py vzctl|vzlist ARGUMENTS`` with ``OPENVZ_DOUBLE`` naming the f
 
 - ``set`` for a container that does not exist makes its configuration, exit 0; so does an empty value, as 0;
 - ``set`` replaces the first line of several, readers take the last; a new file has mode 0644;
+- ``vzlist`` loops for ever on a configuration of one newline, unless it is asked for other containers by their ids;
 - ``vzlist`` cuts names off, hides containers whose private area is missing, and shows 0 for unset in JSON (``-j``).
 
 Files in ``switches/`` turn more on:
@@ -16,14 +17,19 @@ Files in ``switches/`` turn more on:
 - ``kernel_ignores``: a warning, exit 0, saved;
 - ``forgets``: exit 0 without effect;
 - ``crashes``: exit 1 after the configuration was saved;
+- ``full``: exit 0, and a configuration of no bytes, as on a full filesystem;
+- ``killed``: ended by signal 9 after the kernel was told; ``killed_after_save``: after that, too;
+- ``save_fails``: exit 139 after the kernel was told;
 - ``before_save``: a script that runs, in the folder, before vzctl saves;
 - ``noise``: lines that vzlist prints before its own; ``vzlist_fails``: exit 1 with these words.
 """
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 HOST = Path(os.environ.get("OPENVZ_DOUBLE", "."))
@@ -64,6 +70,7 @@ def vzctl(words: list[str]) -> int:
         say("No suitable kernel support compiled in")
         return 5
     if locked():
+        say("Locked by: pid 4711, cmdline vzctl backup 200")
         say("Container already locked")
         return 9
     return set_priority(ctid, int(value or 0), save=save)
@@ -90,6 +97,8 @@ def set_priority(ctid: str, value: int, *, save: bool) -> int:
             if save:
                 say("Error: failed to apply some parameters, not saving configuration file!")
             return exit_code
+        if switched("killed"):
+            os.kill(os.getpid(), signal.SIGKILL)
     if not save:
         print("WARNING: Settings were not saved to config and will be lost after CT restart (use --save flag)")
         return 0
@@ -98,8 +107,15 @@ def set_priority(ctid: str, value: int, *, save: bool) -> int:
     path = HOST / "conf" / f"{ctid}.conf"
     if not path.exists():
         say(f"WARNING: {path} not found: No such file or directory")
-    if not switched("forgets"):
+    if switched("save_fails"):
+        say(f"Unable to move {path}.tmp -> {path}: No such file or directory")
+        return 139
+    if switched("full"):
+        store(path, b"")
+    elif not switched("forgets"):
         store(path, b'IOPRIO="%d"\n' % value)
+    if switched("killed_after_save"):
+        os.kill(os.getpid(), signal.SIGKILL)
     print(f"CT configuration saved to {path}")
     return 1 if switched("crashes") else 0
 
@@ -128,7 +144,7 @@ def store(path: Path, new: bytes) -> None:
         lines.append(new[:-1])
     temp = Path(f"{real}.tmp")
     os.umask(0o022)
-    temp.write_bytes(b"".join(line + b"\n" for line in lines))
+    temp.write_bytes(b"".join(line + b"\n" for line in lines) if new else b"")
     temp.rename(real)
 
 
@@ -151,14 +167,19 @@ def vzlist(words: list[str]) -> int:
     if switched("no_kernel"):
         say("Unable to open /proc/vz/veinfo: No such file or directory")
         return 0
-    return list_all(columns, everything=everything, as_json=as_json)
+    asked = [word for word in words if word[:1].isalnum() and "," not in word and word not in WIDTHS]
+    return list_all(columns, asked, everything=everything, as_json=as_json)
 
 
-def list_all(columns: list[str], *, everything: bool, as_json: bool) -> int:
+def list_all(columns: list[str], asked: list[str], *, everything: bool, as_json: bool) -> int:
     paths = sorted((HOST / "conf").glob("*.conf"), key=lambda path: path.stem.zfill(40))
+    paths = [path for path in paths if not asked or path.stem in asked]
     if not paths:
         say("Container(s) not found")
-        return 0
+        return 1 if asked else 0
+    if any(path.read_bytes() == b"\n" for path in paths):
+        while True:
+            time.sleep(60)
     if switched("noise"):
         sys.stdout.buffer.write((HOST / "switches" / "noise").read_bytes())
     rows = []

@@ -118,6 +118,8 @@ def _row(guest: Guest, given: Given) -> dict[str, Any]:
         row["lock"] = guest.conf.now["lock"]
     if given.get("full") == "1":
         row["qmpstatus"] = guest.qmp or ("running" if guest.running else "stopped")
+        if guest.running and guest.qemu:
+            row["running-qemu"] = guest.qemu
     return row
 
 

@@ -22,18 +22,30 @@ def update(world: World, guest: Guest, given: dict[str, str]) -> None:
     if world.before_put is not None:
         world.before_put(guest)
     wanted = {key: value for key, value in given.items() if key not in _BESIDE}
-    if not wanted:
+    gone = re.split(r"[,; ]+", given["delete"]) if given.get("delete") else []
+    if "skiplock" in given and not world.root:
+        errors = {"skiplock": "Only root may use this option."}
+        raise ApiDeathError(400, "Parameter verification failed.\n", errors)
+    if "lock" in (*wanted, *gone) and not world.root:
+        raise ApiDeathError(500, "only root can set 'lock' config\n")
+    if not wanted and not gone:
         raise ApiDeathError(500, "no options specified\n")
     for key, value in wanted.items():
         _check_drive(world, guest, key, value)
     conf = guest.conf
     if given.get("digest", conf.digest) != conf.digest:
         raise ApiDeathError(500, "checksum mismatch (file change by other user?)\n")
-    _check_lock(conf, guest.kind)
+    if given.get("skiplock") != "1":
+        _check_lock(conf, guest.kind)
+    for key in gone:
+        conf.now.pop(key, None)
+        conf.pending.pop(key, None)
     for key, value in wanted.items():
         conf.pending[key] = confs.print_drive(key, value) if DRIVE.fullmatch(key) else value
     _apply(guest, conf)
     guest.text = confs.write_vm(conf)
+    if world.after_put is not None:
+        world.after_put(guest)
 
 
 def _check_drive(world: World, guest: Guest, key: str, value: str) -> None:

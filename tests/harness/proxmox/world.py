@@ -40,6 +40,8 @@ class Guest:
     running: bool = False
     qmp: str = ""
     hotplug: bool = True
+    #: The version of QEMU that it was started with; empty where the node does not say.
+    qemu: str = ""
     #: What its guest agent says to fstrim; ``None`` where there is no agent.
     trims: list[dict[str, Any]] | None = None
 
@@ -90,6 +92,8 @@ class World:
         broken: storages whose listing dies, with these words; no words for a 596.
         task_fails: the next task ends with these words.
         delay: seconds before a bad token is refused.
+        root: whether root itself asks, by ``pvesh``.
+        after_put: called with the guest when it was changed.
         before_put: called with the guest when a change comes in, before it is looked at.
         before_read: called with kind and number before a guest is looked at.
     """
@@ -107,6 +111,8 @@ class World:
     broken: dict[str, str] = field(default_factory=dict)
     task_fails: str = ""
     delay: float = 0.0
+    root: bool = False
+    after_put: Callable[[Guest], None] | None = None
     before_put: Callable[[Guest], None] | None = None
     before_read: Callable[[str, int], None] | None = None
 

@@ -1,0 +1,130 @@
+"""Somebody who asks nobody for a lock writes into the image, or puts a file in its place, while that is swapped.
+
+He may come at any step. What he was told was written is in the file that has the name afterwards, or in none that he
+found; a file that he moved there has the name. Nothing of his is under a name of the job's own.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from storage_admin.agent.protocol import READY
+from tests.agent.harness import Agent, ask, leftovers, reclaim_args, recover_args, undo_args
+from tests.agent.test_replace import replace_args
+from tests.faults.trials import Trial, Trials
+
+pytestmark = [pytest.mark.faults, pytest.mark.qemu]
+
+DRIVER = str(Path(__file__).with_name("attacked.py"))
+#: Steps after ``go``: those of a swap that is finished.
+STEPS = 20
+MARK, PLACE = b"PRECIOUS", 1 << 16
+
+#: Waits for a byte, and then acts. What he was told: the inode that he wrote to, or why not.
+WRITER = """
+import os, sys
+open(sys.argv[1], "rb").read(1)
+try:
+    fd = os.open(sys.argv[2], os.O_RDWR)
+    found = os.fstat(fd).st_ino
+    os.pwrite(fd, b"PRECIOUS", 1 << 16)
+    os.close(fd)
+    print(found, flush=True)
+except OSError as error:
+    print(error.strerror, flush=True)
+"""
+MOVER = """
+import os, sys
+open(sys.argv[1], "rb").read(1)
+os.rename(sys.argv[2] + ".restored", sys.argv[2])
+print("moved", flush=True)
+"""
+
+
+class Place:
+    """A pool with a raw image, half of it zeros, and what is done to it."""
+
+    def __init__(self, folder: Path, work: str) -> None:
+        self.pool = folder / "pool"
+        self.pool.mkdir(parents=True)
+        self.image, self.converted = self.pool / "vm.raw", self.pool / "vm.qcow2"
+        self.image.write_bytes((b"x" * 65536 + bytes(65536)) * 8)
+        self.target = self.image
+        hours = 0 if work.endswith("without undo") else 24
+        reclaim = reclaim_args(self.image, format="raw", method="copy", undo_hours=hours)
+        replace = replace_args(self.image, form="qcow2", source="raw")
+        self.verb, self.args, self.job = "reclaim", reclaim, "j1"
+        if work == "undo":
+            assert ask("reclaim", reclaim)["swapped"]
+            self.verb, self.args, self.job = "undo", undo_args(self.image), "u1"
+        elif work == "undo of a conversion":
+            assert ask("convert", replace)["swapped"]
+            self.verb, self.args, self.job = "undo", undo_args(self.converted), "u1"
+            self.target = self.converted
+        elif work == "conversion":
+            self.verb, self.args = "convert", replace
+
+    def attacked(self, trial: Trial, attacker: str, *without: str) -> tuple[str, dict[str, object]]:
+        """Runs the work with a stranger at a random step: what he says, and the answer."""
+        trigger = self.pool.parent / "trigger"
+        os.mkfifo(trigger)
+        stranger = subprocess.Popen(
+            [sys.executable, "-c", attacker, trigger, self.target], stdout=subprocess.PIPE, text=True
+        )
+        at = trial.rng.randrange(1, STEPS)
+        with Agent([sys.executable, DRIVER, str(at), str(trigger), *without]) as agent:
+            agent.request(self.verb, self.args, self.job)
+            agent.until(READY)
+            agent.say("go", generation=1)
+            answer = agent.answer(go=False)
+            trial.note(agent.stderr().partition("(")[0].strip() or "came too late")
+        said = stranger.communicate(timeout=20)[0].strip()
+        trial.note(f"step {at}")
+        return said, answer
+
+    def recover(self) -> None:
+        """Twice: the second time there is nothing to do."""
+        ask("recover", recover_args(self.pool), job="r1")
+        ask("recover", recover_args(self.pool), job="r2")
+
+
+WORKS = ["reclaim", "reclaim without undo", "conversion", "undo", "undo of a conversion"]
+
+
+@pytest.mark.parametrize("work", WORKS)
+def test_what_somebody_writes_in_the_moment_of_a_swap_is_in_the_image(tmp_path: Path, work: str) -> None:
+    trials = Trials("strangers", f"a write in the moment of a swap: {work}", part=1 / 10)
+    for trial in trials:
+        with trial:
+            place = Place(trial.folder(tmp_path), work)
+            said, answer = place.attacked(trial, WRITER)
+            place.recover()
+            if said.isdigit():
+                found = place.target.stat().st_ino, int(said)
+                assert found[0] == found[1], (answer, leftovers(place.pool))
+                assert place.target.read_bytes()[PLACE:][: len(MARK)] == MARK
+            trial.note("refused" if "code" in answer else "done")
+            trial.note("written" if said.isdigit() else said)
+
+
+@pytest.mark.parametrize("work", WORKS)
+def test_a_file_that_somebody_puts_in_the_images_place_in_the_moment_of_a_swap_stays_there(
+    tmp_path: Path, work: str
+) -> None:
+    trials = Trials("strangers", f"a file in the image's place in the moment of a swap: {work}", part=1 / 10)
+    for trial in trials:
+        with trial:
+            place = Place(trial.folder(tmp_path), work)
+            restored = Path(f"{place.target}.restored")
+            restored.write_bytes(b"restored" * 10_000)
+            inode = restored.stat().st_ino
+            said, answer = place.attacked(trial, MOVER)
+            place.recover()
+            if said == "moved":
+                assert place.target.stat().st_ino == inode, (answer, leftovers(place.pool))
+                assert place.target.read_bytes() == b"restored" * 10_000
+            trial.note("refused" if "code" in answer else "done")
+            trial.note(said)
