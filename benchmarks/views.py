@@ -85,7 +85,7 @@ CSV_COLUMNS: Columns = {
 @page()
 def benchmarks_csv(request: PageRequest) -> HttpResponseBase:
     """The whole list as it is filtered."""
-    return csv_answer("benchmarks", CSV_COLUMNS, _listed(request).rows)
+    return csv_answer("benchmarks", CSV_COLUMNS, _listed(request).exact())
 
 
 def run_of(request: PageRequest, run_id: int) -> Benchmark:

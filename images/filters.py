@@ -10,6 +10,7 @@ from drf_spectacular.utils import extend_schema_field
 
 from images import shared_storages
 from images.models import Image
+from images.orphans.selectors import unchanged_for
 from images.selectors import ORDERINGS, at_least, at_most, of_host, ordered, with_text
 from storage_admin.accounts.authentication import actor_of
 from storage_admin.guests.models import Guest
@@ -43,7 +44,11 @@ class ImageFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untype
     host = HostFilter(method="by_host")
     pool = PoolFilter(method="by_pool")
     guest = RowFilter(queryset=_guests, method="by_guest", label="Id of a guest.")
-    format = django_filters.ChoiceFilter(choices=[(name, name) for name in FORMATS])
+    format = django_filters.ChoiceFilter(
+        choices=[(name, name) for name in FORMATS],
+        method="by_format",
+        label="As declared; as found where nobody declared it.",
+    )
     state = django_filters.ChoiceFilter(choices=Image.State.choices)
     min_chain_depth = WholeNumberFilter(field_name="chain_depth", method="by_least")
     max_chain_depth = WholeNumberFilter(field_name="chain_depth", method="by_most")
@@ -70,6 +75,9 @@ class ImageFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untype
     def by_guest(self, rows: QuerySet[Image], _name: str, guest: Guest) -> QuerySet[Image]:
         return rows.filter(pk__in=guest.disks.filter(use__isnull=False).values("use__image_id"))
 
+    def by_format(self, rows: QuerySet[Image], _name: str, value: str) -> QuerySet[Image]:
+        return rows.filter(Q(declared_format=value) | Q(declared_format="", format=value))
+
     def by_answer(self, rows: QuerySet[Image], name: str, value: str) -> QuerySet[Image]:
         answer = ANSWERS[value]
         return rows.filter(**({f"{name}__isnull": True} if answer is None else {name: answer}))
@@ -85,6 +93,19 @@ class ImageFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untype
 
     def by_order(self, rows: QuerySet[Image], _name: str, value: str) -> QuerySet[Image]:
         return ordered(rows, value)
+
+
+class OrphanFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untyped library
+    """Filters of the list of orphans."""
+
+    host = HostFilter(method="by_host")
+    pool = PoolFilter(method="by_pool")
+    age = WholeNumberFilter(method="by_age", max_value=36_500)
+
+    by_host, by_pool = ImageFilters.by_host, ImageFilters.by_pool
+
+    def by_age(self, rows: QuerySet[Image], _name: str, days: int) -> QuerySet[Image]:
+        return unchanged_for(rows, days)
 
 
 class GuestFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untyped library

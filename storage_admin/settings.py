@@ -109,7 +109,7 @@ JOB_KINDS = [
 
 #: Every list whose filters can be kept under a name, by what it says of itself (storage_admin/accounts/saved_views.py).
 LIST_PAGES = [
-    "images.views.listing.PAGE",
+    "images.views.images.PAGE",
     "images.views.orphans.PAGE",
     "images.views.jobs.PAGE",
     "images.views.ledger.PAGE",

@@ -69,6 +69,8 @@ def page(role: Role = Role.VIEWER, *, everywhere: bool = False) -> Callable[[Vie
             except ForbiddenError as error:
                 refusals.forbidden(request, request.actor, str(error))  # type: ignore[attr-defined]
                 return render(request, "403.html", {"sentence": str(error)}, status=403)
+            except InvalidError as error:
+                return render(request, "400.html", {"sentence": error.detail}, status=400)
             except NotFoundError as error:
                 raise Http404(error.detail) from error
             # One address has a page and a fragment: the browser must not show one for the other when it goes back.

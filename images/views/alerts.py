@@ -87,7 +87,7 @@ def alerts(request: PageRequest) -> HttpResponseBase:
 @page()
 def alerts_csv(request: PageRequest) -> HttpResponseBase:
     """The whole list as it is filtered."""
-    return csv_answer("alerts", CSV_COLUMNS, _listed(request).rows)
+    return csv_answer("alerts", CSV_COLUMNS, _listed(request).exact())
 
 
 @require_safe

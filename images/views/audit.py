@@ -49,7 +49,7 @@ def audit(request: PageRequest) -> HttpResponseBase:
 @page(Role.ADMIN, everywhere=True)
 def audit_csv(request: PageRequest) -> HttpResponseBase:
     """The whole trail as it is filtered."""
-    return csv_answer("audit", CSV_COLUMNS, filtered(request, AuditFilters, selectors.entries()).rows)
+    return csv_answer("audit", CSV_COLUMNS, filtered(request, AuditFilters, selectors.entries()).exact())
 
 
 def changes(row: AuditEntry) -> list[tuple[str, str, str]]:

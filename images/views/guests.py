@@ -134,4 +134,4 @@ CSV_COLUMNS: Columns = {
 @page()
 def guests_csv(request: PageRequest) -> HttpResponseBase:
     """The whole list as it is filtered and ordered."""
-    return csv_answer("guests", CSV_COLUMNS, _listed(request).rows)
+    return csv_answer("guests", CSV_COLUMNS, _listed(request).exact())

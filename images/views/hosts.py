@@ -154,14 +154,14 @@ POOL_CSV_COLUMNS: Columns = {
 @page()
 def hosts_csv(request: PageRequest) -> HttpResponseBase:
     """The hosts as they are filtered and ordered."""
-    return csv_answer("hosts", CSV_COLUMNS, _listed(request).rows)
+    return csv_answer("hosts", CSV_COLUMNS, _listed(request).exact())
 
 
 @require_safe
 @page()
 def pools_csv(request: PageRequest) -> HttpResponseBase:
     """The pools of the hosts as those are filtered."""
-    chosen = _listed(request).rows.order_by().values("pk")
+    chosen = _listed(request).exact().order_by().values("pk")
     rows = pools_for(request.actor).filter(host__in=chosen).order_by("host__name", "name", "id")
     return csv_answer("pools", POOL_CSV_COLUMNS, rows)
 

@@ -9,20 +9,24 @@ from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
 from images import estimates, look, selectors
+from images.filters import FORMATS, ImageFilters
 from images.models import Image
 from images.templatetags.storage import bar_scale
 from images.verbs import Verb, verb_of
 from images.views.access import PageRequest, local, page, paginated, wants_fragment
-from images.views.listing import FORMATS, Listing, listing_of
-from images.views.lists import as_choices, columns
+from images.views.lists import Filtered, as_choices, columns, filtered
 from storage_admin.accounts.roles import Role
+from storage_admin.accounts.saved_views import list_page
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.csv_export import Columns, csv_answer, known
 from storage_admin.hosts.errors import InvalidError, NotFoundError
 from storage_admin.hosts.selectors import hosts_for, pools_for
 from storage_admin.jobs.services import submit
 
+PAGE = list_page("images", "Images", ImageFilters.base_filters)
 PER_PAGE = 50
+#: The costliest first, until somebody wants another order.
+ORDERING = "-allocated_size"
 #: At most so many are analyzed by one click.
 AT_ONCE = 500
 
@@ -52,16 +56,21 @@ def _verb(image: Image) -> Verb | None:
     return verb_of(image.reclaimable_method) if worth and image.reclaimable_method in estimates.METHODS else None
 
 
-def _table(request: PageRequest, listing: Listing) -> dict[str, Any]:
+def _listed(request: PageRequest) -> Filtered[Image]:
+    return filtered(request, ImageFilters, selectors.ordered(selectors.images_for(request.actor), ORDERING))
+
+
+def _table(request: PageRequest, listing: Filtered[Image]) -> dict[str, Any]:
     rows = paginated(request, selectors.Matches(listing.rows), PER_PAGE)
+    ordering = ORDERING if "ordering" in listing.ignored else listing.values.get("ordering", ORDERING)
     shown: list[tuple[Image, Verb | None]] = [(image, _verb(image)) for image in rows.object_list]
     return {
         "rows": rows,
         "shown": shown,
-        "columns": columns(COLUMNS, listing.ordering),
-        "ordering": listing.ordering,
+        "columns": columns(COLUMNS, ordering),
+        "ordering": ordering,
         "ignored": listing.ignored,
-        "filtered": bool(listing.values),
+        "filtered": bool(listing.values.keys() - {"ordering"}),
         "scale": bar_scale((image.virtual_size, image.allocated_size) for image, _ in shown),
     }
 
@@ -70,7 +79,7 @@ def _table(request: PageRequest, listing: Listing) -> dict[str, Any]:
 @page()
 def images(request: PageRequest) -> HttpResponseBase:
     """The table alone for htmx, the page with its filters otherwise."""
-    listing = listing_of(request)
+    listing = _listed(request)
     context = _table(request, listing)
     if wants_fragment(request):
         return render(request, "images/images.html#table", context)
@@ -129,7 +138,7 @@ CSV_FIELDS = (
 def images_csv(request: PageRequest) -> HttpResponseBase:
     """The whole list as it is filtered and ordered, sizes in bytes, sent as it is read."""
     # Few hosts and pools have many images: each is read once for a part of the file, not joined to every row.
-    rows = listing_of(request).rows.select_related(None).only(*CSV_FIELDS).prefetch_related("host", "pool")
+    rows = _listed(request).exact().select_related(None).only(*CSV_FIELDS).prefetch_related("host", "pool")
     return csv_answer("images", CSV_COLUMNS, rows)
 
 

@@ -126,7 +126,7 @@ CSV_COLUMNS: Columns = {
 @page()
 def jobs_csv(request: PageRequest) -> HttpResponseBase:
     """The whole list as it is filtered and ordered."""
-    return csv_answer("jobs", CSV_COLUMNS, _listed(request).rows)
+    return csv_answer("jobs", CSV_COLUMNS, _listed(request).exact())
 
 
 @require_safe

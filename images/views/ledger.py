@@ -118,4 +118,4 @@ CSV_COLUMNS: Columns = {
 @page()
 def ledger_csv(request: PageRequest) -> HttpResponseBase:
     """All lines as they are filtered and ordered, those that are held among them."""
-    return csv_answer("ledger", CSV_COLUMNS, filtered(request, LedgerFilters, lines_for(request.actor)).rows)
+    return csv_answer("ledger", CSV_COLUMNS, filtered(request, LedgerFilters, lines_for(request.actor)).exact())

@@ -10,6 +10,7 @@ from django.urls import reverse
 
 from storage_admin.accounts import saved_views
 from storage_admin.accounts.roles import Actor
+from storage_admin.hosts.errors import InvalidError
 
 M = TypeVar("M", bound=Model)
 
@@ -26,6 +27,16 @@ class Filtered(Generic[M]):
     rows: QuerySet[M]
     values: dict[str, str]
     ignored: list[str]
+
+    def exact(self) -> QuerySet[M]:
+        """The rows for a file, which has no place to say what was ignored.
+
+        Raises:
+            InvalidError: something was.
+        """
+        if self.ignored:
+            raise InvalidError(f"Not understood: {', '.join(self.ignored)}.")
+        return self.rows
 
 
 def filtered(request: HttpRequest, filters: type[django_filters.FilterSet], rows: QuerySet[M]) -> Filtered[M]:

@@ -4,21 +4,20 @@ from typing import Any
 from uuid import uuid4
 
 from django.contrib import messages
-from django.db.models import QuerySet
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_safe
 
+from images.filters import OrphanFilters
 from images.models import Image
 from images.orphans import selectors
 from images.orphans.against import changed_at
 from images.orphans.rows import GRACE_DAYS
-from images.selectors import of_host
 from images.views.access import PageRequest, number, page, paginated
 from images.views.image import image_of
-from images.views.lists import as_choices
+from images.views.lists import Filtered, as_choices, filtered
 from storage_admin.accounts.roles import Role
 from storage_admin.accounts.saved_views import list_page
 from storage_admin.agent.protocol import RefusedError
@@ -29,28 +28,14 @@ from storage_admin.jobs import kinds, services
 from storage_admin.jobs.kinds import JobKind
 
 PER_PAGE = 50
-PAGE = list_page("orphans", "Orphans", {"host", "pool", "age", "everywhere"})
+PAGE = list_page("orphans", "Orphans", {*OrphanFilters.base_filters, "everywhere"})
 #: How long an image was not changed, in days, and the word for it.
 AGES = (("1", "for a day"), ("7", "for a week"), ("30", "for 30 days"), ("90", "for 90 days"), ("365", "for a year"))
 
 
-def _filtered(request: PageRequest, rows: QuerySet[Image]) -> tuple[QuerySet[Image], list[str]]:
-    """The orphans that the address bar asks for, and the filters in it that mean nothing."""
-    ignored = []
-    for name in ("host", "pool", "age"):
-        try:
-            value = number(request.GET.get(name))
-        except InvalidError:
-            value = -1
-        if value is None:
-            continue
-        if not 0 <= value < 2**31:
-            ignored.append(name)
-        elif name == "age":
-            rows = selectors.unchanged_for(rows, min(value, 36_500))
-        else:
-            rows = rows.filter(of_host(value)) if name == "host" else rows.filter(pool=value)
-    return rows, ignored
+def _listed(request: PageRequest) -> Filtered[Image]:
+    everywhere = request.GET.get("everywhere") == "true"
+    return filtered(request, OrphanFilters, selectors.orphans_for(request.actor, everywhere=everywhere))
 
 
 CSV_COLUMNS: Columns = {
@@ -71,10 +56,7 @@ CSV_COLUMNS: Columns = {
 @page()
 def orphans_csv(request: PageRequest) -> HttpResponseBase:
     """The whole list as it is filtered."""
-    everywhere = request.GET.get("everywhere") == "true"
-    return csv_answer(
-        "orphans", CSV_COLUMNS, _filtered(request, selectors.orphans_for(request.actor, everywhere=everywhere))[0]
-    )
+    return csv_answer("orphans", CSV_COLUMNS, _listed(request).exact())
 
 
 @require_safe
@@ -82,7 +64,8 @@ def orphans_csv(request: PageRequest) -> HttpResponseBase:
 def orphans(request: PageRequest) -> HttpResponseBase:
     """Every orphan with its evidence, what is set aside, and what is not known."""
     everywhere = request.GET.get("everywhere") == "true"
-    rows, ignored = _filtered(request, selectors.orphans_for(request.actor, everywhere=everywhere))
+    listed = _listed(request)
+    rows, values = listed.rows, listed.values
     page_of = paginated(request, rows, PER_PAGE)
     aside, now, unknown = list(selectors.aside_for(request.actor)), timezone.now(), selectors.unknown_for(request.actor)
     found = selectors.summed(rows)
@@ -103,10 +86,10 @@ def orphans(request: PageRequest) -> HttpResponseBase:
         "unknown_count": sum(one.count for one in unknown),
         "elsewhere": max(hidden - selectors.summed(selectors.orphans_for(request.actor)).count, 0),
         "everywhere": everywhere,
-        "ignored": ignored,
-        "hosts": as_choices(hosts_for(request.actor).values_list("pk", "name"), request.GET.get("host", "")),
-        "pools": as_choices(pools, request.GET.get("pool", "")),
-        "ages": as_choices(AGES, request.GET.get("age", "")),
+        "ignored": listed.ignored,
+        "hosts": as_choices(hosts_for(request.actor).values_list("pk", "name"), values.get("host", "")),
+        "pools": as_choices(pools, values.get("pool", "")),
+        "ages": as_choices(AGES, values.get("age", "")),
     }
     return render(request, "orphans/orphans.html", context)
 

@@ -202,3 +202,31 @@ def test_any_rows_are_sent_as_they_come_and_few_are_in_memory() -> None:
     assert peak < 4 << 20
     answer = csv_answer("x", {"n": lambda row: row}, [1, 2])
     assert answer.getvalue() == b"n\r\n1\r\n2\r\n"
+
+
+@pytest.mark.parametrize(
+    ("page", "wrong"),
+    [
+        ("images", "format=docx"), ("images", "in_use=maybe"), ("orphans", "age=x"), ("jobs", "state=good"),
+        ("guests", "kind=x"), ("hosts", "ordering=x"), ("alerts", "kind=x"), ("ledger", "from=soon"),
+        ("benchmarks", "kind=x"),
+    ],
+)  # fmt: skip
+def test_a_file_is_refused_where_the_page_says_what_it_ignores(viewer: Client, page: str, wrong: str) -> None:
+    answer = viewer.get(f"/{page}/export.csv?{wrong}")
+    assert (answer.status_code, wrong.partition("=")[0] in answer.content.decode()) == (400, True)
+    assert viewer.get(f"/{page}/?{wrong}").context["ignored"] == [wrong.partition("=")[0]]
+
+
+@pytest.mark.parametrize("asked", ["format=raw", "format=subvol", "in_use=null", "orphan=unknown", "state=ok"])
+def test_page_file_and_rest_find_the_same_images(viewer: Client, asked: str) -> None:
+    pool = StoragePoolFactory.create()
+    ImageFactory.create(pool=pool, name="declared", format="qcow2", declared_format="raw", in_use=None, orphan=None)
+    ImageFactory.create(pool=pool, name="found", format="raw", declared_format="")
+    ImageFactory.create(pool=pool, name="other", format="raw", declared_format="qcow2", in_use=None, orphan=None)
+    ImageFactory.create(pool=pool, name="folder", format="subvol", declared_format="subvol", state="missing")
+    written = {line["id"] for line in rows_of(viewer, f"/images/export.csv?{asked}")}
+    shown = {str(image.pk) for image, _ in viewer.get(f"/images/?{asked}").context["shown"]}
+    told = {str(row["id"]) for row in viewer.get(f"/api/v1/images/?{asked}").json()["results"]}
+    assert written == shown == told
+    assert 0 < len(told) < 4

@@ -80,10 +80,7 @@ def test_filters_by_host_pool_and_age(viewer: Client, pool: StoragePool) -> None
     assert names(f"host={pool.host_id}") == {"left.qcow2", "young.raw", "second.raw"}
     assert names(f"pool={other.pk}") == {"second.raw"}
     assert names("age=30") == {"left.qcow2", "second.raw"}
-    assert names("host=999999") == set()
-    assert "Not understood, and so not applied: age, pool" in said(viewer.get("/orphans/?age=x&pool=-1&host=")).replace(
-        "pool, age", "age, pool"
-    )
+    assert "Not understood, and so not applied: age, pool" in said(viewer.get("/orphans/?age=x&pool=-1&host="))
 
 
 def test_the_list_is_written_as_csv_with_its_evidence(viewer: Client, pool: StoragePool) -> None:
