@@ -113,9 +113,12 @@ def note_ready(job: Job, ready: Mapping[str, Any]) -> None:
     the sizes what the job has won.
 
     Args:
-        ready: ``before_bytes`` and ``made_bytes`` of the file that goes and the one that comes, ``made_inode`` of that.
+        ready: ``before_bytes`` and ``made_bytes`` of the file that goes and the one that comes, ``made_inode`` of that;
+            ``goes_shared`` and ``made_shared``: what other files have of them as well.
     """
-    job.kept = job.kept | {"ready": {name: ready[name] for name in ("before_bytes", "made_bytes", "made_inode")}}
+    told = {name: ready[name] for name in ("before_bytes", "made_bytes", "made_inode")}
+    told |= {name: ready.get(name, 0) for name in ("goes_shared", "made_shared")}
+    job.kept = job.kept | {"ready": told}
     claims.ours(job).update(kept=job.kept)
 
 
@@ -129,8 +132,9 @@ def won_bytes(job: Job, copy_bytes: int | None = None) -> int:
 
 
 def made_bytes(job: Job) -> int:
-    """What a job's new file occupied when it took the image's place."""
-    return int((job.result or {}).get("after_bytes") or 0)
+    """What the filesystem gave for a job's new file: what that occupied, less what it shared with the original."""
+    result = job.result or {}
+    return int(result.get("made_bytes", result.get("after_bytes")) or 0)
 
 
 def lives_on(job: Job, original: Mapping[str, Any] | None) -> Image | None:

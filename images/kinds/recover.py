@@ -193,7 +193,8 @@ def _finished_after_all(lost: Job, found: dict[str, Any]) -> None:
     """The image was swapped before the worker died: the job has succeeded, and nobody was left to write it down."""
     waits, gone = found["undo_waits"], found["outcome"] == "lost"
     before, made = int(found["before_bytes"] or 0), int(found["made_bytes"] or found["after_bytes"] or 0)
-    freed = before - made if _in_its_place(lost) and not waits else 0
+    goes, given = before - found["goes_shared"], made - found["made_shared"]
+    freed = goes - given if _in_its_place(lost) and not waits else 0
     if gone and found["put_back"]:
         claims.log(lost, "recovered: somebody else has put the original back; the job counts as interrupted", "warning")
         # Its journal goes with the next recovery, now that this is on record.
@@ -202,7 +203,7 @@ def _finished_after_all(lost: Job, found: dict[str, Any]) -> None:
     Job.objects.filter(pk=lost.pk).update(
         state=Job.State.SUCCEEDED, error_code="", error_detail="", progress=100.0, stage="", message="",
         result={
-            "before_bytes": before, "after_bytes": made, "held_bytes": found["undo_bytes"],
+            "before_bytes": before, "after_bytes": made, "made_bytes": given, "held_bytes": found["undo_bytes"],
             "predicted_after_bytes": lost.plan.get("predicted_after_bytes"),
             "freed_bytes": freed, "freed_at": None if waits else timezone.now().isoformat(), "recovered": True,
             "swapped": _in_its_place(lost),
@@ -220,11 +221,11 @@ def _finished_after_all(lost: Job, found: dict[str, Any]) -> None:
         rewriting.keep_undo(lost, found["undo_bytes"], timedelta(hours=float(lost.options.get("undo_hours", 24))))
         lines.write_held(lost, pool, before, made)
     elif gone:
-        rewriting.keep_undo(lost, before, timedelta())
+        rewriting.keep_undo(lost, goes, timedelta())
         lines.write_held(lost, pool, before, made)
         rewriting.undo_copy_lost(lost, found["detail"], found=found)
     else:
-        lines.write(lost, pool, before, made)
+        lines.write(lost, pool, before, made, freed=freed)
 
 
 def _in_its_place(job: Job) -> bool:
@@ -255,7 +256,7 @@ def _settle_lost(recovery: Job, lost: Job, found: dict[str, Any], seen: dict[str
     is_back = found["inode"] is not None and found["inode"] == ready.get("made_inode")
     if undo is not None and (is_back or _is_another_file(lost, found)):
         # It died when all was done and its traces were gone.
-        gone = {"undone_bytes": ready.get("before_bytes")}
+        gone = {"undone_bytes": ready.get("before_bytes"), "undone_shared": ready.get("goes_shared", 0)}
         _settle_undo(undo, found | {"undo_of": lost.uid, "outcome": "finished"} | gone)
         return Settled.REPLACED
     removal = cut_off.filter(kind="discard_undo").last()
@@ -297,10 +298,10 @@ def _settle_undo(lost: Job, found: dict[str, Any]) -> None:
         if image is not None and found["inode"] is not None:
             _replaced(image, found)
             repointing.restore_declaration(image, undone)
-        gone = found["undone_bytes"]
-        if gone is None:
-            gone = rewriting.made_bytes(undone)
-        undone_for_good(lost, undone, image, gone, gone, found["after_bytes"])
+        gone, freed = found["undone_bytes"], rewriting.made_bytes(undone)
+        if gone is not None:
+            freed = gone - found["undone_shared"]
+        undone_for_good(lost, undone, image, freed if gone is None else gone, freed, found["after_bytes"])
         settled = Job.objects.filter(pk=lost.pk, state=Job.State.INTERRUPTED).update(
             state=Job.State.SUCCEEDED, error_code="", error_detail="", progress=100.0, stage="", message="",
             result={"undone_job": undone.pk, "held_bytes": 0, "freed_bytes": 0, "freed_at": None, "recovered": True},

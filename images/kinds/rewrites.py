@@ -230,6 +230,7 @@ class Rewriting(waiting.WaitsForGuests, RewriteKind):
             "before_bytes": before,
             "predicted_after_bytes": job.plan.get("predicted_after_bytes"),
             "after_bytes": after,
+            "made_bytes": result["made_bytes"],
             "held_bytes": result["held_bytes"],
             "freed_bytes": result["freed_bytes"],
             "freed_at": timezone.now().isoformat() if result["swapped"] and not held else None,

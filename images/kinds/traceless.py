@@ -74,6 +74,7 @@ def swapped(recovery: Job, found: dict[str, Any]) -> tuple[Job, dict[str, Any]] 
     return job, {
         "outcome": "finished", "pool": pool.pk, "path_b64": b64(path), "dev": found["dev"], "inode": found["inode"],
         "before_bytes": ready["before_bytes"], "made_bytes": ready["made_bytes"], "after_bytes": found["bytes"],
+        "goes_shared": ready.get("goes_shared", 0), "made_shared": ready.get("made_shared", 0),
         "undo_bytes": 0, "undo_waits": False, "put_back": False, "detail": "", "original": None,
     }  # fmt: skip
 

@@ -6,6 +6,7 @@ import os
 import stat
 from typing import Any
 
+from storage_admin.agent import space
 from storage_admin.agent.formats import UnreadableError, guess, read_as, stands_alone
 from storage_admin.agent.formats.reader import Reader
 from storage_admin.agent.journal import image_name, parse_name
@@ -44,10 +45,10 @@ class OwnFiles:
             if is_blind(fd, name):
                 self._blind.append(path)
             if status.st_nlink == 1:  # else the image itself still has these bytes
-                self._undo_bytes += status.st_blocks * 512
+                self._undo_bytes += _owned(fd, name, status)
         elif name.endswith(".aside"):
             self._asides += 1
-            self._aside_bytes += status.st_blocks * 512
+            self._aside_bytes += _owned(fd, name, status)
 
     def _tell(self, fd: int, name: str, path: bytes, status: os.stat_result) -> None:
         """Whose it is: the controller knows whether the job is its own, or of a dashboard that is gone."""
@@ -60,7 +61,7 @@ class OwnFiles:
         told = self._jobs.setdefault((folder, job), told)
         told["kinds"].append(kind)
         if kind != "journal":
-            told["bytes"] += status.st_blocks * 512 if status.st_nlink == 1 else 0
+            told["bytes"] += _owned(fd, name, status) if status.st_nlink == 1 else 0
         else:
             told["name_b64"] = image_name(fd, os.fsencode(name))
 
@@ -75,6 +76,20 @@ class OwnFiles:
             "own_files": list(self._jobs.values())[:_MAX_JOBS],
             "blind_b64": [b64(path) for path in self._blind[:_MAX_BLIND]],
         }
+
+
+def _owned(folder: int, name: str, status: os.stat_result) -> int:
+    """What the filesystem gets back when a file goes, in bytes."""
+    try:
+        fd = os.open(name, OPEN_FLAGS, dir_fd=folder)
+    except OSError:
+        return status.st_blocks * 512
+    try:
+        return space.owned(fd)
+    except OSError:
+        return status.st_blocks * 512
+    finally:
+        os.close(fd)
 
 
 def is_blind(folder: int, name: str) -> bool:

@@ -47,8 +47,7 @@ class Publication(NewFile):
             StoppedError: the controller did not say ``go``; nothing was changed.
             RefusedError: what a look raised, or ``target_exists``; nothing was changed.
         """
-        os.fsync(self.new)
-        self._journal.append(journal.READY, new=Stamp.of(os.fstat(self.new)))
+        self.written()
         io.wait_for_go(self.generation, **self.facts())
         looks.thorough()
         self.check_made()
@@ -61,7 +60,7 @@ class Publication(NewFile):
         new = Stamp.of(os.fstat(self.new))
         self._journal.append(journal.DONE, new=new)
         settle(self._journal)
-        return Swapped(new, None)
+        return Swapped(new, new.allocated_size)
 
 
 class Succession(NewFile):

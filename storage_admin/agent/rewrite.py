@@ -17,7 +17,6 @@ from typing import Any
 
 from storage_admin.agent import (
     cgroups,
-    fiemap,
     formats,
     guest_locks,
     links,
@@ -188,8 +187,6 @@ class Rewrite:
     _looked: float = 0.0
     #: What the new file may take at most, as long as it is not written.
     _needed: int = 0
-    #: Bytes of the original that other files have as well: they are not free when it goes.
-    _shared: int = 0
     _made: NewFile | None = None
     #: The base as the new file's header names it.
     _named: bytes | None = None
@@ -220,7 +217,6 @@ class Rewrite:
         self._claim.take(self._needed, self.wish.reserve, self.wish.others)
         self.io.emit(SPACE, needed_bytes=self._needed)  # plans that look for space have to count with all of it
         before = space.allocated_on_disk(self.chain.image.fd)
-        self._shared = fiemap.shared_bytes(self.chain.image.fd)
         with self.recipe.begin(self) as replacement:
             replacement.note_left([(link.planned.path, link.stamp) for link in self._left()])
             self._made = replacement
@@ -361,7 +357,7 @@ class Rewrite:
 
     def _result(self, before: int, after: int, swapped: Swapped | None) -> dict[str, Any]:
         # A copy may wait and occupy nothing, as that of an image without a single block.
-        held = swapped.undo_bytes if swapped else None
+        held = swapped.goes_bytes if swapped and swapped.undo_waits else None
         stamp = swapped.new if swapped else self.chain.image.stamp
         undo = {"path": display(file_name(self.request.job, "orig")), "bytes": held}
         return {
@@ -369,7 +365,8 @@ class Rewrite:
             "before_bytes": before,
             "after_bytes": after,
             "held_bytes": held or 0,
-            "freed_bytes": before - self._shared - after if swapped is not None and held is None else 0,
+            "made_bytes": swapped.made_bytes if swapped else 0,
+            "freed_bytes": swapped.goes_bytes - swapped.made_bytes if swapped and held is None else 0,
             "dev": stamp.dev,
             "inode": stamp.inode,
             "swapped": swapped is not None,

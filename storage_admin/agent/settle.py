@@ -81,6 +81,11 @@ def _with_sizes(settled: Settled, story: Story) -> Settled:
         made_bytes=made.allocated_size if made is not None else None,
         undone_bytes=undone.allocated_size if undone is not None else None,
         discarded_bytes=story.discarded_bytes,
+        # What a copy occupies is told as what it is worth.
+        undo_bytes=max(settled.undo_bytes - story.goes_shared, 0),
+        goes_shared=story.goes_shared,
+        made_shared=story.made_shared,
+        undone_shared=story.undone_shared,
     )
 
 
@@ -107,6 +112,7 @@ class Story:
         old_name: that the image had before, where the job gave it another one; else ``None``.
         left: path and stamp of each image that the original stands on, and the new one does not.
         discarded_bytes: what the filesystem gets back by the removal of the undo copy, where that has begun.
+        goes_shared, made_shared, undone_shared: as in :class:`Settled`; 0 in journals of older agents.
         exchanging: whether a swap or an undo had come to its names when the journal ended.
     """
 
@@ -124,6 +130,9 @@ class Story:
     left: tuple[tuple[bytes, Stamp], ...] = ()
     discarded_bytes: int | None = None
     exchanging: bool = False
+    goes_shared: int = 0
+    made_shared: int = 0
+    undone_shared: int = 0
 
     @property
     def made(self) -> frozenset[int]:
@@ -157,19 +166,25 @@ class Story:
             elif record["step"] == journal.EXCHANGING:
                 story = replace(story, exchanging=True)
             elif record["step"] == journal.READY:
-                story = replace(story, ready=Stamp.parse(record.get("new")))
+                shared = {name: _bytes(record.get(name)) for name in ("goes_shared", "made_shared")}
+                story = replace(story, ready=Stamp.parse(record.get("new")), **shared)
             elif record["step"] == journal.DONE:
                 copy = Stamp.parse(record["undo"]) if "undo" in record else None
                 story = replace(story, done=Stamp.parse(record.get("new")), copy=copy, exchanging=False)
             elif record["step"] == journal.UNDO:
                 undone = Stamp.parse(record["new"]) if "new" in record else None
                 story = replace(story, undo_job=str(record.get("job")), undone=undone, exchanging=False)
+                story = replace(story, undone_shared=_bytes(record.get("goes_shared")))
             elif record["step"] == journal.UNDO_REVERTED:
                 story = replace(story, undo_job=None, exchanging=False)
             elif record["step"] == journal.DISCARD:
                 freed = record.get("freed_bytes")
                 story = replace(story, discarded_bytes=freed if type(freed) is int else None)
         return story
+
+
+def _bytes(told: Any) -> int:
+    return told if type(told) is int and told > 0 else 0
 
 
 def _left(record: dict[str, Any]) -> tuple[tuple[bytes, Stamp], ...]:

@@ -27,7 +27,7 @@ class Settled:
             may be a last copy.
         name: of the image, in the journal's folder; ``None`` where the journal does not say it.
         before: the original, as it was before the swap.
-        undo_bytes: that the undo copy occupies; 0 where there is none.
+        undo_bytes: that the filesystem gets back when the undo copy goes; 0 where there is none.
         undo_waits: whether there is one: a file may occupy nothing.
         undo_of: the job that an undo undid.
         put_back: whether what became of a lost undo copy is that somebody gave it the image's name again.
@@ -35,6 +35,8 @@ class Settled:
         detail: what an admin should know, else empty.
         made_bytes: what the new file occupied as its job left it; ``None`` where the journal does not say it.
         undone_bytes: what the new file occupied when its undo began; as little.
+        goes_shared, made_shared, undone_shared: what of the original, of the new file, and of that one when its undo
+            began, other files had as well.
         discarded_bytes: what the filesystem got back when the undo copy was removed; ``None`` where it was not, by us.
     """
 
@@ -51,6 +53,9 @@ class Settled:
     made_bytes: int | None = None
     undone_bytes: int | None = None
     discarded_bytes: int | None = None
+    goes_shared: int = 0
+    made_shared: int = 0
+    undone_shared: int = 0
 
 
 def is_image_name(name: bytes) -> bool:

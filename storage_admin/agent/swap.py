@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Callable
 
-from storage_admin.agent import attributes, journal, locking
+from storage_admin.agent import attributes, fiemap, journal, locking
 from storage_admin.agent.exchange import OtherName, SameName, TakeOver
 from storage_admin.agent.fence import Fence
 from storage_admin.agent.journal import Journal, JournalError, Stamp
@@ -26,10 +26,19 @@ from storage_admin.agent.settle import REVERTED, settle, stat_in
 
 @dataclass(frozen=True)
 class Swapped:
-    """A replacement that is done. ``undo_bytes`` is what the undo copy occupies; ``None`` where none was kept."""
+    """A replacement that is done.
+
+    Args:
+        new: the new file.
+        made_bytes: what the filesystem gave for it: blocks that it shares took none.
+        goes_bytes: what the filesystem gets back when the original goes, or has got back.
+        undo_waits: whether the original waits as undo copy.
+    """
 
     new: Stamp
-    undo_bytes: int | None
+    made_bytes: int
+    goes_bytes: int = 0
+    undo_waits: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,6 +88,7 @@ class NewFile(ABC):
             **more,
         )
         self.new = -1
+        self._shared: dict[str, int] = {}
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             self.new = os.open(self.new_name, flags, 0o600, dir_fd=folder)
@@ -165,12 +175,21 @@ class NewFile(ABC):
         """What the controller is told before the swap: bytes that both files occupy, and the inode of the new one."""
         made = Stamp.of(os.fstat(self.new))
         before = os.fstat(self.original).st_blocks * 512
-        return {"before_bytes": before, "made_bytes": made.allocated_size, "made_inode": made.inode}
+        sizes = {"before_bytes": before, "made_bytes": made.allocated_size, "made_inode": made.inode}
+        return sizes | self._shared
+
+    def written(self) -> None:
+        """The new file is whole: have it on the disk, and its journal say so."""
+        os.fsync(self.new)
+        # A sibling on XFS or btrfs has most of its blocks in common with the original.
+        self._shared = {
+            "goes_shared": fiemap.shared_bytes(self.original), "made_shared": fiemap.shared_bytes(self.new)
+        }  # fmt: skip
+        self._journal.append(journal.READY, new=Stamp.of(os.fstat(self.new)), **self._shared)
 
     def _take_over(self, io: AgentIO, looks: Looks, moves: TakeOver, image: bytes) -> Swapped:
         """The new file takes over from the original, whose name is ``image``; see :meth:`swap`."""
-        os.fsync(self.new)
-        self._journal.append(journal.READY, new=Stamp.of(os.fstat(self.new)))
+        self.written()
         io.wait_for_go(self.generation, **self.facts())
         with Fence(self.folder, self.original, self.new) as fence:
             looks.thorough()
@@ -192,7 +211,9 @@ class NewFile(ABC):
             settled = settle(self._journal)
             if settled.undo_waits:
                 fence.outlast_names(self.original, io)
-        return Swapped(done.came, settled.undo_bytes if settled.undo_waits else None)
+        made = max(done.came.allocated_size - self._shared["made_shared"], 0)
+        goes = max(os.fstat(self.original).st_blocks * 512 - self._shared["goes_shared"], 0)
+        return Swapped(done.came, made, goes, settled.undo_waits)
 
     @abstractmethod
     def swap(self, io: AgentIO, looks: Looks) -> Swapped:
@@ -275,7 +296,7 @@ class Ends:
     old_name: bytes | None = None
 
 
-def swap_back(one: Journal, request: Request, ends: Ends, io: AgentIO, looks: Looks) -> None:
+def swap_back(one: Journal, request: Request, ends: Ends, io: AgentIO, looks: Looks) -> int:
     """Put an undo copy back into its image's place; what was there is gone afterwards.
 
     Args:
@@ -285,12 +306,16 @@ def swap_back(one: Journal, request: Request, ends: Ends, io: AgentIO, looks: Lo
         io: the controller, which has to say ``go``.
         looks: raise where something has changed.
 
+    Returns:
+        How many bytes of what was there other files have as well, so that they are not free.
+
     Raises:
         StoppedError, RefusedError: nothing was changed.
         HostError: others used both files, or put theirs there, in that very moment: nothing was removed.
     """
     gone, back = Stamp.of(os.fstat(ends.new)), Stamp.of(os.fstat(ends.old))
-    one.append(journal.UNDO, job=request.job, generation=request.generation, new=gone)
+    shared = fiemap.shared_bytes(ends.new)
+    one.append(journal.UNDO, job=request.job, generation=request.generation, new=gone, goes_shared=shared)
     names = journal.file_name(one.job, "orig"), journal.file_name(one.job, "new")
     moves: TakeOver = SameName(one.folder, back.inode, gone.inode, *names, ends.name)
     if ends.old_name is not None:
@@ -298,7 +323,7 @@ def swap_back(one: Journal, request: Request, ends: Ends, io: AgentIO, looks: Lo
     guard = Guard.of(request, keep=False)
     try:
         facts = {"before_bytes": gone.allocated_size, "made_bytes": back.allocated_size, "made_inode": back.inode}
-        io.wait_for_go(request.generation, **facts)
+        io.wait_for_go(request.generation, **facts, goes_shared=shared)
         with Fence(one.folder, ends.new, ends.old):
             looks.thorough()
             one.append(journal.EXCHANGING)
@@ -309,3 +334,4 @@ def swap_back(one: Journal, request: Request, ends: Ends, io: AgentIO, looks: Lo
         raise RefusedError("target_exists", "another file has the original's name by now; move it away") from error
     finally:
         settle(one)
+    return shared

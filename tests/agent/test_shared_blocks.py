@@ -4,11 +4,14 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.agent.harness import ask, make_image, qemu_img, reclaim_args, recover_args, undo_args, write
 from tests.agent.test_analyze import analyzed
 from tests.agent.test_in_place import MIB, reclaim
+from tests.agent.test_scan import scanned
 from tests.harness.filesystems import loop_filesystem
 
 pytestmark = pytest.mark.qemu
@@ -58,3 +61,73 @@ def test_holes_free_what_df_says_and_the_analysis_says_so_before(disk: Path, own
     assert numbers["reclaimable_low"] <= max(answer["freed_bytes"], 0) <= numbers["reclaimable_high"]
     # A copy gives back what was the image's own alone, and takes what it writes.
     assert told["methods"]["copy"]["reclaimable_bytes"] <= own
+
+
+def reflink(path: Path, name: str) -> None:
+    subprocess.run(["cp", "--reflink=always", path, path.parent / name], check=True)
+
+
+def freed_by(disk: Path, verb: str, args: dict[str, Any], job: str) -> tuple[int, dict[str, Any]]:
+    """What ``df`` says that a verb has freed, and its answer."""
+    before = used(disk)
+    answer = ask(verb, args, job=job)
+    assert "code" not in answer, answer
+    return before - used(disk), answer
+
+
+def chain(folder: Path) -> list[Path]:
+    """An overlay with 8 MiB of its own on a base with 8 MiB; the overlay first."""
+    folder.mkdir()
+    base, top = folder / "base.qcow2", folder / "top.qcow2"
+    for path, below in ((base, []), (top, ["-b", "base.qcow2", "-F", "qcow2"])):
+        qemu_img("create", "-q", "-f", "qcow2", *below, path, "64M")
+        write(path, 0x31 + len(below), f"{8 * len(below)}M", "8M")
+    subprocess.run(["sync", "-f", folder], check=True)
+    return [top, base]
+
+
+@pytest.mark.parametrize("end", ["undo", "discard_undo"])
+def test_what_a_sibling_shares_with_its_original_is_counted_once(disk: Path, end: str) -> None:
+    """A flattened overlay is a reflink of the overlay, with the base's data written into it."""
+    top, base = chain(disk / f"flat-{end}")
+    taken, done = freed_by(disk, "flatten", reclaim_args(top, base, method="rebase"), "j1")
+    assert done["swapped"]
+    assert done["after_bytes"] >= 16 * MIB
+    assert abs(-taken - done["made_bytes"]) <= MIB
+    assert abs(done["made_bytes"] - 8 * MIB) <= MIB
+    freed, ended = freed_by(disk, end, undo_args(top), "u1")
+    assert abs(freed - ended["freed_bytes"]) <= MIB
+    if end == "undo":
+        assert ended["freed_bytes"] == done["made_bytes"]
+    else:
+        assert done["held_bytes"] == ended["freed_bytes"] <= MIB
+
+
+def test_an_undo_frees_nothing_that_a_copy_of_the_new_image_has(disk: Path) -> None:
+    folder = disk / "cloned-new"
+    folder.mkdir()
+    path = folder / "vm.qcow2"
+    make_image(path)
+    done = ask("reclaim", reclaim_args(path))
+    assert done["made_bytes"] == done["after_bytes"] > MIB
+    reflink(path, "clone.qcow2")
+    freed, undone = freed_by(disk, "undo", undo_args(path), "u1")
+    assert undone["before_bytes"] == done["after_bytes"]
+    assert max(abs(freed), abs(undone["freed_bytes"])) <= MIB // 4
+
+
+def test_without_an_undo_copy_what_the_original_shared_stays_taken(disk: Path) -> None:
+    top, base = chain(disk / "no-undo")
+    reflink(top, "clone.qcow2")
+    freed, done = freed_by(disk, "flatten", reclaim_args(top, base, method="rebase", undo_hours=0), "j1")
+    assert done["swapped"]
+    assert abs(done["freed_bytes"] - freed) <= MIB
+    assert abs(freed + 8 * MIB) <= MIB
+
+
+def test_a_scan_counts_of_an_undo_copy_what_its_removal_frees(disk: Path) -> None:
+    top, base = chain(disk / "scanned")
+    held = ask("flatten", reclaim_args(top, base, method="rebase"))["held_bytes"]
+    journalled = ask("recover", recover_args(top.parent), job="r1")["recovered"][0]
+    assert journalled["undo_bytes"] == held <= MIB < (top.parent / ".sa-j1.orig").stat().st_blocks * 512
+    assert scanned(top.parent).one("pool")["undo_bytes"] == held

@@ -88,7 +88,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         look_everywhere()
         io.progress("swapping", 0, None, "waiting for the last word")
         looks = swap.Looks(look_everywhere, look)
-        swap.swap_back(place.journal, request, swap.Ends(place.name, new, old, story.old_name), io, looks)
+        shared = swap.swap_back(place.journal, request, swap.Ends(place.name, new, old, story.old_name), io, looks)
         gone, status = os.fstat(new), os.fstat(old)
         before = gone.st_blocks * 512
         return {
@@ -96,7 +96,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
             "after_bytes": status.st_blocks * 512,
             "held_bytes": 0,
             # Where somebody gave the new image a second name, or wrote to it in the last moment, it lives on.
-            "freed_bytes": 0 if gone.st_nlink else before,
+            "freed_bytes": 0 if gone.st_nlink else max(before - shared, 0),
             "dev": status.st_dev,
             "inode": status.st_ino,
             "undo_of": place.journal.job,
