@@ -133,8 +133,7 @@ def won_bytes(job: Job, copy_bytes: int | None = None) -> int:
 
 def made_bytes(job: Job) -> int:
     """What the filesystem gave for a job's new file: what that occupied, less what it shared with the original."""
-    result = job.result or {}
-    return int(result.get("made_bytes", result.get("after_bytes")) or 0)
+    return int((job.result or {}).get("after_bytes") or 0) if job.made_bytes is None else job.made_bytes
 
 
 def lives_on(job: Job, original: Mapping[str, Any] | None) -> Image | None:

@@ -1,10 +1,10 @@
 """Images that are gone: their rows stay until somebody, or time, has them forgotten. Nothing on a host is touched."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from datetime import datetime, timedelta
 
 from django.db import transaction
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 
 from images import writing
 from images.models import Image
@@ -34,7 +34,7 @@ def forget(actor: Actor, image: Image) -> None:
             raise InvalidError(
                 f"{image.name} is still there. Only an image that vanished or was deleted can be forgotten."
             )
-        if image.pk in _kept([image.pk]):
+        if _keeping().filter(target_id=image.pk).exists():
             raise RefusedError(
                 "busy",
                 f"A job works on {image.name}, or keeps an undo copy of it. Wait for its end, or discard the copy.",
@@ -50,6 +50,8 @@ def forget_old(now: datetime, kept: timedelta) -> int:
         How many it forgot.
     """
     old = _gone().filter(state=Image.State.MISSING, missing_since__lt=now - kept, pool__last_scanned__gt=now - kept)
+    # Those that stay must not take the places of those that can go.
+    old = old.exclude(pk__in=_keeping().values("target_id"))
     found = dict(old.order_by("pk").values_list("pk", "host_id")[:AT_ONCE])
     forgotten = 0
     for host_id in set(found.values()):
@@ -57,7 +59,7 @@ def forget_old(now: datetime, kept: timedelta) -> int:
             host = Host.objects.select_for_update().filter(pk=host_id).first()
             # One that came back meanwhile, or that a job has by now, stays.
             mine = old.filter(pk__in=[number for number in found if found[number] == host_id])
-            going = set(mine.values_list("pk", flat=True)) - _kept(found)
+            going = set(mine.values_list("pk", flat=True))
             if host is not None and going:
                 _remove(host, going)
                 forgotten += len(going)
@@ -68,11 +70,10 @@ def _gone() -> QuerySet[Image]:
     return Image.every.filter(state__in=[Image.State.MISSING, Image.State.DELETED], missing_since__isnull=False)
 
 
-def _kept(images: Iterable[int]) -> set[int]:
-    """Those that an active job works on, or an undo copy could bring back."""
-    jobs = Job.objects.filter(target_kind="image", target_id__in=list(images))
-    wanted = jobs.filter(state__in=Job.ACTIVE) | jobs.filter(undo_state=Job.UndoState.AVAILABLE)
-    return set(wanted.values_list("target_id", flat=True))
+def _keeping() -> QuerySet[Job]:
+    """Jobs that work on an image, or whose undo copy could bring it back."""
+    at_work = Q(state__in=Job.ACTIVE) | Q(undo_state=Job.UndoState.AVAILABLE)
+    return Job.objects.filter(at_work, target_kind="image")
 
 
 def _remove(host: Host, images: Collection[int]) -> None:

@@ -193,7 +193,7 @@ def _finished_after_all(lost: Job, found: dict[str, Any]) -> None:
     """The image was swapped before the worker died: the job has succeeded, and nobody was left to write it down."""
     waits, gone = found["undo_waits"], found["outcome"] == "lost"
     before, made = int(found["before_bytes"] or 0), int(found["made_bytes"] or found["after_bytes"] or 0)
-    goes, given = before - found["goes_shared"], made - found["made_shared"]
+    goes, given = before - found.get("goes_shared", 0), made - found.get("made_shared", 0)
     freed = goes - given if _in_its_place(lost) and not waits else 0
     if gone and found["put_back"]:
         claims.log(lost, "recovered: somebody else has put the original back; the job counts as interrupted", "warning")
@@ -203,7 +203,7 @@ def _finished_after_all(lost: Job, found: dict[str, Any]) -> None:
     Job.objects.filter(pk=lost.pk).update(
         state=Job.State.SUCCEEDED, error_code="", error_detail="", progress=100.0, stage="", message="",
         result={
-            "before_bytes": before, "after_bytes": made, "made_bytes": given, "held_bytes": found["undo_bytes"],
+            "before_bytes": before, "after_bytes": made, "held_bytes": found["undo_bytes"],
             "predicted_after_bytes": lost.plan.get("predicted_after_bytes"),
             "freed_bytes": freed, "freed_at": None if waits else timezone.now().isoformat(), "recovered": True,
             "swapped": _in_its_place(lost),
@@ -219,10 +219,10 @@ def _finished_after_all(lost: Job, found: dict[str, Any]) -> None:
         lines.write_beside(lost, StoragePool.objects.filter(pk=found["pool"]).first(), made)
     elif waits:
         rewriting.keep_undo(lost, found["undo_bytes"], timedelta(hours=float(lost.options.get("undo_hours", 24))))
-        lines.write_held(lost, pool, before, made)
+        lines.write_held(lost, pool, before, made, given)
     elif gone:
         rewriting.keep_undo(lost, goes, timedelta())
-        lines.write_held(lost, pool, before, made)
+        lines.write_held(lost, pool, before, made, given)
         rewriting.undo_copy_lost(lost, found["detail"], found=found)
     else:
         lines.write(lost, pool, before, made, freed=freed)
@@ -300,7 +300,7 @@ def _settle_undo(lost: Job, found: dict[str, Any]) -> None:
             repointing.restore_declaration(image, undone)
         gone, freed = found["undone_bytes"], rewriting.made_bytes(undone)
         if gone is not None:
-            freed = gone - found["undone_shared"]
+            freed = gone - found.get("undone_shared", 0)
         undone_for_good(lost, undone, image, freed if gone is None else gone, freed, found["after_bytes"])
         settled = Job.objects.filter(pk=lost.pk, state=Job.State.INTERRUPTED).update(
             state=Job.State.SUCCEEDED, error_code="", error_detail="", progress=100.0, stage="", message="",

@@ -223,14 +223,13 @@ class Rewriting(waiting.WaitsForGuests, RewriteKind):
             rewriting.image_replaced(image, result, moving.sibling(image, unb64(name)) if name else None)
         if held:
             rewriting.keep_undo(job, result["held_bytes"], timedelta(hours=job.options["undo_hours"]))
-            lines.write_held(job, image.pool, before, after)
+            lines.write_held(job, image.pool, before, after, result["made_bytes"])
         elif result["swapped"] or before != after:
             lines.write(job, image.pool, before, after, freed=result["freed_bytes"])
         shown = {
             "before_bytes": before,
             "predicted_after_bytes": job.plan.get("predicted_after_bytes"),
             "after_bytes": after,
-            "made_bytes": result["made_bytes"],
             "held_bytes": result["held_bytes"],
             "freed_bytes": result["freed_bytes"],
             "freed_at": timezone.now().isoformat() if result["swapped"] and not held else None,

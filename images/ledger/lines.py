@@ -1,6 +1,7 @@
 """The one place that writes a job's line of the ledger. Call it in the transaction that writes the job's result.
 
-A line says what the job itself did to allocated space (``st_blocks``), to the byte:
+A line says what the job itself did to the space of its filesystem, to the byte: ``st_blocks``, and of blocks that files
+share (reflinks) what the filesystem gave or got back:
 
 - before and after: what the image occupied; of a new file beside an image, 0 and what the new file occupies;
 - freed: before less after, once that is so for good. As long as an undo copy waits it is 0: the filesystem holds both
@@ -32,9 +33,13 @@ def write(job: Job, pool: StoragePool | None, before: int, after: int, *, freed:
     _write(job, pool, before_bytes=before, after_bytes=after, **_freed(freed))
 
 
-def write_held(job: Job, pool: StoragePool | None, before: int, after: int) -> None:
-    """A job has put another file in an image's place, and the original waits as its undo copy: nothing is freed yet."""
-    _write(job, pool, before_bytes=before, after_bytes=after, **_freed(0, for_good=False))
+def write_held(job: Job, pool: StoragePool | None, before: int, after: int, made: int | None = None) -> None:
+    """A job has put another file in an image's place, and the original waits as its undo copy: nothing is freed yet.
+
+    Args:
+        made: bytes that the filesystem gave for the new file, where that shares blocks with the original.
+    """
+    _write(job, pool, before_bytes=before, after_bytes=after, made_bytes=made, **_freed(0, for_good=False))
 
 
 def write_beside(job: Job, pool: StoragePool | None, made: int) -> None:

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.db.models import BigIntegerField, Case, Count, F, OuterRef, Q, QuerySet, Subquery, Sum, Value, When
-from django.db.models.fields.json import KT
-from django.db.models.functions import Cast, Coalesce
+from django.db.models.functions import Coalesce
 from django.db.models.lookups import Exact, In
 
 from images.models import Image
@@ -143,8 +142,6 @@ def _sum(column: Any, only: Q | None = None) -> Coalesce:
     return Coalesce(Sum(column, filter=only), Value(0), output_field=BigIntegerField())
 
 
-#: What new files have cost: less than they occupy where they share blocks with their originals.
-_MADE = Coalesce(Cast(KT("result__made_bytes"), BigIntegerField()), F("after_bytes"))
 #: A sum must not be called as the column that it is of.
 _PREFIX = "sum_of_"
 _SUMS = {
@@ -153,7 +150,7 @@ _SUMS = {
     "taken_bytes": _sum(-F("freed_bytes"), Q(freed_bytes__lt=0)),
     "copies_bytes": _sum(-F("freed_bytes"), Q(freed_bytes__lt=0, kind="convert", before_bytes=0)),
     "held_bytes": _sum("undo_bytes", HELD),
-    "pending_bytes": _sum(F("undo_bytes") - _MADE, HELD),
+    "pending_bytes": _sum(F("undo_bytes") - Coalesce("made_bytes", "after_bytes"), HELD),
     "predicted_bytes": _sum("predicted_bytes"),
     "jobs_count": Count("id", filter=~Q(freed_bytes=0)),
     "held_count": Count("id", filter=HELD),

@@ -35,7 +35,7 @@ def look(now: datetime) -> None:
         events.UNDO_KEPT: undo.kept(),
         events.CLOCK_JUMPED: undo.clock(),
         events.HOST_UNREACHABLE: _unreachable(),
-        events.POOL_CHANGED: [_changed(pool) for pool in pools if pool.state == "changed"],
+        events.POOL_CHANGED: [trouble for pool in pools if (trouble := _not_entered(pool)) is not None],
         events.POOL_SILENT: [silence.trouble(pool) for pool in pools if pool.state == StoragePool.SILENT],
         events.JOB_STALLED: of_jobs.stalled(now),
         events.BROKEN_CHAIN: _images(events.BROKEN_CHAIN, BROKEN, "has a broken chain", "have broken chains"),
@@ -49,10 +49,18 @@ def look(now: datetime) -> None:
     sending.close_where_nobody_is_told()
 
 
-def _changed(pool: StoragePool) -> Trouble:
+def _not_entered(pool: StoragePool) -> Trouble | None:
+    """A folder that no job goes into any more. One that was never listed is said to whoever registers it."""
+    if pool.state == "changed":
+        severity, title, detail = "danger", f"Another folder is in the place of {pool}", pool.state_detail
+    elif pool.state == "not_listed" and pool.last_scanned is not None:
+        severity, title = "warning", f"{pool} is not in its host's list of image folders any more"
+        detail = f"{pool.state_detail.rstrip('.')}."
+    else:
+        return None
     return Trouble(
-        f"{events.POOL_CHANGED}:{pool.pk}", "danger", f"Another folder is in the place of {pool}",
-        f"{pool.state_detail} Until then no work is done in it.", pool.host.slug, "pool", pool.pk, str(pool),
+        f"{events.POOL_CHANGED}:{pool.pk}", severity, title, f"{detail} Until then no work is done in it.",
+        pool.host.slug, "pool", pool.pk, str(pool),
     )  # fmt: skip
 
 

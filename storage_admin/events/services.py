@@ -53,7 +53,7 @@ KINDS = {
     FORMAT_MISMATCH: "format mismatch",
     HOST_UNREACHABLE: "host unreachable",
     POOL_SILENT: "pool does not answer",
-    POOL_CHANGED: "pool's folder replaced",
+    POOL_CHANGED: "pool's folder replaced or not listed",
     POLICY_FAILED: "policy failed",
     UNDO_HELD: "undo copies hold much",
     UNDO_KEPT: "undo copy may be the last good copy",

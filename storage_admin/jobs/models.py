@@ -124,6 +124,9 @@ class Job(models.Model):
     predicted_bytes = models.BigIntegerField(null=True)
     before_bytes = models.BigIntegerField(null=True)
     after_bytes = models.BigIntegerField(null=True)
+    #: What the filesystem gave for its new file: less than that occupies where it shares blocks with the original. Null
+    #: where it shares none.
+    made_bytes = models.BigIntegerField(null=True)
     #: By how much allocated space has become less; negative where it has become more. 0 while an undo copy holds it and
     #: where the job was undone; null for a job that changed no space, which has no line.
     freed_bytes = models.BigIntegerField(null=True)
@@ -170,6 +173,7 @@ class Job(models.Model):
                     "freed_bytes",
                     "before_bytes",
                     "after_bytes",
+                    "made_bytes",
                     "predicted_bytes",
                     "started",
                 ],

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.agent.harness import ask, make_image, qemu_img, reclaim_args, recover_args, undo_args, write
+from tests.agent.harness import ask, qemu_img, reclaim_args, recover_args, undo_args, write
 from tests.agent.test_analyze import analyzed
 from tests.agent.test_in_place import MIB, reclaim
 from tests.agent.test_scan import scanned
@@ -100,17 +100,17 @@ def test_what_a_sibling_shares_with_its_original_is_counted_once(disk: Path, end
     if end == "undo":
         assert ended["freed_bytes"] == done["made_bytes"]
     else:
-        assert done["held_bytes"] == ended["freed_bytes"] <= MIB
+        assert done["held_bytes"] == ended["freed_bytes"] <= 2 * MIB
 
 
 def test_an_undo_frees_nothing_that_a_copy_of_the_new_image_has(disk: Path) -> None:
     folder = disk / "cloned-new"
     folder.mkdir()
-    path = folder / "vm.qcow2"
-    make_image(path)
-    done = ask("reclaim", reclaim_args(path))
-    assert done["made_bytes"] == done["after_bytes"] > MIB
-    reflink(path, "clone.qcow2")
+    path = folder / "vm.raw"
+    path.write_bytes(os.urandom(8 * MIB) + bytes(8 * MIB))
+    done = ask("reclaim", reclaim_args(path, format="raw", method="copy"))
+    assert done["made_bytes"] == done["after_bytes"] >= 8 * MIB
+    reflink(path, "clone.raw")
     freed, undone = freed_by(disk, "undo", undo_args(path), "u1")
     assert undone["before_bytes"] == done["after_bytes"]
     assert max(abs(freed), abs(undone["freed_bytes"])) <= MIB // 4
@@ -129,5 +129,5 @@ def test_a_scan_counts_of_an_undo_copy_what_its_removal_frees(disk: Path) -> Non
     top, base = chain(disk / "scanned")
     held = ask("flatten", reclaim_args(top, base, method="rebase"))["held_bytes"]
     journalled = ask("recover", recover_args(top.parent), job="r1")["recovered"][0]
-    assert journalled["undo_bytes"] == held <= MIB < (top.parent / ".sa-j1.orig").stat().st_blocks * 512
+    assert journalled["undo_bytes"] == held <= 2 * MIB < (top.parent / ".sa-j1.orig").stat().st_blocks * 512
     assert scanned(top.parent).one("pool")["undo_bytes"] == held

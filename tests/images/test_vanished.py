@@ -85,6 +85,18 @@ def test_time_forgets_nothing_of_a_pool_that_was_not_seen_since(pool: StoragePoo
     assert Image.every.filter(pk=image.pk).exists()
 
 
+def test_what_cannot_be_forgotten_holds_up_nobody(pool: StoragePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vanished, "AT_ONCE", 2)
+    kept = [gone(pool, days=200) for _ in range(3)]
+    for image in kept:
+        JobFactory.create(target=image, state="succeeded", undo_state="available")
+    later = [gone(pool, days=200) for _ in range(3)]
+    assert vanished.forget_old(timezone.now(), 90 * DAY) == 2
+    assert vanished.forget_old(timezone.now(), 90 * DAY) == 1
+    assert set(Image.every.all()) == set(kept)
+    assert not Image.every.filter(pk__in=[image.pk for image in later]).exists()
+
+
 def test_an_overlay_of_a_forgotten_base_is_still_broken(pool: StoragePool) -> None:
     base = gone(pool, days=200)
     overlay = ImageFactory.create(pool=pool, backing=base, backing_file=base.path, backing_key=base.path_key)

@@ -349,9 +349,20 @@ def test_a_look_costs_as_many_queries_for_many_pools_as_for_one(
 
 def test_another_folder_in_a_pools_place_is_told_of_until_it_is_confirmed() -> None:
     pool = StoragePoolFactory.create(state="changed", state_detail="/srv/a is another folder.")
-    StoragePoolFactory.create(state="not_listed")
     look(now())
     assert open_ones() == {f"pool_changed:{pool.pk}": "danger"}
+    StoragePool.objects.update(state="ok")
+    look(now())
+    assert open_ones() == {}
+
+
+def test_a_pool_that_root_took_off_the_list_is_told_of_once_and_one_that_never_was_on_it_is_not() -> None:
+    StoragePoolFactory.create(state="not_listed", last_scanned=None)
+    pool = StoragePoolFactory.create(state="not_listed", state_detail="Add it to the list", last_scanned=now())
+    for _ in range(2):
+        look(now())
+        assert open_ones() == {f"pool_changed:{pool.pk}": "warning"}
+    assert Alert.objects.get().detail.startswith("Add it to the list. ")
     StoragePool.objects.update(state="ok")
     look(now())
     assert open_ones() == {}

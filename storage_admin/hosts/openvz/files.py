@@ -68,17 +68,32 @@ exec cat "$temp"
 _SWAP = """\
 file=$1 temp=$2 lock=$3
 [ -f "$file" ] && [ ! -L "$file" ] || exit 3
+mine=$lock.sa-$$ clearing=$lock.sa-clearing
+held() { holder=; read -r holder 2>/dev/null <"$lock"; [ -d "/proc/${holder:-none}" ]; }
+locked() {
+  echo "Locked by: pid $holder, cmdline $(tr '\\0' ' ' 2>/dev/null <"/proc/$holder/cmdline")" >&2; exit 4
+}
+# Whoever had it is gone before it is compared, so that nobody else can take it away in between.
+clear() (
+  exec 3<"$lock" && { holder=; read -r holder <&3; [ ! -d "/proc/${holder:-none}" ]; } &&
+    [ /proc/self/fd/3 -ef "$lock" ] && rm -f "$lock"
+)
 if [ -d "${lock%/*}" ]; then
-  echo $$ >"$lock.sa-$$" || exit 1
-  trap 'rm -f "$lock.sa-$$"' EXIT
-  for try in 1 2 3 4; do
-    if ln "$lock.sa-$$" "$lock" 2>/dev/null; then trap 'rm -f "$lock.sa-$$" "$lock"' EXIT; break; fi
-    holder=; read -r holder 2>/dev/null <"$lock"
-    if [ "$try" = 4 ] || [ -d "/proc/${holder:-none}" ]; then
-      echo "Locked by: pid $holder, cmdline $(tr '\\0' ' ' 2>/dev/null <"/proc/$holder/cmdline")" >&2; exit 4
+  echo $$ >"$mine" || exit 1
+  trap '[ ! "$lock" -ef "$mine" ] || rm -f "$lock"; rm -f "$mine"' EXIT
+  for try in 1 2 3 4 5 6; do
+    if ln "$mine" "$lock" 2>/dev/null; then break; fi
+    if held || [ "$try" = 6 ]; then locked; fi
+    # Who died has left it, and one at a time clears it.
+    if ln "$mine" "$clearing" 2>/dev/null; then
+      clear 2>/dev/null
+      rm -f "$clearing"
+    else
+      find "$clearing" -mmin +1 -exec rm -f {} + 2>/dev/null
+      sleep 0.1 2>/dev/null || sleep 1
     fi
-    rm -f "$lock"
   done
+  [ "$lock" -ef "$mine" ] || { held; locked; }
 fi
 cmp -s - "$file"
 case $? in 0) ;; 1) exit 3 ;; *) echo "cmp could not compare $file." >&2; exit 1 ;; esac
