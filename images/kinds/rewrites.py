@@ -223,7 +223,7 @@ class Rewriting(waiting.WaitsForGuests, RewriteKind):
             rewriting.image_replaced(image, result, moving.sibling(image, unb64(name)) if name else None)
         if held:
             rewriting.keep_undo(job, result["held_bytes"], timedelta(hours=job.options["undo_hours"]))
-            lines.write_held(job, image.pool, before, after, result["made_bytes"])
+            lines.write_held(job, image.pool, before, after, result.get("made_bytes"))
         elif result["swapped"] or before != after:
             lines.write(job, image.pool, before, after, freed=result["freed_bytes"])
         shown = {

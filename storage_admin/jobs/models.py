@@ -125,7 +125,7 @@ class Job(models.Model):
     before_bytes = models.BigIntegerField(null=True)
     after_bytes = models.BigIntegerField(null=True)
     #: What the filesystem gave for its new file: less than that occupies where it shares blocks with the original. Null
-    #: where it shares none.
+    #: where nobody told.
     made_bytes = models.BigIntegerField(null=True)
     #: By how much allocated space has become less; negative where it has become more. 0 while an undo copy holds it and
     #: where the job was undone; null for a job that changed no space, which has no line.
