@@ -166,8 +166,8 @@ class Story:
             elif record["step"] == journal.EXCHANGING:
                 story = replace(story, exchanging=True)
             elif record["step"] == journal.READY:
-                shared = {name: _bytes(record.get(name)) for name in ("goes_shared", "made_shared")}
-                story = replace(story, ready=Stamp.parse(record.get("new")), **shared)
+                goes, made = _bytes(record.get("goes_shared")), _bytes(record.get("made_shared"))
+                story = replace(story, ready=Stamp.parse(record.get("new")), goes_shared=goes, made_shared=made)
             elif record["step"] == journal.DONE:
                 copy = Stamp.parse(record["undo"]) if "undo" in record else None
                 story = replace(story, done=Stamp.parse(record.get("new")), copy=copy, exchanging=False)

@@ -38,7 +38,7 @@ def test_of_three_at_once_one_has_the_lock_fifty_times(tmp_path: Path, left: str
         for number in range(RACERS):
             temp = tmp_path / f"temp-{number}"
             temp.write_text(f"{round_} {number}")
-            words = ["sh", "-c", _SWAP, "sh", conf, temp, lock]
+            words = ["sh", "-c", _SWAP, "sh", str(conf), str(temp), str(lock)]
             racers.append(subprocess.Popen(words, env=env, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
         codes = [racer.wait(60) for racer in racers]
         ends.append(codes)
