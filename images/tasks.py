@@ -16,6 +16,7 @@ from images.watching import watchers
 from storage_admin.accounts.roles import SYSTEM
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.guests import spans
+from storage_admin.hosts import key_pairs
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import automation, elapsed, routing, services
 from storage_admin.jobs.errors import NotFoundError
@@ -128,7 +129,8 @@ def advance_policies() -> None:
 
 @shared_task(base=DjangoTask, ignore_result=True)
 def forget_vanished() -> None:
-    """Forgets images that vanished long ago."""
+    """Forgets images that vanished long ago, and key pairs that were never used."""
+    key_pairs.forget_old()
     if settings.VANISHED_KEEP_DAYS:
         vanished.forget_old(timezone.now(), timedelta(days=settings.VANISHED_KEEP_DAYS))
 

@@ -1,6 +1,8 @@
 """A host is added, or reached otherwise: how, what it shows compared, then saved. Works without a script."""
 
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,11 +18,12 @@ from images.views.access import PageRequest, attempt, page, wants_fragment
 from images.views.host_forms import WAYS, Typed, Way
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.agent.protocol import RefusedError
-from storage_admin.hosts import proxmox_hosts, registration
+from storage_admin.hosts import forced, key_pairs, proxmox_hosts, registration
 from storage_admin.hosts.errors import InvalidError, NotFoundError, UnconfirmedError
 from storage_admin.hosts.libvirt_tls import Certificates
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.proxmox_hosts import Offer, WantedNode
+from storage_admin.hosts.registration import DEFAULT_PORT
 from storage_admin.hosts.transport import FOLDER
 from storage_admin.jobs.services import submit
 
@@ -60,7 +63,7 @@ def host_add(request: PageRequest) -> HttpResponseBase:
     if request.method != "POST":
         host_forms.forget(request.session)
         template = "hosts/add.html#form" if wants_fragment(request) else "hosts/add.html"
-        return render(request, template, _context(way, {}))
+        return render(request, template, _context(way, {}, creates_key=True))
     return _attempted(request, way, lambda typed: _ADD[way.name](request, typed), _saved)
 
 
@@ -102,10 +105,12 @@ def _attempted(
         )
     more: dict[str, Any] = {
         **{shown: name in request.POST for shown, name in _TICKED.items()}, "errors": {}, "known": known,
+        "creates_key": request.POST.get("key") == "create",
     }  # fmt: skip
     status = 200
     try:
-        hosts = work(typed)
+        with _key_pair(request, way, typed, known, more) as given:
+            hosts = work(given)
     except UnconfirmedError as error:
         more["shown"] = error.shown | {"detail": error.detail}
     except ChooseError as error:
@@ -128,6 +133,35 @@ def _attempted(
     answer = render(request, "hosts/add.html", _context(way, typed.shown(), **more), status=status)
     answer["Cache-Control"] = "no-store"
     return answer
+
+
+@contextmanager
+def _key_pair(
+    request: PageRequest, way: Way, typed: Typed, known: Host | None, more: dict[str, Any]
+) -> Iterator[Typed]:
+    """What was typed, with the key pair that is created for it where that was chosen. The page shows its public key."""
+    if not typed.creates_key:
+        yield typed
+        return
+    values = typed.values
+    port = values["ssh_port" if way.name == "proxmox" else "port"].strip()
+    pair = key_pairs.for_place(request.actor, known, values["address"], port)
+    is_pinned = bool(_confirmed_key(request) or (known and known.host_key and "new_key" not in request.POST))
+    if pair is not None:
+        user = values["user"].strip() or "root"
+        as_user = "" if user == "root" else f" --user {shlex.quote(user)}"
+        login = shlex.join(
+            ["ssh", *(["-p", str(pair.port)] if pair.port != DEFAULT_PORT else []), f"root@{pair.address}"]
+        )
+        line = forced.named(pair.public_key)
+        more["pair"] = {
+            "line": line, "forced_line": forced.authorized_line(pair.public_key), "user": user,
+            "until": pair.created + key_pairs.LASTS,
+            "installer": f"manage.py agent_installer --key {shlex.quote(line)}{as_user} | {login} sh",
+            "sudo": f"manage.py agent_installer{as_user} | {login} sh" if as_user else "",
+        }  # fmt: skip
+    with key_pairs.used(pair, is_pinned=is_pinned) as private:
+        yield typed.with_key(private)
 
 
 def _confirmed_key(request: PageRequest) -> str:

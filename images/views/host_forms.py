@@ -1,5 +1,6 @@
 """What is asked about a host, by the way that it is reached; secrets that were typed stay on this side of the page."""
 
+import copy
 import json
 import time
 import uuid
@@ -143,6 +144,16 @@ class Typed:
         for field in way.all_fields:
             if field.is_secret and not self.values[field.name].strip():
                 self.values[field.name] = kept.get(field.name, "")
+        has_key = KEY in (way.all_fields if "by_ssh" in post else way.fields)
+        self.creates_key = has_key and post.get("key") == "create"
+        if self.creates_key:
+            self.values[KEY.name] = ""
+
+    def with_key(self, private_key: str) -> "Typed":
+        """The same with a key that was created; it is kept with its pair, and not for the next step of the form."""
+        given = copy.copy(self)
+        given.values = self.values | {KEY.name: private_key}
+        return given
 
     def keep(self) -> str:
         """Keeps the secrets for the next step; the id that the page sends back. Empty where there are none."""

@@ -122,7 +122,7 @@ def _conflict(
     if isinstance(error, TooManyTriesError):
         return "too_many_requests", status.HTTP_429_TOO_MANY_REQUESTS, error.detail, {}
     if isinstance(error, UnconfirmedError):
-        return "host_key_unconfirmed", status.HTTP_409_CONFLICT, error.detail, error.shown
+        return error.code, status.HTTP_409_CONFLICT, error.detail, error.shown
     # A refusal is a conflict with how things stand; input that nothing could make right is invalid.
     refused = status.HTTP_400_BAD_REQUEST if error.code == "invalid" else status.HTTP_409_CONFLICT
     return error.code, refused, error.detail, getattr(error, "fields", {})

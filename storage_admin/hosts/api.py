@@ -1,6 +1,7 @@
 """Endpoints of hosts."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 from django.db.models import QuerySet
@@ -11,6 +12,8 @@ from rest_framework.response import Response
 
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.api.views import EndpointSet
+from storage_admin.hosts import key_pairs
+from storage_admin.hosts.errors import InvalidError
 from storage_admin.hosts.host_filters import HostFilters
 from storage_admin.hosts.libvirt_tls import Certificates
 from storage_admin.hosts.models import Host
@@ -30,12 +33,12 @@ from storage_admin.hosts.services import update_host
 #: What of a host's row says how it is reached.
 _CERTIFICATES = ("ca_cert", "client_cert", "client_key")
 _CONNECTION = (
-    "address", "port", "user", "private_key", "host_key", "token_id", "token_secret", "tls_fingerprint", "ssh_port",
-    *_CERTIFICATES,
+    "address", "port", "user", "private_key", "create_key", "host_key", "token_id", "token_secret", "tls_fingerprint",
+    "ssh_port", *_CERTIFICATES,
 )  # fmt: skip
 
 
-def _changed(actor: Actor, host: Host, given: dict[str, Any]) -> Host:
+def _changed(host: Host, actor: Actor, given: dict[str, Any]) -> Host:
     """How it is reached, changed; fields of other kinds of hosts are left out."""
     certificates = [given.pop(name, "") for name in _CERTIFICATES]
     if host.kind == Host.Kind.PROXMOX:
@@ -43,6 +46,25 @@ def _changed(actor: Actor, host: Host, given: dict[str, Any]) -> Host:
     if any(certificates):
         given["certificates"] = Certificates(*certificates)
     return change_connection(actor, host, given)
+
+
+def _with_key(
+    actor: Actor, known: Host | None, given: dict[str, Any], work: Callable[[Actor, dict[str, Any]], Host]
+) -> Host:
+    """Adds or changes a host; ``create_key`` does so with a key pair that is created for it."""
+    if not given.pop("create_key", False):
+        return work(actor, given)
+    kind, how = (known.kind, known.transport) if known else (given["kind"], given["transport"])
+    if given.get("private_key") or kind == Host.Kind.LOCAL or (kind == Host.Kind.LIBVIRT and how != "ssh"):
+        sentence = "A key pair is created for a host that is reached by ssh, and without private_key."
+        raise InvalidError(sentence, {"create_key": sentence})
+    port = "ssh_port" if kind == Host.Kind.PROXMOX else "port"
+    place: dict[str, Any] = {name: getattr(known, name, None) for name in ("address", port)} | given
+    pair = key_pairs.for_place(actor, known, place["address"], place[port])
+    is_forced = known.transport == Host.Transport.FORCED if known else given["forced"]
+    is_pinned = bool(given.get("host_key") or (known and known.host_key))
+    with key_pairs.used(pair, is_pinned=is_pinned, is_forced=is_forced) as private:
+        return work(actor, given | {"private_key": private})
 
 
 def _by_ssh(actor: Actor, given: dict[str, Any]) -> Host:
@@ -93,7 +115,8 @@ class HostEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSe
     def create(self, request: Request) -> Response:
         body = NewHostBody(data=request.data)
         body.is_valid(raise_exception=True)
-        host = _ADD[body.validated_data["kind"]](self.actor, body.validated_data)
+        given = dict(body.validated_data)
+        host = _with_key(self.actor, None, given, _ADD[given["kind"]])
         return Response(HostSerializer(host).data, status=status.HTTP_201_CREATED)
 
     @extend_schema(
@@ -106,7 +129,7 @@ class HostEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSe
         given = dict(body.validated_data)
         connection = {name: given.pop(name) for name in _CONNECTION if name in given}
         if connection:
-            host = _changed(self.actor, host, connection)
+            host = _with_key(self.actor, host, connection, partial(_changed, host))
         if given:
             host = update_host(self.actor, host, **given)
         return Response(HostSerializer(host).data)

@@ -23,10 +23,11 @@ class UnconfirmedError(Exception):
         shown: what is to be sent back once it is compared, by field: ``host_key`` and its ``fingerprint``.
     """
 
-    def __init__(self, detail: str, shown: dict[str, str]) -> None:
+    def __init__(self, detail: str, shown: dict[str, str], code: str = "host_key_unconfirmed") -> None:
         super().__init__(detail)
         self.detail = detail
         self.shown = shown
+        self.code = code
 
 
 class NotFoundError(Exception):

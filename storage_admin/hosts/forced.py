@@ -7,8 +7,13 @@ which the agent is started as relay to libvirt's read-only socket; anything else
 """
 
 import base64
+import re
 import shlex
+import socket
 from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from django.conf import settings
 
 from storage_admin.agent import imagefolders
 from storage_admin.agent.protocol import RELAY
@@ -75,9 +80,15 @@ chmod 440 /etc/sudoers.d/storage-admin
 """
 
 
+def named(key: str) -> str:
+    """A public key with a comment that names this dashboard."""
+    host = urlsplit(settings.PUBLIC_URL).hostname or socket.gethostname()
+    return f"{key} storage-admin@{re.sub(r'[^A-Za-z0-9.-]', '', host)}"
+
+
 def authorized_line(key: str) -> str:
     """The line for ``authorized_keys``: ``restrict`` takes away forwarding, terminals and the user's own rc file."""
-    return f'restrict,command="{ENTRY}" {key} storage-admin'
+    return f'restrict,command="{ENTRY}" {named(key)}'
 
 
 def _listing(folder: str) -> str:

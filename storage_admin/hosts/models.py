@@ -74,6 +74,28 @@ class Host(models.Model):
         return self.name
 
 
+class KeyPair(models.Model):
+    """A key of ours that waits for its host (:mod:`storage_admin.hosts.key_pairs`)."""
+
+    #: Name of the actor who created it; nobody else uses it.
+    owner = models.CharField(max_length=200)
+    address = models.CharField(max_length=255)
+    port = models.PositiveIntegerField()
+    #: As ``TYPE BASE64``.
+    public_key = models.TextField()
+    private_key_locked = models.BinaryField()
+    created = models.DateTimeField(auto_now_add=True)
+
+    #: Whether nobody has seen its public key yet.
+    is_new = False
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["owner", "address", "port"], name="one_key_pair_waits")]
+
+    def __str__(self) -> str:
+        return self.address
+
+
 class StoragePool(models.Model):
     """A directory (later also other storages) that holds images."""
 

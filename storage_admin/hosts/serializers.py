@@ -71,6 +71,7 @@ class HostBody(Body):
         max_length=20_000, required=False, trim_whitespace=False, write_only=True, allow_blank=True,
         help_text="Another key of ours; empty for those of the user that the dashboard runs as.",
     )  # fmt: skip
+    create_key = StrictBoolean(required=False, help_text="As for a new host: another key pair of ours.")
     host_key = StrictText(max_length=2000, required=False, help_text="Another public key that the host has to show.")
     token_id = StrictText(max_length=200, required=False, help_text="Of a node of Proxmox VE, as what follows.")
     token_secret = StrictText(max_length=200, required=False, write_only=True)
@@ -102,6 +103,12 @@ class NewHostBody(Body):
         max_length=20_000, required=False, default="", trim_whitespace=False, write_only=True, allow_blank=True,
         help_text="Ours, without a passphrase. Encrypted at rest and never shown again. Without it, the keys of the "
         "user that the dashboard runs as are tried.",
+    )  # fmt: skip
+    create_key = StrictBoolean(
+        required=False, default=False,
+        help_text="Instead of private_key: the dashboard creates a key pair. The first answer (409, "
+        "host_key_unconfirmed, or key_pair_created where host_key was given) has its public_key, and the line for "
+        "authorized_keys. Install that there, and send the same again.",
     )  # fmt: skip
     host_key = StrictText(
         max_length=2000, required=False, default="", allow_blank=True,

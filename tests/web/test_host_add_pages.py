@@ -47,7 +47,8 @@ def hidden(answer: Any) -> dict[str, str]:
     for tag, attributes in tags_of(answer.content.decode()):
         if tag != "input" or "name" not in attributes or attributes["name"] == "csrfmiddlewaretoken":
             continue
-        if attributes.get("type") != "checkbox" and "disabled" not in attributes:
+        left_out = attributes.get("type") == "radio" and "checked" not in attributes
+        if attributes.get("type") != "checkbox" and "disabled" not in attributes and not left_out:
             found[str(attributes["name"])] = attributes.get("value") or ""
     return found
 

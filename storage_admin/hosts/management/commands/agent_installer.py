@@ -18,7 +18,7 @@ class Command(BaseCommand):
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--key", help="file of the public key that may run the agent; without it, none is let in")
+        parser.add_argument("--key", help="public key that may run the agent, or its file; without it, none is let in")
         parser.add_argument(
             "--folder", action="append", default=[], help="a folder of images there, which is listed (may be repeated)"
         )
@@ -27,7 +27,9 @@ class Command(BaseCommand):
     def handle(self, *_args: Any, **options: Any) -> None:
         try:
             user = addresses.user(options["user"])
-            key = addresses.host_key(Path(options["key"]).read_text().strip()) if options["key"] else ""
+            given = options["key"] or ""
+            is_key = given.startswith(("ssh-", "ecdsa-"))
+            key = addresses.host_key(given if is_key else Path(given).read_text().strip()) if given else ""
         except InvalidError as error:
             raise CommandError(error.detail) from error
         except OSError as error:
