@@ -2,6 +2,7 @@
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -49,6 +50,8 @@ def test_a_host_is_added_by_ssh_and_a_containers_priority_set_on_it(
     page.get_by_role("link", name="Add a host…").click()
     page.get_by_label("Name", exact=True).fill("old-vz")
     page.get_by_label("Address", exact=True).fill("-oProxyCommand=x")
+    expect(page.get_by_label("Private key (without a passphrase)")).to_be_hidden()
+    page.get_by_label("Use an existing private key").check()
     page.get_by_label("Private key (without a passphrase)").fill(server.private_key)
     page.get_by_role("button", name="Test the connection").click()
     expect(page.get_by_text("Give a host's name or its address alone")).to_be_visible()
@@ -85,5 +88,56 @@ def test_a_host_is_added_by_ssh_and_a_containers_priority_set_on_it(
     seen.open("/hosts/")
     page.get_by_text("Remove old-vz").click()
     page.get_by_label("Type its name, old-vz").fill("old-vz")
+    page.get_by_role("button", name="Remove the host").click()
+    expect(page.get_by_text("Nothing on it was touched")).to_be_visible()
+
+
+def test_a_host_is_added_with_a_created_key_pair_in_five_clicks(
+    admin_tab: Callable[..., Tab], rest: Rest, server: Sshd
+) -> None:
+    seen = admin_tab()
+    page = seen.page
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.add_init_script(
+        "addEventListener('click', () => sessionStorage.clicks = +(sessionStorage.clicks || 0) + 1, true)"
+    )
+    seen.open("/")
+    page.get_by_role("link", name="Hosts", exact=True).first.click()
+    page.get_by_role("link", name="Add a host…").click()
+    expect(page.get_by_label("Create a key pair")).to_be_checked()
+    page.get_by_label("Name", exact=True).fill("created")
+    page.get_by_label("Address", exact=True).fill("127.0.0.1")
+    page.get_by_label("Port", exact=True).fill(str(server.port))
+    page.get_by_role("button", name="Test the connection").click()
+    expect(page.locator("#public-key")).to_have_text(re.compile("^ssh-ed25519 [^ ]+ storage-admin@[^ ]+$"))
+    expect(page.get_by_text(re.compile("^SHA256:"))).to_be_visible()
+    page.get_by_role("button", name="Copy").first.click()
+    public = page.locator("#public-key").inner_text()
+    deadline = time.monotonic() + 30
+    while page.evaluate("navigator.clipboard.readText()") != public:
+        assert time.monotonic() < deadline, "the public key is not on the clipboard"
+        page.wait_for_timeout(100)
+    server.authorize(public)
+    page.get_by_role("button", name="The keys are equal: add the host").click()
+    expect(page.get_by_text("created is added")).to_be_visible()
+    assert page.evaluate("sessionStorage.clicks") == "5"
+    host = next(row for row in rest.get("hosts/", limit=100)["results"] if row["name"] == "created")
+    assert (host["kind"], host["transport"]) == ("ssh", "ssh")
+
+    seen.open(f"/hosts/{host['id']}/connection/")
+    page.get_by_label("Create a new key pair").focus()
+    page.keyboard.press("Space")
+    page.get_by_role("button", name="Test and save").press("Enter")
+    expect(page.locator("#public-key")).not_to_have_text(public)
+    page.get_by_text("Restrict the key to the agent").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#forced-line")).to_have_text(re.compile('^restrict,command="/[^ ]+" ssh-ed25519 '))
+    seen.assert_accessible()
+    server.authorize(page.locator("#public-key").inner_text())
+    page.get_by_role("button", name="Test and save").press("Enter")
+    expect(page).to_have_url(re.compile(r"/hosts/$"))
+    rest.quiet()
+    page.get_by_text("Remove created").click()
+    page.get_by_label("Type its name, created").fill("created")
     page.get_by_role("button", name="Remove the host").click()
     expect(page.get_by_text("Nothing on it was touched")).to_be_visible()

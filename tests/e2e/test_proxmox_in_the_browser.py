@@ -29,7 +29,7 @@ def test_every_form_is_accessible_and_reached_by_keyboard(admin_tab: Callable[[T
     kind = seen.page.get_by_label("How it is reached")
     for way, field in (
         ("proxmox", "API token"), ("libvirt-tls", "Our certificate (clientcert.pem)"),
-        ("libvirt-ssh", "Private key (without a passphrase)"), ("ssh", "Private key (without a passphrase)"),
+        ("libvirt-ssh", "Create a key pair"), ("ssh", "Create a key pair"),
     ):  # fmt: skip
         kind.focus()
         kind.select_option(way)
