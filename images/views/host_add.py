@@ -78,7 +78,9 @@ def host_connection(request: PageRequest, host_id: int) -> HttpResponseBase:
         raise NotFoundError(f"There is no host {host_id} that is reached over a network.")
     if request.method != "POST":
         host_forms.forget(request.session)
-        return render(request, "hosts/add.html", _context(way, host_forms.given_of(host), known=host))
+        how = host.transport
+        now = {"is_forced": how == "forced", "by_ssh": how == "api+ssh", "creates_key": how == "api"}
+        return render(request, "hosts/add.html", _context(way, host_forms.given_of(host), known=host, **now))
     before = host.name
 
     def changed(typed: Typed) -> list[Host]:

@@ -272,3 +272,14 @@ def test_the_number_of_jobs_in_the_sidebar_follows(viewer: Client) -> None:
     fresh = viewer.get(address[1])
     assert (fresh.status_code, text_of(fresh.content.decode()).strip()) == (200, "1")
     assert address[1] not in fresh.content.decode()
+
+
+def test_boxes_of_a_saved_connection_are_ticked_as_it_is(admin: Client) -> None:
+    def ticked(box: str, **values: str) -> bool:
+        host = HostFactory.create(address="192.0.2.7", user="root", **values)
+        page = admin.get(f"/hosts/{host.pk}/connection/").content.decode()
+        (found,) = [found for _, found in tags_of(page) if found.get("id") == box]
+        return "checked" in found
+
+    assert [ticked("forced", kind="ssh", transport=how) for how in ("ssh", "forced")] == [False, True]
+    assert [ticked("by_ssh", kind="proxmox", transport=how) for how in ("api", "api+ssh")] == [False, True]
