@@ -87,7 +87,7 @@ def host_connection(request: PageRequest, host_id: int) -> HttpResponseBase:
         return [_change(request, host, way, typed)]
 
     def saved(request: PageRequest, _hosts: list[Host]) -> None:
-        messages.success(request, f"{before} is reached that way from now on; a scan of it is queued.")
+        messages.success(request, f"Connection of {before} saved; a scan is queued.")
 
     return _attempted(request, way, changed, saved, known=host)
 
@@ -118,7 +118,7 @@ def _attempted(
     except ChooseError as error:
         more["nodes"], status = error.nodes, 400 if error.is_wrong else 200
         if error.is_wrong and not any(row.chosen for row in error.nodes):
-            more["error"] = "Choose at least one node."
+            more["error"] = "Select at least one node."
     except InvalidError as error:
         more["errors"], status = error.fields or {"": error.detail}, 400
     except RefusedError as error:
@@ -175,7 +175,7 @@ def _confirmed_key(request: PageRequest) -> str:
 
 def _saved(request: PageRequest, hosts: list[Host]) -> None:
     names = ", ".join(host.name for host in hosts)
-    messages.success(request, f"{names} {'is' if len(hosts) == 1 else 'are'} added; a scan of it is queued.")
+    messages.success(request, f"{names} {'is' if len(hosts) == 1 else 'are'} added; a scan is queued.")
 
 
 def _context(way: Way, given: dict[str, str], **more: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import json
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from storage_admin.agent.protocol import HostError
@@ -37,14 +37,14 @@ class Field:
         return self.shape.startswith("secret")
 
 
-_KEPT = "Encrypted when it is saved, and never shown again."
-NAME = Field("name", "Name", "hv1", "How it is called here.", required=True)
-ADDRESS = Field("address", "Address", "hv1.example.org", "Its name, or its IPv4 or IPv6 address.", required=True)
-PORT = Field("port", "Port", "22", "Of its SSH server.")
-USER = Field("user", "User", "root", "Another one than root needs sudo without a password there.")
+_KEPT = "Encrypted when saved, and never shown again."
+NAME = Field("name", "Display name", "hv1", required=True)
+ADDRESS = Field("address", "Hostname or IP address", "hv1.example.org", required=True)
+PORT = Field("port", "SSH port", "22")
+USER = Field("user", "User", "root", "Users other than root need passwordless sudo.")
 KEY = Field(
     "private_key", "Private key (without a passphrase)", shape="secret text",
-    hint=f"{_KEPT} Empty: the keys of the user that this program runs as.",
+    hint=f"{_KEPT} Leave empty to use the SSH keys of the user that the dashboard runs as.",
 )  # fmt: skip
 
 
@@ -71,31 +71,31 @@ class Way:
 WAYS = {
     way.name: way
     for way in (
-        Way("ssh", "ssh: the agent does all work on images there", (NAME, ADDRESS, PORT, USER, KEY)),
+        Way("ssh", "SSH: all features", (NAME, ADDRESS, PORT, USER, KEY)),
         Way(
             "proxmox",
-            "Proxmox VE: its API, and ssh where images are to be worked on",
+            "Proxmox VE: API, with or without SSH",
             (
-                Field("name", "Name", "pve1", "How it is called here. Empty: as the node is called."),
-                Field("address", "Address", "pve1.example.org", "Of any node of the cluster.", required=True),
-                Field("port", "Port", "8006", "Of its API."),
-                Field("token_id", "API token", "dashboard@pve!storage-admin", "USER@REALM!NAME.", required=True),
-                Field("token_secret", "Secret of the token", "", _KEPT, "secret", required=True),
+                Field("name", "Display name", "pve1", "Leave empty to use the node's name."),
+                replace(ADDRESS, example="pve1.example.org", hint="Any node of the cluster."),
+                Field("port", "API port", "8006"),
+                Field("token_id", "API token ID", "dashboard@pve!storage-admin", "USER@REALM!NAME", required=True),
+                Field("token_secret", "API token secret", "", _KEPT, "secret", required=True),
                 Field(
-                    "tls_fingerprint", "Fingerprint of its certificate (SHA-256)",
-                    hint="Empty: it is shown to you to compare, unless an authority that is known here has signed it.",
+                    "tls_fingerprint", "Certificate fingerprint (SHA-256)",
+                    hint="Leave empty to compare it in the next step, or if a trusted CA signed the certificate.",
                 ),
             ),
             (
-                Field("ssh_port", "Port of its SSH server", "22"),
+                Field("ssh_port", "SSH port", "22"),
                 USER,
                 KEY,
             ),
         ),
-        Way("libvirt-tls", "libvirt over TLS: shown, and guests' I/O weights and limits set", (
+        Way("libvirt-tls", "libvirt over TLS: inventory and guest I/O settings", (
             NAME,
             ADDRESS,
-            Field("port", "Port", "16514", "Of its libvirtd (or virtproxyd)."),
+            Field("port", "libvirt TLS port", "16514"),
             Field("ca_cert", "Certificate of the authority (cacert.pem)", shape="text",
                   hint="Which signed the host's certificate. All three empty: the files in pki/ of the data folder, or "
                   "in /etc/pki, are taken."),
@@ -103,7 +103,7 @@ WAYS = {
                   hint="Signed by an authority that the host trusts."),
             Field("client_key", "Key of our certificate (clientkey.pem)", hint=_KEPT, shape="secret text"),
         )),
-        Way("libvirt-ssh", "libvirt through ssh: shown, and guests' I/O weights and limits set", (
+        Way("libvirt-ssh", "libvirt over SSH: inventory and guest I/O settings", (
             NAME, ADDRESS, PORT,
             Field("user", "User", "root", "One who may use libvirt's socket: root, or a member of the group libvirt."),
             KEY,

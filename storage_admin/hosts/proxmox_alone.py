@@ -25,7 +25,7 @@ def why_not(host: Host) -> str:
     """Why no image there is changed, and what to do."""
     return (
         f"{host.name} is reached by the API of Proxmox VE alone, and no agent runs there: its images are shown and not "
-        "changed. Add ssh to it (Hosts → Change how it is reached) to have work done on them."
+        "changed. Add ssh to it (Hosts → Edit connection) to have work done on them."
     )
 
 

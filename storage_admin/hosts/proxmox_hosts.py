@@ -220,8 +220,8 @@ def _unconfirmed(endpoint: Endpoint) -> UnconfirmedError:
     except HostError as error:
         return UnconfirmedError(error.detail, {})
     return UnconfirmedError(
-        f"{endpoint.address} shows a certificate that no known authority has signed, with the fingerprint {shown}. "
-        "Compare it with what the node shows under System → Certificates; only if it is equal, confirm it.",
+        f"No trusted CA signed the certificate of {endpoint.address}. Its fingerprint is {shown}. Compare it with "
+        "System → Certificates on the node. Confirm only if the fingerprints match.",
         {"tls_fingerprint": shown, "fingerprint": shown},
     )
 

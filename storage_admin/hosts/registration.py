@@ -328,8 +328,8 @@ def _unconfirmed(address: str, port: int) -> UnconfirmedError:
     kind = keys[0].split(maxsplit=1)[0].removeprefix("ssh-").partition("-")[0]
     shown = addresses.fingerprint(keys[0])
     return UnconfirmedError(
-        f"{address} shows the key {shown} ({kind}). Compare it with what "
-        f"`ssh-keygen -lf /etc/ssh/ssh_host_{kind}_key.pub` says on the host itself; only if it is equal, confirm it.",
+        f"{address} has the host key {shown} ({kind}). Run `ssh-keygen -lf /etc/ssh/ssh_host_{kind}_key.pub` on the "
+        "host and compare. Confirm only if the fingerprints match.",
         {"host_key": keys[0], "fingerprint": shown},
     )
 

@@ -203,7 +203,7 @@ def why_not(endpoint: Endpoint, stderr: bytes) -> str:
             "key after you have compared it; else somebody may be in between."
         )
     if "Permission denied" in said:
-        return f"{where} does not take this key: put its public key into ~{endpoint.user}/.ssh/authorized_keys there."
+        return f"{where} rejected the key. Add its public key to ~{endpoint.user}/.ssh/authorized_keys there."
     if "no matching host key type" in said:
         return f"{where} has no host key of the pinned kind any more. Compare its new key, and take that."
     last = said.rsplit("\n", 1)[-1][-200:]

@@ -26,9 +26,9 @@ def nodes(tmp_path: Path) -> Iterator[tuple[ProxmoxServer, ProxmoxServer]]:
 def test_every_form_is_accessible_and_reached_by_keyboard(admin_tab: Callable[[Theme], Tab], theme: Theme) -> None:
     seen = admin_tab(theme)
     seen.open("/hosts/add/")
-    kind = seen.page.get_by_label("How it is reached")
+    kind = seen.page.get_by_label("Connection type")
     for way, field in (
-        ("proxmox", "API token"), ("libvirt-tls", "Our certificate (clientcert.pem)"),
+        ("proxmox", "API token ID"), ("libvirt-tls", "Our certificate (clientcert.pem)"),
         ("libvirt-ssh", "Create a key pair"), ("ssh", "Create a key pair"),
     ):  # fmt: skip
         kind.focus()
@@ -49,13 +49,13 @@ def test_nothing_can_be_typed_into_a_form_that_is_about_to_be_exchanged(admin_ta
         held.append(route)
 
     page.route("**/hosts/add/?kind=*", hold)
-    page.get_by_label("How it is reached").select_option("proxmox")
-    expect(page.get_by_label("Address", exact=True)).to_be_disabled()
-    expect(page.get_by_role("button", name="Test the connection")).to_be_disabled()
+    page.get_by_label("Connection type").select_option("proxmox")
+    expect(page.get_by_label("Hostname or IP address", exact=True)).to_be_disabled()
+    expect(page.get_by_role("button", name="Continue")).to_be_disabled()
     held[0].continue_()
-    page.get_by_label("Address", exact=True).fill("pve1.example.org")
-    expect(page.get_by_label("API token", exact=True)).to_be_enabled()
-    expect(page.get_by_label("Address", exact=True)).to_have_value("pve1.example.org")
+    page.get_by_label("Hostname or IP address", exact=True).fill("pve1.example.org")
+    expect(page.get_by_label("API token ID", exact=True)).to_be_enabled()
+    expect(page.get_by_label("Hostname or IP address", exact=True)).to_have_value("pve1.example.org")
 
 
 def test_the_nodes_of_a_cluster_are_added_and_their_shared_images_listed_once(
@@ -65,20 +65,20 @@ def test_the_nodes_of_a_cluster_are_added_and_their_shared_images_listed_once(
     seen = admin_tab()
     page = seen.page
     seen.open("/hosts/add/")
-    page.get_by_label("How it is reached").select_option("proxmox")
-    page.get_by_label("Address", exact=True).fill("127.0.0.1")
-    page.get_by_label("Port", exact=True).fill(str(first.port))
-    page.get_by_label("API token", exact=True).fill(TOKEN_ID)
-    page.get_by_label("Secret of the token").fill(SECRET)
-    page.get_by_role("button", name="Test the connection").click()
+    page.get_by_label("Connection type").select_option("proxmox")
+    page.get_by_label("Hostname or IP address", exact=True).fill("127.0.0.1")
+    page.get_by_label("API port", exact=True).fill(str(first.port))
+    page.get_by_label("API token ID", exact=True).fill(TOKEN_ID)
+    page.get_by_label("API token secret").fill(SECRET)
+    page.get_by_role("button", name="Continue").click()
     expect(page.locator("pre.shell").first).to_have_text(first.fingerprint)
     assert SECRET not in page.content()
     seen.assert_accessible()
-    page.get_by_role("button", name="The fingerprints are equal: go on").click()
+    page.get_by_role("button", name="Fingerprint matches, continue").click()
     expect(page.get_by_label("pve1", exact=True)).to_be_checked()
     expect(page.get_by_label("Address of pve2")).to_have_value("127.0.0.2")
     seen.assert_accessible()
-    page.get_by_role("button", name="Test and add the chosen nodes").click()
+    page.get_by_role("button", name="Test and add selected nodes").click()
     expect(page.get_by_text("pve1, pve2 are added")).to_be_visible()
     rest.quiet()
     seen.open("/images/?search=mnt/pve/nfs")

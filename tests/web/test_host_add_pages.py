@@ -129,7 +129,7 @@ def test_a_secret_stays_here_between_two_steps_and_belongs_to_one_session(admin:
     answer = admin.post(ADD, typed(server, address="a b"))
     page = answer.content.decode()
     assert SECRET not in page
-    assert "What you gave is kept" in page
+    assert "Kept for this form" in page
     assert SECRET not in str(dict(admin.session.items()))
     sent = hidden(answer) | {"address": server.address, "tls_fingerprint": server.fingerprint}
     other = Client()
@@ -149,7 +149,7 @@ def test_every_node_of_a_cluster_is_offered_and_becomes_a_host_of_its_own(
     assert "choosing" in hidden(answer)
     none = admin.post(ADD, hidden(answer))
     assert (none.status_code, Host.objects.count()) == (400, 0)
-    assert "Choose at least one node" in none.content.decode()
+    assert "Select at least one node" in none.content.decode()
     done = admin.post(ADD, hidden(answer) | {"node": ["pve1", "pve2"]}, follow=True)
     assert "pve1, pve2 are added" in text_of(done.content.decode())
     rows = Host.objects.order_by("name").values_list("name", "node", "cluster", "address", "tls_fingerprint")
@@ -180,6 +180,7 @@ def test_a_node_gets_ssh_as_well_when_it_is_added_or_later(
     admin: Client, server: ProxmoxServer, ssh_server: Sshd
 ) -> None:
     both = {"by_ssh": "on", "ssh_port": str(ssh_server.port), "private_key": ssh_server.private_key, "user": "root"}
+    both |= {"key": "given"}
     first = admin.post(ADD, typed(server, tls_fingerprint=server.fingerprint, **both))
     page = first.content.decode()
     assert "SHA256:" in page
@@ -229,7 +230,7 @@ def test_a_key_that_was_compared_counts_for_the_address_that_showed_it(admin: Cl
     first = admin.post(ADD, form | {"address": "127.0.0.1"})
     assert hidden(first)["host_key"]
     elsewhere = admin.post(ADD, hidden(first) | {"address": "localhost"})
-    assert "localhost shows this key" in text_of(elsewhere.content.decode())
+    assert "Host key of localhost" in text_of(elsewhere.content.decode())
     assert not Host.objects.exists()
 
 

@@ -68,7 +68,7 @@ def test_a_host_is_added_with_a_created_pair(admin: Client, ssh_server: Sshd) ->
 
     early = admin.post(ADD, hidden(first))
     assert (early.status_code, keys(early), chosen(early)) == (409, [public], "create")
-    assert "does not take this key" in text_of(early.content.decode())
+    assert "rejected the key" in text_of(early.content.decode())
 
     ssh_server.authorize(public)
     assert admin.post(ADD, hidden(early)).status_code == 302
