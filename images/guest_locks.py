@@ -136,7 +136,9 @@ def take(job: Job, image: Image) -> None:
     configs = {uid: _free(job.host, api, GuestRef(nodes[uid], int(uid)), name) for uid, name in uids.items()}
     for uid, config in configs.items():
         _lock(job, api, config, Kept(uid, uids[uid], _content(config)))
-    _all_off(api, uids, HELD_LOCK)
+    # Not of every node once more: a node tells of the guests whose configuration it has and of no others (vzlist of
+    # Proxmox VE), and one that is locked so is moved nowhere. Whoever started before its lock was held shows there.
+    _all_off(api, uids, HELD_LOCK, nodes=set(nodes.values()))
 
 
 def _lock(job: Job, api: Api, config: Config, one: Kept) -> None:
@@ -159,7 +161,10 @@ def _owe(job: Job, locked: list[Kept]) -> None:
 
 
 def look_again(job: Job) -> None:
-    """Whether every guest is still locked and off, after the files were exchanged; raises as :func:`take`."""
+    """Whether every guest is still locked and off, after the files were exchanged; raises as :func:`take`.
+
+    Of every node: what root did past the locks meanwhile, may have been done anywhere.
+    """
     if locked := _kept(job):
         _all_off(_api(job.host), {one.uid: one.name for one in locked}, HELD_LOCK)
 
@@ -176,12 +181,11 @@ class _Listed:
     why_not_all: HostError | None = None
 
 
-def _listed(api: Api) -> _Listed:
-    """Asks every node."""
+def _listed(api: Api, nodes: Collection[str] = ()) -> _Listed:
+    """Asks these nodes, or every one."""
     found: dict[str, list[dict[str, Any]]] = {}
     failed = None
-    for node in api.rows("nodes"):
-        name = str(node.get("node"))
+    for name in nodes or [str(node.get("node")) for node in api.rows("nodes")]:
         try:
             for row in api.rows("nodes", name, PATHS[VM]):
                 found.setdefault(str(row.get("vmid")), []).append(row | {"node": name})
@@ -190,9 +194,9 @@ def _listed(api: Api) -> _Listed:
     return _Listed(found, failed)
 
 
-def _all_off(api: Api, uids: Mapping[str, str], lock: str = "") -> dict[str, str]:
-    """Makes sure that guests are off, as every node of the cluster tells; the node of each, by number."""
-    listed = _listed(api)
+def _all_off(api: Api, uids: Mapping[str, str], lock: str = "", nodes: Collection[str] = ()) -> dict[str, str]:
+    """Makes sure that guests are off, as these nodes tell, or every one of the cluster; the node of each, by number."""
+    listed = _listed(api, nodes)
     if listed.why_not_all is not None:
         raise RefusedError("guests_unknown", f"{listed.why_not_all.detail} Try again when it does.")
     for uid, name in uids.items():

@@ -96,6 +96,28 @@ def test_its_guest_is_locked_while_the_files_are_exchanged_and_not_any_longer(
     assert (job.unlock_due, holds(clone)) == (False, True)
 
 
+def test_every_node_is_asked_before_the_lock_and_after_the_exchange_and_not_in_between(
+    server: ProxmoxServer, clone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def note(*_: Any) -> None:
+        asked.append([one.path for one in server.seen if one.path in {"/nodes", "/nodes/pve1/qemu"}])
+        server.seen.clear()
+
+    def and_note_the_lock(guest: world.Guest) -> None:
+        if f"lock: {HELD_LOCK}\n" in guest.text:
+            note()
+
+    server.world.after_put = and_note_the_lock
+    at_the_exchange(monkeypatch, note)
+    assert run(reclaim(clone)).state == "succeeded"
+    note()
+    whole = ["/nodes", "/nodes/pve1/qemu"]
+    before, locked, exchanged = asked
+    assert (before[-2:], locked, exchanged) == (whole, whole[1:], whole * 2)  # the last one gives the lock back
+
+
 # Longer than a heart's beat: that would wait for this test's own transaction.
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("by_command")
