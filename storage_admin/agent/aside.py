@@ -8,26 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from typing import Callable
 
-from storage_admin.agent import journal, locking, renames, space
+from storage_admin.agent import journal, locking, moment, renames, space
+from storage_admin.agent.door import Doors
 from storage_admin.agent.journal import Journal, Stamp
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.moment import WRITER
 from storage_admin.agent.protocol import RefusedError, Request
-from storage_admin.agent.settled import same_content, stat_in, unlink
+from storage_admin.agent.settled import stat_in
+from storage_admin.agent.swap import Looks
 
-#: Seconds for which the locks outlast the old name, and within which somebody who only passes by has to be gone.
-GRACE = 0.3
+#: Seconds within which somebody who only passes by has to be gone.
 PASSING_READER = 2.0
 
 
-def put_aside(one: Journal, name: bytes, fd: int, request: Request, io: AgentIO, recheck: Callable[[], None]) -> None:
+def put_aside(one: Journal, name: bytes, fd: int, request: Request, io: AgentIO, looks: Looks) -> None:
     """Give an image its other name, and take its own one away.
 
-    A guest that is started meanwhile is refused by the locks; whoever opened the image by its name just before keeps
-    it: the name comes back.
+    A guest that is started meanwhile is refused by the locks, or waits at the door; whoever opened the image by its
+    name just before, or waits for it, keeps it: the name comes back.
 
     Args:
         one: the journal; settling it tells how this ended, whatever is raised here.
@@ -35,29 +34,28 @@ def put_aside(one: Journal, name: bytes, fd: int, request: Request, io: AgentIO,
         fd: descriptor of the image.
         request: whose work it is.
         io: the controller, which has to say ``go``.
-        recheck: raises where the image or its users changed; called under the image locks.
+        looks: raise where the image or its users changed; called under the image locks.
 
     Raises:
         StoppedError: the controller did not say ``go``.
-        RefusedError: what ``recheck`` raised, ``stale_plan``, ``image_in_use`` or ``immutable``.
+        RefusedError: what a look raised, ``stale_plan``, ``image_in_use`` or ``immutable``.
     """
     io.wait_for_go(request.generation)
     # Locks first, questions afterwards: a writer that was there before does not hinder the locks.
     locking.keep_everybody_away(fd)
-    # Before the look, which compares with the plan: what was written in between would be forgiven else.
-    before = Stamp.of(os.fstat(fd))
-    recheck()
+    looks.thorough()
     other = journal.file_name(one.job, "aside")
-    try:
-        renames.take(one.folder, name, other)
-        _refuse_stranger(one.folder, name, other, fd)
-    except FileNotFoundError as error:
-        raise RefusedError("stale_plan", "the image is not there any more; scan the host and try again") from error
-    except PermissionError as error:
-        raise RefusedError(
-            "immutable", "the image or its folder is protected (chattr +i or +a); a template is left as it is"
-        ) from error
-    _let_late_openers_win(one.folder, name, other, fd, before)
+    with moment.shut(lambda _: looks.last(), fd) as (doors, before):
+        try:
+            renames.take(one.folder, name, other)
+            _refuse_stranger(one.folder, name, other, fd)
+        except FileNotFoundError as error:
+            raise RefusedError("stale_plan", "the image is not there any more; scan the host and try again") from error
+        except PermissionError as error:
+            raise RefusedError(
+                "immutable", "the image or its folder is protected (chattr +i or +a); a template is left as it is"
+            ) from error
+        _let_late_openers_win(one.folder, name, other, fd, doors, before)
     one.append(journal.ASIDE, aside=Stamp.of(os.fstat(fd)))
 
 
@@ -71,20 +69,15 @@ def _refuse_stranger(folder: int, name: bytes, other: bytes, fd: int) -> None:
         raise RefusedError("stale_plan", "the image was exchanged by somebody else; scan the host and try again")
 
 
-def _let_late_openers_win(folder: int, name: bytes, other: bytes, fd: int, before: Stamp) -> None:
+def _let_late_openers_win(folder: int, name: bytes, other: bytes, fd: int, doors: Doors, before: Stamp) -> None:
     """Who opened the image by its name right before that went is a user of it, whatever the locks say."""
-    time.sleep(GRACE)
-    deadline = time.monotonic() + PASSING_READER
-    while (who := locking.user(fd)) is not None or not same_content(Stamp.of(os.fstat(fd)), before):
-        if who is None or time.monotonic() > deadline:
-            try:
-                _give(folder, other, name)
-            except FileExistsError:
-                return  # whose name is taken stays aside: nothing is taken away from another file
-            raise RefusedError(
-                "image_in_use", f"the image was opened in this moment by {who or WRITER}; it has its name again"
-            )
-        time.sleep(GRACE)
+    if (who := moment.late(doors, fd, before)) is None:
+        return
+    try:
+        _give(folder, other, name)
+    except FileExistsError:
+        return  # whose name is taken stays aside: nothing is taken away from another file
+    raise RefusedError("image_in_use", f"the image was opened in this moment by {who}; it has its name again")
 
 
 def put_back(one: Journal, name: bytes, request: Request, io: AgentIO, recheck: Callable[[], None]) -> None:
@@ -132,7 +125,7 @@ def name_is_taken() -> RefusedError:
     return RefusedError("target_exists", "another file has the image's name by now; move it away, then restore")
 
 
-def remove(one: Journal, fd: int, request: Request, io: AgentIO, recheck: Callable[[], None]) -> None:
+def remove(one: Journal, fd: int, request: Request, io: AgentIO, looks: Looks) -> None:
     """Delete an image that is set aside, for good.
 
     Args:
@@ -140,7 +133,7 @@ def remove(one: Journal, fd: int, request: Request, io: AgentIO, recheck: Callab
         fd: descriptor of the image.
         request: the deletion.
         io: the controller, which has to say ``go``.
-        recheck: raises where the file is another one, was written to or is used; called under the image locks.
+        looks: raise where the file is another one, was written to or is used; called under the image locks.
 
     Raises:
         StoppedError, RefusedError: nothing was changed.
@@ -148,12 +141,13 @@ def remove(one: Journal, fd: int, request: Request, io: AgentIO, recheck: Callab
     one.append(journal.DELETE, job=request.job, generation=request.generation)
     io.wait_for_go(request.generation)
     locking.keep_everybody_away(fd)
-    recheck()
-    status = os.fstat(fd)
-    freed = space.owned(fd) if status.st_nlink == 1 else 0
-    # Afterwards nobody could tell any more.
-    one.append(journal.DELETE, job=request.job, generation=request.generation, freed_bytes=freed)
-    try:
-        unlink(one.folder, journal.file_name(one.job, "aside"))
-    except PermissionError as error:
-        raise RefusedError("immutable", "the file or its folder is protected (chattr +i or +a)") from error
+    looks.thorough()
+    with moment.shut(lambda _: looks.last(), fd) as (doors, _):
+        status = os.fstat(fd)
+        freed = space.owned(fd) if status.st_nlink == 1 else 0
+        # Afterwards nobody could tell any more.
+        one.append(journal.DELETE, job=request.job, generation=request.generation, freed_bytes=freed)
+        try:
+            moment.remove(doors, fd, one.folder, journal.file_name(one.job, "aside"))
+        except PermissionError as error:
+            raise RefusedError("immutable", "the file or its folder is protected (chattr +i or +a)") from error

@@ -75,24 +75,24 @@ class Door:
 
 
 class Doors:
-    """The doors before a file that is to lose its name and before the one that gets it, while that happens.
+    """The doors before a file that is to lose its name, and before the one that gets it, if any, while that happens.
 
     Where this host lets nobody keep doors there are none, and none on a filesystem of a network: what is asked about a
     file there may need it opened anew, and other machines come past any door. Use it as a context manager.
 
     Args:
         going: descriptor of the file that loses its name.
-        coming: of the one that gets it.
+        coming: of the one that gets it; ``None`` where none does.
     """
 
-    def __init__(self, going: int, coming: int) -> None:
+    def __init__(self, going: int, coming: int | None = None) -> None:
         self._going: Door | None = None
         self._coming: Door | None = None
         mount = Mounts.of_this_machine().of_descriptor(going)
         if mount is None or mount.is_network:
             return
         try:
-            self._coming = Door(coming)
+            self._coming = None if coming is None else Door(coming)
             self._going = Door(going)
         except (RefusedError, OSError):
             self.open()
@@ -115,6 +115,11 @@ class Doors:
         if self._going is not None and self._coming is not None:
             self._going.open()
             self._coming.turn_away(seconds)
+
+    def turn_away(self, seconds: float) -> None:
+        """The first file has no name any more: who waits for it, or comes within so many seconds, is told so."""
+        if self._going is not None:
+            self._going.turn_away(seconds)
 
     def open(self) -> None:
         """Let in who waits."""

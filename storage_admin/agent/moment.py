@@ -8,8 +8,10 @@ the moment is looked for afterwards, for a while; what was written by then shows
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Callable
 
@@ -20,7 +22,7 @@ from storage_admin.agent.guest_locks import Held
 from storage_admin.agent.journal import Stamp
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import HostError, RefusedError, Request, StoppedError
-from storage_admin.agent.settled import same_content
+from storage_admin.agent.settled import same_content, unlink
 
 #: Seconds for which is waited for those who looked the name up before it changed and are on their way to the file.
 GRACE = 0.3
@@ -117,63 +119,97 @@ def take_over(
         FileExistsError: the new name is taken; nothing was changed.
         OSError: the host failed; settling the journal puts right what is half done.
     """
+
+    def look_behind(doors: Doors) -> None:
+        guard.refuse(doors, moves)
+        if not doors.shut:
+            io.log("no door can be kept before the image here: who opens it in the moment of the swap is looked for "
+                   "afterwards", "warning")  # fmt: skip
+        look()
+
+    with shut(look_behind, going, coming) as (doors, before):
+        return _take_over(moves, going, coming, io, guard, doors, before)
+
+
+@contextlib.contextmanager
+def shut(look: Callable[[Doors], None], going: int, coming: int | None = None) -> Iterator[tuple[Doors, Stamp]]:
+    """Behind shut doors, once everything was compared there and nobody has knocked meanwhile.
+
+    Args:
+        look: raises where anything differs from the plan or somebody uses a file; opens none of both.
+        going: descriptor of the file that is about to lose its name.
+        coming: of the one that gets it, if any.
+
+    Yields:
+        The doors, and the first file as it was before the look.
+
+    Raises:
+        RefusedError: ``image_in_use``, where somebody opens it again and again; what ``look`` raised.
+    """
     deadline = time.monotonic() + PATIENCE
-    while (done := _attempt(moves, going, coming, look, io, guard)) is None:
+    while True:
+        with Doors(going, coming) as doors:
+            # Before the look, which compares with the plan: what was written in between would be forgiven else.
+            before = Stamp.of(os.fstat(going))
+            look(doors)
+            if not doors.knocked():
+                yield doors, before
+                return
         if time.monotonic() > deadline:
             raise RefusedError("image_in_use", "the image is opened again and again; stop what opens it and try again")
         time.sleep(0.05)  # who was let in may only pass by
-    return done
+
+
+def remove(doors: Doors, fd: int, folder: int, name: bytes) -> None:
+    """Unlink a file behind its shut door: who found it by that name does not get one to write to that has none.
+
+    Args:
+        fd: its descriptor.
+        folder, name: where it is.
+    """
+    unlink(folder, name)
+    if not os.fstat(fd).st_nlink:  # else it has another name, by which anybody may use it
+        doors.turn_away(GRACE)
 
 
 def refuse_unguarded(fd: int, guard: Guard) -> None:
     """What :meth:`Guard.refuse_alone` says of a file, before it is copied for nothing."""
     if guest_locks.is_node():
-        with Doors(fd, fd) as doors:
+        with Doors(fd) as doors:
             guard.refuse_alone(doors)
 
 
-def _attempt(
-    moves: TakeOver, going: int, coming: int, look: Callable[[], None], io: AgentIO, guard: Guard
-) -> TakenOver | None:
-    """Once; ``None`` where somebody knocked before anything was changed."""
-    with Doors(going, coming) as doors:
-        guard.refuse(doors, moves)
-        if not doors.shut:
-            io.log("no door can be kept before the image here: who opens it in the moment of the swap is looked for "
-                   "afterwards", "warning")  # fmt: skip
-        # Before the look, which compares with the plan: what was written in between would be forgiven else.
-        before = Stamp.of(os.fstat(going))
-        look()
-        if doors.knocked():
-            return None
-        made = Stamp.of(os.fstat(coming))
-        try:
-            moves.forward(coming)
-        except StrangerError as error:
-            locking.let_go(going)
-            doors.take_back(GRACE)
-            raise _stranger(error.settled) from error
-        who = _late(doors, going, before)
-        if who is None and (what := guard.disturbed(moves, io)) is not None:
-            raise _unsure(moves, what, came_stays=guard.keep)
-        if who is None:
-            moves.finish()
-            if doors.shut:
-                locking.let_go(coming)  # a guest that waits is let in, not refused
-            # Only now, and before anybody else is let in: an undo compares with it.
-            return TakenOver(Stamp.of(os.fstat(coming)), Stamp.of(os.fstat(going)))
-        if not doors.shut and (used := _who_uses(coming, made)):
-            moves.finish()
-            raise BothUsedError(
-                f"in the moment of the swap the original was opened by {who}, and the new image by {used}: the "
-                "original is kept as undo copy; look at both"
-            )
-        settled = moves.back()
+def _take_over(
+    moves: TakeOver, going: int, coming: int, io: AgentIO, guard: Guard, doors: Doors, before: Stamp
+) -> TakenOver:
+    made = Stamp.of(os.fstat(coming))
+    try:
+        moves.forward(coming)
+    except StrangerError as error:
         locking.let_go(going)
         doors.take_back(GRACE)
-        if not settled:
-            raise _stranger(settled)
-        raise RefusedError("image_in_use", f"the image was opened in the moment of the swap by {who}; it is as it was")
+        raise _stranger(error.settled) from error
+    who = late(doors, going, before)
+    if who is None and (what := guard.disturbed(moves, io)) is not None:
+        raise _unsure(moves, what, came_stays=guard.keep)
+    if who is None:
+        moves.finish()
+        if doors.shut:
+            locking.let_go(coming)  # a guest that waits is let in, not refused
+        # Only now, and before anybody else is let in: an undo compares with it.
+        return TakenOver(Stamp.of(os.fstat(coming)), Stamp.of(os.fstat(going)))
+    if not doors.shut and (used := _who_uses(coming, made)):
+        moves.finish()
+        raise BothUsedError(
+            f"in the moment of the swap the original was opened by {who}, and the new image by {used}: the "
+            "original is kept as undo copy; look at both"
+        )
+    settled = moves.back()
+    locking.let_go(going)
+    doors.take_back(GRACE)
+    if not settled:
+        raise _stranger(settled)
+    raise RefusedError("image_in_use", f"the image was opened in the moment of the swap by {who}; it is as it was")
 
 
 def _unsure(moves: TakeOver, what: str, *, came_stays: bool) -> BothUsedError:
@@ -197,8 +233,8 @@ def _stranger(settled: bool) -> Exception:
     )
 
 
-def _late(doors: Doors, going: int, before: Stamp) -> str | None:
-    """Who found the file that went under its name, and has to find it there again."""
+def late(doors: Doors, going: int, before: Stamp) -> str | None:
+    """Who found the file that went under its name, and has to find it there again; ``None`` where nobody did."""
     if doors.knocked(GRACE):
         return _KNOCKED
     who = user(going) if doors.shut else outlast_late_openers(going)

@@ -18,11 +18,11 @@ from storage_admin.agent import door, guest_locks, lifeline, locking, main, rena
 HEAD_START = 0.02
 
 
-def arm(at: int, trigger: str) -> None:
-    """Wrap each step so that the ``at``-th one after ``go`` is the one."""
+def arm(at: int, trigger: str, *, at_once: bool) -> None:
+    """Wrap each step so that the ``at``-th one after ``go`` is the one; ``at_once`` for verbs that wait for none."""
     pipe = os.open(trigger, os.O_WRONLY)
     count = itertools.count(1)
-    went: list[bool] = []
+    went = [at_once] * at_once
 
     def wrapped(call: Callable[..., Any]) -> Callable[..., Any]:
         def step(*args: Any, **kwargs: Any) -> Any:
@@ -74,5 +74,5 @@ if __name__ == "__main__":
         guest_locks.PVE_FOLDER = "/etc"
     if "no-exchange" in sys.argv[3:]:
         without_exchange()
-    arm(int(sys.argv[1]), sys.argv[2])
+    arm(int(sys.argv[1]), sys.argv[2], at_once="at-once" in sys.argv[3:])
     sys.exit(main.main())

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from storage_admin.agent.protocol import READY
+from tests.agent.aside import ASIDE, aside_args, back_args, delete_args
 from tests.agent.harness import Agent, ask, leftovers, reclaim_args, recover_args, undo_args
 from tests.agent.test_replace import replace_args
 from tests.faults.trials import Trial, Trials
@@ -19,8 +20,8 @@ from tests.faults.trials import Trial, Trials
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 
 DRIVER = str(Path(__file__).with_name("attacked.py"))
-#: Steps after ``go``: those of a swap that is finished.
-STEPS = 20
+#: Steps after ``go``: those of a swap that is finished, and those of what only moves or removes a name.
+STEPS, FEW_STEPS = 20, 10
 MARK, PLACE = b"PRECIOUS", 1 << 16
 
 #: Waits for a byte, and then acts. What he was told: the inode that he wrote to, or why not.
@@ -66,19 +67,32 @@ class Place:
             self.target = self.converted
         elif work == "conversion":
             self.verb, self.args = "convert", replace
+        elif work == "removal of an undo copy":
+            assert ask("reclaim", reclaim)["swapped"]
+            self.verb, self.args, self.job = "discard_undo", undo_args(self.image), "d1"
+            self.target = self.pool / ".sa-j1.orig"
+        elif work == "set aside":
+            self.verb, self.args = "set_aside", aside_args(self.image)
+        elif work in {"restore", "delete"}:
+            args = back_args(self.image) if work == "restore" else delete_args(self.image, self.image.stat().st_ino)
+            assert ask("set_aside", aside_args(self.image))["held_bytes"]
+            self.verb, self.args, self.job, self.target = f"{work}_aside", args, "j2", self.pool / ASIDE
 
-    def attacked(self, trial: Trial, attacker: str, *without: str) -> tuple[str, dict[str, object]]:
+    def attacked(self, trial: Trial, attacker: str, *without: str, steps: int = STEPS) -> tuple[str, dict[str, object]]:
         """Runs the work with a stranger at a random step: what he says, and the answer."""
         trigger = self.pool.parent / "trigger"
         os.mkfifo(trigger)
         stranger = subprocess.Popen(
             [sys.executable, "-c", attacker, trigger, self.target], stdout=subprocess.PIPE, text=True
         )
-        at = trial.rng.randrange(1, STEPS)
-        with Agent([sys.executable, DRIVER, str(at), str(trigger), *without]) as agent:
+        at = trial.rng.randrange(1, steps)
+        waits = self.verb != "discard_undo"
+        how = [*without, *(() if waits else ("at-once",))]
+        with Agent([sys.executable, DRIVER, str(at), str(trigger), *how]) as agent:
             agent.request(self.verb, self.args, self.job)
-            agent.until(READY)
-            agent.say("go", generation=1)
+            if waits:
+                agent.until(READY)
+                agent.say("go", generation=1)
             answer = agent.answer(go=False)
             trial.note(agent.stderr().partition("(")[0].strip() or "came too late")
         said = stranger.communicate(timeout=20)[0].strip()
@@ -128,3 +142,20 @@ def test_a_file_that_somebody_puts_in_the_images_place_in_the_moment_of_a_swap_s
                 assert place.target.read_bytes() == b"restored" * 10_000
             trial.note("refused" if "code" in answer else "done")
             trial.note(said)
+
+
+@pytest.mark.parametrize("work", ["set aside", "restore", "delete", "removal of an undo copy"])
+def test_what_somebody_writes_when_a_file_is_about_to_lose_its_name_is_found(tmp_path: Path, work: str) -> None:
+    trials = Trials("strangers", f"a write while a name goes: {work}", part=1 / 10)
+    for trial in trials:
+        with trial:
+            place = Place(trial.folder(tmp_path), work)
+            said, answer = place.attacked(trial, WRITER, steps=FEW_STEPS)
+            place.recover()
+            if said.isdigit():
+                found = [path for path in place.pool.iterdir() if path.stat().st_ino == int(said)]
+                # Nothing is hidden that he found under the image's name.
+                assert found in ([place.image], [place.target]), (answer, leftovers(place.pool))
+                assert found[0].read_bytes()[PLACE:][: len(MARK)] == MARK
+            trial.note("refused" if "code" in answer else "done")
+            trial.note("written" if said.isdigit() else said)

@@ -67,15 +67,18 @@ def set_aside(request: Request, io: AgentIO) -> dict[str, Any]:
     with _host_errors(), _opened(args) as image:
         io.progress("checking", 0, None, "looking at the image and who needs it")
 
-        def recheck() -> None:
+        def look() -> None:
             _refuse(image, planned)
+            _refuse_used(image.fd, image.shown)
+
+        def look_everywhere() -> None:
             if not children_known:
                 raise RefusedError("guests_unknown", f"who needs {image.shown} is not known; scan the host first")
-            _refuse_used(image.fd, image.shown)
+            look()
             volume_chains.refuse_named(path)
             refuse_needed(pools, image.wanted, io)
 
-        recheck()
+        look_everywhere()
         swap.clear_earlier(image.folder, request)
         before = Stamp.of(os.fstat(image.fd))
         one = Journal.create(
@@ -84,7 +87,7 @@ def set_aside(request: Request, io: AgentIO) -> dict[str, Any]:
         )  # fmt: skip
         try:
             io.progress("swapping", 0, None, "waiting for the last word")
-            aside.put_aside(one, image.name, image.fd, request, io, recheck)
+            aside.put_aside(one, image.name, image.fd, request, io, swap.Looks(look_everywhere, look))
         finally:
             settled = settle.settle(one)
             one.close()
@@ -164,19 +167,22 @@ def delete(request: Request, io: AgentIO) -> dict[str, Any]:
     with _host_errors(), _waiting(args) as (one, story, fd):
         shown = display(story.name)
 
-        def recheck() -> None:
+        def look() -> None:
             _refuse_other_file(one, story, fd)
             now = Stamp.of(os.fstat(fd))
             if now.inode != inode or _content(now) != _content(story.original):
                 raise RefusedError("stale_plan", f"{shown} was written to since it was set aside; restore it and look")
             _refuse_used(fd, shown)
+
+        def look_everywhere() -> None:
+            look()
             volume_chains.refuse_named(path)
             refuse_needed(pools, Wanted(locking.file_id(fd), locking.file_id(one.folder), story.name, shown), io)
 
-        recheck()
+        look_everywhere()
         before, owned = os.fstat(fd), space.owned(fd)
         try:
-            aside.remove(one, fd, request, io, recheck)
+            aside.remove(one, fd, request, io, swap.Looks(look_everywhere, look))
             left = os.fstat(fd).st_nlink
         finally:
             settle.settle(one)

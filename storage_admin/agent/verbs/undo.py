@@ -18,6 +18,7 @@ from storage_admin.agent import (
     journal,
     last_copy,
     locking,
+    moment,
     settle,
     space,
     swap,
@@ -149,17 +150,28 @@ def discard(request: Request, io: AgentIO) -> dict[str, Any]:
                     by_now = unb64(now) or place.name
                     _refuse_needed_still(place, story, old, by_now, form)
                     last_copy.refuse_last(place.journal, story, old, by_now, evidence, io)
-                freed = space.owned(old) if status.st_nlink == 1 else 0
-                # Afterwards nobody could tell any more.
-                io.emit(OCCUPIED, freed_bytes=freed)
-                place.journal.append(journal.DISCARD, freed_bytes=freed)
-                settle.unlink(place.folder, undo_name)
+                with moment.shut(lambda _: _refuse_changed(place.folder, undo_name, old, status), old) as (doors, _):
+                    freed = space.owned(old) if status.st_nlink == 1 else 0
+                    # Afterwards nobody could tell any more.
+                    io.emit(OCCUPIED, freed_bytes=freed)
+                    place.journal.append(journal.DISCARD, freed_bytes=freed)
+                    moment.remove(doors, old, place.folder, undo_name)
             finally:
                 os.close(old)
         place.journal.remove()
         told: dict[str, Any] = {"freed_bytes": freed, "found": found, "original": asdict(story.original)}
         put_back, surely_back = (False, False) if found else settle.is_back(named, story.original)
         return {**told, "put_back": put_back, "surely_back": surely_back}
+
+
+def _refuse_changed(folder: int, name: bytes, old: int, before: os.stat_result) -> None:
+    """Also by force the copy stays where it was opened, written to or exchanged while it was looked at."""
+    here, named = Stamp.of(os.fstat(old)), settle.stat_in(folder, name)
+    if named is None or not named.same_file(here):
+        raise RefusedError("undo_missing", "the undo copy is another file by now; look at it yourself")
+    if _content(here) != _content(Stamp.of(before)):
+        raise RefusedError("undo_written_to", "the undo copy was written to in this very moment; look at it again")
+    _refuse_used(old, "the undo copy")
 
 
 def _refuse_needed_still(place: _Place, story: settle.Story, old: int, name: bytes, form: str) -> None:
