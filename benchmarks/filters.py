@@ -4,6 +4,7 @@ import django_filters
 from django.db.models import Q, QuerySet
 
 from benchmarks.models import Benchmark, BenchmarkKind
+from storage_admin.given_filters import GivenFilters
 from storage_admin.hosts.filters import HostFilter, PoolFilter
 from storage_admin.jobs.models import Job
 
@@ -11,7 +12,7 @@ _YES_OR_NO = (("true", "true"), ("false", "false"))
 _ORDERS = ("id", "-id", "finished", "-finished")
 
 
-class BenchmarkFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untyped library
+class BenchmarkFilters(GivenFilters):
     """Filters and order of the list of runs."""
 
     kind = django_filters.ChoiceFilter(choices=BenchmarkKind.choices)
@@ -42,5 +43,5 @@ class BenchmarkFilters(django_filters.FilterSet):  # type: ignore[misc]  # an un
         return rows.order_by(tie) if value == tie else rows.order_by(value, tie)
 
 
-class WatchFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untyped library
+class WatchFilters(GivenFilters):
     pool = PoolFilter()

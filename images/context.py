@@ -31,6 +31,8 @@ ENTRIES = (
 )
 
 
+#: Where a request keeps its frame.
+_KEPT = "_frame"
 #: What concerns every host: not for those who are limited to some.
 EVERYWHERE = frozenset({"tokens", "users", "audit", "webhooks"})
 
@@ -56,6 +58,11 @@ def sidebar(request: HttpRequest) -> dict[str, Any]:
     }
     if getattr(request, "htmx", False):
         return rights
+    if (known := getattr(request, _KEPT, None)) is not None:  # a page and its live part have one frame
+        kept: dict[str, Any] = known
+        return kept
     entries = [entry for entry in ENTRIES if role >= entry[3] and (actor.hosts is None or entry[0] not in EVERYWHERE)]
     counts = active_jobs(actor) | {"open_alerts": open_alerts(actor)}
-    return rights | counts | {"sidebar_entries": entries, "automation": automation.state()}
+    frame = rights | counts | {"sidebar_entries": entries, "automation": automation.state()}
+    setattr(request, _KEPT, frame)
+    return frame

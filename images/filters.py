@@ -13,6 +13,7 @@ from images.models import Image
 from images.orphans.selectors import unchanged_for
 from images.selectors import ORDERINGS, at_least, at_most, of_host, ordered, with_text
 from storage_admin.accounts.authentication import actor_of
+from storage_admin.given_filters import GivenFilters
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.filters import HostFilter, PoolFilter, RowFilter, WholeNumberFilter
 from storage_admin.hosts.models import Host, StoragePool
@@ -38,7 +39,7 @@ def _guests(request: HttpRequest | None) -> QuerySet[Guest]:
     return Guest.objects.none() if request is None else in_scope(Guest.objects.all(), actor_of(request))
 
 
-class ImageFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untyped library
+class ImageFilters(GivenFilters):
     """Filters, search and order of the list of images."""
 
     host = HostFilter(method="by_host")
@@ -95,7 +96,7 @@ class ImageFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untype
         return ordered(rows, value)
 
 
-class OrphanFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untyped library
+class OrphanFilters(GivenFilters):
     """Filters of the list of orphans."""
 
     host = HostFilter(method="by_host")
@@ -108,7 +109,7 @@ class OrphanFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untyp
         return unchanged_for(rows, days)
 
 
-class GuestFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untyped library
+class GuestFilters(GivenFilters):
     """Filters and search of the list of guests."""
 
     host = HostFilter()
@@ -130,7 +131,7 @@ class GuestFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untype
         return rows.order_by(*dict.fromkeys((f"{sign}{column}", f"{sign}id")))
 
 
-class PoolFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untyped library
+class PoolFilters(GivenFilters):
     """Filters and search of the list of pools."""
 
     host = HostFilter()

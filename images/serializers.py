@@ -11,6 +11,7 @@ from images.models import Image, ImageSample
 from images.orphans.selectors import evidence
 from images.services import DECLARABLE
 from storage_admin.api.fields import Body, StrictBoolean, StrictInteger, StrictNumber, StrictText, TextOrNull
+from storage_admin.api.shown import Shown
 from storage_admin.guests.models import Guest, GuestDisk
 from storage_admin.hosts.models import Host, StoragePool
 
@@ -32,7 +33,7 @@ class SnapshotSerializer(serializers.Serializer[Any]):
     created = serializers.DateTimeField(allow_null=True)
 
 
-class ImageSerializer(serializers.ModelSerializer[Image]):
+class ImageSerializer(Shown, serializers.ModelSerializer[Image]):
     """A disk image. ``allocated_size`` is what it occupies on its host; null means not known (or not there)."""
 
     host = serializers.PrimaryKeyRelatedField[Any](read_only=True)
@@ -170,7 +171,7 @@ class LeftoverSerializer(serializers.Serializer[Any]):
     has_copy = serializers.BooleanField(help_text="Whether it is an undo copy that can be restored or removed.")
 
 
-class PoolSerializer(serializers.ModelSerializer[StoragePool]):
+class PoolSerializer(Shown, serializers.ModelSerializer[StoragePool]):
     """A place that holds images. ``allocated_bytes`` and the like are sums over its images, each inode once."""
 
     host = serializers.PrimaryKeyRelatedField[Any](read_only=True)

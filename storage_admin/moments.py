@@ -9,6 +9,8 @@ from django.forms import CharField
 from django.utils.dateparse import parse_date, parse_datetime
 from drf_spectacular.utils import extend_schema_field
 
+from storage_admin.given_filters import GivenFilters
+
 
 class MomentField(CharField):
     """A time in UTC: of a date its first moment, or the first one after it.
@@ -57,7 +59,7 @@ def period_filters(column: str) -> type[django_filters.FilterSet]:
             MomentFilter(field_name=column, lookup_expr="lt", after=True, label=f"{words} A date is included.")
         ),
     }
-    return type("PeriodFilters", (django_filters.FilterSet,), filters)
+    return type("PeriodFilters", (GivenFilters,), filters)
 
 
 def _told(one: MomentFilter) -> MomentFilter:

@@ -6,6 +6,7 @@ Bulk reads (REST, CSV, metrics) have the least patience, and pages more. ``/heal
 that nothing else takes, as have refusals where too many wait already.
 """
 
+import gc
 import json
 import selectors
 import socket
@@ -97,6 +98,16 @@ def _begun(sock: socket.socket) -> bytes | None:
 
 class Worker(ThreadWorker):  # type: ignore[misc] # gunicorn tells no types
     """gunicorn's process with threads, which knows how long each request has waited for one."""
+
+    def load_wsgi(self) -> None:
+        """Loads the application, and leaves all that it is made of out of later collections of garbage.
+
+        Each of those stops every thread, for a tenth of a second where it looks at modules, models and classes again.
+        """
+        super().load_wsgi()
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(10_000)
 
     def get_thread_pool(self) -> Threads:
         """Called once in each process."""

@@ -172,13 +172,18 @@ TEMPLATES = [
 ]
 
 # --- Database -------------------------------------------------------------------------------------------------------
+#: Whether this is a process of the web server. Each of its threads keeps its connection for a minute: to open SQLite
+#: anew for each request, and read the schema again, takes as long as a short answer.
+WEB_SERVER = env.bool("STORAGE_ADMIN_WEB_SERVER", default=False)
 # Immediate transactions and a write-ahead log: writers queue instead of failing with "database is locked". The cache
-# (32 MB, taken as it is needed) keeps the pages that a scan's last transaction touches from being written twice.
+# (32 MB, taken as it is needed) keeps the pages that a scan's last transaction touches from being written twice; for
+# connections that are kept it is smaller, as there are many.
 SQLITE_OPTIONS: dict[str, Any] = {
     "transaction_mode": "IMMEDIATE",
     "timeout": 20,
     "init_command": (
-        "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON; PRAGMA cache_size=-32000;"
+        "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON; "
+        f"PRAGMA cache_size=-{8_000 if WEB_SERVER else 32_000};"
     ),
 }
 #: The host that this process runs on, where a worker was started on a hypervisor itself (``worker --host SLUG``).
@@ -191,8 +196,10 @@ LOCAL_MACHINE = env.bool("STORAGE_ADMIN_LOCAL", default=True)
 DATABASES = {"default": env.db_url("DATABASE_URL", default=f"sqlite:///{DATA_DIR / 'db.sqlite3'}")}
 if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
     DATABASES["default"] |= {"ENGINE": "storage_admin.sqlite", "OPTIONS": SQLITE_OPTIONS}
+    DATABASES["default"]["CONN_MAX_AGE"] = 60 if WEB_SERVER else 0
 else:
-    DATABASES["default"].update({"CONN_MAX_AGE": 60, "CONN_HEALTH_CHECKS": True})
+    DATABASES["default"]["CONN_MAX_AGE"] = 60
+DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 # --- Who may come in ------------------------------------------------------------------------------------------------

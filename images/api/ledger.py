@@ -13,11 +13,12 @@ from images import selectors
 from images.ledger.filters import LedgerFilters
 from images.ledger.selectors import POLICY, lines_for
 from images.ledger.sums import Summary, summary
+from storage_admin.api.shown import Shown
 from storage_admin.api.views import EndpointSet
 from storage_admin.jobs.models import Job
 
 
-class LineSerializer(serializers.ModelSerializer[Job]):
+class LineSerializer(Shown, serializers.ModelSerializer[Job]):
     """One job that changed space. Sizes are bytes of allocated space, on the disk."""
 
     job = serializers.IntegerField(source="id", help_text="Id of the job; it stays when the job's host is removed.")

@@ -10,6 +10,7 @@ from images.indexes import FilterIndex
 from storage_admin.guests.models import GuestDisk
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs.models import Job
+from storage_admin.partial_rows import PartialRows
 
 
 class ListedImages(models.Manager["Image"]):
@@ -19,7 +20,7 @@ class ListedImages(models.Manager["Image"]):
         return super().get_queryset().filter(listed=True)
 
 
-class Image(models.Model):
+class Image(PartialRows):
     """A disk image on a host, as the last scan saw it. Sizes are in bytes."""
 
     class State(models.TextChoices):

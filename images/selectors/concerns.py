@@ -12,7 +12,6 @@ from images.selectors.lists import images_for
 from images.selectors.overview_shapes import Concern, ConcernItem, PoolRow
 from storage_admin.accounts.roles import Actor
 from storage_admin.hosts.models import Host, StoragePool
-from storage_admin.hosts.selectors import hosts_for
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.selectors import jobs_for
 
@@ -30,19 +29,19 @@ IMAGE_STATES = {
 }
 
 
-def concerns(actor: Actor, pools: list[StoragePool], rows: Iterable[PoolRow]) -> tuple[Concern, ...]:
+def concerns(actor: Actor, hosts: list[Host], pools: list[StoragePool], rows: Iterable[PoolRow]) -> tuple[Concern, ...]:
     """Everything that wants a look, as far as it exists for ``actor``.
 
     Args:
-        pools, rows: the pools that exist for the actor, and what is shown of them.
+        hosts, pools, rows: the hosts and pools that exist for the actor, and what is shown of the pools.
     """
-    images = images_for(actor)
+    images = images_for(actor).select_related(None).prefetch_related(None)
     found = [
-        *_hosts(hosts_for(actor)),
+        *_hosts(hosts),
         *_pools(pools, rows),
         *_image_states(images),
         *_jobs(jobs_for(actor)),
-        *_orphans(images),
+        *_orphans(images, hosts),
     ]
     return tuple(sorted(found, key=lambda concern: concern.severity != "danger"))
 
@@ -53,13 +52,9 @@ def _concern(code: str, title: str, severity: str, items: list[ConcernItem], cou
     return [Concern(code, title, severity, len(items) if count is None else count, tuple(items[:NAMED]))]
 
 
-def _hosts(hosts: QuerySet[Host]) -> list[Concern]:
-    troubled = list(hosts.exclude(status=Host.Status.OK))
-
+def _hosts(hosts: list[Host]) -> list[Concern]:
     def items(status: str) -> list[ConcernItem]:
-        return [
-            ConcernItem("host", host.pk, host.name, host.status_detail) for host in troubled if host.status == status
-        ]
+        return [ConcernItem("host", host.pk, host.name, host.status_detail) for host in hosts if host.status == status]
 
     return [
         *_concern("host_unreachable", "Hosts that do not answer", "danger", items(Host.Status.UNREACHABLE)),
@@ -90,17 +85,18 @@ def _image_states(images: QuerySet[Image]) -> list[Concern]:
     found = []
     for state, count in sorted(counts, key=lambda pair: list(IMAGE_STATES).index(Image.State(pair[0]))):
         title, severity = IMAGE_STATES[Image.State(state)]
-        first = images.filter(state=state).order_by("-allocated_size", "id")[:NAMED]
+        first = images.filter(state=state).order_by("-allocated_size", "id")
+        first = first.only("name", "state_detail")[:NAMED]
         items = [ConcernItem("image", image.pk, image.name, image.state_detail) for image in first]
         found += _concern(state, title, severity, items, count)
     return found
 
 
-def _orphans(images: QuerySet[Image]) -> list[Concern]:
+def _orphans(images: QuerySet[Image], hosts: list[Host]) -> list[Concern]:
     # Where no hypervisor could have guests, that none uses an image is no news.
-    hosts = [host.pk for host in Host.objects.only("pk", "capabilities") if could_have_guests(host)]
-    orphans = images.filter(orphan=True, host__in=hosts).exclude(state__in=Image.NOT_THERE)
-    first = orphans.order_by("-allocated_size", "id")[:NAMED]
+    having = [host.pk for host in hosts if could_have_guests(host)]
+    orphans = images.filter(orphan=True, host__in=having).exclude(state__in=Image.NOT_THERE)
+    first = orphans.order_by("-allocated_size", "id").only("name", "orphan_evidence")[:NAMED]
     items = [ConcernItem("image", image.pk, image.name, "; ".join(map(str, image.orphan_evidence))) for image in first]
     return _concern("orphan", "Images that nothing uses", "warning", items, orphans.count() if items else 0)
 
@@ -121,6 +117,7 @@ def _jobs(jobs: QuerySet[Job]) -> list[Concern]:
         (Job.State.INTERRUPTED, "Jobs that were interrupted in the last 7 days"),
     ):
         bad = recent.filter(state=state)
-        items = [ConcernItem("job", job.pk, str(job), job.error_detail) for job in bad[:NAMED]]
+        first = bad.select_related(None).only("kind", "target_label", "error_detail")[:NAMED]
+        items = [ConcernItem("job", job.pk, str(job), job.error_detail) for job in first]
         found += _concern(f"job_{state}", title, "danger", items, bad.count() if items else 0)
     return found

@@ -13,7 +13,7 @@ from images.selectors.overview_shapes import Candidate, Overview, Won
 from images.selectors.pools import pool_rows
 from images.selectors.totals import totals_of
 from storage_admin.accounts.roles import Actor
-from storage_admin.hosts.selectors import pools_for
+from storage_admin.hosts.selectors import hosts_for, pools_for
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.selectors import jobs_for
 
@@ -22,15 +22,15 @@ CANDIDATES = 10
 
 def overview(actor: Actor) -> Overview:
     """What somebody who opens the dashboard wants to know first, as far as it exists for ``actor``."""
-    pools = list(pools_for(actor))
+    hosts, pools = list(hosts_for(actor)), list(pools_for(actor))
     rows = pool_rows(pools)
     jobs = jobs_for(actor)
     return Overview(
         at=timezone.now(),
-        totals=totals_of(actor, pools),
+        totals=totals_of(actor, hosts, pools),
         pools=rows,
         win_back_now=candidates(actor),
-        needs_a_look=concerns(actor, pools, rows),
+        needs_a_look=concerns(actor, hosts, pools, rows),
         at_work=tuple(jobs.filter(state=Job.State.RUNNING).order_by("id")),
         queued_count=jobs.filter(state=Job.State.QUEUED).count(),
         won_so_far=won(actor),

@@ -12,14 +12,13 @@ from images.selectors.overview_shapes import Totals
 from images.selectors.pools import freshest
 from images.space import filesystem_of
 from storage_admin.accounts.roles import Actor
-from storage_admin.hosts.models import StoragePool
-from storage_admin.hosts.selectors import hosts_for
+from storage_admin.hosts.models import Host, StoragePool
 
 SUMS = ("allocated_size", "virtual_size", "reclaimable_bytes", "reclaimable_low", "reclaimable_high")
 
 
-def totals_of(actor: Actor, pools: list[StoragePool]) -> Totals:
-    """The sums over these pools, which are all that exist for ``actor``."""
+def totals_of(actor: Actor, hosts: list[Host], pools: list[StoragePool]) -> Totals:
+    """The sums over these hosts and pools, which are all that exist for ``actor``."""
     sized = [pool for pool in pools if pool.capacity_bytes is not None and pool.available_bytes is not None]
     filesystems = _each_filesystem_once(sized)
     capacity = _sum(pool.capacity_bytes for pool in filesystems)
@@ -33,7 +32,7 @@ def totals_of(actor: Actor, pools: list[StoragePool]) -> Totals:
     unsized = {pool.shared_key or str(pool.pk): pool.virtual_bytes or 0 for pool in pools if pool not in sized}
     promised = None if virtual is None else max(virtual - sum(unsized.values()), 0)
     return Totals(
-        hosts_count=hosts_for(actor).count(),
+        hosts_count=len(hosts),
         pools_count=len(pools),
         pools_counted=len(sized),
         images_count=sums["count"] or 0,

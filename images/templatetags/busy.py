@@ -17,10 +17,8 @@ register = template.Library()
 _KEPT = "_jobs_on_images"
 
 
-@register.simple_tag(takes_context=True)
-def job_on(context: RequestContext, image_id: int) -> Job | None:
+def job_of(request: Any, image_id: int) -> Job | None:
     """The active job that needs an image, for itself before one that only reads it; asked once for all of a page."""
-    request: Any = context["request"]
     if not hasattr(request, _KEPT):
         active = in_scope(Job.objects.filter(state__in=Job.ACTIVE), actor_of(request))
         locks = ResourceLock.objects.filter(job__in=active, key__startswith="image:").select_related("job")
@@ -31,9 +29,19 @@ def job_on(context: RequestContext, image_id: int) -> Job | None:
 
 
 @register.simple_tag(takes_context=True)
+def job_on(context: RequestContext, image_id: int) -> Job | None:
+    """As :func:`job_of`."""
+    return job_of(context["request"], image_id)
+
+
+@register.simple_tag(takes_context=True)
 def busy(context: RequestContext, image_id: int) -> str:
+    """As :func:`link_to`."""
+    return link_to(job_of(context["request"], image_id))
+
+
+def link_to(job: Job | None) -> str:
     """A link to the job that needs an image, with how far it is; nothing where none does."""
-    job = job_on(context, image_id)
     if job is None:
         return ""
     far = f"{job.progress:.0f} %" if job.state == Job.State.RUNNING else "queued"

@@ -1,17 +1,22 @@
 """The images page: one dense table, all of its state in the address bar."""
 
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from django.contrib import messages
 from django.http.response import HttpResponseBase, HttpResponseRedirect
 from django.shortcuts import render
+from django.template.loader import render_to_string
 from django.urls import reverse
+from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST, require_safe
 
 from images import estimates, look, selectors
 from images.filters import FORMATS, ImageFilters
 from images.models import Image
-from images.templatetags.storage import bar_scale
+from images.templatetags.busy import job_of, link_to
+from images.templatetags.storage import ago, bar_scale
 from images.verbs import Verb, verb_of
 from images.views.access import PageRequest, local, page, paginated, wants_fragment
 from images.views.lists import Filtered, as_choices, columns, filtered
@@ -50,6 +55,71 @@ COLUMNS = (
 )
 
 
+@dataclass(frozen=True)
+class Row:
+    """All that a line of the table says. What it looks like follows from this alone, so it is kept (:func:`_drawn`)."""
+
+    may_operate: bool
+    pk: int
+    name: str
+    path: str
+    place: str
+    state: str
+    state_word: str
+    orphan: bool | None
+    in_use: bool | None
+    #: Of each guest's disk the guest's name, its state, and in which of its states alone it is the guest's.
+    uses: tuple[tuple[str, str, str], ...]
+    declared_format: str
+    format: str
+    virtual_size: int | None
+    allocated_size: int | None
+    offered_bytes: int | None
+    reclaimable_bytes: int | None
+    scale: int
+    chain_depth: int
+    overlays_count: int
+    #: How long ago it was scanned, and the job that has it now, as they are shown.
+    scanned: str
+    busy: str
+    button: str
+
+
+@lru_cache(maxsize=2000)
+def _drawn(row: Row) -> SafeString:
+    """A line of the table: most of a list is as it was when somebody looked last."""
+    return render_to_string("images/row.html", {"row": row})
+
+
+def _row(request: PageRequest, image: Image, scale: int) -> Row:
+    verb = _verb(image)
+    disks = [use.disk for use in image.uses.all()]
+    return Row(
+        may_operate=request.actor.role >= Role.OPERATOR,
+        pk=image.pk,
+        name=image.name,
+        path=image.path,
+        place=f"{image.host.name} / {image.pool.name}",
+        state=image.state,
+        state_word=image.get_state_display().lower(),
+        orphan=image.orphan,
+        in_use=image.in_use,
+        uses=tuple((disk.guest.name, disk.guest.state, disk.only_in) for disk in disks),
+        declared_format=image.declared_format,
+        format=image.format,
+        virtual_size=image.virtual_size,
+        allocated_size=image.allocated_size,
+        offered_bytes=image.offered_bytes,
+        reclaimable_bytes=image.reclaimable_bytes,
+        scale=scale,
+        chain_depth=image.chain_depth,
+        overlays_count=image.overlays_count,
+        scanned=ago(image.last_scanned),
+        busy=link_to(job_of(request, image.pk)),
+        button=verb.button if verb else "",
+    )
+
+
 def _verb(image: Image) -> Verb | None:
     """What a button would do: by a method that there is, where it is worth one."""
     worth = (image.reclaimable_bytes or 0) >= WORTH_A_BUTTON
@@ -63,15 +133,14 @@ def _listed(request: PageRequest) -> Filtered[Image]:
 def _table(request: PageRequest, listing: Filtered[Image]) -> dict[str, Any]:
     rows = paginated(request, selectors.Matches(listing.rows), PER_PAGE)
     ordering = ORDERING if "ordering" in listing.ignored else listing.values.get("ordering", ORDERING)
-    shown: list[tuple[Image, Verb | None]] = [(image, _verb(image)) for image in rows.object_list]
+    scale = bar_scale((image.virtual_size, image.allocated_size) for image in rows.object_list)
     return {
         "rows": rows,
-        "shown": shown,
+        "shown": [_drawn(_row(request, image, scale)) for image in rows.object_list],
         "columns": columns(COLUMNS, ordering),
         "ordering": ordering,
         "ignored": listing.ignored,
         "filtered": bool(listing.values.keys() - {"ordering"}),
-        "scale": bar_scale((image.virtual_size, image.allocated_size) for image, _ in shown),
     }
 
 
@@ -93,7 +162,7 @@ def images(request: PageRequest) -> HttpResponseBase:
         "section": "images",
         "values": values,
         "guest": guest,
-        "hosts": as_choices(((host.pk, host.name) for host in hosts_for(request.actor)), values.get("host", "")),
+        "hosts": as_choices(hosts_for(request.actor).values_list("pk", "name"), values.get("host", "")),
         "pools": as_choices(((pool.pk, str(pool)) for pool in pools_for(request.actor)), values.get("pool", "")),
         "formats": as_choices(((name, name) for name in FORMATS), values.get("format", "")),
         "states": as_choices(Image.State.choices, values.get("state", "")),

@@ -84,7 +84,7 @@ def jobs(request: PageRequest) -> HttpResponseBase:
         # What the tabs and the heads of the table, or a link to this list, have set.
         "kept": [(name, values[name]) for name in ("state", "ordering", "image", "pool", "guest") if name in values],
         "kinds": as_choices(sorted(_titles().items(), key=itemgetter(1)), values.get("kind", "")),
-        "hosts": as_choices(((host.pk, host.name) for host in hosts_for(request.actor)), values.get("host", "")),
+        "hosts": as_choices(hosts_for(request.actor).values_list("pk", "name"), values.get("host", "")),
     } | live_context(body, version, url=url, every=every)
     return render(request, "jobs/list.html", context)
 

@@ -70,7 +70,7 @@ def ledger(request: PageRequest) -> HttpResponseBase:
     kept = ("image", "policy", "held", "ordering")
     context |= {
         "section": "ledger",
-        "hosts": as_choices(((host.pk, host.name) for host in hosts_for(request.actor)), values.get("host", "")),
+        "hosts": as_choices(hosts_for(request.actor).values_list("pk", "name"), values.get("host", "")),
         "pools": as_choices(((pool.pk, str(pool)) for pool in pools), values.get("pool", "")),
         "kinds": as_choices(_kinds(), values.get("kind", "")),
         "kept": [(name, values[name]) for name in kept if name in values],

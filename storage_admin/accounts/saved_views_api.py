@@ -17,6 +17,7 @@ from storage_admin.accounts.models import SavedView
 from storage_admin.accounts.saved_views import LONGEST_NAME, LONGEST_QUERY
 from storage_admin.api.fields import Body, StrictBoolean, StrictText
 from storage_admin.api.views import EndpointSet
+from storage_admin.given_filters import GivenFilters
 
 
 def _choices() -> list[tuple[str, str]]:
@@ -66,7 +67,7 @@ class SavedViewBody(Body):
     default = StrictBoolean(required=False, help_text="For this user, also of another's shared one.")
 
 
-class SavedViewFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untyped library
+class SavedViewFilters(GivenFilters):
     page = django_filters.ChoiceFilter(choices=_choices)
     shared = django_filters.ChoiceFilter(choices=[("true", "true"), ("false", "false")], method="by_sharing")
 

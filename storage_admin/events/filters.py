@@ -5,6 +5,7 @@ from django.db.models import Q, QuerySet
 
 from storage_admin.events.models import Alert, Delivery
 from storage_admin.events.services import KINDS
+from storage_admin.given_filters import GivenFilters
 
 STATES = (("open", "open"), ("closed", "closed"), ("acknowledged", "open and acknowledged"), ("new", "open and not"))
 CONDITIONS = {
@@ -15,7 +16,7 @@ CONDITIONS = {
 }
 
 
-class AlertFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untyped library
+class AlertFilters(GivenFilters):
     """Filters and search of the list of alerts."""
 
     state = django_filters.ChoiceFilter(choices=STATES, method="by_state")
@@ -32,7 +33,7 @@ class AlertFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untype
         return rows.filter(Q(title__icontains=value) | Q(detail__icontains=value))
 
 
-class DeliveryFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untyped library
+class DeliveryFilters(GivenFilters):
     """Filters of the list of deliveries."""
 
     state = django_filters.ChoiceFilter(choices=Delivery.State.choices)

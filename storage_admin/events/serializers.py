@@ -6,6 +6,7 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from storage_admin.api.fields import Body, StrictBoolean, StrictText, TextOrNull
+from storage_admin.api.shown import Shown
 from storage_admin.events import addresses
 from storage_admin.events.models import Alert, Delivery, Webhook
 from storage_admin.events.services import KINDS, NAMES
@@ -21,7 +22,7 @@ class AlertTargetSerializer(serializers.Serializer[Any]):
     label = serializers.CharField()  # type: ignore[assignment]  # a field of that name, not the field's own label
 
 
-class AlertSerializer(serializers.ModelSerializer[Alert]):
+class AlertSerializer(Shown, serializers.ModelSerializer[Alert]):
     """Something that is wrong, or was: ``closed`` is null as long as it lasts."""
 
     kind = serializers.ChoiceField(choices=list(KINDS.items()), read_only=True)

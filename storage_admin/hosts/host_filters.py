@@ -3,12 +3,13 @@
 import django_filters
 from django.db.models import F, OrderBy, Q, QuerySet
 
+from storage_admin.given_filters import GivenFilters
 from storage_admin.hosts.models import Host
 
 ORDERINGS = ("name", "slug", "status", "last_seen", "id")
 
 
-class HostFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untyped library
+class HostFilters(GivenFilters):
     """Filters, search and order of the list of hosts."""
 
     kind = django_filters.ChoiceFilter(choices=Host.Kind.choices)

@@ -3,8 +3,10 @@
 from django.db import models
 from django.db.models import F, Q
 
+from storage_admin.partial_rows import PartialRows
 
-class Host(models.Model):
+
+class Host(PartialRows):
     """A hypervisor and how it is reached."""
 
     class Kind(models.TextChoices):
@@ -96,7 +98,7 @@ class KeyPair(models.Model):
         return self.address
 
 
-class StoragePool(models.Model):
+class StoragePool(PartialRows):
     """A directory (later also other storages) that holds images."""
 
     #: The state of one whose storage does not answer.

@@ -8,6 +8,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.partial_rows import PartialRows
 
 
 def forget_all_but_the_ledger(collector: Any, field: Any, jobs: Any, using: str) -> None:
@@ -24,7 +25,7 @@ def _uid() -> str:
     return uuid.uuid4().hex[:16]
 
 
-class Job(models.Model):
+class Job(PartialRows):
     """One piece of work on a host: queued → running → succeeded | failed | cancelled | interrupted."""
 
     class State(models.TextChoices):

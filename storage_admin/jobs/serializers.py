@@ -8,11 +8,15 @@ from rest_framework import serializers
 
 from storage_admin.accounts.roles import Role
 from storage_admin.api.fields import Body, StrictBoolean, StrictInteger, StrictText
+from storage_admin.api.shown import Shown
 from storage_admin.jobs.kinds import JobKind
 from storage_admin.jobs.models import Job, JobLog
 
 #: What a job can work on, by the name of the body's key.
 TARGETS = ("image", "host", "pool", "guest", "job")
+
+
+MOMENT = serializers.DateTimeField()
 
 
 class RefusalSerializer(serializers.Serializer[Any]):
@@ -68,7 +72,7 @@ class UndoSerializer(serializers.Serializer[Any]):
     state = serializers.ChoiceField(choices=Job.UndoState.choices)
 
 
-class JobSerializer(serializers.ModelSerializer[Job]):
+class JobSerializer(Shown, serializers.ModelSerializer[Job]):
     """One piece of work on a host."""
 
     host = serializers.PrimaryKeyRelatedField[Any](read_only=True)
@@ -121,13 +125,12 @@ class JobSerializer(serializers.ModelSerializer[Job]):
 
     @extend_schema_field(UndoSerializer)
     def get_undo(self, job: Job) -> dict[str, Any]:
-        undo = {
+        return {
             "available": job.undo_available,
-            "expires": job.undo_expires,
+            "expires": None if job.undo_expires is None else MOMENT.to_representation(job.undo_expires),
             "bytes": job.undo_bytes,
             "state": job.undo_state,
         }
-        return dict(UndoSerializer(undo).data)
 
 
 class JobLogSerializer(serializers.ModelSerializer[JobLog]):

@@ -7,6 +7,7 @@ Here a thread waits for its turn before it asks. Other processes (web server, sc
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from django.db import OperationalError
@@ -39,6 +40,15 @@ class Cursor(base.SQLiteCursorWrapper):
             return super().executemany(query, param_list)
 
 
+def _file_of(name: Any) -> tuple[int, int] | None:
+    """Device and inode of a database's file; ``None`` where there is none, as of one in memory."""
+    try:
+        found = Path(name).stat()
+    except (OSError, TypeError, ValueError):
+        return None
+    return found.st_dev, found.st_ino
+
+
 class DatabaseWrapper(base.DatabaseWrapper):
     """A connection that holds its process's turn while it writes."""
 
@@ -47,6 +57,17 @@ class DatabaseWrapper(base.DatabaseWrapper):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._held: turns.Turns | None = None
+        self._opened: tuple[int, int] | None = None
+
+    def get_new_connection(self, conn_params: Any) -> Any:
+        """A connection, and which file it is that has the database's name now."""
+        made = super().get_new_connection(conn_params)
+        self._opened = _file_of(self.settings_dict["NAME"])
+        return made
+
+    def is_usable(self) -> bool:
+        """Whether a connection that was kept is one to the file of that name: a restore puts another one there."""
+        return not self.errors_occurred and self._opened == _file_of(self.settings_dict["NAME"])
 
     def create_cursor(self, name: str | None = None) -> Any:  # noqa: ARG002 (Django's signature)
         """A cursor that takes turns."""

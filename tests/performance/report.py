@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 
@@ -85,14 +86,21 @@ def machine(folder: Path) -> str:
     )
 
 
+#: So many earlier tables stay on the page.
+KEPT = 5
+#: A machine, the day where one stands beside it, and the table under it.
+_TABLE = re.compile(r"^(\*\*The machine[^*]*\*\* .*\n\n(?:\|.*\n)+)", re.MULTILINE)
+
+
 def write(path: Path, rows: Sequence[Row], where: str, notes: Sequence[str]) -> None:
-    """Writes the page for docs."""
+    """Writes the page for docs. The tables that were on it, of other machines or earlier versions, stay below."""
+    earlier = _TABLE.findall(path.read_text())[:KEPT] if path.is_file() else []
     text = [
         "# How fast it is",
         "",
         "Printed by `make bench`, all in one run on one machine; what is compared was measured side by side.",
         "",
-        f"**The machine.** {where}",
+        f"**The machine, {datetime.now(UTC):%Y-%m-%d}.** {where}",
         "",
         table(rows),
         "",
@@ -100,6 +108,9 @@ def write(path: Path, rows: Sequence[Row], where: str, notes: Sequence[str]) -> 
         "",
         *(f"- {note}" for note in notes),
     ]
+    if earlier:
+        text += ["", "## Earlier tables", "", "Of earlier versions or other machines, the newest first.", ""]
+        text += ["\n".join(table for table in earlier).rstrip("\n")]
     path.write_text("\n".join(text) + "\n")
 
 
