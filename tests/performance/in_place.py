@@ -6,7 +6,6 @@ import random
 import resource
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,8 +15,8 @@ from pathlib import Path
 from images import estimates
 from images.models import Image
 from storage_admin.accounts.roles import SYSTEM
-from storage_admin.agent import bundle
 from storage_admin.agent.protocol import RESULT, Request
+from storage_admin.hosts import transport
 from storage_admin.hosts.services import ensure_local_host, register_folder
 from storage_admin.hosts.session import AgentSession
 from tests.agent.harness import reclaim_args
@@ -140,13 +139,12 @@ def _best(
 
 def _verb(image: Path) -> Callable[[], float]:
     """The agent, started and asked as the worker does it; for the seconds that it takes."""
-    built = bundle.build(image.parent.parent / "agent")
-    command = [*([] if os.geteuid() == 0 else ["sudo", "-n"]), sys.executable, "-I", str(built.path)]
+    command, expected = transport.local_command(), transport.agent_bundle().hash
     request = Request("reclaim", "bench", 1, reclaim_args(image, method="in_place"))
 
     def work() -> float:
         begin = time.perf_counter()
-        with AgentSession(command, built.hash) as session:
+        with AgentSession(command, expected) as session:
             session.send(request)
             last = [event for event in session.events() if event is not None][-1]
         assert last["event"] == RESULT, last
