@@ -107,6 +107,8 @@ class ScanRun:
 
         The batch stays as it is: the transaction that it is written in may be rolled back and tried again.
         """
+        if not self._batch:
+            return
         with transaction.atomic():
             # An admin may have removed a pool since the scan began; nothing of it is written then.
             there = set(self._pools_that_are_there().values_list("pk", flat=True))
@@ -380,13 +382,13 @@ def linked_fingerprints(pool: StoragePool) -> str:
 
 
 def _fingerprints(rows: QuerySet[Image]) -> str:
-    known: Iterable[Any] = rows.values_list("fingerprint", flat=True)
+    known: Iterable[Any] = rows.order_by().values_list("fingerprint", flat=True)
     return b64(b"".join(map(bytes, known)))
 
 
 def probe_paths(host: Host) -> list[bytes]:
     """Paths of bases that are no images of ours by that path: what is there is asked at every scan."""
-    paths = _standing_on_others(host.pk).values_list("backing_path_bytes", flat=True)
+    paths = _standing_on_others(host.pk).order_by("pk").values_list("backing_path_bytes", flat=True)
     return sorted({bytes(path) for path in paths[:5000]})
 
 

@@ -177,7 +177,7 @@ def set_held(images: QuerySet[Image], busy: Iterable[tuple[str, str, str]]) -> b
     """
     why = {(dev, inode): reason[:200] for dev, inode, reason in busy}
     by_reason: dict[str, list[int]] = defaultdict(list)
-    held = images.exclude(held="").values_list("pk", "dev", "inode", "held")
+    held = images.exclude(held="").order_by().values_list("pk", "dev", "inode", "held")
     for pk, dev, inode, before in held:
         if before != why.get((dev, inode), ""):
             by_reason[why.get((dev, inode), "")].append(pk)

@@ -85,6 +85,7 @@ class Scan(HostKind):
             ],
             "named_b64": [b64(path) for path in named],
             "probe_b64": [b64(path) for path in asked],
+            "programs": job.host.capabilities.get("programs"),
         }
 
     def _start(self, job: Job, run: ScanRun) -> ScanRun:
@@ -152,7 +153,7 @@ class Scan(HostKind):
             return
         if run.new_pools:
             services.submit(SYSTEM, "scan", job.host_id, {})
-        if run.leftovers > self._waiting_copies(job) or self._copies_are_missing(job, run):
+        if (run.leftovers and run.leftovers > self._waiting_copies(job)) or self._copies_are_missing(job, run):
             services.submit(SYSTEM, "recover", job.host_id, {})
         if not self.in_controller(job) and estimates.due(job.host_id).exists():
             services.submit(SYSTEM, "sample", job.host_id, {})

@@ -197,7 +197,7 @@ def kept_otherwise(host: Host) -> bool:
     """
     now = _kept(host)
     told = Image.every.filter(host=host, orphan=False, overlays_count=0, orphan_evidence__icontains=_KEPT)
-    stale = any(now.get(pk) not in found for pk, found in told.values_list("pk", "orphan_evidence"))
+    stale = any(now.get(pk) not in found for pk, found in told.order_by().values_list("pk", "orphan_evidence"))
     return stale or (bool(now) and Image.every.filter(host=host, pk__in=now, orphan=True).exists())
 
 

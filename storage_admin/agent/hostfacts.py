@@ -6,26 +6,20 @@ import contextlib
 import glob
 import os
 import re
-import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from storage_admin.agent import confined
+from storage_admin.agent import confined, programs
 from storage_admin.agent.mounts import Mounts
-from storage_admin.agent.protocol import HostError
 
 _SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _TOOLS = ("qemu-img", "qemu-nbd", "setpriv", "ionice", "virsh", "pvesh", "vzctl", "fio", "bonnie++")
 #: What runs guests, where it is not named after the machine.
 _EMULATORS = ("kvm", "qemu-kvm", "/usr/libexec/qemu-kvm")
-_VERSION = re.compile(rb"version (\d+)\.(\d+)(\.\d+)*")
-_TOOL_VERSION = re.compile(rb"(?:fio-|ersion:? |coreutils\) )([0-9]+\.[0-9][0-9a-z.]*)")
-_EMULATOR_VERSION = re.compile(rb"QEMU emulator version (\d[ -~]{0,100})")
-_VERSION_LIMIT = 10.0
+_SAY_VERSIONS = ("qemu-img", "qemu-system", "fio", "bonnie++")
 
 #: Storages of Proxmox VE that are folders, and where one is mounted if its section names no path.
 _FOLDERS = frozenset({"btrfs", "cephfs", "cifs", "dir", "glusterfs", "nfs"})
@@ -52,20 +46,20 @@ class Storage:
     mount_point: str | None = None
 
 
-def host_event(etc_pve: str = "/etc/pve", root: str = "/") -> dict[str, Any]:
+def host_event(etc_pve: str = "/etc/pve", root: str = "/", known: Any = None) -> dict[str, Any]:
     """The fields of the ``host`` event.
 
     Args:
         etc_pve: folder of Proxmox VE's configuration.
         root: where ``etc`` and ``run`` are looked for.
+        known: ``programs`` of the event before.
 
     Raises:
         HostError: qemu-img is there and does not tell its version.
     """
-    asked = _ask_versions(("fio", "bonnie++"))  # they load many libraries meanwhile
-    tools = {name: find(name) is not None for name in _TOOLS}
-    tools["qemu-system"] = _emulator() is not None
-    version = qemu_img_version()
+    paths = {name: find(name) for name in _TOOLS} | {"qemu-system": _emulator()}
+    asked = programs.Programs([paths[name] for name in _SAY_VERSIONS], known)
+    version = asked.qemu_img(paths["qemu-img"])
     proxmox = os.path.isdir(etc_pve)
     return {
         "hostname": socket.gethostname(),
@@ -75,14 +69,15 @@ def host_event(etc_pve: str = "/etc/pve", root: str = "/") -> dict[str, Any]:
         "memory_bytes": memory_bytes(),
         "memory_available_bytes": memory_bytes("MemAvailable"),
         "qemu_img": version,
-        "qemu_system": emulator_version(),
+        "qemu_system": asked.emulator(paths["qemu-system"]),
         # qemu writes zstd clusters since 5.1, and distributions build it in.
         "zstd": None if version is None else tuple(map(int, version.split(".")[:2])) >= (5, 1),
         # How a tool is kept from what an image's header names; None where it cannot be.
         "confinement": confined.means(),
         "weighing_disks": weighing_disks(root),
-        "tools": tools,
-        "tool_versions": {name: _said(process) for name, process in asked.items()},
+        "tools": {name: path is not None for name, path in paths.items()},
+        "tool_versions": {name: asked.tool(paths[name]) for name in ("fio", "bonnie++")},
+        "programs": asked.told,
         "proxmox": proxmox,
         "proxmox_storages": [vars(storage) for storage in proxmox_storages(etc_pve)] if proxmox else [],
         "libvirt": libvirt_state(root),
@@ -108,7 +103,13 @@ def weighing_disks(root: str = "/") -> list[str]:
 
 def find(name: str) -> str | None:
     """The path of a tool, also where the caller's PATH leaves out the system's folders."""
-    return shutil.which(name, path=os.environ.get("PATH", "") + ":" + _SEARCH_PATH)
+    # By hand: shutil is slow to load, and the agent starts for every scan.
+    folders = ("",) if "/" in name else (os.environ.get("PATH", "") + ":" + _SEARCH_PATH).split(":")
+    return next((path for path in (os.path.join(folder, name) for folder in folders) if _is_program(path)), None)
+
+
+def _is_program(path: str) -> bool:
+    return os.path.isabs(path) and os.path.isfile(path) and os.access(path, os.X_OK)
 
 
 def machine_id(root: str = "/") -> str | None:
@@ -133,82 +134,14 @@ def memory_bytes(which: str = "MemTotal") -> int | None:
     return None
 
 
-def qemu_img_version() -> str | None:
-    """Such as ``7.2.22``; ``None`` where qemu-img is not installed.
-
-    Raises:
-        HostError: it is, and does not answer as expected.
-    """
-    path = find("qemu-img")
-    if path is None:
-        return None
-    try:
-        done = subprocess.run(
-            [path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=_VERSION_LIMIT, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise HostError(f"qemu-img --version does not answer: {error}") from error
-    found = _VERSION.search(done.stdout[:4096])
-    if done.returncode or found is None:
-        said = (done.stderr or done.stdout)[:200].decode("utf-8", "backslashreplace")
-        raise HostError(f"qemu-img --version ended with exit code {done.returncode}: {said}")
-    return found[0].split()[1].decode("ascii")
-
-
 def _emulator() -> str | None:
     # On Proxmox VE and RHEL it is only known by the second name, and on the latter it is in no folder of tools.
     return next(filter(None, map(find, (f"qemu-system-{os.uname().machine}", *_EMULATORS))), None)
 
 
-def emulator_version() -> str | None:
-    """What runs guests, with the revision of its package: ``7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)``.
-
-    Returns:
-        ``None`` where it is not installed, or does not say.
-    """
-    path = _emulator()
-    if path is None:
-        return None
-    try:
-        done = subprocess.run(
-            [path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=_VERSION_LIMIT, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    found = _EMULATOR_VERSION.match(done.stdout[:4096])
-    return found[1].decode("ascii") if found else None
-
-
 def tool_versions(names: Sequence[str]) -> dict[str, str | None]:
     """What versions some tools say they are; ``None`` for one that is not installed or does not say."""
-    return {name: _said(process) for name, process in _ask_versions(names).items()}
-
-
-def _ask_versions(names: Sequence[str]) -> dict[str, subprocess.Popen[bytes] | None]:
-    """Start tools that say their versions, all at the same time."""
-    asked: dict[str, subprocess.Popen[bytes] | None] = dict.fromkeys(names)
-    for name in names:
-        path = find(name)
-        if path is not None:
-            with contextlib.suppress(OSError):
-                # bonnie++ has no such option, and says its version with how it is used.
-                asked[name] = subprocess.Popen(
-                    [path, "--version"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-                )
-    return asked
-
-
-def _said(process: subprocess.Popen[bytes] | None) -> str | None:
-    if process is None:
-        return None
-    try:
-        said = process.communicate(timeout=_VERSION_LIMIT)[0][:4096]
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        return None
-    found = _TOOL_VERSION.search(said)
-    return found[1].decode("ascii") if found else None
+    return programs.tool_versions({name: find(name) for name in names})
 
 
 def proxmox_storages(etc_pve: str = "/etc/pve") -> list[Storage]:

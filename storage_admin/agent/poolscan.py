@@ -7,6 +7,7 @@ import os
 import posixpath
 import re
 import stat
+import sys
 from typing import Any
 
 from storage_admin.agent import access, attributes, roots, waiting
@@ -171,26 +172,25 @@ class PoolScan:
     def _folder(self, folder: Folder) -> None:
         """The hot path: an unchanged image costs one ``stat`` and one hash here."""
         known, inodes, named, elsewhere = self._known, self.inodes, self._named, self._elsewhere
-        prefix = folder.path.rstrip(b"/") + b"/"
+        prefix, fd, look = folder.path.rstrip(b"/") + b"/", folder.fd, os.stat
+        encoding, errors = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
         parts = self._vmdk_parts(folder)
         for name in folder.files:
             self._seen_files += 1
             if self._seen_files % _CHECK_EVERY == 0:
                 self._io.check()
                 self._io.progress("scanning", self.images, None, f"{self.images:,} images so far")
+            path = prefix + name.encode(encoding, errors)
             if name.startswith(".sa-"):
-                self._own.look(folder.fd, name, prefix + os.fsencode(name))
+                self._own.look(fd, name, path)
                 continue
-            path = prefix + os.fsencode(name)
             if path in elsewhere:
                 continue
-            stem, _, extension = name.rpartition(".")
             is_named = path in named
             if is_named:
                 named.discard(path)
-            has_extension = bool(stem) and extension.lower() in EXTENSIONS
             try:
-                status = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
+                status = look(name, dir_fd=fd, follow_symlinks=False)
             except FileNotFoundError:
                 continue
             except OSError as error:
@@ -204,8 +204,11 @@ class PoolScan:
                 known.discard(plain)
                 inodes.add(status.st_ino)
                 self.images += 1
-            elif stat.S_ISREG(status.st_mode):
-                self._regular(folder.fd, name, path, plain, status, has_extension, is_named)
+                continue
+            stem, _, extension = name.rpartition(".")
+            has_extension = bool(stem) and extension.lower() in EXTENSIONS
+            if stat.S_ISREG(status.st_mode):
+                self._regular(fd, name, path, plain, status, has_extension, is_named)
             elif stat.S_ISLNK(status.st_mode) and (has_extension or is_named):
                 self._tell(path, plain, status, "is a symbolic link; register the folder it points to")
 
@@ -293,7 +296,7 @@ class PoolScan:
 
     def _vmdk_parts(self, folder: Folder) -> set[str]:
         """The names in a folder that are extents of a VMDK whose descriptor is there as well."""
-        names = {name for name in folder.files if name[-5:].lower() == ".vmdk"}
+        names = {name for name in folder.files if name.endswith(("k", "K")) and name[-5:].lower() == ".vmdk"}
         parts = set()
         for name in names:
             found = _VMDK_PART.fullmatch(name)

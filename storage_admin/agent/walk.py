@@ -108,18 +108,18 @@ class Walk:
 
     def _list(self, fd: int, path: bytes) -> tuple[list[str], list[str]]:
         """The names that are no folders, and the folders, each sorted."""
+        files: list[str] = []
+        folders: list[str] = []
         try:
             with os.scandir(fd) as entries:
-                names = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+                for entry in entries:
+                    (folders if entry.is_dir(follow_symlinks=False) else files).append(entry.name)
         except OSError as error:
             self.unread.append(f"{display(path)}: {error.strerror}")
             return [], []
-        names.sort()
-        ours = {name for name, is_folder in names if is_folder and scratch.job_of(name) is not None}
-        if ours:
-            self.abandoned += sum(scratch.is_abandoned(fd, name) for name in ours)
-            names = [entry for entry in names if entry[0] not in ours]
-        return [name for name, is_folder in names if not is_folder], [name for name, is_folder in names if is_folder]
+        ours = {name for name in folders if scratch.job_of(name) is not None}
+        self.abandoned += sum(scratch.is_abandoned(fd, name) for name in ours)
+        return sorted(files), sorted(name for name in folders if name not in ours)
 
     def _open(self, fd: int, path: bytes, name: str, device: int) -> int | None:
         if self.may_wait(_join(path, name)):

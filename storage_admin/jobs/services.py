@@ -73,6 +73,8 @@ def submit(
     request_digest = hashlib.sha256(json.dumps([kind, target_id, options], sort_keys=True).encode()).hexdigest()
     if idempotency_key and (first := _first_answer(actor, idempotency_key, request_digest)):
         return first
+    if chosen.single and not idempotency_key and (queued := _queued_already(chosen, target)):
+        return queued  # its plan is there
     if look:
         chosen.look(target_id)
     predicted = chosen.plan(actor, target_id, options)

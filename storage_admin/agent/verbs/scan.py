@@ -37,6 +37,7 @@ class ScanArgs:
     named: frozenset[bytes]
     probe: list[bytes]
     etc_pve: str
+    programs: Any
 
 
 def run(request: Request, io: AgentIO) -> dict[str, Any]:
@@ -45,7 +46,8 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     Args:
         request: ``pools`` (``id``, ``path_b64``, ``kind`` of dir, libvirt or proxmox, ``known_b64``: the 16-byte
             fingerprints of the known images, joined), ``named_b64`` (paths that guests name: listed with any
-            extension), ``probe_b64`` (paths whose existence is asked), ``etc_pve`` (Proxmox VE's folder).
+            extension), ``probe_b64`` (paths whose existence is asked), ``etc_pve`` (Proxmox VE's folder),
+            ``programs`` (as the host's event said the last time).
         io: the controller.
 
     Returns:
@@ -58,7 +60,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     """
     args = _parse(request.args)
     imagefolders.refuse_elsewhere(args.etc_pve, "/etc/pve")
-    host = hostfacts.host_event(args.etc_pve)
+    host = hostfacts.host_event(args.etc_pve, known=args.programs)
     io.emit(HOST, **host)
     mounts = Mounts.of_this_machine()
     unmounted = hostfacts.unmounted(args.etc_pve, mounts)
@@ -181,7 +183,7 @@ def _existence(path: bytes, mounts: Mounts) -> list[int] | bool | None:
 
 
 def _parse(args: dict[str, Any]) -> ScanArgs:
-    unknown = set(args) - {"pools", "named_b64", "probe_b64", "etc_pve"}
+    unknown = set(args) - {"pools", "named_b64", "probe_b64", "etc_pve", "programs"}
     if unknown:
         raise RefusedError("invalid", f"scan knows no argument {', '.join(sorted(unknown))}")
     try:
@@ -191,7 +193,7 @@ def _parse(args: dict[str, Any]) -> ScanArgs:
         probe = [unb64(path) for path in args.get("probe_b64", ())]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RefusedError("invalid", f"scan's arguments are not as they should be: {error!r}") from error
-    return ScanArgs(pools, named, probe, str(args.get("etc_pve", "/etc/pve")))
+    return ScanArgs(pools, named, probe, str(args.get("etc_pve", "/etc/pve")), args.get("programs"))
 
 
 def _plain(path: bytes) -> bytes:
