@@ -1,7 +1,8 @@
 """Which blocks of a file hold zeros, told about as fast as memory can be read.
 
-The stretch is mapped: copying it would take as long as everything else. Nothing but zeros is told by one comparison;
-elsewhere four bytes of each block tell nearly all of those that hold something.
+The stretch is read into memory that stays in a processor's own cache: to map it would take longer, as the kernel sets
+up each of its pages. Nothing but zeros is told by one comparison; elsewhere four bytes of each block tell nearly all of
+those that hold something.
 """
 
 from __future__ import annotations
@@ -10,32 +11,35 @@ import ctypes
 import mmap
 import os
 import re
+import threading
 from collections.abc import Callable
 
 from storage_admin.agent.protocol import RefusedError
 
-#: The longest stretch that is looked at in one go, and how much of it is read and compared at once, in bytes. To map
-#: and to take away again is what threads keep each other from: less of it is quicker.
+#: The longest stretch that is looked at in one go, how much of it is read and compared at once, and how much the disk
+#: is asked for ahead of that, in bytes.
 MOST_BYTES = 16 << 20
-PART_BYTES = 4 << 20
-# linux/mman.h, since Linux 5.14: have the pages read in, and say whether that could be done.
-_POPULATE_READ = 22
-_FAILED = ctypes.c_void_p(-1).value
+PART_BYTES = 1 << 20
+_AHEAD_BYTES = 4 << 20
 _MAYBE_ZEROS = re.compile(rb"\0+")
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-# While these work, other threads run. Of the two, mmap64 takes 64-bit offsets on every machine (musl has only mmap).
-_mmap, _munmap = getattr(_LIBC, "mmap64", None) or _LIBC.mmap, _LIBC.munmap
-_mmap.restype = ctypes.c_void_p
-_mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
-_munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-_memcmp, _madvise = _LIBC.memcmp, _LIBC.madvise
+_memcmp = _LIBC.memcmp  # while it works, other threads run
 _memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 #: Never written to, so that all of it is one page of the kernel's, which stays in the processor's nearest cache.
 _ZEROS = mmap.mmap(-1, PART_BYTES, mmap.MAP_PRIVATE)
 _ZEROS_AT = ctypes.addressof(ctypes.c_char.from_buffer(_ZEROS))
+
+
+class _Memory(threading.local):
+    """Each thread's own, for one part."""
+
+    def __init__(self) -> None:
+        self.bytes = (ctypes.c_char * PART_BYTES)()
+
+
+_memory = _Memory()
 
 
 def zero_runs(
@@ -60,57 +64,40 @@ def zero_runs(
         RefusedError: ``stale_plan``, where the file ends before ``end``.
         OSError: it cannot be read.
     """
-    first = start - start % mmap.PAGESIZE
-    mapped = _mmap(None, end - first, mmap.PROT_READ, mmap.MAP_PRIVATE, fd, first)
     found: list[tuple[int, int]] = []
-    brought: list[int] = []
-    try:
-        for part in range(start, end, PART_BYTES):
-            if not is_wanted():
-                break
-            length = min(PART_BYTES, end - part)
-            if not (_in_memory(fd, part) and _in_memory(fd, part + length - 1)):
-                os.posix_fadvise(fd, part, length, os.POSIX_FADV_WILLNEED)
-                brought.append(part)
-            address = None if mapped == _FAILED else mapped + part - first
-            found += [(part + begin, part + after) for begin, after in _runs_of(fd, address, part, length, block)]
-    finally:
-        if mapped != _FAILED:
-            _munmap(mapped, end - first)
-    for part in brought:
-        os.posix_fadvise(fd, part, min(PART_BYTES, end - part), os.POSIX_FADV_DONTNEED)
+    brought: list[tuple[int, int]] = []
+    ahead, address = start, ctypes.addressof(_memory.bytes)
+    for part in range(start, end, PART_BYTES):
+        if not is_wanted():
+            break
+        length = min(PART_BYTES, end - part)
+        there = _read_cached(fd, part, length)
+        if there < length:
+            if part >= ahead:
+                ahead = min(part + _AHEAD_BYTES, end)
+                os.posix_fadvise(fd, part, ahead - part, os.POSIX_FADV_WILLNEED)
+            brought.append((part + there, length - there))
+            _read(fd, part, there, length)
+        found += [(part + begin, part + after) for begin, after in _runs(address, length, block)]
+    for part, length in brought:
+        os.posix_fadvise(fd, part, length, os.POSIX_FADV_DONTNEED)
     return found
 
 
-def _runs_of(fd: int, address: int | None, start: int, length: int, block: int) -> list[tuple[int, int]]:
-    """Where blocks of zeros are in a part of a file that is mapped there, or could not be mapped."""
-    if address is not None:
-        within = address % mmap.PAGESIZE
-        # Memory that cannot be read would end the process; so it is read in first, where that is an answer.
-        if not _madvise(address - within, length + within, _POPULATE_READ):
-            return _runs(address, length, block)
-    # An older kernel, a disk with an error, a shorter file: reading tells.
-    copy = _copied(fd, start, length)
-    return _runs(ctypes.addressof(copy), length, block)
-
-
-def _in_memory(fd: int, offset: int) -> bool:
-    """Whether the page cache has a byte of a file; to ask for each page would take a tenth of all the time."""
+def _read_cached(fd: int, offset: int, length: int) -> int:
+    """Read what the page cache has, up to the first byte that it has not; how many bytes that are."""
     try:
-        return os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+        return os.preadv(fd, [memoryview(_memory.bytes)[:length]], offset, os.RWF_NOWAIT)
     except OSError:
-        return False  # the disk would have to be asked, or the filesystem does not say
+        return 0  # the disk would have to be asked, or the filesystem does not say
 
 
-def _copied(fd: int, start: int, length: int) -> ctypes.Array[ctypes.c_char]:
-    copy = (ctypes.c_char * length)()
-    done = 0
+def _read(fd: int, offset: int, done: int, length: int) -> None:
     while done < length:
-        read = os.preadv(fd, [memoryview(copy)[done:]], start + done)
+        read = os.preadv(fd, [memoryview(_memory.bytes)[done:length]], offset + done)
         if not read:
             raise RefusedError("stale_plan", "the image became shorter while the work went on; scan the host again")
         done += read
-    return copy
 
 
 def _runs(address: int, length: int, block: int) -> list[tuple[int, int]]:
