@@ -8,8 +8,9 @@ from storage_admin.agent import qemu_img
 from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import RefusedError, Request
-from storage_admin.agent.rewrite import COMMON, Rewrite, Wish, opened
+from storage_admin.agent.rewrite import Rewrite
 from storage_admin.agent.sibling import Repair
+from storage_admin.agent.wish import COMMON, Wish, opened
 
 LEVELS = frozenset({"none", "leaks", "all"})
 
@@ -18,7 +19,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     """``qemu-img check``, and ``-r`` by protocol P.
 
     Args:
-        request: its ``args`` are :data:`rewrite.COMMON` and ``repair``: ``none``, ``leaks`` or ``all``.
+        request: its ``args`` are :data:`wish.COMMON` and ``repair``: ``none``, ``leaks`` or ``all``.
         io: the controller.
 
     Returns:

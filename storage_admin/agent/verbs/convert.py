@@ -9,14 +9,15 @@ from storage_admin.agent.conversion import Convert, Target
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.overlays import LookedAt
 from storage_admin.agent.protocol import Request
-from storage_admin.agent.rewrite import COMMON, Rewrite, Wish, opened
+from storage_admin.agent.rewrite import Rewrite
+from storage_admin.agent.wish import COMMON, Wish, opened
 
 
 def run(request: Request, io: AgentIO) -> dict[str, Any]:
     """Convert an image into a new file.
 
     Args:
-        request: its ``args`` are :data:`rewrite.COMMON` and ``target``: ``pool_path_b64``, ``path_b64``, ``format``,
+        request: its ``args`` are :data:`wish.COMMON` and ``target``: ``pool_path_b64``, ``path_b64``, ``format``,
             ``options`` (names and words of qemu-img's creation options), ``replaces``; ``pools``: where to look for
             what needs the image, if its name goes, as for :func:`aside.set_aside`.
         io: the controller.

@@ -7,8 +7,9 @@ from typing import Any
 from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import INVALID, RefusedError, Request
-from storage_admin.agent.rewrite import COMMON, Recipe, Rewrite, Wish, opened
+from storage_admin.agent.rewrite import Recipe, Rewrite
 from storage_admin.agent.sibling import Rebase, Standalone
+from storage_admin.agent.wish import COMMON, Wish, opened
 
 METHODS = frozenset({"rebase", "convert"})
 
@@ -17,7 +18,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     """Make an overlay stand on a lower image, or on none.
 
     Args:
-        request: its ``args`` are :data:`rewrite.COMMON`; ``method`` (``rebase`` keeps the image's own clusters as they
+        request: its ``args`` are :data:`wish.COMMON`; ``method`` (``rebase`` keeps the image's own clusters as they
             are, ``convert`` writes all anew and always makes it stand alone); ``keep`` (for ``rebase``: number of the
             link that becomes the immediate base, counted from the image's base as 1; missing for none).
         io: the controller.
