@@ -38,6 +38,8 @@ MOST_UNANSWERED = 12
 GIVEN_UP = 15.0
 #: Seconds between two looks for what a host's own worker has found.
 POLL = 0.05
+#: Seconds for which the look that was made when a job was submitted is as good as one when it begins.
+FRESH = 2.0
 #: Images that one look may be at on each host.
 AT_ONCE = 2000
 
@@ -88,8 +90,8 @@ def at(images: Iterable[Image], job: Job | None = None) -> frozenset[int]:
     now = timezone.now()
     others = {pk: queue for pk, queue in _others(hosts.values()).items() if _rang(pk, wanted[pk], queue)}
     asked = {pk: _chains(pk, ids[:AT_ONCE]) for pk, ids in wanted.items() if pk not in others}
-    waiting = [(hosts[pk], _start(hosts[pk], rows)) for pk, rows in asked.items()]
-    answered = set()
+    answered = {pk for pk, rows in asked.items() if job is not None and _were_looked_at(hosts[pk], rows, now)}
+    waiting = [(hosts[pk], _start(hosts[pk], rows)) for pk, rows in asked.items() if pk not in answered]
     for host, (told, threads) in waiting:
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -107,6 +109,13 @@ def at(images: Iterable[Image], job: Job | None = None) -> frozenset[int]:
             time.sleep(POLL)
         answered |= {pk} if seen else set()
     return frozenset(answered)
+
+
+def _were_looked_at(host: Host, images: list[Image], now: datetime) -> bool:
+    """Whether a look told of all of them just now, and no scan has written anything since."""
+    seen = [image.seen for image in images]
+    recent = bool(seen) and all(0 <= (now - at).total_seconds() <= FRESH for at in seen)
+    return recent and (host.last_seen is None or host.last_seen < min(seen))
 
 
 def _others(hosts: Iterable[Host]) -> dict[int, str]:

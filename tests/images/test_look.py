@@ -120,6 +120,27 @@ def test_a_queued_job_begins_although_a_scan_meanwhile_saw_its_image_open(path: 
     assert run(job).state == "succeeded", job.error_detail
 
 
+def test_a_job_that_begins_at_once_is_not_looked_at_twice(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless a scan, which may have seen something else, came in between, or some time."""
+    looks: list[str] = []
+    real = asking.ask
+
+    def ask(host: Host, verb: str, *args: Any, **options: Any) -> Any:
+        looks.append(verb)
+        return real(host, verb, *args, **options)
+
+    monkeypatch.setattr(asking, "ask", ask)
+    monkeypatch.setattr(look, "FRESH", 600.0)  # a loaded machine may take its time
+    counts = []
+    for between in (lambda: None, lambda: scan(image_at(path).host), lambda: monkeypatch.setattr(look, "FRESH", 0.0)):
+        looks.clear()
+        job = services.submit(OPERATOR, "check", image_at(path).pk, {})
+        between()
+        assert run(job).state == "succeeded"
+        counts.append(looks.count("look"))
+    assert counts == [1, 2, 2]
+
+
 def test_a_file_that_is_gone_is_refused_and_one_that_is_back_is_not(path: Path) -> None:
     away = path.parent.parent / "away"
     path.rename(away)
