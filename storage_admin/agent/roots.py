@@ -99,6 +99,8 @@ class _Step:
 
 @dataclass(frozen=True)
 class _Link:
+    """A symbolic link on the way."""
+
     target: bytes
     is_roots: bool
 
