@@ -1,6 +1,10 @@
 """A connection that is kept from one request to the next."""
 
+import ast
+import os
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +12,8 @@ import pytest
 from django.db import connections
 
 from storage_admin.sqlite.base import DatabaseWrapper
+from storage_admin.supervisor import commands
+from tests.harness.services import ROOT
 
 #: Of the wrapper below; the database of the tests is not touched.
 pytestmark = pytest.mark.django_db
@@ -67,3 +73,15 @@ def test_a_connection_on_which_something_failed_is_not_kept(kept: Any) -> None:
         cursor.execute("SELECT * FROM untold")
     assert _word(kept) == "before"
     assert kept.connection is not first
+
+
+@pytest.mark.parametrize(("is_web", "seconds"), [(True, 60), (False, 0)])
+def test_only_the_web_server_keeps_connections(tmp_path: Path, is_web: bool, seconds: int) -> None:
+    argv = commands.web("127.0.0.1:0")
+    named = dict(argv[place + 1].split("=") for place, word in enumerate(argv) if word == "--env") if is_web else {}
+    told = subprocess.run(
+        [sys.executable, "-c", "from storage_admin import settings; print(settings.DATABASES['default'])"],
+        cwd=ROOT, env=os.environ | named | {"STORAGE_ADMIN_DATA_DIR": str(tmp_path), "DATABASE_URL": "sqlite:///x"},
+        check=True, stdout=subprocess.PIPE, text=True,
+    ).stdout  # fmt: skip
+    assert ast.literal_eval(told)["CONN_MAX_AGE"] == seconds

@@ -136,3 +136,29 @@ def test_analyzes_the_selected_images_and_says_what_was_refused(operator: Client
 def test_never_sends_somebody_elsewhere(operator: Client, filled: Filled) -> None:
     answer = operator.post("/images/analyze/", {"next": "https://example.org/"})
     assert answer["Location"] == "/images/"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"name": "renamed.raw"}, "renamed.raw"), ({"path": "/srv/elsewhere/b.raw"}, 'title="/srv/elsewhere/b.raw"'),
+        ({"allocated_size": 7 * GIB}, ">7 GiB<"), ({"virtual_size": 8 * GIB}, ">8 GiB<"),
+        ({"reclaimable_bytes": 2 * GIB}, ">2 GiB<"), ({"chain_depth": 12}, ">12<"),
+        ({"overlays_count": 4}, "4 overlays"),
+        ({"state": "unreadable"}, "not now"), ({"orphan": False}, ""), ({"in_use": True}, ">in use<"),
+        ({"declared_format": ""}, "undeclared"), ({"declared_format": "vmdk"}, ">vmdk<"),
+    ],
+)  # fmt: skip
+def test_a_line_that_was_shown_before_shows_what_changed_since(
+    viewer: Client, three: list[Image], change: dict[str, object], said: str
+) -> None:
+    def line() -> str:
+        page = viewer.get("/images/").content.decode()
+        return next(part for part in page.split("<tr>") if f'href="/images/{three[1].pk}/"' in part)
+
+    before = line()
+    Image.every.filter(pk=three[1].pk).update(**change)
+    after = line()
+    assert after != before
+    assert said in after
+    assert not said or said not in before
