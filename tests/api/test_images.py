@@ -121,7 +121,14 @@ def test_filters_search_and_order(viewer: APIClient, query: str, found: str) -> 
     other = StoragePoolFactory.create(host=beta, path="/srv/beta")
     a = ImageFactory.create(pool=pools[0], name="a", in_use=True, reclaimable_bytes=9)
     ImageFactory.create(
-        pool=pools[1], name="b", format="raw", chain_depth=3, in_use=False, orphan=True, reclaimable_bytes=3
+        pool=pools[1],
+        name="b",
+        format="raw",
+        declared_format="raw",
+        chain_depth=3,
+        in_use=False,
+        orphan=True,
+        reclaimable_bytes=3,
     )
     ImageFactory.create(pool=other, name="c", state="missing", chain_depth=2, in_use=None, orphan=None)
     use = ImageUseFactory.create(image=a)
