@@ -234,7 +234,12 @@ def _stranger(settled: bool) -> Exception:
 
 
 def late(doors: Doors, going: int, before: Stamp) -> str | None:
-    """Who found the file that went under its name, and has to find it there again; ``None`` where nobody did."""
+    """Who found the file that went under its name, and has to find it there again; ``None`` where nobody did.
+
+    Also who only reads: that may be the first half of somebody who writes. QEMU as libvirt starts it
+    (``auto-read-only``) opens an image for reading, and then once more, by its name, for writing; libvirt itself has
+    read the headers of the chain before. Let in to the old file, it would go on in the new one with what it read there.
+    """
     if doors.knocked(GRACE):
         return _KNOCKED
     who = user(going) if doors.shut else outlast_late_openers(going)

@@ -56,8 +56,8 @@ def image(pool: Path) -> Path:
 def opener(image: Path) -> Iterator[Any]:
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(stay: float) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", _OPENER, str(image.parent), str(image.stat().st_ino), str(stay)]
+    def start(stay: float, opens: str = _OPENER) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", opens, str(image.parent), str(image.stat().st_ino), str(stay)]
         started.append(subprocess.Popen(command, stdout=subprocess.PIPE))
         time.sleep(0.3)  # it has begun to look
         return started[-1]
@@ -66,6 +66,15 @@ def opener(image: Path) -> Iterator[Any]:
     for one in started:
         one.kill()
         one.wait()
+
+
+#: As QEMU with ``auto-read-only``, which is how libvirt starts guests: for reading first, then by the image's own name.
+_READS_FIRST = _OPENER.replace(
+    "fd = os.open(found, os.O_RDWR)",
+    """read = os.open(found, os.O_RDONLY)
+print(os.fstat(read).st_ino, flush=True)
+fd = os.open(folder + "/vm.raw", os.O_RDWR)""",
+)
 
 
 def answered(verb: str, args: dict[str, Any], *without: str) -> dict[str, Any]:
@@ -85,6 +94,16 @@ def test_the_original_has_its_name_again(image: Path, opener: Any, without: tupl
     answer = answered("reclaim", reclaim_args(image, format="raw", method="copy", undo_hours=0), *without)
     assert answer.get("code") == "image_in_use", answer
     assert int(process.stdout.readline()) == inode
+    assert (image.stat().st_ino, leftovers(image.parent)) == (inode, set())
+    assert image.read_bytes()[1 << 16 :][:8] == b"PRECIOUS"
+
+
+def test_who_opens_for_reading_first_and_then_for_writing_has_one_file(image: Path, opener: Any) -> None:
+    inode = image.stat().st_ino
+    process = opener(0, _READS_FIRST)
+    answer = answered("reclaim", reclaim_args(image, format="raw", method="copy", undo_hours=24))
+    assert answer.get("code") == "image_in_use", answer
+    assert [int(process.stdout.readline()) for _ in range(2)] == [inode, inode]
     assert (image.stat().st_ino, leftovers(image.parent)) == (inode, set())
     assert image.read_bytes()[1 << 16 :][:8] == b"PRECIOUS"
 
