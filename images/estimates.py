@@ -1,5 +1,6 @@
 """What an analysis said an image could give back, on its row."""
 
+from collections.abc import Collection
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -9,11 +10,14 @@ from images import refusals
 from images.models import Image
 from storage_admin.agent import preallocation
 from storage_admin.agent.prediction import best
+from storage_admin.hosts.models import Host
 from storage_admin.jobs.models import Job
 
 #: The formats that each method is offered for; an estimate for another one is a fact, but no offer.
 FORMATS = {"compress": ("qcow2",), "copy": ("qcow2", "raw", "vdi", "vmdk", "vpc"), "in_place": ("qcow2", "raw")}
 METHODS = tuple(FORMATS)
+#: What a row offers.
+OFFER = ("reclaimable_bytes", "reclaimable_low", "reclaimable_high", "reclaimable_method")
 #: Preallocations that a rewrite undoes, and the kinds of jobs that do.
 PREALLOCATED = ("metadata", "falloc", "full")
 UNDOES_PREALLOCATION = ("reclaim", "flatten")
@@ -43,25 +47,40 @@ def record(image: Image, fingerprint: bytes, estimate: dict[str, Any], at: datet
     """
     if bytes(image.fingerprint) != fingerprint:
         return
-    methods = estimate.get("methods") or {}
-    method = best(methods, [name for name in METHODS if image.declared_format in FORMATS[name]])
-    numbers = methods[method] if method else {}
     image.estimate = estimate
     if "preallocation" in estimate:
         made = estimate["preallocation"]
         image.preallocation = _as_made(image) if made == preallocation.FILLED else made
+    _offer(image)
+    image.analyzed_at = at
+    image.analyzed_fingerprint = image.fingerprint
+    image.save(update_fields=["estimate", *OFFER, "analyzed_at", "analyzed_fingerprint", "preallocation"])
+
+
+def _offer(image: Image) -> None:
+    """Takes the numbers from the estimate; none in a state in which no job rewrites the image."""
+    methods = (image.estimate or {}).get("methods") or {}
+    method = best(methods, [name for name in METHODS if image.declared_format in FORMATS[name]])
+    numbers = methods[method] if method and image.state == Image.State.OK else {}
     image.reclaimable_bytes = numbers.get("reclaimable_bytes")
     image.reclaimable_low = numbers.get("reclaimable_low")
     image.reclaimable_high = numbers.get("reclaimable_high")
-    image.reclaimable_method = method or ""
-    image.analyzed_at = at
-    image.analyzed_fingerprint = image.fingerprint
-    image.save(
-        update_fields=[
-            "estimate", "reclaimable_bytes", "reclaimable_low", "reclaimable_high", "reclaimable_method", "analyzed_at",
-            "analyzed_fingerprint", "preallocation",
-        ]
-    )  # fmt: skip
+    image.reclaimable_method = method if method and numbers else ""
+
+
+def settle_offers(host: Host, sound_again: Collection[int]) -> None:
+    """What a job cannot rewrite now offers nothing, in no list and no sum; its estimate stays for when it can.
+
+    Args:
+        sound_again: images that are, by their ids.
+    """
+    away = Image.every.filter(host=host, reclaimable_bytes__isnull=False).exclude(state=Image.State.OK)
+    away.update(reclaimable_bytes=None, reclaimable_low=None, reclaimable_high=None, reclaimable_method="")
+    if sound_again:
+        back = Image.every.filter(host=host, analyzed_fingerprint=F("fingerprint"), estimate__isnull=False)
+        for image in back.filter(pk__in=sound_again):
+            _offer(image)
+            image.save(update_fields=OFFER)
 
 
 def _as_made(image: Image) -> str:

@@ -9,6 +9,7 @@ from rest_framework import serializers
 from images import leftovers
 from images.models import Image, ImageSample
 from images.orphans.selectors import evidence
+from images.selectors.guests import why_no_image
 from images.services import DECLARABLE
 from storage_admin.api.fields import Body, StrictBoolean, StrictInteger, StrictNumber, StrictText, TextOrNull
 from storage_admin.api.shown import Shown
@@ -70,7 +71,7 @@ class ImageSerializer(Shown, serializers.ModelSerializer[Image]):
         read_only_fields = fields
         extra_kwargs = {
             "in_use": {"help_text": "Whether a running guest or a process has it open; null where that is not known."},
-            "reclaimable_bytes": {"help_text": "Null until analyzed."},
+            "reclaimable_bytes": {"help_text": "Null until analyzed, and in a state in which no job rewrites it."},
             "aside_until": {"help_text": "While it is set aside: from when on it may be deleted."},
         }
 
@@ -129,19 +130,26 @@ class GuestDiskSerializer(serializers.ModelSerializer[GuestDisk]):
     """One disk of a guest, as its definition says; ``image`` is null where no scanned image is that file."""
 
     image = serializers.SerializerMethodField()
+    why_no_image = serializers.SerializerMethodField(
+        help_text="Why no image is known that it is; null where one is, and where it has no file."
+    )
     format = TextOrNull()
     cache = TextOrNull()
     discard = TextOrNull()
 
     class Meta:
         model = GuestDisk
-        fields = ("image", "path", "target", "device", "format", "cache", "discard", "readonly")
+        fields = ("image", "why_no_image", "path", "target", "device", "format", "cache", "discard", "readonly")
         read_only_fields = fields
 
     @extend_schema_field({"type": ["integer", "null"]})
     def get_image(self, disk: GuestDisk) -> int | None:
         use = getattr(disk, "use", None)
         return use.image_id if use else None
+
+    @extend_schema_field({"type": ["string", "null"]})
+    def get_why_no_image(self, disk: GuestDisk) -> str | None:
+        return None if self.get_image(disk) is not None else why_no_image(disk) or None
 
 
 class GuestSerializer(serializers.ModelSerializer[Guest]):

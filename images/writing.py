@@ -11,7 +11,7 @@ from typing import Any
 from django.db import connection
 from django.db.models import Count, F, Q, QuerySet, Sum
 
-from images import shared_storages
+from images import estimates, shared_storages
 from images.linking import Disk, Resolved, Resolver, Row
 from images.models import Image, ImageSample, ImageUse
 from images.orphans import sharing, world
@@ -54,13 +54,17 @@ def resolve_host(host: Host) -> None:
         )  # fmt: skip
     rows.sort()  # by id; the database would copy all columns to do that
     answers = Resolver(rows, _disks(host), world.of(host)).resolve()
-    changed = []
+    changed, sound_again = [], []
     for row_id, answer in answers.items():
         after = _resolved_values(answer)
         *plain, evidence, listed = before[row_id]
         if after != (*plain, _evidence(evidence), listed):
             changed.append((*after[:-2], json.dumps(answer.orphan_evidence), True, row_id))
+            if answer.state == Image.State.OK != plain[RESOLVED_COLUMNS.index("state")]:
+                sound_again.append(row_id)
     _update(Image, RESOLVED_COLUMNS, changed)
+    if sound_again or any(answer.state != Image.State.OK for answer in answers.values()):
+        estimates.settle_offers(host, sound_again)
     _write_uses(host, answers)
 
 

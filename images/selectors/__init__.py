@@ -1,7 +1,7 @@
 """Reads: what pages and endpoints show of images, chains, guests and pools."""
 
 from images.selectors.chains import Chain, Edge, GuestRef, Node, chain_of
-from images.selectors.guests import guests_for
+from images.selectors.guests import guests_for, why_no_image
 from images.selectors.lists import (
     ORDERINGS,
     Matches,
@@ -43,5 +43,6 @@ __all__ = [
     "ordered",
     "overview",
     "pool_rows",
+    "why_no_image",
     "with_text",
 ]

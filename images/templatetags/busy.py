@@ -40,6 +40,7 @@ def busy(context: RequestContext, image_id: int) -> str:
     return link_to(job_of(context["request"], image_id))
 
 
+@register.simple_tag
 def link_to(job: Job | None) -> str:
     """A link to the job that needs an image, with how far it is; nothing where none does."""
     if job is None:

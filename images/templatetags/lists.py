@@ -1,4 +1,4 @@
-"""What stands above each list: its saved views, and the list as CSV."""
+"""What stands above each list: its saved views, and the list as CSV; and what a disk says that is no known image."""
 
 from typing import Any
 
@@ -7,11 +7,13 @@ from django.http import HttpRequest
 from django.template.context import RequestContext
 from django.urls import reverse
 
+from images.selectors.guests import why_no_image
 from storage_admin.accounts import saved_views
 from storage_admin.accounts.authentication import actor_of
 from storage_admin.accounts.roles import Actor
 
 register = template.Library()
+register.filter("why_no_image", why_no_image)
 
 
 @register.inclusion_tag("fragments/views.html", takes_context=True)

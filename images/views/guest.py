@@ -53,12 +53,13 @@ def guest(request: PageRequest, guest_id: int) -> HttpResponseBase:
     """One guest."""
     shown = _guest(request, guest_id)
     against = [sentence for _, sentence in proxmox_vms.offline(shown)] if shown.kind == Guest.Kind.VM else []
+    jobs = Job.objects.filter(target_kind="guest", target_id=shown.pk)
     context = {
         "section": "guests", "guest": shown, "against": against, "may_change": shown.kind == Guest.Kind.VM,
         "images": {image.pk: image for image in in_scope(Image.objects.filter(uses__disk__guest=shown), request.actor)},
         "disks": [(disk, cache_advice(disk), discard_advice(disk)) for disk in shown.disks.all()],
         "own": {disk.target for disk in _own_disks(shown)},
-        "jobs": Job.objects.filter(target_kind="guest", target_id=shown.pk)[:10],
+        "jobs": jobs[:10], "job_now": jobs.filter(state__in=Job.ACTIVE).last(),
     }  # fmt: skip
     return render(request, "guests/guest.html", context)
 

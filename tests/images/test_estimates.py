@@ -7,9 +7,13 @@ import pytest
 from django.utils import timezone
 
 from images import estimates, tasks
+from images.filters import ImageFilters
 from images.kinds.analyze import Sample
 from images.kinds.reclaim import Reclaim
 from images.models import Image
+from images.selectors import images_for, overview
+from images.serializers import ImageSerializer
+from storage_admin.accounts.roles import SYSTEM
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.recorder import Recorder
 from tests.agent.harness import make_image, write
@@ -172,3 +176,39 @@ def test_every_host_is_scanned_and_none_twice() -> None:
     tasks.scan_hosts()
     assert set(Job.objects.filter(kind="scan").values_list("host_id", flat=True)) == {host.pk for host in hosts}
     assert Job.objects.count() == 3
+
+
+def test_a_broken_chain_offers_nothing_in_no_list_and_no_sum_until_it_is_whole_again(tmp_path: Path) -> None:
+    away = tmp_path.parent / "away.qcow2"
+    base, top, other = (tmp_path / f"{name}.qcow2" for name in ("base", "top", "other"))
+    for path, below in ((base, None), (top, base.name), (other, None)):
+        make_image(path, base=below)
+    host = this_machine(tmp_path)
+    scan(host)
+    run(Job.objects.get(kind="sample"))
+    offer = [getattr(image_at(top), name) for name in estimates.OFFER]
+    assert offer[0] > 0
+
+    def offered(*paths: Path) -> list[int]:
+        return [image_at(path).reclaimable_bytes or 0 for path in paths]
+
+    def sums() -> tuple[int | None, int | None, int]:
+        listed = ImageFilters({"min_reclaimable": 1}, images_for(SYSTEM)).qs
+        rows = ImageSerializer(listed, many=True).data
+        (pool,) = host.pools.all()
+        total = overview(SYSTEM).totals.reclaimable_bytes
+        return pool.reclaimable_bytes, total, sum(row["reclaimable_bytes"] for row in rows)
+
+    assert sums() == ((image_at(base).reclaimable_bytes or 0) + sum(offered(top, other)),) * 3
+    base.rename(away)
+    scan(host)
+    assert image_at(top).state == "chain_broken"
+    assert [getattr(image_at(top), name) for name in estimates.OFFER] == [None, None, None, ""]
+    assert sums() == (sum(offered(other)),) * 3
+    estimates.record(image_at(top), bytes(image_at(top).fingerprint), image_at(top).estimate or {}, timezone.now())
+    assert image_at(top).reclaimable_bytes is None
+    away.rename(base)
+    scan(host)
+    # The base's times are new, so that it has to be sampled again; nobody has to look at the overlay.
+    assert [getattr(image_at(top), name) for name in estimates.OFFER] == offer
+    assert sums() == (sum(offered(top, other)),) * 3

@@ -7,10 +7,11 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
+from images.ledger import lines
 from images.models import Image
 from storage_admin.jobs import kinds
 from storage_admin.jobs.models import Job
-from tests.factories import GIB, ImageFactory, JobFactory, PolicyFactory, ResourceLockFactory
+from tests.factories import GIB, ImageFactory, ImageUseFactory, JobFactory, PolicyFactory, ResourceLockFactory
 from tests.web.conftest import Filled
 from tests.working import OPERATOR
 
@@ -23,6 +24,8 @@ def busy(filled: Filled) -> tuple[Image, Job]:
         reclaimable_bytes=3 * GIB, reclaimable_method="compress",
     )  # fmt: skip
     job = JobFactory.create(kind="reclaim", target=image, state="running", progress=42.0)
+    ImageUseFactory.create(image=image, disk__guest__kind="vm", disk__target="scsi0")
+    lines.write(JobFactory.create(kind="reclaim", target=image, state="succeeded"), image.pool, GIB, 0)
     for key, exclusive in ((image.pk, True), (filled.base.pk, False)):
         ResourceLockFactory.create(job=job, key=f"image:{key}", exclusive=exclusive)
     return image, job
@@ -35,6 +38,12 @@ PLACES: dict[str, Callable[[Image], str]] = {
     "its base": lambda image: f"/images/{image.backing_id}/",
     "pool": lambda image: f"/pools/{image.pool_id}/",
     "orphans": lambda image: "/orphans/?everywhere=true",
+    "set aside": lambda image: reverse("set_aside", args=[image.pk]),
+    "reclaim": lambda image: reverse("reclaim", args=[image.pk]),
+    "bulk": lambda image: f"{reverse('images_reclaim')}?image={image.pk}",
+    "guests": lambda image: reverse("guests"),
+    "guest": lambda image: reverse("guest", args=[image.uses.get().disk.guest_id]),
+    "ledger": lambda image: f"{reverse('ledger')}?image={image.pk}",
 }
 
 
@@ -62,6 +71,18 @@ def test_what_it_would_refuse_is_not_offered_until_the_job_has_ended(
     assert not offered()
     Job.objects.filter(pk=job.pk).update(state="succeeded")
     assert offered()
+
+
+def test_what_its_guest_could_have_done_to_it_is_not_offered_either(admin: Client, busy: tuple[Image, Job]) -> None:
+    image, job = busy
+    address = PLACES["guest"](image)
+    move = f"{reverse('move_disk', args=[image.uses.get().disk.guest_id])}?disk=scsi0"
+    assert move not in admin.get(address).content.decode()
+    Job.objects.filter(pk=job.pk).update(state="succeeded")
+    assert move in admin.get(address).content.decode()
+    own = JobFactory.create(kind="trim", target=image.uses.get().disk.guest, state="running")
+    page = admin.get(address).content.decode()
+    assert (move in page, f'href="{reverse("job", args=[own.pk])}"' in page) == (False, True)
 
 
 def test_the_pages_hear_of_it_when_a_job_begins_or_ends_also_where_their_count_stays(

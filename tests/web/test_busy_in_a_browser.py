@@ -4,8 +4,9 @@ import pytest
 from playwright.sync_api import Browser, expect
 from pytest_django.live_server_helper import LiveServer
 
+from images.models import Image
 from storage_admin.jobs.models import Job
-from tests.factories import GIB, ImageFactory, JobFactory, ResourceLockFactory
+from tests.factories import GIB, ImageFactory, ImageUseFactory, JobFactory, ResourceLockFactory
 from tests.web.test_in_a_browser import chromium, complaints_of, signed_in
 
 __all__ = ["chromium"]
@@ -31,4 +32,36 @@ def test_an_action_comes_back_when_the_job_ends(chromium: Browser, live_server: 
     expect(action).to_have_count(1, timeout=60_000)
     expect(busy).to_have_count(0)
     assert said == []
+    page.context.close()
+
+
+@pytest.mark.parametrize("place", ["/guests/", "/guests/{}/"])
+def test_a_guests_pages_refresh_themselves_when_a_job_ends(
+    chromium: Browser, live_server: LiveServer, place: str
+) -> None:
+    use = ImageUseFactory.create()
+    job = JobFactory.create(kind="reclaim", target=use.image, state="running", progress=42.0)
+    ResourceLockFactory.create(job=job, key=f"image:{use.image.pk}", exclusive=True)
+    page = signed_in(chromium, live_server).new_page()
+    said = complaints_of(page)
+    page.goto(live_server.url + place.format(use.disk.guest_id))
+    busy = page.locator(f"main .chip[href='/jobs/{job.pk}/']")
+    expect(busy.first).to_contain_text("42 %")
+    Job.objects.filter(pk=job.pk).update(state="succeeded")
+    expect(busy).to_have_count(0, timeout=60_000)
+    assert said == []
+    page.context.close()
+
+
+def test_the_last_orphan_goes_from_the_page_with_its_job(chromium: Browser, live_server: LiveServer) -> None:
+    image = ImageFactory.create(name="nobodys.qcow2", orphan=True)
+    job = JobFactory.create(kind="set_aside", target=image, state="running")
+    ResourceLockFactory.create(job=job, key=f"image:{image.pk}", exclusive=True)
+    page = signed_in(chromium, live_server).new_page()
+    page.goto(f"{live_server.url}/orphans/?everywhere=true")
+    row = page.locator(f"main a.name[href='/images/{image.pk}/']")
+    expect(row).to_have_count(1)
+    Image.objects.filter(pk=image.pk).update(orphan=False)
+    Job.objects.filter(pk=job.pk).update(state="succeeded")
+    expect(row).to_have_count(0, timeout=60_000)
     page.context.close()
