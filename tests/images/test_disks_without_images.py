@@ -39,7 +39,7 @@ def told(disk: dict[str, Any], **pool: Any) -> str | None:
         # A token without Datastore.Allocate, as PVEAuditor's, lists no volumes.
         (
             SCSI,
-            {"last_scanned": None, "state": "unreadable", "state_detail": "No."},
+            {"last_scanned": None, "state": "unreadable"},
             "unknown: tank was not listed yet",
         ),
         (SCSI, {"last_scanned": NOW, "state": "unreadable"}, "unknown: tank could not be listed here"),

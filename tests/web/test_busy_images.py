@@ -40,7 +40,6 @@ PLACES: dict[str, Callable[[Image], str]] = {
     "orphans": lambda image: "/orphans/?everywhere=true",
     "set aside": lambda image: reverse("set_aside", args=[image.pk]),
     "reclaim": lambda image: reverse("reclaim", args=[image.pk]),
-    "bulk": lambda image: f"{reverse('images_reclaim')}?image={image.pk}",
     "guests": lambda image: reverse("guests"),
     "guest": lambda image: reverse("guest", args=[image.uses.get().disk.guest_id]),
     "ledger": lambda image: f"{reverse('ledger')}?image={image.pk}",
