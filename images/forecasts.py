@@ -74,6 +74,8 @@ def converted(image: Image, below: Sequence[Image], form: str, options: dict[str
             if told.low is not None and told.high is not None:
                 return Range(max(told.low - _EDGES, 0), told.after, told.high + _EDGES)
         return Range(round(data.low * _PACKED_AT_BEST), None, round(min(data.high * 1.01, size) + most))
+    if form == "qcow2" and options.get("extended_l2") in creation.ON:
+        unit = max(unit // 32, BLOCK)  # a part of a cluster is written alone
     written = _in_units(data, [image, *below], unit, size)
     return Range(max(round(written[0] + least - _EDGES), 0), round(written[1] + least), round(written[2] + most))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from images import forecasts
+from images.kinds import creation
 from images.models import Image
 from images.surroundings import share
 from storage_admin.agent import sparse
@@ -32,6 +34,8 @@ TARGETS: dict[str, tuple[str, dict[str, str]]] = {
     "qcow2": ("qcow2", {}),
     "clusters of 4K": ("qcow2", {"cluster_size": "4k"}),
     "clusters of 2M": ("qcow2", {"cluster_size": "2M"}),
+    "clusters in hex": ("qcow2", {"cluster_size": "0x20000"}),
+    "subclusters": ("qcow2", {"extended_l2": "yes", "cluster_size": "0.125M"}),
     "zstd": ("qcow2", {"compression_type": "zstd"}),
     "metadata": ("qcow2", {"preallocation": "metadata"}),
     "falloc": ("qcow2", {"preallocation": "falloc"}),
@@ -103,6 +107,33 @@ def test_a_conversion_is_as_large_as_was_predicted(tmp_path: Path, name: str) ->
             if not inside(told, taken):
                 missed.append((target, mode, taken, told))
     assert missed == []
+
+
+SPELLINGS = {
+    "cluster_size": [("64k", "64K", "0x10000", "65536", "65536b", "0.0625M"), ("2M", "2m", "0x200000", "2048K")],
+    "extended_l2": [("on", "yes", "true", "y"), ("off", "no", "false", "n")],
+}
+
+
+@pytest.mark.parametrize("clusters", SPELLINGS["cluster_size"])
+@pytest.mark.parametrize("extended", SPELLINGS["extended_l2"])
+def test_however_an_option_is_spelled_its_prediction_is_what_qemu_img_measures(
+    tmp_path: Path, clusters: tuple[str, ...], extended: tuple[str, ...]
+) -> None:
+    path = tmp_path / "disk.raw"
+    with path.open("wb") as file:
+        file.truncate(64 * GIB)
+    row = row_of(path, "raw")
+    told, measured = set(), set()
+    for size, switch in zip(clusters, extended * 2, strict=False):
+        options = {"cluster_size": size, "extended_l2": switch, "preallocation": "metadata"}
+        assert creation.wrong("qcow2", options) == {}
+        words = ",".join(f"{name}={value}" for name, value in options.items())
+        found = json.loads(qemu_img("measure", "--output=json", "--size", "64G", "-O", "qcow2", "-o", words))
+        measured.add(found["required"])
+        told.add(forecasts.converted(row, [], "qcow2", options))
+    assert (len(measured), len(told)) == (1, 1), (measured, told)
+    assert inside(told.pop(), measured.pop())
 
 
 def chains() -> dict[str, list[dict[int, bytes]]]:
