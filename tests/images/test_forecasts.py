@@ -109,7 +109,7 @@ def test_a_conversion_is_as_large_as_was_predicted(tmp_path: Path, name: str) ->
     assert missed == []
 
 
-SPELLINGS = {
+SPELLINGS: dict[str, list[tuple[str, ...]]] = {
     "cluster_size": [("64k", "64K", "0x10000", "65536", "65536b", "0.0625M"), ("2M", "2m", "0x200000", "2048K")],
     "extended_l2": [("on", "yes", "true", "y"), ("off", "no", "false", "n")],
 }
