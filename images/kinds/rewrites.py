@@ -174,6 +174,7 @@ class Rewriting(waiting.WaitsForGuests, RewriteKind):
         guest_locks.take(job, find(job.target_id))
 
     def exchanged(self, job: Job) -> None:
+        elsewhere.look_again(job, find(job.target_id))
         guest_locks.look_again(job)
 
     def request(self, job: Job) -> dict[str, Any]:
@@ -195,6 +196,7 @@ class Rewriting(waiting.WaitsForGuests, RewriteKind):
             "reserve": {"percent": float(refusals.RESERVE_PERCENT), "bytes": refusals.RESERVE_BYTES},
             "others_bytes": space.needed_by_running(job),
             **guest_locks.asked(image),
+            **elsewhere.asked(image),
             **self.asked(image, below, job),
         }
 

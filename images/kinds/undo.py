@@ -144,6 +144,7 @@ class Undo(OfJob):
         guest_locks.take(job, self._image(undone))
 
     def exchanged(self, job: Job) -> None:
+        elsewhere.look_again(job, self._image(self._job(job.target_id)))
         guest_locks.look_again(job)
 
     def note_ready(self, job: Job, ready: dict[str, Any]) -> None:
@@ -154,7 +155,8 @@ class Undo(OfJob):
         image = self._image(undone)
         if against := _against_what_goes(undone, image, job.options):
             raise RefusedError(against[0].code, against[0].detail)
-        asked = super().request(job) | {"force": job.options["force"]} | guest_locks.asked(image)
+        asked = super().request(job) | {"force": job.options["force"]}
+        asked |= guest_locks.asked(image) | elsewhere.asked(image)
         return asked | (as_it_is.pools(image) if _takes_away(undone, job.options) else {})
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from storage_admin.agent.protocol import HELD_LOCK, HostError, RefusedError
 
 PVE_FOLDER = "/etc/pve"
 #: The arguments by which a verb is told of them.
-ARGS = frozenset({"guests", "etc_pve"})
+ARGS = frozenset({"guests", "etc_pve", "shared"})
 
 _GUEST = re.compile(r"([1-9][0-9]{0,8})\.conf")
 _LOCK = re.compile(rb"^lock:\s*(\S+)\s*$", re.MULTILINE)
@@ -29,17 +29,30 @@ _MOST = 1024 * 1024
 
 @dataclass(frozen=True)
 class Held:
-    """The guests whose locks are held, by number; none where no locks are needed or can be had."""
+    """The guests whose locks are held, by number; none where no locks are needed or can be had.
+
+    ``shared`` says whether other hosts of the controller's show the files, too.
+    """
 
     guests: frozenset[str] = frozenset()
     folder: str = PVE_FOLDER
+    shared: bool = False
 
     @classmethod
     def of(cls, args: dict[str, Any]) -> Held:
-        """What a request says: ``guests``, a list of numbers, and ``etc_pve``; raises RefusedError(``invalid``)."""
+        """What a request says: ``guests``, a list of numbers, ``etc_pve``, ``shared``.
+
+        Raises:
+            RefusedError: ``invalid``.
+        """
         told = Arguments({name: args[name] for name in ARGS & args.keys()}, ARGS)
         folder = imagefolders.refuse_elsewhere(told.get("etc_pve", str, PVE_FOLDER), PVE_FOLDER)
-        return cls(frozenset(map(str, told.get("guests", list, []))), folder)
+        return cls(frozenset(map(str, told.get("guests", list, []))), folder, told.get("shared", bool, False))
+
+    @property
+    def is_asked_for(self) -> bool:
+        """Whether the controller is asked again after the exchange."""
+        return bool(self.guests) or self.shared
 
     def refuse_unlocked(self, *names: bytes) -> None:
         """Refuse where a guest is not locked so, or another one's configuration names one of the files.

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Callable, Protocol
 
 from storage_admin.agent import protocol
-from storage_admin.agent.protocol import Request, StoppedError
+from storage_admin.agent.protocol import RefusedError, Request, StoppedError
 
 #: Seconds between two progress events of one stage.
 PROGRESS_INTERVAL = 0.2
@@ -138,7 +138,8 @@ class Lifeline:
             made: what is known of the files by now.
 
         Raises:
-            StoppedError: ``no_go`` for a refusal or no answer in time; as :meth:`check` otherwise.
+            RefusedError: the controller says why not.
+            StoppedError: ``no_go`` for another answer or none in time; as :meth:`check` otherwise.
         """
         with self._news:
             self._answers.clear()
@@ -152,6 +153,8 @@ class Lifeline:
                 self._news.wait(0.1)
             answer = self._answers[0]
             self._raise_if_stopped()
+        if answer["event"] == protocol.NO:
+            raise RefusedError(str(answer.get("code")), str(answer.get("detail")))
         if answer["event"] != protocol.GO or answer.get("generation") != generation:
             raise StoppedError(protocol.NO_GO, f"the controller answered {answer['event']!r}, not go for {generation}")
 

@@ -22,7 +22,7 @@ from storage_admin.agent.guest_locks import Held
 from storage_admin.agent.journal import Stamp
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import HostError, RefusedError, Request, StoppedError
-from storage_admin.agent.settled import same_content, unlink
+from storage_admin.agent.settled import same_content, stamp_now, unlink
 
 #: Seconds for which is waited for those who looked the name up before it changed and are on their way to the file.
 GRACE = 0.3
@@ -85,18 +85,35 @@ class Guard:
         if self.held.guests:
             self.held.refuse_unlocked(*moves.public_names)
 
-    def disturbed(self, moves: TakeOver, io: AgentIO) -> str | None:
-        """What may have gone on elsewhere while the names changed; asks the controller, who asks all nodes."""
-        if not self.held.guests:
+    def user_elsewhere(self, moves: TakeOver, io: AgentIO) -> str | None:
+        """Who on another host has found the file that went by its name; asks the controller, who asks all of them.
+
+        Raises:
+            BothUsedError: that is not known, or both files are used: neither is removed.
+        """
+        if not self.held.is_asked_for:
             return None
         try:
-            self.held.refuse_unlocked(*moves.public_names)
+            if self.held.guests:
+                self.held.refuse_unlocked(*moves.public_names)
             io.wait_for_go(self.generation, exchanged=1)
         except StoppedError:
-            return "the dashboard could not say so of all nodes"
+            raise self._unsure(moves, "the dashboard could not say so of all hosts") from None
         except (RefusedError, HostError) as error:
-            return error.detail
+            if error.code == "image_in_use":
+                return "a program on another host"
+            raise self._unsure(moves, error.detail) from error
         return None
+
+    def _unsure(self, moves: TakeOver, what: str) -> BothUsedError:
+        if self.keep:
+            moves.finish()
+        else:
+            moves.back()
+        return BothUsedError(
+            f"it is not known that nobody used the files elsewhere while they were exchanged: {what}. Both files are "
+            "kept, one as the undo copy: look at both"
+        )
 
 
 def take_over(
@@ -189,15 +206,16 @@ def _take_over(
         locking.let_go(going)
         doors.take_back(GRACE)
         raise _stranger(error.settled) from error
-    who = late(doors, going, before)
-    if who is None and (what := guard.disturbed(moves, io)) is not None:
-        raise _unsure(moves, what, came_stays=guard.keep)
+    who = late(doors, going, before) or guard.user_elsewhere(moves, io)
+    # Once more: who has written elsewhere without locks, and was gone when his host was asked, has left it there.
+    if who is None and not same_content(stamp_now(going), before):
+        who = WRITER
     if who is None:
         moves.finish()
         if doors.shut:
             locking.let_go(coming)  # a guest that waits is let in, not refused
         # Only now, and before anybody else is let in: an undo compares with it.
-        return TakenOver(Stamp.of(os.fstat(coming)), Stamp.of(os.fstat(going)))
+        return TakenOver(stamp_now(coming), stamp_now(going))
     if not doors.shut and (used := _who_uses(coming, made)):
         moves.finish()
         raise BothUsedError(
@@ -210,18 +228,6 @@ def _take_over(
     if not settled:
         raise _stranger(settled)
     raise RefusedError("image_in_use", f"the image was opened in the moment of the swap by {who}; it is as it was")
-
-
-def _unsure(moves: TakeOver, what: str, *, came_stays: bool) -> BothUsedError:
-    """A guest elsewhere may have opened either file: neither is removed."""
-    if came_stays:
-        moves.finish()
-    else:
-        moves.back()
-    return BothUsedError(
-        f"it is not known that every guest stayed off while the files were exchanged: {what}. Both files are kept, one "
-        "as the undo copy: look at both"
-    )
 
 
 def _stranger(settled: bool) -> Exception:
@@ -243,14 +249,14 @@ def late(doors: Doors, going: int, before: Stamp) -> str | None:
     if doors.knocked(GRACE):
         return _KNOCKED
     who = user(going) if doors.shut else outlast_late_openers(going)
-    if who is None and not same_content(Stamp.of(os.fstat(going)), before):
+    if who is None and not same_content(stamp_now(going), before):
         return WRITER
     return who
 
 
 def _who_uses(coming: int, made: Stamp) -> str | None:
     used = locking.opener([locking.file_id(coming)])
-    return used or (None if same_content(Stamp.of(os.fstat(coming)), made) else WRITER)
+    return used or (None if same_content(stamp_now(coming), made) else WRITER)
 
 
 def outlast_late_openers(old: int) -> str | None:

@@ -28,7 +28,7 @@ MAX_LINE = 64 * 1024 * 1024
 RELAY = "libvirt-ro"
 
 # Lines that the controller sends.
-REQUEST, PING, CANCEL, GO = "request", "ping", "cancel", "go"
+REQUEST, PING, CANCEL, GO, NO = "request", "ping", "cancel", "go", "no"
 
 # Events that the agent sends.
 HELLO, PROGRESS, LOG, COMMAND, READY, RESULT, ERROR = "hello", "progress", "log", "command", "ready", "result", "error"

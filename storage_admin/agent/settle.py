@@ -101,7 +101,7 @@ class Story:
     Args:
         name: of the image, in the journal's folder.
         original: the image before the swap.
-        keep_undo: whether the original is kept after it.
+        keep_undo: whether the original is kept after it; also until other hosts were asked who uses it.
         records_created: whether the journal says which file was created; that of an older agent does not.
         created: the new file when it was empty; ``None`` before that.
         ready: the new file, finished and synced; ``None`` before that.
@@ -164,13 +164,15 @@ class Story:
             elif record["step"] == journal.CREATED:
                 story = replace(story, created=Stamp.parse(record.get("new")))
             elif record["step"] == journal.EXCHANGING:
-                story = replace(story, exchanging=True)
+                story = replace(story, exchanging=True, keep_undo=story.keep_undo or record.get("keeps") is True)
             elif record["step"] == journal.READY:
                 goes, made = _bytes(record.get("goes_shared")), _bytes(record.get("made_shared"))
                 story = replace(story, ready=Stamp.parse(record.get("new")), goes_shared=goes, made_shared=made)
             elif record["step"] == journal.DONE:
+                # Of a copy the agent writes that swapped, and asked all; a recovery does not.
                 copy = Stamp.parse(record["undo"]) if "undo" in record else None
-                story = replace(story, done=Stamp.parse(record.get("new")), copy=copy, exchanging=False)
+                keep = bool(first["undo_hours"]) if copy is not None else story.keep_undo
+                story = replace(story, done=Stamp.parse(record.get("new")), copy=copy, keep_undo=keep, exchanging=False)
             elif record["step"] == journal.UNDO:
                 undone = Stamp.parse(record["new"]) if "new" in record else None
                 story = replace(story, undo_job=str(record.get("job")), undone=undone, exchanging=False)

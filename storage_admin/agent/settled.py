@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from storage_admin.agent import journal
 from storage_admin.agent.journal import Stamp
+from storage_admin.agent.mounts import Mounts
 
 #: How a replacement was settled.
 FINISHED, REVERTED, KEPT, BUSY, FAILED = "finished", "reverted", "kept", "busy", "failed"
@@ -74,6 +75,18 @@ def is_back(named: Stamp | None, original: Stamp) -> tuple[bool, bool]:
 def same_content(now: Stamp, before: Stamp) -> bool:
     """Whether nobody has written to a file, by its size and time."""
     return (now.file_size, now.mtime_ns) == (before.file_size, before.mtime_ns)
+
+
+def stamp_now(fd: int) -> Stamp:
+    """The stamp of an open file as its server has it: a client of NFS remembers some until it is opened anew."""
+    mount = Mounts.of_this_machine().of_descriptor(fd)
+    if mount is None or not mount.is_network:
+        return Stamp.of(os.fstat(fd))
+    fresh = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return Stamp.of(os.fstat(fresh))
+    finally:
+        os.close(fresh)
 
 
 def stat_in(folder: int, name: bytes) -> Stamp | None:

@@ -43,10 +43,10 @@ def straighten(moves: TakeOver, went: Stamp, came: Stamp) -> None:
 def is_free(folder: int, name: bytes, before: Stamp) -> bool:
     """Whether nobody has written to a file since, and nobody has it open as far as can be seen."""
     named = stat_in(folder, name)
-    if named is None or named.inode != before.inode or not same_content(named, before):
+    if named is None or named.inode != before.inode:
         return False
     fd = os.open(name, _FLAGS, dir_fd=folder)
     try:
-        return moment.user(fd) is None
+        return same_content(Stamp.of(os.fstat(fd)), before) and moment.user(fd) is None
     finally:
         os.close(fd)

@@ -194,7 +194,7 @@ class NewFile(ABC):
         with Fence(self.folder, self.original, self.new) as fence:
             looks.thorough()
             self.check_names(image)
-            self._journal.append(journal.EXCHANGING)
+            self._journal.append(journal.EXCHANGING, keeps=self.guard.held.is_asked_for)
 
             def last_look() -> None:
                 self.dress()

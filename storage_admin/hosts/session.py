@@ -177,9 +177,9 @@ class AgentSession:
         self._let_go = True
         self._say(protocol.encode(protocol.GO, generation=generation))
 
-    def say_no(self) -> None:
-        """Tells an agent that has exchanged files that others may use either of them."""
-        self._say(protocol.encode(protocol.GO, generation=0))
+    def say_no(self, error: RefusedError | HostError) -> None:
+        """Tells an agent that has exchanged files that others use the one that went, or may use either of them."""
+        self._say(protocol.encode(protocol.NO, code=error.code, detail=error.detail))
 
     def events(self, tick: float = 0.5) -> Iterator[dict[str, Any] | None]:
         """What the agent says, as it comes; ``None`` at least every ``tick`` seconds in which it says nothing.

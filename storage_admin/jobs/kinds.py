@@ -206,7 +206,8 @@ class JobKind(ABC):
         """Looks again right after the files were exchanged, where an agent asks for that, before either is removed.
 
         Raises:
-            RefusedError, HostError: somebody may use either file: the agent keeps both.
+            RefusedError, HostError: somebody may use either file: the agent keeps both. ``image_in_use``: the one that
+                went alone is used, and gets its name back.
         """
 
     def note_ready(self, job: Job, ready: dict[str, Any]) -> None:  # noqa: B027 (most kinds need nothing)

@@ -165,7 +165,7 @@ def _look_again(job: Job, kind: JobKind, session: AgentSession) -> None:
         kind.exchanged(job)
     except (RefusedError, HostError) as error:
         claims.log(job, error.detail, JobLog.Level.WARNING)
-        session.say_no()
+        session.say_no(error)
     else:
         session.go(job.generation)
 

@@ -1,22 +1,29 @@
 """Another registered host shares the storage: its agent is asked who has the image open there."""
 
 import contextlib
+import os
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from images import elsewhere
 from images.models import Image
+from storage_admin.agent import main
+from storage_admin.agent.bundle import Bundle
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.hosts import asking, transport
 from storage_admin.hosts.models import Host, StoragePool
-from storage_admin.jobs import kinds
+from storage_admin.jobs import kinds, runner, services
+from storage_admin.jobs.kinds import JobKind
 from storage_admin.jobs.models import Job
+from tests.agent import on_a_network
 from tests.factories import HostFactory
 from tests.images.test_silent_storage import opened
-from tests.working import image_at, register
+from tests.working import ADMIN, OPERATOR, image_at, register, run, said, scan
 
 pytestmark = [pytest.mark.qemu, pytest.mark.django_db]
 pytestmark.append(pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve"))
@@ -36,7 +43,7 @@ def other(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     subprocess.run(["mount", "--bind", path.parent, there], check=True)
     host = HostFactory.create(slug="other")
     register(host, there)
-    StoragePool.objects.update(network=True, shared_key="nfs:server:/export")
+    StoragePool.objects.update(network=True, shared_key="nfs:server:/export", all_hosts_registered=True)
     yield host
     subprocess.run(["umount", "-l", there], check=True)
 
@@ -79,3 +86,115 @@ def test_another_file_there_is_refused_and_hosts_of_other_storages_are_not_asked
     assert _refused(image) == "stale_plan"
     other.pools.update(shared_key="nfs:server:/another")
     elsewhere.refuse_used(image)
+
+
+# After the exchange
+
+
+@pytest.fixture
+def alone(other: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each host sees nothing of what is done on the other one."""
+    for module, where in ((runner, "here"), (asking, "there")):
+        command = [sys.executable, "-m", on_a_network.__name__, where]
+        monkeypatch.setattr(module, "agent_command", lambda *_, command=command: contextlib.nullcontext(command))
+        monkeypatch.setattr(module, "agent_bundle", lambda: Bundle(Path(), main.own_hash()))
+
+
+def at_the_exchange(monkeypatch: pytest.MonkeyPatch, kind: str, act: Callable[[], object]) -> None:
+    """Has something happen right after the files were exchanged, before anybody is asked."""
+    cls = type(kinds.get(kind))
+    look = cls.exchanged
+
+    def first(kind: JobKind, job: Job) -> None:
+        act()
+        look(kind, job)
+
+    monkeypatch.setattr(cls, "exchanged", first)
+
+
+def named(folder: Path, inode: int) -> Path:
+    """The path of a file of that inode."""
+    return next(entry for entry in folder.iterdir() if entry.stat().st_ino == inode)
+
+
+def reclaim(path: Path, **options: Any) -> Job:
+    job = run(services.submit(OPERATOR, "reclaim", image_at(path).pk, {"method": "copy", "undo_hours": 0, **options}))
+    assert "ready" in job.kept, (job.error_code, job.error_detail, said(job))
+    return job
+
+
+@pytest.mark.parametrize("wanted", ["-c", "r+b"])
+@pytest.mark.usefixtures("alone")
+def test_who_finds_the_original_on_another_host_in_the_moment_of_the_swap_finds_it_under_its_name_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str
+) -> None:
+    inode = path.stat().st_ino
+    with contextlib.ExitStack() as stack:
+
+        def act() -> None:
+            original = named(path.parent, inode)
+            assert original != path
+            if wanted == "r+b":  # and is gone again when that host is asked
+                with original.open(wanted) as file:
+                    file.seek(0, os.SEEK_END)
+                    file.write(b"written without locks")
+            else:
+                stack.enter_context(opened(original))
+
+        at_the_exchange(monkeypatch, "reclaim", act)
+        job = reclaim(path)
+    assert (job.state, job.error_code) == ("failed", "image_in_use"), (job.error_detail, said(job))
+    assert ([entry.name for entry in path.parent.iterdir()], path.stat().st_ino) == ([path.name], inode)
+    assert path.read_bytes().endswith(b"written without locks") == (wanted == "r+b")
+
+
+@pytest.mark.usefixtures("alone")
+def test_one_that_uses_the_new_image_already_keeps_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inode = path.stat().st_ino
+    with contextlib.ExitStack() as stack:
+        at_the_exchange(monkeypatch, "reclaim", lambda: stack.enter_context(opened(path)))
+        job = reclaim(path)
+    assert (job.state, job.error_code) == ("succeeded", ""), (job.error_detail, said(job))
+    assert path.stat().st_ino != inode
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("which", ["both are used", "nobody tells"])
+@pytest.mark.usefixtures("alone")
+def test_where_that_is_not_known_both_files_are_kept_also_without_a_window(
+    path: Path, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    inode = path.stat().st_ino
+
+    def away(host: Host, verb: str, args: dict[str, str]) -> dict[str, str]:
+        raise HostError("It does not answer.", "host_unreachable")
+
+    with contextlib.ExitStack() as stack, monkeypatch.context() as patch:
+
+        def act() -> None:
+            if which == "nobody tells":
+                patch.setattr(asking, "ask", away)
+            else:
+                for one in (path, named(path.parent, inode)):
+                    stack.enter_context(opened(one))
+
+        at_the_exchange(patch, "reclaim", act)
+        job = reclaim(path)
+    assert (job.state, "Both files are kept" in job.error_detail) == ("failed", True), (job.error_detail, said(job))
+    assert path.stat().st_ino == job.kept["ready"]["made_inode"]
+    assert named(path.parent, inode).name == f".sa-{job.uid}.orig"
+    scan(image_at(path).host)  # which recovers what jobs have left
+    assert named(path.parent, inode).name == f".sa-{job.uid}.orig"
+
+
+@pytest.mark.usefixtures("alone")
+def test_an_undo_asks_likewise(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = reclaim(path, undo_hours=24)
+    assert job.state == "succeeded", (job.error_detail, said(job))
+    made = path.stat().st_ino
+    with contextlib.ExitStack() as stack:
+        at_the_exchange(monkeypatch, "undo", lambda: stack.enter_context(opened(named(path.parent, made))))
+        undo = run(services.undo(ADMIN, job))
+    job.refresh_from_db()
+    assert (undo.state, undo.error_code) == ("failed", "image_in_use"), (undo.error_detail, said(undo))
+    assert (path.stat().st_ino, job.undo_state) == (made, "available")
