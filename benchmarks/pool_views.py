@@ -5,15 +5,17 @@ from typing import Any
 from django.db.models import Count, Max
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
 from benchmarks import charts, regression, selectors, services
 from benchmarks.charts import Chart
-from benchmarks.models import Benchmark, Watch
+from benchmarks.models import Benchmark
 from benchmarks.steps import WATCHABLE
-from images.views.access import PageRequest, attempt, number, page
+from images.views.access import PageRequest, attempt, page
+from images.views.forms import Form, status_of, typed
 from storage_admin.accounts.roles import Role
-from storage_admin.hosts.errors import InvalidError, NotFoundError
+from storage_admin.hosts.errors import NotFoundError
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.selectors import pools_for
 
@@ -33,7 +35,10 @@ def _pool(request: PageRequest, pool_id: int) -> StoragePool:
 @page()
 def benchmark_history(request: PageRequest, pool_id: int) -> HttpResponseBase:
     """The runs of one profile on a pool (``profile``: its key), and what is watched there."""
-    pool = _pool(request, pool_id)
+    return _shown(request, _pool(request, pool_id))
+
+
+def _shown(request: PageRequest, pool: StoragePool) -> HttpResponseBase:
     followed = _profiles(pool)
     chosen = next((row for row in followed if row["profile_key"] == request.GET.get("profile")), None)
     chosen = chosen or (followed[0] if followed else None)
@@ -50,9 +55,9 @@ def benchmark_history(request: PageRequest, pool_id: int) -> HttpResponseBase:
         "newest_ids": ",".join(str(run.pk) for run in runs[-2:]),
         "watches": selectors.watches_for(request.actor).filter(pool=pool),
         "watchable": list(WATCHABLE),
-        "longest": services.LONGEST_WAIT_HOURS,
+        "form": typed(request, reverse("benchmark_watch", args=[pool.pk]), {"kind": "", "every_hours": "24"}),
     }
-    return render(request, "benchmarks/history.html", context)
+    return render(request, "benchmarks/history.html", context, status=status_of(request))
 
 
 def _profiles(pool: StoragePool) -> list[dict[str, Any]]:
@@ -72,16 +77,13 @@ def _charts(runs: list[Benchmark]) -> list[Chart]:
 @page(Role.OPERATOR)
 def benchmark_watch(request: PageRequest, pool_id: int) -> HttpResponseBase:
     """Has a quick profile run on a pool again and again."""
-    pool = _pool(request, pool_id)
-
-    def watch() -> Watch:
-        hours = number(request.POST.get("every_hours"))
-        if hours is None:
-            raise InvalidError("Say how many hours lie between two runs.")
-        return services.watch(request.actor, pool, request.POST.get("kind", ""), hours)
-
-    attempt(request, watch, "It is watched: the first run starts within ten minutes.")
-    return redirect("benchmark_history", pool.pk)
+    pool, form = _pool(request, pool_id), Form(request)
+    hours = form.whole("every_hours", required=True) or 0
+    watched = form.save(
+        lambda: services.watch(request.actor, pool, form.text("kind"), hours),
+        "It is watched: the first run starts within ten minutes.",
+    )
+    return _shown(request, pool) if watched is None else redirect("benchmark_history", pool.pk)
 
 
 @require_POST

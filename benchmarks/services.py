@@ -54,11 +54,11 @@ def paste(actor: Actor, text: str) -> Benchmark:
     """
     actor.require_everywhere(Role.OPERATOR)
     if len(text) > LONGEST_PASTE:
-        raise InvalidError(f"At most {LONGEST_PASTE:,} characters at once.", {"text": "Too long."})
+        raise _unusable(f"At most {LONGEST_PASTE:,} characters at once.")
     try:
         runs = bonnie.parse(text)
     except UnreadableError as error:
-        raise InvalidError(error.detail, {"text": error.detail}) from None
+        raise _unusable(error.detail) from None
     _alike(runs)
     first = runs[0]
     told = {"bonnie++": first.version, "format": first.format_version}
@@ -80,16 +80,20 @@ def paste(actor: Actor, text: str) -> Benchmark:
     return pasted
 
 
+def _unusable(sentence: str) -> InvalidError:
+    return InvalidError(sentence, {"text": sentence})
+
+
 def _alike(runs: list[BonnieRun]) -> None:
     if len(runs) > MOST_LINES:
-        raise InvalidError(f"At most {MOST_LINES} lines at once.", {"text": "Too many lines."})
+        raise _unusable(f"At most {MOST_LINES} lines at once.")
     if len({(run.name, run.size, run.files) for run in runs}) > 1:
         detail = (
             "The lines are of different machines or sizes: paste each group by itself, so that they can be compared."
         )
-        raise InvalidError(detail, {"text": detail})
+        raise _unusable(detail)
     if not any(run.readings for run in runs):
-        raise InvalidError("There is no figure in it.", {"text": "There is no figure in it."})
+        raise _unusable("There is no figure in it.")
 
 
 def _setting(run: BonnieRun) -> dict[str, str | int]:
@@ -106,16 +110,16 @@ def watch(actor: Actor, pool: StoragePool, kind: str, every_hours: int) -> Watch
 
     Raises:
         ForbiddenError: the actor is no operator.
-        InvalidError: there are no steps for that kind, or the time is out of range.
+        InvalidError: there are no steps for that kind, or the time is out of range; it names both.
     """
     actor.require(Role.OPERATOR, pool.host.slug)
+    wrong = {}
     if kind not in WATCHABLE:
-        known = ", ".join(WATCHABLE)
-        raise InvalidError(f"{kind} cannot be run on a schedule; choose one of {known}.", {"kind": f"One of {known}."})
+        wrong["kind"] = f"One of {', '.join(WATCHABLE)}."
     if not 1 <= every_hours <= LONGEST_WAIT_HOURS:
-        raise InvalidError(
-            f"every_hours is from 1 to {LONGEST_WAIT_HOURS}.", {"every_hours": f"From 1 to {LONGEST_WAIT_HOURS}."}
-        )
+        wrong["every_hours"] = f"From 1 to {LONGEST_WAIT_HOURS}."
+    if wrong:
+        raise InvalidError(" ".join(f"{name}: {text}" for name, text in wrong.items()), wrong)
     with transaction.atomic():
         was = Watch.objects.filter(pool=pool, kind=kind).values("kind", "every_hours").first()
         try:

@@ -16,7 +16,8 @@ from benchmarks.profiles import Profile
 from benchmarks.steps import MADE, MIB
 from benchmarks.templatetags.figures import kind_title
 from images.models import Image
-from images.views.access import PageRequest, number, page, plan_digest, wants_fragment, was_planned
+from images.views.access import PageRequest, page, plan_digest, wants_fragment, was_planned
+from images.views.forms import Form, whole_number
 from images.views.lists import as_choices
 from storage_admin.accounts.roles import ForbiddenError, Role
 from storage_admin.agent.bench.boot import FORMATS
@@ -58,6 +59,7 @@ def _start(request: PageRequest) -> HttpResponseBase:
     if pool is None:
         raise NotFoundError("There is no such pool.")
     request.actor.require(Role.OPERATOR, pool.host.slug)
+    refused: dict[str, Any] = {}
     try:
         options = _options(request.POST)
         if not was_planned(request, pool.pk, _cleaned(request.POST)):
@@ -67,12 +69,12 @@ def _start(request: PageRequest) -> HttpResponseBase:
     except RefusedError as error:
         messages.error(request, f"Refused ({error.code}): {error.detail} Nothing was written.")
     except InvalidError as error:
-        messages.error(request, f"{error.detail} Nothing was written.")
+        refused["error"] = error
     except ForbiddenError as error:
         messages.error(request, f"{error} Nothing was written.")
     else:
         return redirect("benchmark", run.pk)
-    return render(request, "benchmarks/start.html", _context(request, request.POST), status=409)
+    return render(request, "benchmarks/start.html", refused | _context(request, request.POST), status=409)
 
 
 def _pool(request: PageRequest, form: QueryDict) -> StoragePool | None:
@@ -114,9 +116,9 @@ def _options(form: QueryDict) -> dict[str, Any]:
 
 def _number(text: str | None, name: str, wrong: dict[str, str]) -> int | None:
     try:
-        return number(text)
-    except InvalidError as error:
-        wrong[name] = error.detail
+        return whole_number(text or "")
+    except ValueError:
+        wrong[name] = "Give a whole number."
         return None
 
 
@@ -193,9 +195,8 @@ def benchmark_paste(request: PageRequest) -> HttpResponseBase:
     context: dict[str, Any] = {"section": "benchmarks", "most": services.MOST_LINES}
     if request.method != "POST":
         return render(request, "benchmarks/paste.html", context)
-    text = request.POST.get("text", "")
-    try:
-        run = services.paste(request.actor, text)
-    except InvalidError as error:
-        return render(request, "benchmarks/paste.html", context | {"text": text, "error": error.detail}, status=400)
+    form = Form(request)
+    run = form.save(lambda: services.paste(request.actor, form.text("text")))
+    if run is None:
+        return render(request, "benchmarks/paste.html", context | {"text": form.text("text")}, status=400)
     return redirect("benchmark", run.pk)

@@ -18,6 +18,7 @@ from benchmarks.published import Published
 from benchmarks.results import Result
 from benchmarks.templatetags.figures import kind_title
 from images.views.access import PageRequest, live, live_body, live_context, page, paginated, wants_fragment
+from images.views.forms import Wrong
 from images.views.jobs import status_of
 from images.views.lists import Filtered, as_choices, filtered
 from storage_admin.accounts.saved_views import list_page
@@ -223,7 +224,7 @@ def benchmark_compare(request: PageRequest) -> HttpResponseBase:
     caches = {run.caches for run in runs if run.caches}
     context = {
         "section": "benchmarks",
-        "problem": problem,
+        "error": Wrong("", {"ids": problem}) if problem else None,
         "runs": [(run, dict(environment.told(run))) for run in runs],
         "ids": ",".join(map(str, asked)),
         "charts": drawn(series, references if _with_published(request) else []),

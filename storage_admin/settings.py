@@ -166,6 +166,7 @@ TEMPLATES = [
                 "images.templatetags.icons",
                 "images.templatetags.lists",
                 "images.templatetags.busy",
+                "images.templatetags.forms",
             ],
         },
     }

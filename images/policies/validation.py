@@ -1,6 +1,7 @@
 """Whether a policy makes sense: every field is looked at, and each that does not gets a sentence."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from django.utils import timezone
@@ -124,11 +125,13 @@ def _job(policy: Policy, fields: Fields) -> None:
 
 def _times(policy: Policy, kept: Policy | None, fields: Fields) -> None:
     schedule = Rules.of(policy).schedule
-    if not {"window_minutes", "quiet_minutes"}.isdisjoint(fields):
-        return
     if kept is not None and Rules.of(kept).schedule == schedule:
         return
-    try:
-        schedule.check(timezone.now())
-    except InvalidError as error:
-        fields.update(error.fields)
+    if not {"window_minutes", "quiet_minutes"}.isdisjoint(fields):
+        schedule = replace(schedule, window_minutes=LONGEST_WINDOW, quiet_minutes=0)
+    # The times in a zone that there is, and the zone with times that there are: both are told at once.
+    for one in (replace(schedule, timezone="UTC"), replace(schedule, cron="0 22 * * *", quiet_minutes=0)):
+        try:
+            one.check(timezone.now())
+        except InvalidError as error:
+            fields.update(error.fields)

@@ -19,10 +19,10 @@ from django.utils.cache import patch_vary_headers
 from django.utils.http import url_has_allowed_host_and_scheme
 from django_htmx.middleware import HtmxDetails
 
+from images.views.forms import REFUSALS
 from images.views.lists import opened_with
 from storage_admin.accounts import refusals
 from storage_admin.accounts.authentication import actor_of
-from storage_admin.accounts.errors import AccountError
 from storage_admin.accounts.roles import Actor, ForbiddenError, Role
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.errors import InvalidError, NotFoundError
@@ -104,7 +104,7 @@ def attempt(request: HttpRequest, work: Callable[[], T], done: str = "") -> T | 
     except RefusedError as error:
         messages.error(request, f"Refused ({error.code}): {error.detail} Nothing was changed.")
         return None
-    except (InvalidError, AccountError) as error:
+    except REFUSALS as error:
         messages.error(request, f"{error.detail} Nothing was changed.")
         return None
     if done:
@@ -182,18 +182,3 @@ def local(where: str, otherwise: str) -> str:
     """An address of the dashboard that a form names as where to go next; ``otherwise`` where it is none."""
     is_path = where.startswith("/") and where.isprintable()
     return where if is_path and url_has_allowed_host_and_scheme(where, allowed_hosts=None) else otherwise
-
-
-def number(value: str | None) -> int | None:
-    """A whole number from a form, ``None`` where there is none.
-
-    Raises:
-        InvalidError: it is something else.
-    """
-    text = (value or "").strip()
-    if not text:
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        raise InvalidError(f"{text[:40]!r} is no whole number.") from None

@@ -9,16 +9,19 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from images.views.access import PageRequest, number, page
+from images.views.access import PageRequest, page
+from images.views.forms import Form, status_of, typed
 from storage_admin.accounts.models import Token
 from storage_admin.accounts.roles import ROLE_CHOICES, Role
 from storage_admin.accounts.services import create_token, delete_token
 from storage_admin.csv_export import Columns, csv_answer
-from storage_admin.hosts.errors import InvalidError, NotFoundError
+from storage_admin.hosts.errors import NotFoundError
 from storage_admin.hosts.models import Host
 
 #: A token lives at most so long: ten years.
 MOST_DAYS = 3650
+#: What the form of a new one begins with.
+NEW = {"name": "", "role": "", "expires_days": "90", "hosts": list[str]()}
 #: Of a token's secret there is nothing in it, neither its digest.
 CSV_COLUMNS: Columns = {
     "id": "id",
@@ -38,14 +41,12 @@ CSV_COLUMNS: Columns = {
 def tokens(request: PageRequest) -> HttpResponseBase:
     """All tokens; POST makes one and shows its secret, this once."""
     context: dict[str, Any] = {"section": "tokens", "roles": ROLE_CHOICES, "hosts": Host.objects.all()}
-    status = 200
-    if request.method == "POST":
-        context |= {"given": request.POST}
-        try:
-            context["made"], context["secret"] = _made(request)
-        except (InvalidError, ValueError) as error:
-            context["error"], status = str(error), 400
-    answer = render(request, "accounts/tokens.html", context | {"tokens": Token.objects.all()}, status=status)
+    made = _made(request) if request.method == "POST" else None
+    if made is not None:
+        context["made"], context["secret"] = made
+    context["form"] = typed(request, request.path, NEW)
+    context["tokens"] = Token.objects.all()
+    answer = render(request, "accounts/tokens.html", context, status=status_of(request))
     answer["Cache-Control"] = "no-store"
     return answer
 
@@ -57,14 +58,16 @@ def tokens_csv(_request: PageRequest) -> HttpResponseBase:
     return csv_answer("tokens", CSV_COLUMNS, Token.objects.defer("digest"))
 
 
-def _made(request: PageRequest) -> tuple[Token, str]:
-    days = number(request.POST.get("expires_days"))
-    if days is not None and not 1 <= days <= MOST_DAYS:
-        raise InvalidError(f"A token lives from 1 to {MOST_DAYS} days, or without an end.")
-    expires = timezone.now() + timedelta(days=days) if days else None
+def _made(request: PageRequest) -> tuple[Token, str] | None:
+    form = Form(request, {"expires": "expires_days"})
+    days, role, expires = form.whole("expires_days"), form.role(), None
+    if days is not None:
+        if 1 <= days <= MOST_DAYS:
+            expires = timezone.now() + timedelta(days=days)
+        else:
+            form.wrong("expires_days", f"From 1 to {MOST_DAYS} days, or empty for no end.")
     hosts = request.POST.getlist("hosts")
-    role = Role.named(request.POST.get("role", ""))
-    return create_token(request.actor, request.POST.get("name", ""), role, hosts=hosts, expires=expires)
+    return form.save(lambda: create_token(request.actor, form.text("name"), role, hosts=hosts, expires=expires))
 
 
 @require_POST

@@ -168,7 +168,8 @@ def images_reclaim(request: PageRequest) -> HttpResponseBase:
     if "confirmed" in form and wrong is None and was_planned(request, *sent):
         if not loses or "without_undo" in form:
             return _submit(request, lines, options)
-        messages.error(request, f"Confirm that {loses} of them are replaced without an undo copy. Nothing was changed.")
+        sentence = f"Confirm that {loses} of them are replaced without an undo copy."
+        wrong = InvalidError(sentence, {"without_undo": sentence})
     context = {
         "section": "images",
         "lines": lines,

@@ -15,6 +15,7 @@ from django.views.decorators.http import require_http_methods
 
 from images.views import host_forms
 from images.views.access import PageRequest, attempt, page, wants_fragment
+from images.views.forms import Wrong
 from images.views.host_forms import WAYS, Typed, Way
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.agent.protocol import RefusedError
@@ -106,7 +107,7 @@ def _attempted(
             "shown_fingerprint", ""
         )
     more: dict[str, Any] = {
-        **{shown: name in request.POST for shown, name in _TICKED.items()}, "errors": {}, "known": known,
+        **{shown: name in request.POST for shown, name in _TICKED.items()}, "known": known,
         "creates_key": request.POST.get("key") == "create",
     }  # fmt: skip
     status = 200
@@ -118,11 +119,11 @@ def _attempted(
     except ChooseError as error:
         more["nodes"], status = error.nodes, 400 if error.is_wrong else 200
         if error.is_wrong and not any(row.chosen for row in error.nodes):
-            more["error"] = "Select at least one node."
+            more["error"] = Wrong("Select at least one node.", {})
     except InvalidError as error:
-        more["errors"], status = error.fields or {"": error.detail}, 400
+        more["error"], status = Wrong(error.detail, error.fields), 400
     except RefusedError as error:
-        more["error"], status = error.detail, 409
+        more["error"], status = Wrong(error.detail, {}), 409
     else:
         host_forms.forget(request.session)
         saved(request, hosts)
@@ -179,13 +180,12 @@ def _saved(request: PageRequest, hosts: list[Host]) -> None:
 
 
 def _context(way: Way, given: dict[str, str], **more: Any) -> dict[str, Any]:
-    errors: dict[str, str] = more.get("errors") or {}
     known: Host | None = more.get("known")
 
     def shown(fields: tuple[host_forms.Field, ...]) -> list[dict[str, Any]]:
         return [
             {
-                "field": one, "value": given.get(one.name, ""), "error": errors.get(one.name, ""),
+                "field": one, "value": given.get(one.name, ""),
                 "required": one.required and known is None and not (one.is_secret and one.name in more.get("held", ())),
                 "held": one.name in more.get("held", ()),
             }
@@ -193,12 +193,9 @@ def _context(way: Way, given: dict[str, str], **more: Any) -> dict[str, Any]:
             if known is None or one.name != "name"
         ]  # fmt: skip
 
-    names = {one.name for one in way.all_fields}
-    other = " ".join(text for name, text in errors.items() if name not in names)
     return more | {
         "section": "hosts", "ways": WAYS.values(), "way": way, "fields": shown(way.fields),
         "ssh_fields": shown(way.ssh_fields), "address": given.get("address", ""), "folder": FOLDER,
-        "error": more.get("error") or other,
         "action": reverse("host_connection", args=[known.pk]) if known is not None else reverse("host_add"),
     }  # fmt: skip
 

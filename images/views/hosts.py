@@ -18,11 +18,11 @@ from images.views.access import (
     live,
     live_body,
     live_context,
-    number,
     page,
     paginated,
     wants_fragment,
 )
+from images.views.forms import Form, status_of, typed
 from images.views.lists import Filtered, as_choices, filtered
 from storage_admin.accounts.roles import Role
 from storage_admin.accounts.saved_views import list_page
@@ -48,8 +48,13 @@ ORDERINGS = (
 )
 
 
-def _in_mib(bytes_sec: int | None) -> str:
-    return "" if bytes_sec is None else str(bytes_sec // MIB)
+def _settings(host: Host) -> dict[str, Any]:
+    """What an admin decides of a host, by the names of the form's fields."""
+    limit = host.bandwidth_bytes_sec
+    return {
+        "name": host.name, "max_jobs": host.max_jobs, "bandwidth_mib": "" if limit is None else str(limit // MIB),
+        "idle_io": host.idle_io,
+    }  # fmt: skip
 
 
 def _listed(request: PageRequest) -> Filtered[Host]:
@@ -70,7 +75,8 @@ def _context(request: PageRequest, found: Filtered[Host]) -> dict[str, Any]:
             "abilities": abilities_of(host),
             "qemu_bugs": qemu_bugs.of_host(host),
             "has_agent": refusals.without_agent(host) == [] and host.transport != Host.Transport.PLAIN,
-            "bandwidth_mib": _in_mib(host.bandwidth_bytes_sec),
+            "form": typed(request, reverse("host_change", args=[host.pk]), _settings(host)),
+            "path": typed(request, reverse("folder_add", args=[host.pk]), {"path": ""})["path"],
         }
         for host in shown
     ]
@@ -182,19 +188,29 @@ def host_scan(request: PageRequest, host_id: int) -> HttpResponseBase:
     return redirect("hosts")
 
 
+def _alone(request: PageRequest, host: Host, **more: Any) -> HttpResponseBase:
+    """The page with one host alone, one of whose forms was refused."""
+    host.refresh_from_db()
+    alone = Filtered(rows=hosts_for(request.actor).filter(pk=host.pk), values={}, ignored=[])
+    context = _context(request, alone) | {"section": "hosts"} | more
+    body, version = live_body(request, "hosts/hosts.html#hosts", context)
+    context |= live_context(body, version, url=reverse("hosts"), every="20s")
+    return render(request, "hosts/hosts.html", context, status=status_of(request))
+
+
 @require_POST
 @page(Role.ADMIN)
 def host_remove(request: PageRequest, host_id: int) -> HttpResponseBase:
     """Forgets a host; who does it types its name."""
-    host = _host(request, host_id)
+    host, form = _host(request, host_id), Form(request)
 
-    def remove() -> None:
-        if request.POST.get("confirm", "") != host.name:
-            raise InvalidError(f"Type the name {host.name} to remove the host.")
+    def remove() -> bool:
+        form.confirmed(host.name.strip())
         registration.remove_host(request.actor, host)
+        return True
 
-    attempt(request, remove, f"{host.name} is forgotten. Nothing on it was touched.")
-    return redirect("hosts")
+    done = form.save(remove, f"{host.name} is forgotten. Nothing on it was touched.")
+    return redirect("hosts") if done else _alone(request, host)
 
 
 @require_POST
@@ -202,17 +218,20 @@ def host_remove(request: PageRequest, host_id: int) -> HttpResponseBase:
 def folder_add(request: PageRequest, host_id: int) -> HttpResponseBase:
     """Registers a folder and scans it; what is wrong with the path stands beside it."""
     host = _host(request, host_id)
-    path = request.POST.get("path", "")
-    try:
-        pool = services.register_folder(request.actor, host, path, add_to_list="add_to_list" in request.POST)
-    except (InvalidError, RefusedError) as error:
-        alone = Filtered(rows=hosts_for(request.actor).filter(pk=host.pk), values={}, ignored=[])
-        context = _context(request, alone) | {"section": "hosts", "path": path, "path_error": error.detail}
-        unlisted = isinstance(error, RefusedError) and error.code == "folder_not_listed"
-        context["may_list"] = unlisted and folders.may_list(request.actor, host)
-        body, version = live_body(request, "hosts/hosts.html#hosts", context)
-        context |= live_context(body, version, url=reverse("hosts"), every="20s") | {"at_host": host.pk}
-        return render(request, "hosts/hosts.html", context, status=400)
+    form, unlisted = Form(request), False
+
+    def register() -> StoragePool:
+        nonlocal unlisted
+        try:
+            add_to_list = "add_to_list" in request.POST
+            return services.register_folder(request.actor, host, form.text("path"), add_to_list=add_to_list)
+        except RefusedError as error:
+            unlisted = error.code == "folder_not_listed"
+            raise InvalidError(error.detail, {"path": error.detail}) from None
+
+    pool = form.save(register)
+    if pool is None:
+        return _alone(request, host, may_list=unlisted and folders.may_list(request.actor, host))
     messages.success(request, f"{pool.path} is registered; a scan of it is queued.")
     attempt(request, partial(submit, request.actor, "scan", host.pk, {}))
     return redirect("hosts")
@@ -223,23 +242,19 @@ def folder_add(request: PageRequest, host_id: int) -> HttpResponseBase:
 def host_change(request: PageRequest, host_id: int) -> HttpResponseBase:
     """What an admin decides of a host: its name, how many rewriting jobs run there at once, and how fast they go."""
     host = _host(request, host_id)
-
-    def change() -> Host:
-        bandwidth: int | Unchanged | None = UNCHANGED
-        text = request.POST.get("bandwidth_mib", "").strip()
-        # The field rounds: what it showed and nobody touched stays what it is.
-        if "bandwidth_mib" in request.POST and text != _in_mib(host.bandwidth_bytes_sec):
-            mib = number(text)
-            bandwidth = None if mib is None else mib * MIB
-        return services.update_host(
-            request.actor,
-            host,
-            name=request.POST.get("name", ""),
-            max_jobs=number(request.POST.get("max_jobs")),
-            bandwidth_bytes_sec=bandwidth,
+    form = Form(request, {"bandwidth_bytes_sec": "bandwidth_mib"})
+    bandwidth: int | Unchanged | None = UNCHANGED
+    # The field rounds: what it showed and nobody touched stays what it is.
+    if "bandwidth_mib" in request.POST and form.text("bandwidth_mib").strip() != _settings(host)["bandwidth_mib"]:
+        mib = form.whole("bandwidth_mib")
+        bandwidth = None if mib is None else mib * MIB
+    max_jobs = form.whole("max_jobs", required=True)
+    changed = form.save(
+        lambda: services.update_host(
+            request.actor, host, name=form.text("name"), max_jobs=max_jobs, bandwidth_bytes_sec=bandwidth,
             # An empty checkbox sends nothing: only together with the field beside it does that mean no.
             idle_io="idle_io" in request.POST if "bandwidth_mib" in request.POST else None,
-        )
-
-    attempt(request, change, f"{host.name} is changed.")
-    return redirect("hosts")
+        ),
+        f"{host.name} is changed.",
+    )  # fmt: skip
+    return _alone(request, host) if changed is None else redirect("hosts")

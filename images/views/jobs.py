@@ -4,7 +4,6 @@ from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
 
-from django.contrib import messages
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
@@ -15,6 +14,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from images import selectors
 from images.context import active_jobs
 from images.models import Image
+from images.views import forms
 from images.views.access import (
     PageRequest,
     attempt,
@@ -189,7 +189,10 @@ def _stands(job: Job) -> str:
 @page()
 def job(request: PageRequest, job_id: int) -> HttpResponseBase:
     """One job: what it does now, its log as it comes, what it ran, what came of it."""
-    row = _job(request, job_id)
+    return _shown(request, _job(request, job_id))
+
+
+def _shown(request: PageRequest, row: Job) -> HttpResponseBase:
     context = status_of(row)
     url, every = reverse("job_status", args=[row.pk]), "1s" if row.active else ""
     body, version = live_body(request, "jobs/status.html", context)
@@ -198,7 +201,7 @@ def job(request: PageRequest, job_id: int) -> HttpResponseBase:
     context |= {"section": "jobs", "lines": shown, "earlier": lines.count() - len(shown)}
     context |= {"last": shown[-1].pk if shown else 0}
     context |= live_context(body, version, url=url, every=every)
-    return render(request, "jobs/job.html", context)
+    return render(request, "jobs/job.html", context, status=forms.status_of(request))
 
 
 @require_safe
@@ -256,40 +259,39 @@ def job_undo(request: PageRequest, job_id: int) -> HttpResponseBase:
     row = _job(request, job_id)
     if request.method != "POST":
         return _undo_plan(request, row)
-    force = "force" in request.POST
-    if force and not _named(request, row):
-        return redirect("job", row.pk)
-    undo = attempt(request, lambda: services.undo(request.actor, row, force=force))
-    return redirect("job", undo.pk if undo else row.pk)
+    form, force = forms.Form(request), "force" in request.POST
+
+    def begin() -> Job:
+        if force:
+            form.confirmed(f"job {row.pk}")
+        return services.undo(request.actor, row, force=force)
+
+    undo = form.save(begin)
+    return redirect("job", undo.pk) if undo else _undo_plan(request, row)
 
 
 @require_POST
 @page(Role.ADMIN)
 def job_discard_undo(request: PageRequest, job_id: int) -> HttpResponseBase:
     """Removes the undo copy for good, when the job is named; with ``force`` also where it may be all that is left."""
-    row = _job(request, job_id)
-    if not _named(request, row):
-        return redirect("job", row.pk)
-    discard = attempt(request, lambda: services.discard_undo(request.actor, row, force="force" in request.POST))
-    return redirect("job", discard.pk if discard else row.pk)
+    row, form = _job(request, job_id), forms.Form(request)
+
+    def begin() -> Job:
+        form.confirmed(f"job {row.pk}")
+        return services.discard_undo(request.actor, row, force="force" in request.POST)
+
+    discard = form.save(begin)
+    return redirect("job", discard.pk) if discard else _shown(request, row)
 
 
 def _undo_plan(request: PageRequest, row: Job) -> HttpResponseBase:
     """What an undo would do; for htmx what a look at the image on its host changes of that."""
-    options = {"force": "force" in request.GET}
+    options = {"force": "force" in (request.POST if request.method == "POST" else request.GET)}
     plan = attempt(request, lambda: services.plan(request.actor, "undo", row.pk, options))
     if plan is None:
         return redirect("job", row.pk)
     context = {"section": "jobs", "job": row, "plan": plan, "image": Image.every.get(pk=row.target_id), **options}
     if not wants_fragment(request):
-        return render(request, "jobs/undo.html", context)
+        return render(request, "jobs/undo.html", context, status=forms.status_of(request))
     looked = services.plan(request.actor, "undo", row.pk, options, look=True)
     return looked_plan(request, "jobs/undo.html", context | {"plan": looked}, plan)
-
-
-def _named(request: PageRequest, row: Job) -> bool:
-    """Whether the job was named to confirm; where it was not, the next page says so."""
-    if request.POST.get("confirm", "").strip() == f"job {row.pk}":
-        return True
-    messages.error(request, f"Not confirmed: type “job {row.pk}” to confirm. Nothing was changed.")
-    return False

@@ -3,7 +3,6 @@
 from typing import Any
 from uuid import uuid4
 
-from django.contrib import messages
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -15,14 +14,13 @@ from images.models import Image
 from images.orphans import selectors
 from images.orphans.against import changed_at
 from images.orphans.rows import GRACE_DAYS
-from images.views.access import PageRequest, number, page, paginated
+from images.views.access import PageRequest, page, paginated
+from images.views.forms import Form, status_of, typed
 from images.views.image import image_of
 from images.views.lists import Filtered, as_choices, filtered
 from storage_admin.accounts.roles import Role
 from storage_admin.accounts.saved_views import list_page
-from storage_admin.agent.protocol import RefusedError
 from storage_admin.csv_export import Columns, csv_answer
-from storage_admin.hosts.errors import InvalidError
 from storage_admin.hosts.selectors import hosts_for, pools_for
 from storage_admin.jobs import kinds, services
 from storage_admin.jobs.kinds import JobKind
@@ -94,11 +92,11 @@ def orphans(request: PageRequest) -> HttpResponseBase:
     return render(request, "orphans/orphans.html", context)
 
 
-def _options(request: PageRequest, kind: JobKind) -> dict[str, Any]:
+def _options(form: Form, kind: JobKind) -> dict[str, Any]:
     if "grace_days" in kind.properties:
-        days = number(request.POST.get("grace_days") or request.GET.get("grace_days"))
+        days = form.whole("grace_days")
         return {} if days is None else {"grace_days": days}
-    return {"confirm_name": request.POST.get("confirm_name", "")} if "confirm_name" in kind.properties else {}
+    return {"confirm_name": form.text("confirm_name")} if "confirm_name" in kind.properties else {}
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -106,17 +104,11 @@ def _options(request: PageRequest, kind: JobKind) -> dict[str, Any]:
 def aside(request: PageRequest, image_id: int, kind_name: str) -> HttpResponseBase:
     """The plan of setting an image aside, restoring or deleting it; POST starts the job that the plan showed."""
     image, kind = image_of(request, image_id), kinds.get(kind_name)
-    error, status = "", 200
     if request.method == "POST":
-        try:
-            key = "".join(filter(str.isalnum, request.POST.get("key", "")))[:64]
-            job = services.submit(request.actor, kind.name, image.pk, _options(request, kind), idempotency_key=key)
-        except RefusedError as refused:
-            messages.error(request, f"Refused ({refused.code}): {refused.detail} Nothing was changed.")
-            status = 409
-        except InvalidError as invalid:
-            error, status = invalid.detail, 409
-        else:
+        form, key = Form(request), "".join(filter(str.isalnum, request.POST.get("key", "")))[:64]
+        options = _options(form, kind)
+        job = form.save(lambda: services.submit(request.actor, kind.name, image.pk, options, idempotency_key=key))
+        if job is not None:
             return redirect("job", job.pk)
     context = {
         "section": "orphans",
@@ -125,8 +117,7 @@ def aside(request: PageRequest, image_id: int, kind_name: str) -> HttpResponseBa
         "address": reverse(kind.name, args=[image.pk]),
         "plan": services.plan(request.actor, kind.name, image.pk, {}),
         "evidence": selectors.evidence(image),
-        "grace_days": request.POST.get("grace_days", GRACE_DAYS),
-        "error": error,
+        "form": typed(request, request.path, {"grace_days": GRACE_DAYS, "confirm_name": ""}),
         "key": uuid4().hex,
     }
-    return render(request, "orphans/job.html", context, status=status)
+    return render(request, "orphans/job.html", context, status=status_of(request))

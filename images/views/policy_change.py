@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from django.contrib import messages
 from django.http import QueryDict
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
@@ -17,7 +16,8 @@ from images.policies.scope import hosts_of, policy_for, require_reach
 from images.policies.shape import Rules
 from images.policies.validation import clean
 from images.views.access import PageRequest, page, wants_fragment
-from images.views.policy_form import MIB, Problem, choices_of, least_gain, of_its_kind, problems_of, texts_of, values_of
+from images.views.forms import Form, Wrong, status_of, wrong_of
+from images.views.policy_form import FIELDS, MIB, choices_of, least_gain, of_its_kind, texts_of, values_of
 from storage_admin.accounts.roles import ForbiddenError, Role
 from storage_admin.hosts.errors import InvalidError
 
@@ -46,26 +46,25 @@ def _form(request: PageRequest, row: Policy, address: str) -> HttpResponseBase:
     given = request.POST if request.method == "POST" else request.GET
     asked: QueryDict = given if "cron" in given else texts_of(row)
     form = asked if row.pk else of_its_kind(asked)
-    errors: list[Problem] = []
-    status = 200
     if request.method == "POST":
-        try:
-            saved = _save(request, row, values_of(form, row))
-        except InvalidError as error:
-            errors, status = problems_of(error.fields or {"form": error.detail}), 400
-        else:
-            messages.success(request, f"The policy {saved.name} is kept.")
+        sent, unread = Form(request, FIELDS), dict[str, str]()
+        values = values_of(form, row, unread)
+        for name, sentence in unread.items():
+            sent.wrong(name, sentence)
+        if saved := sent.save(lambda: _save(request, row, values), f"The policy {values['name']} is kept."):
             return redirect("policy", saved.pk)
     fresh = Policy.objects.get(pk=row.pk) if row.pk else Policy(clock=row.clock)
-    context = {"section": "policies", "policy": fresh, "form": form, "errors": errors, "address": address}
+    context = {"section": "policies", "policy": fresh, "form": form, "address": address}
     context |= choices_of(form, request.actor, fresh) | _choice(request, fresh, form)
+    if (refused := wrong_of(request)) is not None:
+        context["problems"] = refused
     context["another_gain"] = form is not asked
     template = "policies/form.html"
     if wants_fragment(request) and request.method != "POST":
         # While somebody types into the options they stay as they are.
         others = form.get("options_of") != form.get("kind")
         template += "#answer_with_options" if others else "#answer"
-    return render(request, template, context, status=status)
+    return render(request, template, context, status=status_of(request))
 
 
 def _save(request: PageRequest, row: Policy, values: dict[str, Any]) -> Policy:
@@ -76,16 +75,20 @@ def _save(request: PageRequest, row: Policy, values: dict[str, Any]) -> Policy:
 
 def _choice(request: PageRequest, row: Policy, form: QueryDict) -> dict[str, Any]:
     """What the policy would do if it were kept like this, or why that cannot be said."""
+    wrong: dict[str, str] = {}
     try:
-        draft = Policy(pk=row.pk, clock=row.clock, **values_of(form, row))
+        draft = Policy(pk=row.pk, clock=row.clock, **values_of(form, row, wrong))
         unnamed = not draft.name
         draft.name = draft.name or "unnamed"
         draft = clean(draft, request.actor)
         require_reach(request.actor, draft, Role.ADMIN)
     except InvalidError as error:
-        return {"problems": problems_of(error.fields or {"form": error.detail})}
+        wrong = {FIELDS.get(name, name): text for name, text in error.fields.items()} | wrong
+        return {"problems": Wrong(error.detail, wrong)}
     except ForbiddenError as error:
-        return {"problems": problems_of({"hosts": str(error)})}
+        return {"problems": Wrong(str(error), {"hosts": str(error)})}
+    if wrong:
+        return {"problems": Wrong("", wrong)}
     rules, seen = Rules.of(draft), hosts_of(request.actor)
     return {
         "preview": preview(rules, timezone.now(), limit=SHOWN, hosts=seen), "on_pools": rules.on_pools,

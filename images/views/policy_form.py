@@ -26,14 +26,6 @@ NUMBERS = (
 #: Of them, those that nobody can leave empty; the others are what a policy has without them.
 REQUIRED = frozenset({"window_minutes", "quiet_minutes", "max_jobs_per_host"})
 SWITCHES = ("enabled", "include_decayed", "include_preallocated")
-#: What fields are called on the page, where that is not their name.
-LABELS = {
-    "cron": "Opens", "window_minutes": "Open for", "quiet_minutes": "Quiet at its end", "name_pattern": "Names",
-    "min_reclaimable_bytes": "Wins at least (MiB)", "min_reclaimable_percent": "Wins at least (%)",
-    "min_age_hours": "Since the last such job", "max_jobs_per_host": "At once on each host", "kind": "Job",
-    "include_decayed": "Also images that grew back",
-    "include_preallocated": "Also preallocated images", "form": "As a whole",
-}  # fmt: skip
 #: Fields of the form that are not named as their columns.
 FIELDS = {"min_reclaimable_bytes": "min_reclaimable_mib"}
 #: Whose columns have their defaults.
@@ -89,50 +81,27 @@ def texts_of(policy: Policy) -> QueryDict:
     return form
 
 
-@dataclass(frozen=True)
-class Problem:
-    """What is wrong with a field: the form's name of it, what the page calls it, and a sentence."""
-
-    field: str
-    label: str
-    text: str
-
-
-def problems_of(wrong: dict[str, str]) -> list[Problem]:
-    """What is wrong with columns of a policy, by the form's fields."""
-    return [
-        Problem(
-            FIELDS.get(name, name), LABELS.get(name, name.removeprefix(OPTION).replace("_", " ").capitalize()), text
-        )
-        for name, text in wrong.items()
-    ]
-
-
-def values_of(form: QueryDict, kept: Policy) -> dict[str, Any]:
-    """What a form says, as columns of a policy.
+def values_of(form: QueryDict, kept: Policy, wrong: dict[str, str]) -> dict[str, Any]:
+    """What a form says, as columns of a policy; what cannot be read has its default.
 
     Args:
         kept: the policy as it is kept: a list that names something becomes empty, which means all, only on purpose.
-
-    Raises:
-        InvalidError: a field cannot be read; it names each.
+        wrong: gets a sentence for each field that cannot be read, by the form's name of it.
     """
-    wrong: dict[str, str] = {}
     values: dict[str, Any] = {name: form.get(name, "").strip() for name in TEXTS}
     for name in NUMBERS:
         text = form.get(name, "").strip()
         is_given = text or name in REQUIRED
-        values[name] = _number(text, name, wrong, whole=True) if is_given else getattr(_DEFAULTS, name)
+        default = getattr(_DEFAULTS, name)
+        values[name] = _number(text, name, wrong, default, whole=True) if is_given else default
     values["min_reclaimable_bytes"] = 0
     if text := form.get("min_reclaimable_mib", "").strip():
-        values["min_reclaimable_bytes"] = int((_number(text, "min_reclaimable_bytes", wrong) or 0) * MIB)
+        values["min_reclaimable_bytes"] = int(_number(text, "min_reclaimable_mib", wrong, 0) * MIB)
     for name in SWITCHES:
         values[name] = name in form
     for name in LISTS:
         values[name] = checked(form, name, kept, wrong)
     values["options"] = _options(form, wrong) if values["kind"] in KINDS else {}
-    if wrong:
-        raise InvalidError("Some fields cannot be read.", wrong)
     return values
 
 
@@ -182,8 +151,8 @@ def in_mib(name: str) -> bool:
 
 
 def _options(form: QueryDict, wrong: dict[str, str]) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    for name, schema in kinds.get(form.get("kind", "")).properties.items():
+    kind, options = kinds.get(form.get("kind", "")), dict[str, Any]()
+    for name, schema in kind.properties.items():
         text = form.get(OPTION + name, "").strip()
         if not text or name in HIDDEN:
             continue
@@ -192,13 +161,19 @@ def _options(form: QueryDict, wrong: dict[str, str]) -> dict[str, Any]:
         elif "boolean" in schema["type"]:
             options[name] = text == "true"
         else:
-            number = _number(text, OPTION + name, wrong)
-            scaled = (number or 0) * (MIB if in_mib(name) else 1)
+            number = _number(text, OPTION + name, wrong, 0)
+            scaled = number * (MIB if in_mib(name) else 1)
             options[name] = int(scaled) if scaled == int(scaled) or in_mib(name) else scaled
+    try:
+        kind.clean(options)
+    except InvalidError as error:
+        known = {OPTION + name: text for name, text in error.fields.items() if name in kind.properties}
+        wrong.update(known | wrong)
+        return {} if known else options
     return options
 
 
-def _number(text: str, name: str, wrong: dict[str, str], *, whole: bool = False) -> Any:
+def _number(text: str, name: str, wrong: dict[str, str], default: float, *, whole: bool = False) -> Any:
     try:
         value = int(text) if whole else float(text)
         if abs(value) < 1e15:
@@ -206,7 +181,7 @@ def _number(text: str, name: str, wrong: dict[str, str], *, whole: bool = False)
     except (ValueError, OverflowError):
         pass
     wrong[name] = "Give a whole number." if whole else "Give a number."
-    return 0
+    return default
 
 
 def _written(name: str, value: Any) -> str:

@@ -3,21 +3,28 @@
 from functools import partial
 from typing import Any
 
-from django.contrib import messages
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
 from images import leftovers, selectors
 from images.orphans.rows import bytes_aside
 from images.selectors.undo_copies import undo_copies
 from images.templatetags.storage import bar_scale
-from images.views.access import PageRequest, attempt, number, page
+from images.views.access import PageRequest, attempt, page
+from images.views.forms import Form, status_of, typed
 from storage_admin.accounts.roles import Role
 from storage_admin.hosts import folders, services
-from storage_admin.hosts.errors import InvalidError, NotFoundError
+from storage_admin.hosts.errors import NotFoundError
 from storage_admin.hosts.models import StoragePool
+from storage_admin.jobs.models import Job
 from storage_admin.jobs.services import submit
+
+#: What an admin decides of a pool, as the form calls it.
+SETTINGS = (
+    "name", "warn_percent", "warn_days", "warn_overcommit", "warn_undo_percent", "all_hosts_registered", "share_bases",
+)  # fmt: skip
 
 
 def _pool(request: PageRequest, pool_id: int) -> StoragePool:
@@ -31,7 +38,10 @@ def _pool(request: PageRequest, pool_id: int) -> StoragePool:
 @page()
 def pool(request: PageRequest, pool_id: int) -> HttpResponseBase:
     """One pool: how full it is and was, its largest images, and what an admin decides of it."""
-    row = _pool(request, pool_id)
+    return _shown(request, _pool(request, pool_id))
+
+
+def _shown(request: PageRequest, row: StoragePool) -> HttpResponseBase:
     largest = selectors.images_for(request.actor).filter(pool=row).order_by("-allocated_size", "-id")[:15]
     context = {"section": "hosts", "pool": row, "largest": largest, "chart": _chart(row)}
     context["scale"] = bar_scale((image.virtual_size, image.allocated_size) for image in largest)
@@ -40,7 +50,9 @@ def pool(request: PageRequest, pool_id: int) -> HttpResponseBase:
     context["forecast"] = selectors.forecasts([row]).get(row.pk)
     context["aside"] = bytes_aside([row]).get(row.pk)
     context["may_list"] = folders.may_list(request.actor, row.host)
-    return render(request, "hosts/pool.html", context)
+    kept = {name: getattr(row, name) for name in SETTINGS}
+    context["form"] = typed(request, reverse("pool_change", args=[row.pk]), kept)
+    return render(request, "hosts/pool.html", context, status=status_of(request))
 
 
 def _chart(row: StoragePool) -> dict[str, Any] | None:
@@ -65,21 +77,25 @@ def _chart(row: StoragePool) -> dict[str, Any] | None:
 @page(Role.ADMIN)
 def pool_change(request: PageRequest, pool_id: int) -> HttpResponseBase:
     """What an admin decides of a pool: its name, its threshold, whether all hosts that use it are registered."""
-    row = _pool(request, pool_id)
-
-    def change() -> StoragePool:
-        return services.update_pool(
-            request.actor,
-            row,
-            name=request.POST.get("name", ""),
-            warn_percent=number(request.POST.get("warn_percent")),
-            **_thresholds(request),
+    row, form = _pool(request, pool_id), Form(request)
+    # Optional thresholds: empty for none, left alone where the form has them not.
+    thresholds: dict[str, Any] = {
+        name: read(name)
+        for name, read in (
+            ("warn_days", form.whole), ("warn_undo_percent", form.whole), ("warn_overcommit", form.number),
+        )
+        if name in request.POST
+    }  # fmt: skip
+    warn_percent = form.whole("warn_percent", required=True)
+    changed = form.save(
+        lambda: services.update_pool(
+            request.actor, row, name=form.text("name"), warn_percent=warn_percent, **thresholds,
             all_hosts_registered="all_hosts_registered" in request.POST if row.network else None,
             share_bases="share_bases" in request.POST,
-        )
-
-    attempt(request, change, f"{row.name} is changed.")
-    return redirect("pool", row.pk)
+        ),
+        f"{row.name} is changed.",
+    )  # fmt: skip
+    return _shown(request, _pool(request, pool_id)) if changed is None else redirect("pool", row.pk)
 
 
 @require_POST
@@ -93,45 +109,33 @@ def pool_confirm_folder(request: PageRequest, pool_id: int) -> HttpResponseBase:
     return redirect("pool", row.pk)
 
 
-def _thresholds(request: PageRequest) -> dict[str, Any]:
-    """Optional thresholds as a form gives them: empty for none, left alone where the form has them not."""
-    post = request.POST
-    found: dict[str, Any] = {name: number(post[name]) for name in ("warn_days", "warn_undo_percent") if name in post}
-    if "warn_overcommit" in post:
-        text = post["warn_overcommit"].strip().replace(",", ".")
-        try:
-            found["warn_overcommit"] = float(text) if text else None
-        except ValueError:
-            raise InvalidError(f"{text[:40]!r} is no number.") from None
-    return found
-
-
 @require_POST
 @page(Role.ADMIN)
 def pool_leftover(request: PageRequest, pool_id: int) -> HttpResponseBase:
     """Puts an undo copy of another dashboard back, or removes it, when its job is named."""
     row = _pool(request, pool_id)
     name, action = request.POST.get("job", ""), request.POST.get("action", "")
-    if request.POST.get("confirm", "").strip() != name:
-        messages.error(request, f"Not confirmed: type “{name}” to confirm. Nothing was changed.")
-        return redirect("pool", row.pk)
     options = {"job": name, "action": action, "force": "force" in request.POST}
-    job = attempt(request, lambda: submit(request.actor, "settle_leftover", row.pk, options))
-    return redirect("job", job.pk) if job else redirect("pool", row.pk)
+    form = Form(request)
+
+    def settle() -> Job:
+        form.confirmed(name)
+        return submit(request.actor, "settle_leftover", row.pk, options)
+
+    job = form.save(settle)
+    return redirect("job", job.pk) if job else _shown(request, row)
 
 
 @require_POST
 @page(Role.ADMIN)
 def pool_remove(request: PageRequest, pool_id: int) -> HttpResponseBase:
     """Forgets a folder, when its name is confirmed. Nothing on the host is touched."""
-    row = _pool(request, pool_id)
-    if request.POST.get("confirm", "").strip() != row.name.strip():
-        messages.error(request, f"Not confirmed: type the pool's name, {row.name}. Nothing was changed.")
-        return redirect("pool", row.pk)
-    try:
+    row, form = _pool(request, pool_id), Form(request)
+
+    def remove() -> bool:
+        form.confirmed(row.name.strip())
         services.remove_pool(request.actor, row)
-    except InvalidError as error:
-        messages.error(request, f"{error.detail} Nothing was changed.")
-        return redirect("pool", row.pk)
-    messages.success(request, f"{row.path} is forgotten. Its files are untouched.")
-    return redirect("hosts")
+        return True
+
+    done = form.save(remove, f"{row.path} is forgotten. Its files are untouched.")
+    return redirect("hosts") if done else _shown(request, row)

@@ -234,7 +234,9 @@ def _until(options: dict[str, Any]) -> datetime | None:
     return timezone.now() + timedelta(hours=float(hours)) if hours else None
 
 
-def _context(request: PageRequest, image: Image, kind: JobKind, form: QueryDict) -> dict[str, Any]:
+def _context(
+    request: PageRequest, image: Image, kind: JobKind, form: QueryDict, refused: InvalidError | None = None
+) -> dict[str, Any]:
     shown = _planned(request, image, kind, form)
     plan = shown.plan
     fields = _fields(kind, image, shown.options)
@@ -247,7 +249,7 @@ def _context(request: PageRequest, image: Image, kind: JobKind, form: QueryDict)
         "kind": kind,
         "address": reverse(kind.name, args=[image.pk]),
         "plan": plan,
-        "error": shown.error,
+        "error": shown.error or refused,
         "fields": fields,
         "texts": texts,
         "has_undo": "undo_hours" in kind.properties,
@@ -301,6 +303,7 @@ def _looked(request: PageRequest, image: Image, kind: JobKind) -> HttpResponseBa
 
 def _start(request: PageRequest, image: Image, kind: JobKind) -> HttpResponseBase:
     request.actor.require(Role.OPERATOR, image.host.slug)
+    refused = None
     try:
         options = options_from(kind, request.POST)
         if not was_planned(request, options):
@@ -315,8 +318,8 @@ def _start(request: PageRequest, image: Image, kind: JobKind) -> HttpResponseBas
     except RefusedError as error:
         messages.error(request, f"Refused ({error.code}): {error.detail} Nothing was changed.")
     except InvalidError as error:
-        messages.error(request, f"{error.detail} Nothing was changed.")
+        refused = error
     else:
         return redirect("job", job.pk)
     image = image_of(request, image.pk)
-    return render(request, "images/rewrite.html", _context(request, image, kind, request.POST), status=409)
+    return render(request, "images/rewrite.html", _context(request, image, kind, request.POST, refused), status=409)

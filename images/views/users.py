@@ -10,9 +10,9 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from images.views.access import PageRequest, attempt, page, paginated
+from images.views.forms import Form, status_of, typed
 from storage_admin.accounts import lockouts, scopes, second_factor, selectors
 from storage_admin.accounts import users as services
-from storage_admin.accounts.errors import AccountError
 from storage_admin.accounts.models import User
 from storage_admin.accounts.roles import ROLE_CHOICES, Role
 from storage_admin.csv_export import Columns, csv_answer
@@ -38,23 +38,22 @@ CSV_COLUMNS: Columns = {
 def users(request: PageRequest) -> HttpResponseBase:
     """All users; POST adds one and shows their one-time password, this once."""
     context: dict[str, Any] = {"section": "users", "roles": ROLE_CHOICES, "hosts": scopes.names()}
-    status = 200
     if request.method == "POST":
-        form = request.POST
-        context |= {"given": form, "given_hosts": form.getlist("hosts")}
-        try:
-            context["made"], context["password"] = services.add_user(
-                request.actor, form.get("username", ""), _role(form.get("role", "")),
-                hosts=form.getlist("hosts"), email=form.get("email", ""),
-            )  # fmt: skip
-        except (AccountError, InvalidError) as error:
-            context |= {"error": error.detail, "wrong": error.fields}
-            status = 400
+        form = Form(request)
+        role, hosts = form.role(), request.POST.getlist("hosts")
+        made = form.save(
+            lambda: services.add_user(
+                request.actor, form.text("username"), role, hosts=hosts, email=form.text("email")
+            )
+        )  # fmt: skip
+        if made is not None:
+            context["made"], context["password"] = made
     context |= {
+        "form": typed(request, request.path, {"username": "", "role": "", "email": "", "hosts": []}),
         "rows": paginated(request, selectors.users_listed(), PER_PAGE), "lockouts": lockouts.lockouts(),
         "required_roles": second_factor.required_roles(), "fixed_roles": second_factor.fixed_roles(),
     }  # fmt: skip
-    return _kept_nowhere(render(request, "accounts/users.html", context, status=status))
+    return _kept_nowhere(render(request, "accounts/users.html", context, status=status_of(request)))
 
 
 @require_safe
@@ -70,16 +69,13 @@ def user(request: PageRequest, user_id: int) -> HttpResponseBase:
     """One user; POST changes role, hosts and address."""
     row = _user(user_id)
     if request.method == "POST":
-        form = request.POST
-
-        def change() -> User:
-            return services.change_user(
-                request.actor, row, role=_role(form.get("role", "")), hosts=form.getlist("hosts"),
-                email=form.get("email", ""),
-            )  # fmt: skip
-
-        attempt(request, change, f"Saved. It holds from {row.username}'s next click on.")
-        return redirect("user", row.pk)
+        form = Form(request)
+        role, hosts = form.role(), request.POST.getlist("hosts")
+        saved = form.save(
+            lambda: services.change_user(request.actor, row, role=role, hosts=hosts, email=form.text("email")),
+            f"Saved. It holds from {row.username}'s next click on.",
+        )
+        return _shown(request, row) if saved is None else redirect("user", row.pk)
     return _shown(request, row)
 
 
@@ -169,11 +165,12 @@ def _shown(request: PageRequest, row: User, password: str = "") -> HttpResponse:
     names = scopes.names()
     context = {
         "section": "users", "row": row, "roles": ROLE_CHOICES, "password": password,
+        "form": typed(request, request.path, {"role": row.role, "hosts": row.hosts, "email": row.email}),
         "hosts": names | {slug: slug for slug in row.hosts if slug not in names},
         "sessions": list(selectors.sessions_of(row)), "own": row.pk == request.actor.user_id,
         "tokens": selectors.tokens_made_by(row), "second_factor": second_factor.kinds_of(row),
     }  # fmt: skip
-    return _kept_nowhere(render(request, "accounts/user.html", context))
+    return _kept_nowhere(render(request, "accounts/user.html", context, status=status_of(request)))
 
 
 def _kept_nowhere(answer: HttpResponse) -> HttpResponse:

@@ -1,20 +1,20 @@
 """For admins: who is told of events, and how that went."""
 
-from collections.abc import Callable
 from typing import Any
 
 from django.conf import settings
 from django.contrib import messages
 from django.http.response import HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from images.views.access import PageRequest, live, live_body, live_context, page, paginated, wants_fragment
+from images.views.access import PageRequest, attempt, live, live_body, live_context, page, paginated, wants_fragment
+from images.views.forms import Form, status_of, typed
 from storage_admin.accounts.roles import Role
 from storage_admin.csv_export import Columns, csv_answer
 from storage_admin.events import addresses, selectors
 from storage_admin.events import webhooks as writes
-from storage_admin.events.errors import EventsError
 from storage_admin.events.models import Delivery, Webhook
 from storage_admin.events.services import NAMES
 from storage_admin.hosts.errors import NotFoundError
@@ -65,28 +65,18 @@ def webhooks(request: PageRequest) -> HttpResponseBase:
     """All webhooks, and mail; POST makes a webhook and shows its secret, this once."""
     request.actor.require_everywhere(Role.ADMIN)
     context: dict[str, Any] = {"section": "webhooks", "names": NAMES.items()}
-    status = 200
     if request.method == "POST":
-        post = request.POST
-        try:
-            made, secret = writes.create(
-                request.actor, post.get("name", ""), post.get("url", ""), events=post.getlist("events")
-            )
-            context |= {"hook": made, "secret": secret}
-        except EventsError as error:
-            context |= {
-                "error": error.detail,
-                "wrong": {error.field: error.detail},
-                "given": post,
-                "chosen": post.getlist("events"),
-            }
-            status = 400
+        form, events = Form(request), request.POST.getlist("events")
+        made = form.save(lambda: writes.create(request.actor, form.text("name"), form.text("url"), events=events))
+        if made is not None:
+            context["hook"], context["secret"] = made
     context |= {
+        "form": typed(request, request.path, {"name": "", "url": "", "events": []}),
         "hooks": [{"hook": hook, "url": addresses.shown(hook.url)} for hook in selectors.webhooks()],
         "addresses": settings.ALERT_EMAILS,
         "mails": selectors.deliveries().filter(webhook=None)[:MAILS],
     }
-    return _not_kept(render(request, "webhooks/list.html", context, status=status))
+    return _not_kept(render(request, "webhooks/list.html", context, status=status_of(request)))
 
 
 @require_safe
@@ -139,26 +129,26 @@ def _shown(request: PageRequest, hook: Webhook, **more: Any) -> HttpResponse:
     if wants_fragment(request):
         return live(request, "webhooks/webhook.html#deliveries", context, url=url, every=every)
     body, version = live_body(request, "webhooks/webhook.html#deliveries", context)
-    events = [{"name": name, "means": means, "chosen": name in hook.events} for name, means in NAMES.items()]
-    context |= {"section": "webhooks", "url": addresses.shown(hook.url), "events": events} | more
+    kept = {"name": hook.name, "url": addresses.shown(hook.url), "events": hook.events, "enabled": hook.enabled}
+    context |= {"section": "webhooks", "names": NAMES.items()} | more
+    context["form"] = typed(request, reverse("webhook_change", args=[hook.pk]), kept)
     context |= live_context(body, version, url=url, every=every)
-    return _not_kept(render(request, "webhooks/webhook.html", context))
+    return _not_kept(render(request, "webhooks/webhook.html", context, status=status_of(request)))
 
 
 @require_POST
 @page(Role.ADMIN)
 def webhook_change(request: PageRequest, webhook_id: int) -> HttpResponseBase:
     """Changes a webhook."""
-    hook, post = _hook(request, webhook_id), request.POST
-    _try(
-        request,
+    hook, form = _hook(request, webhook_id), Form(request)
+    saved = form.save(
         lambda: writes.update(
-            request.actor, hook, name=post.get("name", ""), url=post.get("url", ""), events=post.getlist("events"),
-            enabled="enabled" in post,
+            request.actor, hook, name=form.text("name"), url=form.text("url"), events=request.POST.getlist("events"),
+            enabled="enabled" in request.POST,
         ),
         "The webhook is changed.",
     )  # fmt: skip
-    return redirect("webhook", webhook_id)
+    return _shown(request, _hook(request, webhook_id)) if saved is None else redirect("webhook", webhook_id)
 
 
 @require_POST
@@ -174,7 +164,7 @@ def webhook_secret(request: PageRequest, webhook_id: int) -> HttpResponseBase:
 def webhook_test(request: PageRequest, webhook_id: int) -> HttpResponseBase:
     """Sends a test."""
     hook = _hook(request, webhook_id)
-    _try(request, lambda: writes.send_test(request.actor, hook), "A test is on its way: see below how it goes.")
+    attempt(request, lambda: writes.send_test(request.actor, hook), "A test is on its way: see below how it goes.")
     return redirect("webhook", webhook_id)
 
 
@@ -196,7 +186,7 @@ def delivery_resend(request: PageRequest, delivery_id: int) -> HttpResponseBase:
     delivery = selectors.deliveries().filter(pk=delivery_id).first()
     if delivery is None:
         raise NotFoundError(f"There is no delivery {delivery_id}.")
-    _try(request, lambda: writes.resend(request.actor, delivery), "It is on its way once more.")
+    attempt(request, lambda: writes.resend(request.actor, delivery), "It is on its way once more.")
     return redirect("webhook", delivery.webhook_id) if delivery.webhook_id else redirect("webhooks")
 
 
@@ -204,14 +194,5 @@ def delivery_resend(request: PageRequest, delivery_id: int) -> HttpResponseBase:
 @page(Role.ADMIN)
 def mail_test(request: PageRequest) -> HttpResponseBase:
     """Sends every address a test."""
-    _try(request, lambda: writes.send_test_mail(request.actor), "A test mail is on its way: see below how it goes.")
+    attempt(request, lambda: writes.send_test_mail(request.actor), "A test mail is on its way: see below how it goes.")
     return redirect("webhooks")
-
-
-def _try(request: PageRequest, work: Callable[[], object], done: str) -> None:
-    try:
-        work()
-    except EventsError as error:
-        messages.error(request, f"{error.detail} Nothing was changed.")
-    else:
-        messages.success(request, done)

@@ -82,21 +82,27 @@ def create_token(
 
     Raises:
         ForbiddenError: the actor is no admin, or limited to some hosts.
-        AccountError: the name is empty, taken or cannot be read, there is no such host, or the time has passed.
+        AccountError: the name is empty, taken or cannot be read, there is no such host, or the time has passed; it
+            names all fields that are wrong.
     """
     actor.require_everywhere(Role.ADMIN)
-    name = name.strip()
+    name, limit, wrong = name.strip(), list[str](), dict[str, str]()
     if not name:
-        raise _bad("name", "A token needs a name, by which it stands in the audit trail.")
-    if len(name) > LONGEST_TOKEN_NAME or not name.isprintable():
-        raise _bad("name", f"At most {LONGEST_TOKEN_NAME} characters that can be seen.")
+        wrong["name"] = "A token needs a name, by which it stands in the audit trail."
+    elif len(name) > LONGEST_TOKEN_NAME or not name.isprintable():
+        wrong["name"] = f"At most {LONGEST_TOKEN_NAME} characters that can be seen."
     if expires is not None and expires <= timezone.now():
-        raise _bad("expires", "This token would have expired already: choose a later time.")
-    limit = scopes.checked(hosts)
+        wrong["expires"] = "This token would have expired already: choose a later time."
+    try:
+        limit = scopes.checked(hosts)
+    except AccountError as error:
+        wrong |= error.fields
     secret = TOKEN_PREFIX + secrets.token_urlsafe(32)
     with transaction.atomic():
-        if Token.objects.filter(name=name).exists():
-            raise _bad("name", f"There is a token named {name} already: delete it first, or choose another name.")
+        if "name" not in wrong and Token.objects.filter(name=name).exists():
+            wrong["name"] = f"There is a token named {name} already: delete it first, or choose another name."
+        if wrong:
+            raise AccountError(" ".join(wrong.values()), wrong)
         token = Token.objects.create(
             name=name, digest=digest_of(secret), role=role.label, hosts=limit, expires=expires,
             created_by=actor.name,
@@ -120,7 +126,3 @@ def delete_token(actor: Actor, token: Token) -> None:
 def _shown(token: Token) -> dict[str, Any]:
     expires = None if token.expires is None else token.expires.isoformat(timespec="seconds")
     return {"role": token.role, "hosts": token.hosts, "expires": expires}
-
-
-def _bad(field: str, sentence: str) -> AccountError:
-    return AccountError(sentence, {field: sentence})

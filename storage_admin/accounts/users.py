@@ -29,23 +29,26 @@ def add_user(
 
     Raises:
         ForbiddenError: the actor is no admin, or limited to some hosts.
-        AccountError: the name is taken or cannot be one, there is no such host, or the address is none.
+        AccountError: the name is taken or cannot be one, there is no such host, or the address is none; it names all
+            fields that are wrong.
     """
     actor.require_everywhere(Role.ADMIN)
-    username = AbstractUser.normalize_username(username.strip())
-    user = User(username=username, role=role.label, hosts=scopes.checked(hosts), email=email.strip())
+    username, wrong = AbstractUser.normalize_username(username.strip()), dict[str, str]()
+    limit = _limit(hosts, (), wrong)
+    user = User(username=username, role=role.label, hosts=limit, email=email.strip())
     password = _one_time(user)
-    check_user(user)
+    wrong |= _faults(user)
     if username.lower() in RESERVED:
-        raise _bad("username", f"{username} stands for something else in the audit trail: choose another name.")
+        wrong["username"] = f"{username} stands for something else in the audit trail: choose another name."
     try:
         with transaction.atomic():
-            if User.objects.filter(username__iexact=username).exists():
-                raise _taken(username)
+            if "username" not in wrong and User.objects.filter(username__iexact=username).exists():
+                wrong["username"] = _taken(username)
+            _refuse(wrong)
             user.save()
             audit(actor, "user added", username, after=_shown(user))
     except IntegrityError:
-        raise _taken(username) from None
+        raise AccountError(_taken(username), {"username": _taken(username)}) from None
     return user, password
 
 
@@ -63,9 +66,10 @@ def change_user(actor: Actor, user: User, **wanted: Any) -> User:
     with transaction.atomic():
         admins = _locked_admins()
         user = User.objects.select_for_update().get(pk=user.pk)
-        values = _values(user, wanted)
+        wrong: dict[str, str] = {}
+        values = _values(user, wanted, wrong)
         before = {name: getattr(user, name) for name in values}
-        if not values:
+        if not values and not wrong:
             return user
         if user.pk == actor.user_id and values.keys() - {"email"}:
             raise AccountError(
@@ -79,7 +83,7 @@ def change_user(actor: Actor, user: User, **wanted: Any) -> User:
             )
         for name, value in values.items():
             setattr(user, name, value)
-        check_user(user)
+        _refuse(wrong | _faults(user))
         _keep_an_admin(admins, user)
         user.save(update_fields=list(values))
         audit(actor, _what(values), user.username, before=before, after=values)
@@ -168,13 +172,22 @@ def _one_time(user: User) -> str:
     return password
 
 
-def _values(user: User, wanted: dict[str, Any]) -> dict[str, Any]:
+def _limit(hosts: Iterable[str], held: Iterable[str], wrong: dict[str, str]) -> list[str]:
+    """The hosts as they are kept; where there is no such host, ``wrong`` gets the sentence."""
+    try:
+        return scopes.checked(hosts, held=held)
+    except AccountError as error:
+        wrong.update(error.fields)
+        return list(held)
+
+
+def _values(user: User, wanted: dict[str, Any], wrong: dict[str, str]) -> dict[str, Any]:
     """The columns that really change, with their new values."""
     values: dict[str, Any] = {}
     if wanted.get("role") is not None:
         values["role"] = wanted["role"].label
     if wanted.get("hosts") is not None:
-        values["hosts"] = scopes.checked(wanted["hosts"], held=user.hosts)
+        values["hosts"] = _limit(wanted["hosts"], user.hosts, wrong)
     if wanted.get("email") is not None:
         values["email"] = wanted["email"].strip()
     if wanted.get("is_active") is not None:
@@ -213,20 +226,27 @@ def _keep_an_admin(admins: list[User], changed: User) -> None:
 
 def check_user(user: User) -> None:
     """Raises AccountError where a column cannot hold what is in it."""
+    _refuse(_faults(user))
+
+
+def _faults(user: User) -> dict[str, str]:
+    """What is wrong with columns that cannot hold what is in them."""
     try:
         user.clean_fields(exclude=["password"])
     except ValidationError as error:
-        fields = {name: " ".join(texts) for name, texts in error.message_dict.items()}
-        raise AccountError(" ".join(fields.values()), fields) from None
+        return {name: " ".join(texts) for name, texts in error.message_dict.items()}
+    return {}
+
+
+def _refuse(wrong: dict[str, str]) -> None:
+    """Raises AccountError where something is wrong with a field."""
+    if wrong:
+        raise AccountError(" ".join(wrong.values()), wrong)
 
 
 def _shown(user: User) -> dict[str, Any]:
     return {"role": user.role, "hosts": user.hosts, "email": user.email}
 
 
-def _bad(field: str, sentence: str) -> AccountError:
-    return AccountError(sentence, {field: sentence})
-
-
-def _taken(username: str) -> AccountError:
-    return _bad("username", f"There is a user named {username} already: choose another name.")
+def _taken(username: str) -> str:
+    return f"There is a user named {username} already: choose another name."

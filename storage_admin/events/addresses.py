@@ -10,7 +10,7 @@ import ipaddress
 from fnmatch import fnmatchcase
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from storage_admin.events.errors import EventsError
+from storage_admin.events.errors import EventsError, of_field
 
 LONGEST = 500
 #: Where clouds have their metadata outside of the link-local addresses: AWS by IPv6, Alibaba.
@@ -73,7 +73,7 @@ def _is_name(host: str) -> bool:
 
 
 def _bad(sentence: str) -> EventsError:
-    return EventsError(sentence, "url")
+    return of_field("url", sentence)
 
 
 def forbidden(host: str) -> bool:

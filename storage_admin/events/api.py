@@ -42,7 +42,7 @@ def _taken(work: Callable[[], T]) -> T:
     try:
         return work()
     except EventsError as error:
-        raise ValidationError({error.field: error.detail} if error.field else error.detail) from None
+        raise ValidationError(dict(error.fields) or error.detail) from None
 
 
 def _body(request: Request, shape: type[Body]) -> dict[str, Any]:

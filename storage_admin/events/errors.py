@@ -6,10 +6,15 @@ class EventsError(Exception):
 
     Args:
         detail: a sentence that says what to do.
-        field: the field that it is about.
+        fields: the same by field, where it belongs to one.
     """
 
-    def __init__(self, detail: str, field: str = "") -> None:
+    def __init__(self, detail: str, fields: dict[str, str] | None = None) -> None:
         super().__init__(detail)
         self.detail = detail
-        self.field = field
+        self.fields = fields or {}
+
+
+def of_field(field: str, sentence: str) -> EventsError:
+    """What is wrong with one field."""
+    return EventsError(sentence, {field: sentence})

@@ -1,6 +1,6 @@
 """Writes: webhooks, their secrets, tests, deliveries that are sent once more. For admins who are limited to no host."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +12,7 @@ from storage_admin import sealing
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.accounts.services import audit
 from storage_admin.events import addresses, sending, signing, tasks
-from storage_admin.events.errors import EventsError
+from storage_admin.events.errors import EventsError, of_field
 from storage_admin.events.models import Delivery, Event, Webhook
 from storage_admin.events.services import NAMES, close_alert
 
@@ -35,12 +35,12 @@ def create(
 
     Raises:
         ForbiddenError: the actor is no admin, or limited to some hosts.
-        EventsError: a value cannot be taken.
+        EventsError: values cannot be taken; it names all of them.
     """
     actor.require_everywhere(Role.ADMIN)
     secret = signing.new_secret()
     with transaction.atomic():
-        values = {"name": _named(name, None), "url": addresses.checked(url), "events": _known(events)}
+        values = _checked({"name": name, "url": url, "events": events}, None)
         hook = Webhook.objects.create(
             **values, enabled=enabled, secret_locked=sealing.lock(secret), created_by=actor.name
         )
@@ -63,18 +63,15 @@ def update(
 
     Raises:
         ForbiddenError: the actor is no admin, or limited to some hosts.
-        EventsError: a value cannot be taken.
+        EventsError: values cannot be taken; it names all of them.
     """
     actor.require_everywhere(Role.ADMIN)
     with transaction.atomic():
-        before = _told(hook)
-        if name is not None:
-            hook.name = _named(name, hook)
-        before_url = hook.url
-        if url is not None and not addresses.stands_for(url, hook.url):
-            hook.url = addresses.checked(url)
-        if events is not None:
-            hook.events = _known(events)
+        before, before_url = _told(hook), hook.url
+        if url is not None and addresses.stands_for(url, hook.url):
+            url = None
+        for column, value in _checked({"name": name, "url": url, "events": events}, hook).items():
+            setattr(hook, column, value)
         if enabled is not None:
             hook.enabled = enabled
         hook.save(update_fields=["name", "url", "events", "enabled"])
@@ -129,7 +126,7 @@ def send_test(actor: Actor, hook: Webhook) -> Delivery:
     """
     actor.require_everywhere(Role.ADMIN)
     if not hook.enabled:
-        raise EventsError(f"{hook.name} is switched off: switch it on first.", "enabled")
+        raise EventsError(f"{hook.name} is switched off: switch it on first.", {"enabled": "It is switched off."})
     with transaction.atomic():
         delivery = Delivery.objects.create(event=_test(actor), webhook=hook)
         audit(actor, "webhook tested", hook.name)
@@ -190,19 +187,36 @@ def _give_up(hook: Webhook) -> None:
     close_alert(sending.given_up_key(Delivery(webhook_id=hook.pk)))
 
 
+def _checked(given: dict[str, Any], hook: Webhook | None) -> dict[str, Any]:
+    """The values that were given as they are kept; ``None`` gives none. Raises EventsError, which names all faults."""
+    checks: dict[str, Callable[[Any], Any]] = {
+        "name": lambda name: _named(name, hook), "url": addresses.checked, "events": _known,
+    }  # fmt: skip
+    values, wrong = {}, dict[str, str]()
+    for column, value in given.items():
+        try:
+            if value is not None:
+                values[column] = checks[column](value)
+        except EventsError as error:
+            wrong |= error.fields
+    if wrong:
+        raise EventsError(" ".join(wrong.values()), wrong)
+    return values
+
+
 def _named(name: str, hook: Webhook | None) -> str:
     name = name.strip()
     if not name or len(name) > LONGEST_NAME or not name.isprintable():
-        raise EventsError(f"Give it a name of at most {LONGEST_NAME} characters.", "name")
+        raise of_field("name", f"Give it a name of at most {LONGEST_NAME} characters.")
     if Webhook.objects.filter(name=name).exclude(pk=hook.pk if hook else 0).exists():
-        raise EventsError(f"There is a webhook named {name} already: choose another name.", "name")
+        raise of_field("name", f"There is a webhook named {name} already: choose another name.")
     return name
 
 
 def _known(events: Iterable[str]) -> list[str]:
     wanted = set(events)
     if unknown := sorted(wanted - NAMES.keys()):
-        raise EventsError(f"There is no event {unknown[0]!r}; there are {', '.join(NAMES)}.", "events")
+        raise of_field("events", f"There is no event {unknown[0]!r}; there are {', '.join(NAMES)}.")
     return sorted(wanted)
 
 

@@ -170,12 +170,12 @@ def update_pool(
 
     Raises:
         ForbiddenError: the actor is no admin.
-        InvalidError: a value is out of range.
+        InvalidError: values are out of range; it names all of them.
     """
     actor.require(Role.ADMIN, pool.host.slug)
+    wrong = _wrong_name(name, pool.name)
     if warn_percent is not None and not 1 <= warn_percent <= 100:
-        raise InvalidError("The threshold is a percentage from 1 to 100.", {"warn_percent": "From 1 to 100."})
-    _check_name("pool", name, pool.name)
+        wrong["warn_percent"] = "From 1 to 100."
     given = {"name": name, "warn_percent": warn_percent, "all_hosts_registered": all_hosts_registered}
     given["share_bases"] = share_bases
     ends = {"warn_overcommit": warn_overcommit, "warn_days": warn_days, "warn_undo_percent": warn_undo_percent}
@@ -183,7 +183,8 @@ def update_pool(
     for key, value in thresholds.items():
         least, most = THRESHOLDS[key]
         if value is not None and not least <= value <= most:
-            raise InvalidError(f"This threshold is from {least} to {most}.", {key: f"From {least} to {most}."})
+            wrong[key] = f"From {least} to {most}."
+    _refuse(wrong)
     _change(actor, pool, "pool changed", {key: value for key, value in given.items() if value is not None} | thresholds)
     return pool
 
@@ -238,32 +239,37 @@ def update_host(
 
     Raises:
         ForbiddenError: the actor is no admin.
-        InvalidError: a value is out of range.
+        InvalidError: values are out of range; it names all of them.
     """
     actor.require(Role.ADMIN, host.slug)
+    wrong = _wrong_name(name, host.name)
     if max_jobs is not None and not 1 <= max_jobs <= 64:
-        raise InvalidError("From 1 to 64 rewriting jobs may run at once.", {"max_jobs": "From 1 to 64."})
-    _check_name("host", name, host.name)
+        wrong["max_jobs"] = "From 1 to 64."
     given: dict[str, Any] = {"name": name, "max_jobs": max_jobs, "idle_io": idle_io}
     given = {key: value for key, value in given.items() if value is not None}
     if bandwidth_bytes_sec is not UNCHANGED:
         if bandwidth_bytes_sec is not None and not LEAST_BANDWIDTH <= bandwidth_bytes_sec < 1 << 63:
-            sentence = f"At least {LEAST_BANDWIDTH:,} bytes a second, or no limit."
-            raise InvalidError(f"A job cannot be that slow. {sentence}", {"bandwidth_bytes_sec": sentence})
+            wrong["bandwidth_bytes_sec"] = f"At least {LEAST_BANDWIDTH:,} bytes a second (1 MiB/s), or no limit."
         given["bandwidth_bytes_sec"] = bandwidth_bytes_sec
+    _refuse(wrong)
     _change(actor, host, "host changed", given)
     return host
 
 
-def _check_name(what: str, name: str | None, before: str) -> None:
-    """That a name which somebody gives can be read and kept; ``None`` gives none."""
+def _wrong_name(name: str | None, before: str) -> dict[str, str]:
+    """Whether a name can be read and kept: empty, or what is wrong with it; ``None`` gives no name."""
     if name is None or name == before:
-        return
+        return {}
     if not name.strip():
-        raise InvalidError(f"A {what} needs a name.", {"name": "Give it a name."})
-    if len(name) > LONGEST_NAME or not name.isprintable():
-        told = f"At most {LONGEST_NAME} characters that can be seen."
-        raise InvalidError(f"A {what} cannot have that name.", {"name": told})
+        return {"name": "Give it a name."}
+    fits = len(name) <= LONGEST_NAME and name.isprintable()
+    return {} if fits else {"name": f"At most {LONGEST_NAME} characters that can be seen."}
+
+
+def _refuse(wrong: dict[str, str]) -> None:
+    """Raises InvalidError where something is wrong with a field."""
+    if wrong:
+        raise InvalidError(" ".join(f"{name}: {text}" for name, text in wrong.items()), wrong)
 
 
 def _change(actor: Actor, row: Host | StoragePool, what: str, values: dict[str, Any]) -> None:

@@ -47,6 +47,11 @@ def tags_of(page: str) -> list[tuple[str, dict[str, str | None]]]:
     return _read(page).tags
 
 
+def errors_of(page: str) -> list[str]:
+    """Names of the fields that a page tells to be wrong, in its order."""
+    return [found["data-error-of"] or "" for _, found in tags_of(page) if "data-error-of" in found]
+
+
 def text_of(page: str) -> str:
     """The text of a page, spaces folded."""
     return " ".join(" ".join(_read(page).text).split())

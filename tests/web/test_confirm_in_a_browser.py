@@ -151,7 +151,7 @@ def test_a_policys_errors_stand_beside_its_fields(chromium: Browser, live_server
     page.get_by_label("Opens (minute").fill("0 99 * * *")
     page.get_by_label("Open for (minutes)").fill("")
     page.get_by_role("button", name="Make the policy").click()
-    expect(page.get_by_text("It was not kept.")).to_be_visible()
+    expect(page.get_by_text("Not saved.")).to_be_visible()
     expect(page.locator("#window_minutes")).to_have_attribute("aria-invalid", "true")
     expect(page.locator("#window_minutes-wrong")).to_be_visible()
     page.context.close()

@@ -30,7 +30,7 @@ from tests.factories import (
     UserFactory,
 )
 from tests.policies.test_runs import end, estimated
-from tests.web.html import inline_code, tags_of, text_of
+from tests.web.html import errors_of, inline_code, tags_of, text_of
 from tests.working import ADMIN
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
@@ -180,11 +180,11 @@ def test_what_makes_no_sense_is_said_with_what_was_typed_still_there(admin: Clie
     answer = admin.post("/policies/add/", FORM | {"cron": "0 99 * * *", "max_jobs_per_host": "many"})
     page = text_of(answer.content.decode())
     assert answer.status_code == 400
-    assert "It was not kept" in page
-    assert "At once on each host: Give a whole number." in page
+    assert "Not saved." in page
+    assert errors_of(answer.content.decode()) == ["cron", "max_jobs_per_host"]
     assert 'value="0 99 * * *"' in answer.content.decode()
     page = text_of(admin.post("/policies/add/", FORM | {"cron": "0 99 * * *"}).content.decode())
-    assert "Opens: The field for the hour cannot be read" in page
+    assert "Cron: The field for the hour cannot be read" in page
     assert not Policy.objects.exists()
 
 

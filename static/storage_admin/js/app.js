@@ -122,7 +122,23 @@
   }
   document.addEventListener("jobs-changed", refresh);
 
-  // What is wrong with a field stands beside it as well, and a reader of the screen hears it there.
+  // What the page calls a field: its label, without what is explained in it, or its group's name.
+  function labelOf(field) {
+    const group = field.type === "checkbox" || field.type === "radio" ? field.closest("fieldset") : null;
+    const label = (group && group.querySelector("legend")) || (field.labels && field.labels[0]);
+    if (!label) return "";
+    const parts = [...label.childNodes].filter((part) => !(part.classList && part.classList.contains("sub")));
+    return parts.map((part) => part.textContent).join("").trim();
+  }
+
+  // The field that a line is about: of the form that it stands in, else of the page.
+  function fieldOf(line) {
+    const named = (line.closest("form") || document).querySelectorAll(`[name="${CSS.escape(line.dataset.errorOf)}"]`);
+    return [...named].find((one) => one.id && one.type !== "hidden");
+  }
+
+  // What is wrong with a field stands beside it as well, and a reader of the screen hears it there. Where all of it
+  // stands, the field is called as its label calls it.
   function placeErrors() {
     for (const note of document.querySelectorAll("[data-placed-for]")) {
       const field = document.getElementById(note.dataset.placedFor);
@@ -133,20 +149,37 @@
       field.setAttribute("aria-describedby", others.join(" "));
     }
     for (const line of document.querySelectorAll("[data-error-of]")) {
-      const named = document.getElementsByName(line.dataset.errorOf);
-      const field = [...named].find((one) => one.id && one.type !== "hidden");
-      if (!field || document.getElementById(`${field.id}-wrong`)) continue;
+      const field = line.dataset.errorOf && fieldOf(line);
+      if (!field) continue;
+      const label = labelOf(field);
+      if (label && line.dataset.error) {
+        const all = line.parentElement.querySelector("[data-names]");
+        const named = all.textContent.slice(0, -1).split(", ").map((name) => (name === line.dataset.errorOf ? label : name));
+        all.textContent = `${named.join(", ")}.`;
+      } else if (label && line.firstElementChild !== line.lastElementChild) {
+        line.firstElementChild.textContent = `${label}:`;
+      }
+      if (document.getElementById(`${field.id}-wrong`)) continue;
       const note = document.createElement("div");
       note.className = "field-error";
       note.id = `${field.id}-wrong`;
       note.dataset.placedFor = field.id;
-      note.textContent = line.lastElementChild.textContent;
-      field.after(note);
+      note.textContent = line.dataset.error || line.lastElementChild.textContent;
+      const group = field.type === "checkbox" ? field.closest("fieldset") : null;
+      if (group) group.append(note);
+      else (field.closest(".check") || field).after(note);
       field.setAttribute("aria-invalid", "true");
       field.setAttribute("aria-describedby", `${field.getAttribute("aria-describedby") || ""} ${note.id}`.trim());
+      for (let box = field.closest("details"); box; box = box.parentElement.closest("details")) box.open = true;
     }
   }
-  document.addEventListener("DOMContentLoaded", placeErrors);
+  // Where a form comes back, whoever filled it in goes on at what is wrong first.
+  document.addEventListener("DOMContentLoaded", () => {
+    placeErrors();
+    const first = document.querySelector(".say.bad [data-error-of]");
+    const field = first && fieldOf(first);
+    if (field) field.focus();
+  });
   document.addEventListener("htmx:afterSwap", placeErrors);
 
   function lost(isLost) {
