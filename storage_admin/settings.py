@@ -75,7 +75,6 @@ INSTALLED_APPS = [
     "allauth.socialaccount",
     "allauth.socialaccount.providers.openid_connect",
     "axes",
-    "django_celery_beat",
     "django_filters",
     "django_htmx",
     "drf_spectacular",
@@ -308,9 +307,7 @@ CELERY_BROKER_TRANSPORT_OPTIONS = _VISIBILITY | {
 CELERY_RESULT_BACKEND_TRANSPORT_OPTIONS = _VISIBILITY
 CELERY_VISIBILITY_TIMEOUT = _VISIBILITY["visibility_timeout"]
 CELERY_TIMEZONE = "UTC"
-CELERY_BEAT_SCHEDULER = "django_celery_beat.schedulers:DatabaseScheduler"
-# When it rang last is written after each few rings, some ten seconds, so that others can tell whether it works.
-CELERY_BEAT_SYNC_EVERY = 4
+CELERY_BEAT_SCHEDULER = "storage_admin.jobs.scheduler:Table"
 CELERY_BEAT_SCHEDULE = {
     "tidy": {"task": "storage_admin.accounts.tasks.tidy", "schedule": 60.0},
     "reap": {"task": "storage_admin.jobs.tasks.reap", "schedule": 10.0},

@@ -40,8 +40,7 @@ def worker(threads: int = WORKER_THREADS, log_level: str = "warning") -> tuple[s
 
 def scheduler(log_level: str = "warning") -> tuple[str, ...]:
     """What rings for scans and for all that is due at a time."""
-    how = ("--scheduler", "django_celery_beat.schedulers:DatabaseScheduler", "--pidfile=")
-    return (*_CELERY, "beat", *how, "--loglevel", log_level)
+    return (*_CELERY, "beat", "--pidfile=", "--loglevel", log_level)
 
 
 def typed(command: str, data_dir: Path, code_dir: Path) -> str:

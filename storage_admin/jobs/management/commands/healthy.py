@@ -4,21 +4,21 @@ It is what a container's health check runs, in the same container as the process
 """
 
 import json
+import time
 import urllib.error
 import urllib.request
 from datetime import timedelta
+from math import inf
 from typing import Any
 
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
-from django.utils import timezone
-from django_celery_beat.models import PeriodicTask
 
-from storage_admin.jobs import routing
+from storage_admin.jobs import routing, scheduler
 from storage_admin.supervisor import checks
 
-#: The scheduler rings every few seconds, and writes after each few rings when it did.
+#: The scheduler looks every few seconds what is due.
 SCHEDULER_SILENCE = timedelta(minutes=2)
 
 
@@ -75,7 +75,9 @@ def _worker() -> str:
 
 
 def _scheduler() -> str:
-    """Somebody has rung lately for what is due every few seconds."""
-    lately = timezone.now() - SCHEDULER_SILENCE
-    rung = PeriodicTask.objects.filter(name="reap", last_run_at__gte=lately).exists()
-    return "" if rung else "the scheduler has not rung lately"
+    """The scheduler has looked lately what is due."""
+    try:
+        silence = time.time() - scheduler.BEAT.stat().st_mtime
+    except FileNotFoundError:
+        silence = inf
+    return "" if silence < SCHEDULER_SILENCE.total_seconds() else "the scheduler has not rung lately"
