@@ -11,15 +11,33 @@ from csp.constants import NONE, SELF
 from django.core.exceptions import ImproperlyConfigured
 
 from storage_admin.brokers import BrokerUrls
+from storage_admin.browser_files import FOLDERS
 
 # Whatever a process of the dashboard writes, keys and the database above all, is for its own user alone. What is for
 # others (the agent on a host, demo images) gets its mode where it is made.
 os.umask(0o077)
 
 BASE_DIR = Path(__file__).resolve().parent.parent
+#: Pages and files for the browser, where an installed package carries them; in a checkout they lie beside it.
+SITE_DIR = Path(__file__).resolve().parent / "site"
+INSTALLED = SITE_DIR.is_dir()
 env = environ.Env()
 
-DATA_DIR = Path(env.str("STORAGE_ADMIN_DATA_DIR", default=str(BASE_DIR / "var"))).resolve()
+
+def _usual_data_dir() -> Path:
+    """`var` in a checkout; else where this user's services keep their data."""
+    if not INSTALLED:
+        return BASE_DIR / "var"
+    if os.geteuid() == 0:
+        return Path("/var/lib/storage-admin")
+    return Path(env.str("XDG_DATA_HOME", default="") or Path.home() / ".local/share") / "storage-admin"
+
+
+USUAL_DATA_DIR = _usual_data_dir().resolve()
+DATA_DIR = Path(env.str("STORAGE_ADMIN_DATA_DIR", default=str(USUAL_DATA_DIR))).resolve()
+#: How somebody types a command of ours, and what starts all of it.
+COMMAND = "storage-admin" if INSTALLED else ".venv/bin/python manage.py"
+START = f"{COMMAND} up" if INSTALLED else "make run"
 BIND = env.str("STORAGE_ADMIN_BIND", default="127.0.0.1:8000")
 
 
@@ -150,7 +168,7 @@ WSGI_APPLICATION = "storage_admin.wsgi.application"
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
-        "DIRS": [BASE_DIR / "templates"],
+        "DIRS": [SITE_DIR / "templates" if INSTALLED else BASE_DIR / "templates"],
         "APP_DIRS": True,
         "OPTIONS": {
             "context_processors": [
@@ -345,14 +363,7 @@ DEFAULT_FROM_EMAIL = env.str("EMAIL_FROM", default="") or "Storage Admin <storag
 # --- Files, language, log -------------------------------------------------------------------------------------------
 STATIC_URL = "static/"
 STATIC_ROOT = DATA_DIR / "static"
-STATICFILES_DIRS = [
-    BASE_DIR / "static",
-    ("htmx", BASE_DIR / "node_modules/htmx.org/dist"),
-    ("chartjs", BASE_DIR / "node_modules/chart.js/dist"),
-    ("tabler/css", BASE_DIR / "node_modules/@tabler/core/dist/css"),
-    ("tabler/js", BASE_DIR / "node_modules/@tabler/core/dist/js"),
-    ("tabler/img", BASE_DIR / "node_modules/@tabler/core/dist/img"),
-]
+STATICFILES_DIRS = [("", SITE_DIR / "static")] if INSTALLED else [(to, BASE_DIR / at) for to, at in FOLDERS.items()]
 FILE_UPLOAD_PERMISSIONS = 0o600  # of what collectstatic writes into the data folder
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},

@@ -43,9 +43,8 @@ def scheduler(log_level: str = "warning") -> tuple[str, ...]:
     return (*_CELERY, "beat", "--pidfile=", "--loglevel", log_level)
 
 
-def typed(command: str, data_dir: Path, code_dir: Path) -> str:
-    """A command as somebody types it in another terminal, so that it works on the same data."""
-    usual = code_dir.resolve() / "var"
+def typed(command: str, data_dir: Path, usual: Path) -> str:
+    """A command as somebody types it in another terminal, so that it works on the same data, if that is elsewhere."""
     return command if data_dir == usual else f"STORAGE_ADMIN_DATA_DIR={shlex.quote(str(data_dir))} {command}"
 
 

@@ -161,7 +161,7 @@ def open_to_others(data_dir: Path) -> list[str]:
     ],
 )
 def test_a_printed_command_names_the_data_folder_unless_it_is_the_usual_one(data_dir: str, typed: str) -> None:
-    assert commands.typed("make run", Path(data_dir), Path("/srv/app")) == typed
+    assert commands.typed("make run", Path(data_dir), Path("/srv/app/var")) == typed
 
 
 def test_the_first_password_is_the_last_thing_that_is_said_once_all_is_up(tmp_path: Path) -> None:

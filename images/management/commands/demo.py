@@ -53,7 +53,7 @@ class Command(BaseCommand):
         if job:
             print(f"They are being scanned by job {job.pk}: look at the page Images in a moment.")
         else:
-            start = typed("make run", settings.DATA_DIR, settings.BASE_DIR)
+            start = typed(settings.START, settings.DATA_DIR, settings.USUAL_DATA_DIR)
             print(f"They are scanned as soon as Storage Admin runs: {start}")
 
     def _remove(self, folder: Path) -> None:

@@ -111,7 +111,7 @@ class Beginning:
                 say(f"The scan of this machine has {self._job.state}: {self._job.error_detail or 'see its log'}")
             elif not Image.objects.exists():
                 say("No disk images were found on this machine. Demo images, real ones in a folder of their own:")
-                say(f"    {typed('.venv/bin/python manage.py demo', settings.DATA_DIR, settings.BASE_DIR)}")
+                say(f"    {typed(f'{settings.COMMAND} demo', settings.DATA_DIR, settings.USUAL_DATA_DIR)}")
         except (Job.DoesNotExist, DatabaseError) as error:
             say(f"The scan of this machine cannot be followed here ({error}); its page shows it.")
         finally:
