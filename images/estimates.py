@@ -158,11 +158,6 @@ def is_bound(image: Image) -> bool:
     return (image.estimate or {}).get("mode") == "full"
 
 
-def why_unknown(image: Image, method: str) -> str:
-    """The agent's sentence why a method cannot be predicted; empty where it can, or nothing was tried yet."""
-    return str(_numbers(image, method).get("reason") or "")
-
-
 def _numbers(image: Image, method: str) -> dict[str, Any]:
     found = ((image.estimate or {}).get("methods") or {}).get(method)
     return found if isinstance(found, dict) else {}

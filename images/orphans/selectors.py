@@ -1,6 +1,5 @@
 """Reads: orphans with their evidence, what is set aside, and what cannot be known."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -103,9 +102,3 @@ def _changed(at: datetime | None) -> str:
 
 def _asked(host: Host) -> str:
     return f"All of that was seen at {host.last_seen:%Y-%m-%d %H:%M} UTC." if host.last_seen else ""
-
-
-def altogether(unknown: Iterable[Unknown]) -> tuple[int, int]:
-    """How many images that are, and the bytes that they occupy, whatever the reason."""
-    known = list(unknown)
-    return sum(one.count for one in known), sum(one.allocated for one in known)

@@ -138,7 +138,7 @@ def _memory() -> str | None:
 
 
 def clear_leftovers() -> None:
-    """Removes what processes that were killed have left in memory; call it when a worker starts."""
+    """Removes what processes that were killed have left in memory: the keys to hosts."""
     for folder in Path(_memory() or tempfile.gettempdir()).glob("storage-admin-*"):
         match = re.fullmatch(r"storage-admin-(\d+)-[A-Za-z0-9_]+", folder.name)
         if match and folder.stat().st_uid == os.geteuid() and not Path(f"/proc/{match.group(1)}").exists():

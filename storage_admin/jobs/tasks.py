@@ -8,6 +8,7 @@ from celery.contrib.django.task import DjangoTask
 from celery.signals import celeryd_after_setup, worker_ready, worker_shutdown, worker_shutting_down
 from django.db import Error, connection
 
+from storage_admin.hosts import ssh
 from storage_admin.jobs import claims, reaper, routing, runner
 from storage_admin.jobs.heart import heart
 
@@ -55,6 +56,7 @@ def _take_post(instance: Any, **_kwargs: Any) -> None:
 @worker_ready.connect
 def _worker_ready(**_kwargs: Any) -> None:
     runner.settle_memory()
+    ssh.clear_leftovers()
     heart.start()
     reaper.reap_dead_workers()
     reaper.sweep()

@@ -149,9 +149,7 @@ def test_a_raw_image_has_no_number_for_what_it_cannot_be(tmp_path: Path) -> None
     assert image.reclaimable_method == "in_place"
     assert image.reclaimable_bytes == 1 << 20
     assert estimates.predicted(image, "compress") == (None, None, None)
-    assert "cannot hold compressed data" in estimates.why_unknown(image, "compress")
     assert estimates.predicted(image, "copy").after is not None
-    assert estimates.why_unknown(image, "copy") == ""
 
 
 def test_a_method_that_is_not_offered_for_a_format_is_a_fact_and_no_offer() -> None:
@@ -167,7 +165,6 @@ def test_a_method_that_is_not_offered_for_a_format_is_a_fact_and_no_offer() -> N
 def test_an_estimate_from_before_there_were_methods_says_nothing_of_them() -> None:
     image = ImageFactory.create(estimate={"method": "compress", "predicted_after_bytes": 5})
     assert estimates.predicted(image, "compress") == (None, None, None)
-    assert estimates.why_unknown(image, "compress") == ""
 
 
 def test_every_host_is_scanned_and_none_twice() -> None:

@@ -2,10 +2,13 @@
 
 import os
 import pickle
+import shutil
 import signal
 import statistics
 import subprocess
+import tempfile
 import time
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -52,6 +55,23 @@ def ended(job: Job, worker: LiveWorker, seconds: float = 60) -> Job:
 def settled(worker: LiveWorker) -> None:
     """Waits until nothing is queued or at work any more."""
     worker.wait_for(lambda: not Job.objects.filter(state__in=Job.ACTIVE).exists(), 60, "all jobs end")
+
+
+@pytest.fixture
+def left_key() -> Iterator[Path]:
+    """What a worker that was killed while it spoke with a host has left in memory."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    folder = Path(tempfile.mkdtemp(prefix=f"storage-admin-{ended.pid}-", dir="/dev/shm"))
+    (folder / "key").write_text("PRIVATE")
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_worker_begins_with_removing_the_keys_that_a_killed_one_has_left(
+    left_key: Path, live_worker: LiveWorker
+) -> None:
+    live_worker.wait_for(lambda: not left_key.exists(), 60, "the key is gone")
 
 
 def send(*arguments: object) -> None:

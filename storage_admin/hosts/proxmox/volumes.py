@@ -194,17 +194,3 @@ def own_id(volume_id: str) -> str:
     if parts is None or linked is None:
         return volume_id
     return f"{parts[0]}:{linked[3]}/{linked[4]}"
-
-
-def linked_id(volume_id: str, base_id: str) -> str:
-    """The other id of a volume in a folder: as a linked clone of a base in the same storage.
-
-    Raises:
-        ValueError: either is no such volume.
-    """
-    clone, base = split(own_id(volume_id)), split(own_id(base_id))
-    if clone is None or base is None or clone[0] != base[0]:
-        raise ValueError(f"{volume_id} is no clone of {base_id}")
-    if not _OWN.fullmatch(clone[1]) or not _OWN.fullmatch(base[1]):
-        raise ValueError(f"{volume_id} and {base_id} are no files in a folder")
-    return f"{clone[0]}:{base[1]}/{clone[1]}"
