@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from django.template.loader import render_to_string
+from django.test import RequestFactory
 
 from images.api.policy_shapes import preview_of
 from images.models import Image, PolicyPick
@@ -11,7 +12,7 @@ from images.policies import runs, services, submitting
 from images.policies.preview import preview
 from images.policies.shape import Rules
 from storage_admin.jobs.models import Job, ResourceLock
-from tests.factories import GIB, HostFactory, ImageFactory, JobFactory, PolicyFactory, StoragePoolFactory
+from tests.factories import GIB, HostFactory, ImageFactory, JobFactory, PolicyFactory, StoragePoolFactory, UserFactory
 from tests.policies.test_runs import MINUTE, NOW, at_work, begun, images, picks
 from tests.working import OPERATOR
 
@@ -199,10 +200,12 @@ def test_what_a_scan_saw_of_the_job_that_has_an_image_does_not_leave_it_out() ->
     assert picks(run) == [("disk0", "submitted", "")]
 
 
-def test_the_preview_says_that_an_image_is_busy_now_and_would_wait() -> None:
+def test_the_preview_says_that_an_image_is_busy_now_and_would_wait(rf: RequestFactory) -> None:
     first, _second = images(2)
     taken(first)
     found = preview(Rules.of(PolicyFactory.create()), NOW, limit=10)
     assert [(one.candidate.label, one.candidate.waits) for one in found.accepted] == [("disk0", True), ("disk1", False)]
     assert [one["waits"] for one in preview_of(found)["chosen"]] == [True, False]
-    assert render_to_string("policies/choice.html", {"preview": found}).count("waits for a job") == 1
+    request = rf.get("/")
+    request.user = UserFactory.create()
+    assert render_to_string("policies/choice.html", {"preview": found}, request).count("waits for a job") == 1
