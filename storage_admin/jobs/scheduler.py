@@ -14,6 +14,7 @@ class Table(Scheduler):
     """Rings for everything once when it starts, as nobody knows how long it was away, and then at each entry's time."""
 
     def setup_schedule(self) -> None:
+        BEAT.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         super().setup_schedule()
         for entry in self.schedule.values():
             entry.last_run_at = entry.default_now() - timedelta(days=1)
