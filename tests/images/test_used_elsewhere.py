@@ -30,7 +30,7 @@ pytestmark.append(pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve"
 
 
 @pytest.fixture
-def other(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+def other(quiet: None, no_hypervisor: None, path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     """A host that has the same export mounted, under another path; its agent runs on this machine."""
 
     @contextlib.contextmanager
