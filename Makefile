@@ -1,23 +1,34 @@
 # make run and make test work on a fresh Debian or Ubuntu machine by themselves: setup/prepare brings what is missing.
-.PHONY: run test bench lint fmt faults machines nights screenshots
+.PHONY: run check test night faults machines nights bench lint fmt screenshots
 VENV_PYTHON := .venv/bin/python
 
 run:
 	@setup/prepare run
 	@exec $(VENV_PYTHON) manage.py up
 
+# After each edit: linters, types, contracts and the tests that need nothing but Python. Less than two minutes.
+check:
+	@setup/prepare test
+	@exec $(VENV_PYTHON) -m tests.stages check
+
+# What a merge has to pass. Less than a quarter of an hour on two cores.
 test:
 	@setup/prepare test
-	@exec $(VENV_PYTHON) -m tests.stages
+	@exec $(VENV_PYTHON) -m tests.stages test
+
+# Everything, with the figures of docs/reliability.md. It takes hours; `make machines` comes first.
+night:
+	@setup/prepare test
+	@exec $(VENV_PYTHON) -m tests.stages night
 
 lint:
 	@setup/prepare test
 	@exec $(VENV_PYTHON) -m tests.stages lint
 
-# With many times more trials than make test; it takes hours, and says as it goes what held. `make machines` comes first.
+# Of the night only what kills, cuts off, fills up and tries at random.
 faults:
 	@setup/prepare test
-	@exec $(VENV_PYTHON) -m tests.stages night
+	@exec $(VENV_PYTHON) -m tests.stages figures
 
 # Two Debian machines with NFS between them, kept in /var/cache: about ten minutes and 1 GB, once.
 machines:

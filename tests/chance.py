@@ -9,7 +9,7 @@ from tests.faults.figures import NIGHTLY
 def seed() -> int:
     """The seed of a random test, printed: ``STORAGE_ADMIN_SEED`` where it is set, so that a run can be repeated.
 
-    Without it a merge is judged by the same cases each time; `make faults` looks for new ones.
+    Without it a merge is judged by the same cases each time; `make night` looks for new ones.
     """
     chosen = int(os.environ.get("STORAGE_ADMIN_SEED") or (random.SystemRandom().randrange(1 << 32) if night() else 13))
     print(f"STORAGE_ADMIN_SEED={chosen}")
@@ -17,5 +17,5 @@ def seed() -> int:
 
 
 def night() -> bool:
-    """Whether this is a run of `make faults`."""
+    """Whether this is a run of `make night`."""
     return bool(os.environ.get(NIGHTLY))

@@ -1,6 +1,5 @@
-"""For all tests: which of them run a second time on PostgreSQL."""
+"""For all tests: their order, and the markers that they do not give themselves."""
 
-import os
 import sys
 from typing import Any
 
@@ -32,18 +31,15 @@ def _uses_database(item: pytest.Item) -> bool:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With ``TEST_DATABASE=postgresql`` only the tests that touch the database run. The longest files come first."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what tries at random and what touches the database. The longest files come first."""
     for item in items:
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("fuzz")
+        if _uses_database(item):
+            item.add_marker("database")
     places = {name: place for place, name in enumerate(_LONGEST)}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
-    if os.environ.get("TEST_DATABASE") != "postgresql":
-        return
-    others = [item for item in items if not _uses_database(item)]
-    config.hook.pytest_deselected(items=others)
-    items[:] = [item for item in items if _uses_database(item)]
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,4 +1,4 @@
-"""Runs commands of ``make test``, some beside each other, and counts how they ended."""
+"""Runs commands of the tiers of tests, some beside each other, and counts how they ended."""
 
 import contextlib
 import os
@@ -34,11 +34,13 @@ FOREIGN = (
     "STORAGE_ADMIN_WORKER_HOST",
     "DEBUG",
     "HTTPS",
+    # Modules that are compiled anew by each process that a test starts would cost a third of the whole.
+    "PYTHONDONTWRITEBYTECODE",
 )
 #: Where libvirt and the tests' own libvirtd have their sockets, their state and the guests that are defined.
 _LIBVIRT = ("/run/libvirt", "/run/storage-admin-tests", "/etc/libvirt/qemu", "/var/lib/libvirt", "/var/log/libvirt")
-#: Runs a command that sees empty folders there: agents ask the machine's libvirt who uses an image, and stages beside
-#: each other would hear of each other's guests.
+#: Runs a command that sees empty folders there: agents ask the machine's libvirt who uses an image, and tests would
+#: hear of the machine's guests, and of those of the stage beside them.
 _OWN_LIBVIRT = f"""
 for folder in {" ".join(_LIBVIRT)}; do
     mkdir -p "$folder"
@@ -82,7 +84,7 @@ def run(stages: Sequence[Stage]) -> list[Outcome]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sa-stage-")))
         running = [stack.enter_context(_Running(stage, folder / str(at))) for at, stage in enumerate(stages)]
         for at, one in enumerate(running):
-            one.begin(quiet=at > 0, own_libvirt=len(stages) > 1)
+            one.begin(quiet=at > 0)
         while [one for one in running if not one.has_ended()]:
             time.sleep(_LOOKS)
         for one in running[1:]:
@@ -106,7 +108,7 @@ class _Running:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def begin(self, *, quiet: bool, own_libvirt: bool) -> None:
+    def begin(self, *, quiet: bool) -> None:
         """Starts it; with ``quiet`` its output waits for :meth:`show`."""
         stage, self._started = self._stage, time.monotonic()
         output = self._stack.enter_context((self._folder / "output").open("wb")) if quiet else None
@@ -114,7 +116,7 @@ class _Running:
         report = [f"--junitxml={self._report}"] if stage.pytest else []
         # Who starts us in the background, or by nohup, has signals ignored in all that we start: tests send these.
         argv = ["env", "--default-signal=HUP,INT,QUIT,TERM,PIPE", *stage.argv, *report]
-        if own_libvirt:
+        if os.geteuid() == 0 and (stage.pytest or stage.beside):
             argv = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", _OWN_LIBVIRT, "sh", *argv]
         try:
             environment = self._stack.enter_context(_environment(stage))
@@ -188,4 +190,4 @@ def _environment(stage: Stage) -> Iterator[Mapping[str, str]]:
         yield environment
         return
     with postgres.cluster() as url:
-        yield environment | {"TEST_DATABASE": stage.database, "DATABASE_URL": url}
+        yield environment | {"DATABASE_URL": url}

@@ -1,8 +1,6 @@
-"""What `make test` runs: every stage, also after one that failed, and one table at the end.
+"""What `make check`, `make test` and `make night` run: every stage, also after one that failed, then one table.
 
-`python -m tests.stages` runs all of them; with names (`lint`, or those of the table) only these. `night` is none of
-them: it is the faults with the figures of `make faults`, and takes hours. Only it runs what needs two machines, which
-`make machines` builds.
+`python -m tests.stages` runs what a merge has to pass; with names (`check`, `night`, or those of the table) these.
 """
 
 import argparse
@@ -14,73 +12,77 @@ from tests.faults.figures import NIGHTLY
 from tests.stage_runs import Outcome, Stage, run
 
 BIN = Path(sys.executable).parent
-#: What `make test` is made for; more of them would not make the longest files shorter.
-CORES = 2
-SLOW = ("guest", "browser", "faults")
+#: One more than the cores that `make test` is made for: much of a test is waiting for disks and other programs.
+WORKERS = 3
+#: Only the night sees these.
+NIGHT = "not (night or machines)"
+#: What has a stage of its own, in one process: a test there is alone with its libvirt or its browser.
+ALONE = "not (guest or browser)"
 
 
 def _lint(name: str, *argv: str) -> Stage:
     return Stage(name, argv, group="lint", limit_seconds=900)
 
 
-def _tests(
-    name: str,
-    markers: str,
-    *,
-    workers: int = 0,
-    options: tuple[str, ...] = (),
-    database: str = "sqlite",
-    beside: str = "",
-) -> Stage:
-    spread = ("-n", str(workers), "--dist", "loadfile", *options) if workers else ()
-    argv = (str(BIN / "pytest"), "-m", markers, *spread, "-p", "no:cacheprovider")
+def _tests(name: str, *markers: str, workers: int = 0, database: str = "sqlite", beside: str = "") -> Stage:
+    # In the order in which they were collected: the longest first.
+    spread = ("-n", str(workers), "--dist", "loadfile", "--no-loadscope-reorder") if workers else ()
+    argv = (str(BIN / "pytest"), "-m", " and ".join(markers), *spread, "-p", "no:cacheprovider")
     return Stage(name, argv, pytest=True, database=database, beside=beside)
 
 
-def _only(marker: str, *without: str) -> str:
-    return " and ".join([marker, *(f"not {other}" for other in (*without, "machines"))])
+def _at_night(name: str, *argv: str, pytest: bool = False, database: str = "sqlite") -> Stage:
+    return Stage(name, ("env", f"{NIGHTLY}=1", *argv), pytest=pytest, database=database, limit_seconds=24 * 3600.0)
 
 
-STAGES = (
+def _night_tests(name: str, *markers: str, workers: int = 0, database: str = "sqlite") -> Stage:
+    more = () if workers else ("--capture=no", "--durations=0")
+    argv = (*_tests(name, *markers, workers=workers).argv, *more)
+    return _at_night(name, *argv, pytest=True, database=database)
+
+
+LINT = (
     _lint("ruff check", str(BIN / "ruff"), "check", "."),
     _lint("ruff format", str(BIN / "ruff"), "format", "--check", "."),
     _lint("mypy", str(BIN / "mypy"), "."),
     _lint("imports", str(BIN / "lint-imports")),
     _lint("migrations", sys.executable, "manage.py", "makemigrations", "--check", "--dry-run"),
-    _tests("unit", _only("not qemu", "services", *SLOW), workers=CORES),
-    # What these wait for, as disks, other programs and the time limits that they try, is most of their time.
-    _tests("qemu", _only("qemu", "services", *SLOW), workers=CORES + 1),
-    _tests("services", _only("services", *SLOW), workers=CORES + 1),
-    _tests("postgresql", _only("not guest", *SLOW[1:]), workers=CORES + 1, database="postgresql"),
-    # One process each, as a test here is alone with its libvirt or its browser; much of it is waiting for a guest.
-    _tests("browser", _only("browser", "faults"), beside="guests"),
-    _tests("guest", _only("guest", *SLOW[1:]), beside="guests"),
-    # In the order in which they were collected: the longest first.
-    _tests("faults", _only("faults"), workers=CORES + 1, options=("--no-loadscope-reorder",)),
 )
-
-#: What only runs when it is asked for by name.
-NIGHT = Stage(
-    "night",
-    ("env", f"{NIGHTLY}=1", *_tests("", "faults or fuzz or machines").argv, "--capture=no", "--durations=0"),
-    group="night",
-    pytest=True,
-    limit_seconds=24 * 3600.0,
-)
+UNIT = _tests("unit", ALONE, NIGHT, "not (qemu or services or faults or fuzz)", workers=2)
+TIERS = {
+    "check": (*LINT, UNIT),
+    "test": (
+        *LINT,
+        _tests("tests", ALONE, NIGHT, workers=WORKERS),
+        _tests("postgresql", "sql and database", ALONE, NIGHT, workers=WORKERS, database="postgresql"),
+        _tests("browser", "browser", NIGHT, beside="guests"),
+        _tests("guests", "guest and not browser", NIGHT, beside="guests"),
+    ),
+    "night": (
+        *LINT,
+        _night_tests("every test", ALONE, "not (faults or fuzz or machines)", workers=WORKERS),
+        _night_tests("every guest and page", "(guest or browser) and not faults"),
+        _night_tests("all on postgresql", "database", ALONE, "not faults", workers=WORKERS, database="postgresql"),
+        _night_tests("figures", "faults or fuzz or machines"),
+        _at_night("nights", sys.executable, "-m", "tests.nights"),
+    ),
+}
 
 
 def main(wanted: Sequence[str]) -> int:
-    """Runs the stages of these names or groups (all, without any) and prints the table.
+    """Runs the tiers, or the stages, of these names (`test`, without any) and prints the table.
 
     Returns:
         0 when everything passed, else 1.
     """
-    every = (*STAGES, NIGHT)
-    known = {stage.name for stage in every} | {stage.group for stage in every}
+    every = {stage.name: stage for tier in TIERS.values() for stage in tier}
+    known = {*TIERS, *every, "lint"}
     if unknown := set(wanted) - known:
         print(f"There is no stage {', '.join(sorted(unknown))}; there are: {', '.join(sorted(known))}")
         return 2
-    chosen = [stage for stage in every if {stage.name, stage.group} & set(wanted)] if wanted else STAGES
+    named = set(wanted or ["test"])
+    tiers = {stage.name for name in named & TIERS.keys() for stage in TIERS[name]}
+    chosen = [stage for name, stage in every.items() if name in named | tiers or stage.group in named]
     outcomes = []
     for together in _together(chosen):
         outcomes += run(together)
@@ -111,5 +113,5 @@ def _print_table(outcomes: Sequence[Outcome]) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Runs the checks and tests of Storage Admin, and prints one table.")
-    parser.add_argument("stage", nargs="*", help="only these stages, or the group lint or tests; or night")
+    parser.add_argument("stage", nargs="*", help="check, test, night, lint, or stages of the table")
     sys.exit(main(parser.parse_args().stage))

@@ -4,7 +4,7 @@ import pytest
 from django.apps import apps
 from django.db import connection, models
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.sql]
 
 OURS = ("images", "benchmarks", "storage_admin.")
 REFERENCES = [

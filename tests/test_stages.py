@@ -1,5 +1,6 @@
-"""How ``make test`` counts, and that it never calls a failure a success."""
+"""How the tiers of tests count, that none calls a failure a success, and that the night leaves nothing out."""
 
+import re
 import signal
 import sys
 import time
@@ -7,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import stages
-from tests.stage_runs import Outcome, Stage, run
+from tests import stage_runs, stages
+from tests.faults.figures import NIGHTLY
+from tests.stage_runs import ROOT, Outcome, Stage, run
 
 
 def pytest_stage(folder: Path, source: str) -> Stage:
@@ -80,10 +82,10 @@ def test_goes_on_after_a_failure_and_ends_with_the_sum(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad, good = Stage("bad", ("false",)), Stage("good", ("true",))
-    monkeypatch.setattr(stages, "STAGES", (bad, good, good))
+    monkeypatch.setattr(stages, "TIERS", {"test": (bad, good, Stage("fine", ("true",)))})
     assert stages.main([]) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "2 passed, 1 failed"
-    monkeypatch.setattr(stages, "STAGES", (good,))
+    monkeypatch.setattr(stages, "TIERS", {"test": (good,)})
     assert stages.main([]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "1 passed, 0 failed"
 
@@ -107,7 +109,7 @@ def test_stages_beside_each_other_run_at_once_with_a_libvirt_each_and_are_told_o
         Stage(own, ("sh", "-c", script.format(folder=tmp_path, own=own, other=other)), beside="pair")
         for own, other in names
     ]
-    monkeypatch.setattr(stages, "STAGES", (*both, Stage("after", ("echo", "after"))))
+    monkeypatch.setattr(stages, "TIERS", {"test": (*both, Stage("after", ("echo", "after")))})
     assert stages.main([]) == 1
     lines = [line for line in capfd.readouterr().out.splitlines() if line.startswith(("a:", "b:", "after"))]
     assert lines[:5] == ["a: ", "a: a", "b: ", "b: b", "after"]
@@ -126,24 +128,49 @@ def test_what_the_shell_has_set_does_not_reach_the_tests(monkeypatch: pytest.Mon
     assert counts(run_one(Stage("clean", (sys.executable, "-c", script)))) == (1, 0)
 
 
-@pytest.mark.parametrize("marker", ["qemu", "services", "guest", "browser", "faults", ""])
-def test_every_test_runs_in_exactly_one_stage_on_sqlite(marker: str) -> None:
-    """Whatever single marker a test has."""
-    on_sqlite = [stage for stage in stages.STAGES if stage.pytest and stage.database == "sqlite"]
-    chosen = [stage.name for stage in on_sqlite if _runs(stage, marker)]
-    assert len(chosen) == 1, chosen
+MARKERS = ("qemu", "services", "guest", "browser", "faults", "fuzz", "machines", "night", "sql", "database")
+#: What a test may be.
+KINDS = [[], *([one] for one in MARKERS[:6]), ["guest", "browser"], ["night"], ["machines", "night"]]
 
 
-def test_what_needs_two_machines_runs_at_night_alone() -> None:
-    for stage in (*stages.STAGES, stages.NIGHT):
-        if stage.pytest:
-            assert _runs(stage, "machines") == (stage is stages.NIGHT), stage.name
+@pytest.mark.parametrize("markers", KINDS, ids="+".join)
+def test_every_test_runs_once_on_sqlite_before_a_merge_or_only_at_night(markers: list[str]) -> None:
+    assert len([stage for stage in stages.TIERS["night"] if runs(stage, markers)]) == 1
+    before = [stage for stage in stages.TIERS["test"] if runs(stage, markers)]
+    assert len(before) == (0 if "night" in markers else 1)
 
 
-def _runs(stage: Stage, marker: str) -> bool:
-    """Whether a stage runs what has this marker alone."""
+def test_the_quick_check_takes_only_what_needs_python_alone() -> None:
+    chosen = [markers for markers in KINDS if any(runs(stage, markers) for stage in stages.TIERS["check"])]
+    assert chosen == [[]]
+
+
+def test_of_what_touches_the_database_a_part_and_at_night_all_is_on_postgresql() -> None:
+    for tier, chosen in (("test", ["sql", "database"]), ("night", ["database"])):
+        assert [runs(one, chosen) for one in stages.TIERS[tier] if one.database == "postgresql"] == [True]
+
+
+def test_only_a_night_takes_the_figures_of_a_night() -> None:
+    for tier, found in stages.TIERS.items():
+        for stage in found:
+            assert (f"{NIGHTLY}=1" in stage.argv) == (tier == "night" and stage.group != "lint"), stage.name
+    assert NIGHTLY in stage_runs.FOREIGN
+
+
+def runs(stage: Stage, markers: list[str]) -> bool:
+    """Whether a stage runs what has these markers, on PostgreSQL if they ask for it, else on SQLite."""
+    if not stage.pytest or (stage.database == "postgresql") != ("database" in markers):
+        return False
     expression = stage.argv[stage.argv.index("-m") + 1]
-    return bool(eval(expression, {"__builtins__": {}}, {name: name == marker for name in (*ALL_MARKERS, "")}))
+    return bool(eval(expression, {"__builtins__": {}}, {name: name in markers for name in MARKERS}))
 
 
-ALL_MARKERS = ("qemu", "services", "guest", "browser", "faults", "fuzz", "machines")
+NIGHT_WORDS = re.compile(r"pytest\.mark\.night|\b(Trials|trials_of)\((?!.*points=)|\bnight\(\)")
+
+
+def test_what_only_the_night_sees_is_listed() -> None:
+    """Files that mark something with `night`, or have more trials in a night, are those of tests/night.md."""
+    listed = re.findall(r"^\| `(\S+\.py)` \|", (ROOT / "tests/night.md").read_text(), re.MULTILINE)
+    ours = {Path(__file__), ROOT / "tests/faults/test_figures.py"}
+    found = [path for path in (ROOT / "tests").rglob("test_*.py") if NIGHT_WORDS.search(path.read_text())]
+    assert listed == sorted(str(path.relative_to(ROOT / "tests")) for path in found if path not in ours)

@@ -7,6 +7,8 @@ import pytest
 
 from tests import factories
 
+pytestmark = pytest.mark.sql
+
 FACTORIES = [
     made for _, made in inspect.getmembers(factories, inspect.isclass)
     if issubclass(made, factories.Rows) and made is not factories.Rows

@@ -1,5 +1,6 @@
 """A host that is removed, and another one that gets its slug later: they have nothing in common."""
 
+import pytest
 from rest_framework.test import APIClient
 
 from storage_admin.accounts.models import AuditEntry, User
@@ -8,6 +9,8 @@ from storage_admin.events.models import Alert, Event
 from storage_admin.events.selectors import alerts_for
 from storage_admin.hosts.registration import remove_host
 from tests.factories import AlertFactory, HostFactory, TokenFactory, UserFactory, WebhookFactory
+
+pytestmark = pytest.mark.sql
 
 
 def test_alerts_of_a_removed_host_are_closed_and_not_those_of_a_later_one(admin: Actor) -> None:

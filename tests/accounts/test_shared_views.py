@@ -21,6 +21,8 @@ from tests.factories import (
     UserFactory,
 )
 
+pytestmark = pytest.mark.sql
+
 BACKEND = "django.contrib.auth.backends.ModelBackend"
 
 

@@ -19,6 +19,8 @@ from storage_admin.accounts.models import AuditEntry, RefusedAttempts
 from storage_admin.accounts.roles import Actor
 from tests.factories import AuditEntryFactory, TokenFactory, UserFactory, an_hour_ago
 
+pytestmark = pytest.mark.sql
+
 
 @pytest.mark.parametrize("sql", ["UPDATE accounts_auditentry SET who = 'x'", "DELETE FROM accounts_auditentry"])
 def test_the_database_refuses_to_change_or_delete_an_entry(db: None, sql: str) -> None:

@@ -16,6 +16,8 @@ from storage_admin.accounts import tries
 from storage_admin.accounts.models import AuditEntry, User
 from tests.factories import TokenFactory, UserFactory
 
+pytestmark = pytest.mark.sql
+
 PASSWORD = "correct horse battery staple"
 HASHER = "storage_admin.accounts.tries.Hasher"
 

@@ -1,5 +1,6 @@
 """Signs that no database takes, sent by somebody who is not signed in: they end in an answer, and in a plain entry."""
 
+import pytest
 from django.test import Client, RequestFactory
 from django.utils import timezone
 
@@ -7,6 +8,8 @@ from storage_admin.accounts import refusals
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.accounts.roles import Actor
 from tests.factories import UserFactory
+
+pytestmark = pytest.mark.sql
 
 
 def test_a_nul_in_a_user_name_is_a_failed_sign_in(db: None) -> None:

@@ -22,6 +22,8 @@ from tests.factories import (
     StoragePoolFactory,
 )
 
+pytestmark = pytest.mark.sql
+
 
 def test_hosts_say_what_the_contract_promises(viewer: APIClient) -> None:
     contract = """id slug name kind address port user transport cluster status status_detail last_seen

@@ -18,6 +18,8 @@ from tests.factories import (
     StoragePoolFactory,
 )
 
+pytestmark = pytest.mark.sql
+
 
 def names(client: APIClient, query: str) -> list[str]:
     response = client.get(f"/api/v1/images/?{query}")

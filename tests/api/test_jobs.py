@@ -11,6 +11,8 @@ from storage_admin.accounts.models import AuditEntry
 from storage_admin.jobs.models import Job
 from tests.factories import GIB, HostFactory, ImageFactory, JobFactory, JobLogFactory
 
+pytestmark = pytest.mark.sql
+
 
 def post(client: APIClient, path: str = "jobs/", body: Any = None, **headers: str) -> Any:
     return client.post(f"/api/v1/{path}", {} if body is None else body, format="json", headers=headers)

@@ -12,6 +12,8 @@ from tests.factories import GIB, HostFactory, ImageFactory, StoragePoolFactory
 from tests.ledger.rows import NOON, freed, held
 from tests.working import ADMIN
 
+pytestmark = pytest.mark.sql
+
 CONTRACT = {
     "job", "image", "predicted_bytes", "before_bytes", "after_bytes", "held_bytes", "freed_bytes", "freed_at",
     "seconds",

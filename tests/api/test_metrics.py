@@ -25,6 +25,8 @@ from tests.factories import (
     StoragePoolFactory,
 )
 
+pytestmark = pytest.mark.sql
+
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 LABELS = {"host", "pool", "path", "kind", "state", "severity", "policy", "le"}
 Found = dict[tuple[str, frozenset[str]], float]

@@ -17,6 +17,8 @@ from storage_admin.hosts.proxmox.guests import ProxmoxGuest
 from storage_admin.hosts.proxmox.reader import ProxmoxFacts
 from tests.factories import HostFactory, ImageFactory, StoragePoolFactory
 
+pytestmark = pytest.mark.sql
+
 #: What is of the other host, and must be in no sentence.
 SECRETS = ("payroll", "beta", "virtio-secret", "migrate", "secretnode")
 NAME = "vm-104-disk-0.raw"

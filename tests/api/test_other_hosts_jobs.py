@@ -10,6 +10,8 @@ from storage_admin.jobs.models import Job
 from tests.factories import HostFactory, ImageFactory, StoragePoolFactory
 from tests.working import OPERATOR
 
+pytestmark = pytest.mark.sql
+
 
 @pytest.mark.usefixtures("quiet")
 def test_a_job_of_another_host_that_holds_the_image_is_not_named(client_of: Callable[..., APIClient]) -> None:

@@ -25,6 +25,8 @@ from tests.factories import (
 )
 from tests.ledger.rows import freed
 
+pytestmark = pytest.mark.sql
+
 LISTS = {
     "images": 15,
     "jobs": 6,

@@ -8,6 +8,8 @@ from rest_framework.test import APIClient
 from storage_admin.accounts.models import SavedView
 from tests.factories import SavedViewFactory, UserFactory
 
+pytestmark = pytest.mark.sql
+
 ADDRESS = "/api/v1/views/"
 
 

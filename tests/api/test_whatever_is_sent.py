@@ -11,6 +11,8 @@ from storage_admin.jobs.models import Job
 from tests.api.test_roles import ANYBODY, CASES, Case, world
 from tests.factories import TokenFactory
 
+pytestmark = pytest.mark.sql
+
 __all__ = ["world"]
 
 # Where an object is not there, nobody reads the body.

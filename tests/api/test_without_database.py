@@ -11,7 +11,7 @@ from rest_framework.test import APIClient
 
 from tests.factories import HostFactory, ImageFactory, TokenFactory, UserFactory
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.sql]
 REASONS = ["database is locked", "database or disk is full", "server closed the connection unexpectedly"]
 
 

@@ -15,7 +15,7 @@ from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs.models import Job
 from tests.factories import BenchmarkFactory, HostFactory, StoragePoolFactory
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet"), pytest.mark.sql]
 Measured = Callable[..., Benchmark]
 DATA = Path(__file__).parent.parent / "data" / "benchmarks"
 API = "/api/v1/benchmarks/"

@@ -15,7 +15,7 @@ from benchmarks.results import Result
 from storage_admin.hosts.models import StoragePool
 from tests.factories import SampleFactory
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.sql]
 Measured = Callable[..., Benchmark]
 MIB = 1 << 20
 

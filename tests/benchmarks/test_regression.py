@@ -15,6 +15,8 @@ from storage_admin.events.models import Alert
 from storage_admin.hosts.models import StoragePool
 from tests.factories import BenchmarkFactory, StoragePoolFactory
 
+pytestmark = pytest.mark.sql
+
 MB = 1e6
 Measured = Callable[..., Benchmark]
 

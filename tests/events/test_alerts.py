@@ -12,7 +12,7 @@ from storage_admin.events import services
 from storage_admin.events.models import Alert, Delivery, Event, Webhook
 from storage_admin.events.services import Trouble
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.sql]
 KIND = services.POOL_OVER_THRESHOLD
 FULL = Trouble(f"{KIND}:1", "warning", "a / images is over its threshold", "86 % used", "a", "pool", 1, "a / images")
 

@@ -15,7 +15,7 @@ from storage_admin.events.models import Alert, Delivery, Event
 from tests.events.conftest import SECRET, MakeHook
 from tests.harness.receiver import receiver
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.sql]
 DOCS = Path(__file__).parents[2] / "docs" / "alerts.md"
 
 

@@ -1,4 +1,4 @@
-"""How many trials of each fault there are: in `make test`, and in the many hours of `make faults`.
+"""How many trials of each fault there are: in `make test`, and in the hours of `make night`.
 
 The numbers of the faults are those of the table in docs/reliability.md. What is not here (F4, F6) has a fixed number of
 points, and all of them are tried each time.
@@ -7,7 +7,7 @@ points, and all of them are tried each time.
 import os
 from dataclasses import dataclass
 
-#: Set by `make faults`.
+#: Set by `make night`.
 NIGHTLY = "STORAGE_ADMIN_NIGHTLY"
 
 
@@ -18,7 +18,7 @@ class Figure:
     Args:
         variable: of the environment, which sets another number.
         per_merge: in `make test`.
-        nightly: in `make faults`.
+        nightly: in `make night`.
     """
 
     variable: str
@@ -34,23 +34,23 @@ class Figure:
 
 
 FIGURES = {
-    "chains": Figure("STORAGE_ADMIN_CHAINS", 40, 400),
-    "F1": Figure("STORAGE_ADMIN_KILLS", 300, 3_000),
-    "F2": Figure("STORAGE_ADMIN_CUTS", 20, 200),
-    "F5": Figure("STORAGE_ADMIN_IO_ERRORS", 20, 100),
-    "F7": Figure("STORAGE_ADMIN_GUESTS", 20, 200),
-    "F9": Figure("STORAGE_ADMIN_MESSAGES", 1_000, 10_000),
-    "F10": Figure("STORAGE_ADMIN_BROKERS", 20, 300),
-    "F11": Figure("STORAGE_ADMIN_DATABASES", 5, 50),
+    "chains": Figure("STORAGE_ADMIN_CHAINS", 16, 400),
+    "F1": Figure("STORAGE_ADMIN_KILLS", 30, 3_000),
+    "F2": Figure("STORAGE_ADMIN_CUTS", 4, 200),
+    "F5": Figure("STORAGE_ADMIN_IO_ERRORS", 4, 100),
+    "F7": Figure("STORAGE_ADMIN_GUESTS", 4, 200),
+    "F9": Figure("STORAGE_ADMIN_MESSAGES", 100, 10_000),
+    "F10": Figure("STORAGE_ADMIN_BROKERS", 3, 300),
+    "F11": Figure("STORAGE_ADMIN_DATABASES", 1, 50),
     "F11 locked": Figure("STORAGE_ADMIN_LOCKED", 1, 50),
     "F12": Figure("STORAGE_ADMIN_STOPPED", 5, 100),
-    "F13": Figure("STORAGE_ADMIN_LINES", 10, 100),
-    "links": Figure("STORAGE_ADMIN_LINKS", 5, 60),
-    "F14": Figure("STORAGE_ADMIN_CANCELS", 50, 500),
-    "F15": Figure("STORAGE_ADMIN_HISTORIES", 8, 100),
-    "headers": Figure("STORAGE_ADMIN_HEADERS", 40, 500),
-    "nfs": Figure("STORAGE_ADMIN_NFS", 50, 50),
-    "strangers": Figure("STORAGE_ADMIN_STRANGERS", 30, 500),
+    "F13": Figure("STORAGE_ADMIN_LINES", 2, 100),
+    "links": Figure("STORAGE_ADMIN_LINKS", 3, 60),
+    "F14": Figure("STORAGE_ADMIN_CANCELS", 5, 500),
+    "F15": Figure("STORAGE_ADMIN_HISTORIES", 2, 100),
+    "headers": Figure("STORAGE_ADMIN_HEADERS", 10, 500),
+    "nfs": Figure("STORAGE_ADMIN_NFS", 5, 50),
+    "strangers": Figure("STORAGE_ADMIN_STRANGERS", 10, 500),
 }
 
 

@@ -44,7 +44,7 @@ def test_work_that_is_stopped_ends_within_seconds_and_leaves_nothing(
             trial.note(f"{name} of {scene.form}")
             trial.note(stop_in_the_middle(trial.rng, scene, scene.work(name), how))
             scene.verify()
-    assert not trials.all or trials.tally["stopped"] >= len(trials.numbers) // 4
+    assert not trials.all or len(trials.numbers) < 10 or trials.tally["stopped"] >= len(trials.numbers) // 4
 
 
 def stop_in_the_middle(rng: random.Random, scene: Scene, work: Work, how: str) -> str:

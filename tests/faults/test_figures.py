@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from tests import stage_runs, stages
 from tests.faults import trials
 from tests.faults.figures import FIGURES, NIGHTLY, trials_of
 from tests.faults.trials import Trials
@@ -22,18 +21,11 @@ def records(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_a_night_has_more_trials_and_a_variable_sets_any_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (trials_of("F1"), trials_of("F1", 1 / 6), trials_of("F11", 1 / 100)) == (300, 50, 1)
+    assert (trials_of("F1"), trials_of("F1", 1 / 6), trials_of("F11", 1 / 100)) == (30, 5, 1)
     monkeypatch.setenv(NIGHTLY, "1")
     assert (trials_of("F1"), trials_of("F9"), trials_of("F14")) == (3000, 10_000, 500)
     monkeypatch.setenv("STORAGE_ADMIN_KILLS", "7")
     assert trials_of("F1") == 7
-
-
-def test_only_make_faults_takes_the_figures_of_a_night() -> None:
-    assert {f"{NIGHTLY}=1", "faults or fuzz or machines"} < set(stages.NIGHT.argv)
-    assert NIGHTLY in stage_runs.FOREIGN
-    assert stages.NIGHT not in stages.STAGES
-    assert "tests.stages night" in (stage_runs.ROOT / "Makefile").read_text()
 
 
 def run(monkeypatch: pytest.MonkeyPatch, bad: set[int], **how: int) -> tuple[Trials, list[float], str]:

@@ -11,7 +11,7 @@ from storage_admin.hosts.guest_facts import DiskFacts, GuestFacts
 from storage_admin.hosts.models import Host
 from tests.factories import HostFactory
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.sql]
 
 VM = GuestFacts(
     "vm", "101", "web", "running", (DiskFacts("scsi0", "disk", "/images/101/vm-101-disk-0.qcow2", "qcow2", "none"),),

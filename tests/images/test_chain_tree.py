@@ -6,7 +6,7 @@ from images.models import Image
 from images.selectors import Node, chain_of
 from tests.factories import GIB, GuestDiskFactory, ImageFactory, ImageUseFactory, StoragePoolFactory
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.sql]
 
 
 def node(image: Image) -> Node:

@@ -12,7 +12,7 @@ from storage_admin.accounts.roles import SYSTEM
 from storage_admin.hosts.models import StoragePool
 from tests.factories import GuestDiskFactory, HostFactory, StoragePoolFactory
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.sql]
 NOW = timezone.now()
 SCSI = {"path": "/mnt/pve/tank/images/100/vm-100-disk-0.raw", "volume": "tank:100/vm-100-disk-0.raw"}
 

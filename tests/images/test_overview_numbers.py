@@ -21,7 +21,7 @@ from tests.factories import (
 )
 from tests.ledger.rows import freed, held
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.sql]
 
 
 def test_an_empty_dashboard_knows_nothing_and_says_so() -> None:

@@ -24,7 +24,12 @@ from storage_admin.jobs.models import Job
 from tests.harness.filesystems import loop_filesystem
 from tests.working import ADMIN, create, image_at, register, scan, this_machine, work
 
-pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor")]
+pytestmark = [
+    pytest.mark.django_db,
+    pytest.mark.qemu,
+    pytest.mark.usefixtures("quiet", "no_hypervisor"),
+    pytest.mark.sql,
+]
 
 
 def plain(path: Path, size: int = 4096) -> Path:

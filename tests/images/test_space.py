@@ -20,7 +20,7 @@ from tests.factories import GIB, HostFactory, ImageFactory, StoragePoolFactory
 from tests.jobs.test_claims import at_once
 from tests.working import OPERATOR
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet", "no_hypervisor")]
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet", "no_hypervisor"), pytest.mark.sql]
 
 sizes = st.integers(min_value=0, max_value=9)
 some_needs = st.builds(

@@ -12,7 +12,7 @@ from images.models import Image
 from storage_admin.agent.protocol import RefusedError
 from tests.factories import ImageFactory, ImageUseFactory, StoragePoolFactory
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.sql]
 
 
 def names(images: list[Image]) -> list[str]:

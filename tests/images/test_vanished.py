@@ -15,7 +15,7 @@ from storage_admin.hosts.errors import InvalidError
 from storage_admin.hosts.models import StoragePool
 from tests.factories import ImageFactory, JobFactory, StoragePoolFactory
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.sql]
 DAY = timedelta(days=1)
 
 

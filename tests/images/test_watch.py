@@ -25,7 +25,7 @@ from tests.factories import (
     WebhookFactory,
 )
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.sql]
 
 
 def now() -> datetime:

@@ -13,6 +13,8 @@ from storage_admin.jobs.heart import Heart
 from storage_admin.jobs.models import Job, ResourceLock
 from tests.factories import HostFactory, ImageFactory, JobFactory, ResourceLockFactory
 
+pytestmark = pytest.mark.sql
+
 
 def at_once(count: int, act: Callable[[int], Any]) -> list[Any]:
     """What ``act`` answers to each of so many threads that start together; an exception is an answer."""

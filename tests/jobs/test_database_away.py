@@ -23,7 +23,7 @@ from tests.factories import ImageFactory, JobFactory
 from tests.jobs.test_running import POLITE, READY, done_by
 from tests.working import OPERATOR, said
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet", "no_hypervisor")]
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet", "no_hypervisor"), pytest.mark.sql]
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ from django.conf import settings
 
 from storage_admin.jobs import doorbell
 
+pytestmark = pytest.mark.sql
+
 
 @pytest.mark.django_db
 def test_a_broker_that_hangs_up_is_tried_a_few_times_and_not_for_seconds(

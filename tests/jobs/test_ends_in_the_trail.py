@@ -14,7 +14,7 @@ from storage_admin.jobs.models import Job
 from tests.factories import GuestFactory, ImageFactory, JobFactory
 from tests.working import OPERATOR
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet"), pytest.mark.sql]
 
 
 def ends() -> list[AuditEntry]:

@@ -30,7 +30,7 @@ from tests.factories import HostFactory
 from tests.harness.services import LiveWorker, RedisServer
 from tests.working import OPERATOR, digests, image_at, register
 
-pytestmark = [pytest.mark.services, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.services, pytest.mark.django_db(transaction=True), pytest.mark.sql]
 
 
 @pytest.fixture

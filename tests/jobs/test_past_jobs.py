@@ -23,7 +23,7 @@ from storage_admin.jobs.selectors import jobs_for
 from tests.api.test_query_budgets import explained
 from tests.factories import ImageFactory
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.sql]
 COUNT = 2000
 DAY = timedelta(days=1)
 

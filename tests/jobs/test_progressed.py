@@ -12,7 +12,7 @@ from storage_admin.jobs.models import Job
 from storage_admin.jobs.recorder import Recorder
 from tests.factories import JobFactory
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.sql]
 
 
 @pytest.fixture

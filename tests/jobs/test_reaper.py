@@ -20,7 +20,7 @@ from tests.factories import (
     WorkerFactory,
 )
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet"), pytest.mark.sql]
 
 
 @pytest.fixture(autouse=True)

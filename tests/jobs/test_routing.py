@@ -19,7 +19,7 @@ from storage_admin.jobs import claims, doorbell, routing
 from storage_admin.jobs.models import Job, Worker
 from tests.factories import HostFactory, ImageFactory, JobFactory, WorkerFactory
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.sql]
 
 ELSEWHERE = {"machine_id": "0" * 32, "hostname": "elsewhere"}
 

@@ -28,7 +28,7 @@ from storage_admin.jobs.recorder import Recorder
 from tests.factories import ImageFactory
 from tests.working import OPERATOR, run, said
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet", "no_hypervisor")]
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet", "no_hypervisor"), pytest.mark.sql]
 
 PROGRAM = """
 import json, os, select, signal, sys, time

@@ -17,7 +17,7 @@ from tests.factories import GuestFactory, HostFactory, ImageFactory, JobFactory,
 from tests.jobs.test_claims import at_once
 from tests.working import ADMIN, OPERATOR, VIEWER
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet", "no_hypervisor")]
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet", "no_hypervisor"), pytest.mark.sql]
 
 
 def reclaim(image: Image, actor: Actor = OPERATOR, key: str = "", **options: Any) -> Job:

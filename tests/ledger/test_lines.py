@@ -29,7 +29,7 @@ from tests.factories import (
 from tests.ledger.rows import freed, held, job_on
 from tests.working import ADMIN
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.sql]
 earlier = import_module("storage_admin.jobs.migrations.0007_ledger_of_earlier_jobs")
 
 

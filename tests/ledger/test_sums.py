@@ -18,7 +18,7 @@ from tests.api.test_query_budgets import explained
 from tests.factories import GIB, HostFactory, ImageFactory, StoragePoolFactory
 from tests.ledger.rows import NOON, freed, held
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.sql]
 
 
 def test_won_less_taken_is_what_was_freed_and_what_is_held_stands_apart() -> None:

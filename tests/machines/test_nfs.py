@@ -17,7 +17,7 @@ from tests.harness.processes import wait_until
 from tests.machines.lab import Machine, machines
 from tests.machines.nfs import LENGTH, MOUNTED, PATTERN, PLACE, Export, Passing
 
-pytestmark = pytest.mark.machines
+pytestmark = [pytest.mark.machines, pytest.mark.night]
 
 #: So many trials at once, each on an image of its own.
 TOGETHER = 5

@@ -10,7 +10,7 @@ from storage_admin.jobs.models import Job
 from tests.factories import GIB, ImageSampleFactory, JobFactory, PolicyFactory
 from tests.policies.test_rules import NOW, code_of, image, look, reclaimed
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.sql]
 
 
 def rewritten(one: Image, *, days_ago: float, before: int, after: int, **columns: Any) -> Job:

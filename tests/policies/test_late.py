@@ -14,7 +14,7 @@ from tests.factories import PolicyFactory
 from tests.policies.test_runs import NOW, at_work, begun, end, images, picks
 from tests.working import ADMIN, OPERATOR
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet"), pytest.mark.sql]
 MINUTE = timedelta(minutes=1)
 
 

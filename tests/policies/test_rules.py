@@ -27,7 +27,7 @@ from tests.factories import (
     StoragePoolFactory,
 )
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.sql]
 NOW = timezone.now()
 
 

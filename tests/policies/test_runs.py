@@ -16,7 +16,7 @@ from storage_admin.jobs.models import Job, ResourceLock
 from tests.factories import GIB, HostFactory, ImageFactory, JobFactory, PolicyFactory, StoragePoolFactory
 from tests.working import ADMIN, OPERATOR, said
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet"), pytest.mark.sql]
 NOW = timezone.now()
 MINUTE = timedelta(minutes=1)
 

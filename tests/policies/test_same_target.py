@@ -15,7 +15,7 @@ from tests.jobs.test_claims import at_once
 from tests.policies.test_runs import MINUTE, NOW, at_work, end, images, picks
 from tests.working import OPERATOR
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet"), pytest.mark.sql]
 DD = {"kind": "dd"}
 
 

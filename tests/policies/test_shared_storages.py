@@ -15,7 +15,7 @@ from storage_admin.hosts.models import Host, StoragePool
 from tests.factories import GIB, HostFactory, ImageFactory, PolicyFactory, StoragePoolFactory
 from tests.policies.test_rules import look
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.sql]
 NAMES = ["a", "b"]
 
 

@@ -17,7 +17,7 @@ from tests.policies.test_runs import MINUTE, NOW, begun, end, images
 from tests.web.html import text_of
 from tests.working import OPERATOR
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet"), pytest.mark.sql]
 
 
 @pytest.fixture

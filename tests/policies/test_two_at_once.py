@@ -16,7 +16,7 @@ from tests.jobs.test_claims import at_once
 from tests.policies.test_runs import end, images
 from tests.working import OPERATOR
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("quiet")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("quiet"), pytest.mark.sql]
 SCHEDULERS = 6
 NOW = timezone.now()
 

@@ -20,7 +20,7 @@ from tests.harness.services import RedisServer
 pytestmark = pytest.mark.services
 
 ROOT = Path(__file__).resolve().parents[2]
-FOREIGN = ("DJANGO_SETTINGS_MODULE", "SECRET_KEY", "STORAGE_ADMIN_WORKER_HOST", "TEST_DATABASE")
+FOREIGN = ("DJANGO_SETTINGS_MODULE", "SECRET_KEY", "STORAGE_ADMIN_WORKER_HOST")
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ from tests.factories import GIB, ImageFactory, ImageUseFactory, JobFactory, Poli
 from tests.web.conftest import Filled
 from tests.working import OPERATOR
 
+pytestmark = pytest.mark.sql
+
 
 @pytest.fixture
 def busy(filled: Filled) -> tuple[Image, Job]:

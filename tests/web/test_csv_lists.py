@@ -30,6 +30,8 @@ from tests.factories import (
 )
 from tests.web.conftest import Filled
 
+pytestmark = pytest.mark.sql
+
 FILES = {
     "images": "/images/export.csv",
     "jobs": "/jobs/export.csv",

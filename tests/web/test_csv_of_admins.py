@@ -26,6 +26,8 @@ from tests.factories import (
 from tests.web.html import tags_of
 from tests.web.test_csv_lists import rows_of
 
+pytestmark = pytest.mark.sql
+
 FILES = {
     "policies": "/policies/export.csv",
     "users": "/users/export.csv",

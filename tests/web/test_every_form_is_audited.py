@@ -23,6 +23,8 @@ from tests.web.html import tags_of
 from tests.web.test_host_scope import address
 from tests.web.test_role_table import BACKEND, PAGES, ids, routes
 
+pytestmark = pytest.mark.sql
+
 __all__ = ["ids"]
 
 #: An address has one of nothing, where the table asks for one.

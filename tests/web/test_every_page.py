@@ -9,6 +9,8 @@ from tests.factories import HostFactory
 from tests.web.conftest import ADMIN_PAGES, Filled
 from tests.web.html import inline_code, tags_of, text_of
 
+pytestmark = pytest.mark.sql
+
 LISTS = ["/", "/images/", "/orphans/", "/hosts/", "/guests/", "/jobs/", "/ledger/", "/password/"]
 
 

@@ -235,6 +235,7 @@ def test_a_key_that_was_compared_counts_for_the_address_that_showed_it(admin: Cl
 
 
 @pytest.mark.services
+@pytest.mark.guest
 def test_libvirt_through_ssh_is_tried_before_it_is_saved(admin: Client, ssh_server: Sshd, libvirtd: str) -> None:
     form = {
         "kind": "libvirt-ssh", "name": "far", "address": "127.0.0.1", "port": str(ssh_server.port),

@@ -36,6 +36,8 @@ from tests.factories import (
     WatchFactory,
 )
 
+pytestmark = pytest.mark.sql
+
 #: All ids of the other host's things begin with it, all names with the word, and all its sizes are TiB.
 FIRST = 987_650_000
 WORD = "bravo"

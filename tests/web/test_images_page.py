@@ -11,6 +11,8 @@ from tests.factories import GIB, ImageFactory, ImageUseFactory, StoragePoolFacto
 from tests.web.conftest import Filled
 from tests.web.html import tags_of, text_of
 
+pytestmark = pytest.mark.sql
+
 HTMX = {"HX-Request": "true"}
 
 

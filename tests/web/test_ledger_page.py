@@ -15,6 +15,8 @@ from tests.ledger.rows import NOON, freed, held
 from tests.web.html import inline_code, text_of
 from tests.working import ADMIN
 
+pytestmark = pytest.mark.sql
+
 
 def page(client: Client, query: str = "") -> str:
     answer = client.get(f"/ledger/{query}")

@@ -8,6 +8,8 @@ from images.models import Image
 from tests.factories import GuestDiskFactory, GuestFactory, ImageFactory, ImageUseFactory, JobFactory
 from tests.web.conftest import Filled
 
+pytestmark = pytest.mark.sql
+
 
 @pytest.mark.parametrize(
     ("address", "most"),

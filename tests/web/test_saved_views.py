@@ -13,6 +13,8 @@ from tests.factories import UserFactory
 from tests.web.conftest import Filled
 from tests.web.html import tags_of, text_of
 
+pytestmark = pytest.mark.sql
+
 
 def actor(role: str, **values: object) -> Actor:
     user: User = UserFactory.create(role=role, **values)
