@@ -24,7 +24,7 @@ from images.views.lists import Filtered, as_choices, filtered
 from storage_admin.accounts.saved_views import list_page
 from storage_admin.csv_export import Columns, csv_answer
 from storage_admin.hosts.errors import NotFoundError
-from storage_admin.hosts.selectors import pools_for
+from storage_admin.hosts.selectors import pool_names
 
 PER_PAGE = 50
 PAGE = list_page("benchmarks", "Benchmarks", BenchmarkFilters.base_filters)
@@ -50,11 +50,10 @@ def benchmarks(request: PageRequest) -> HttpResponseBase:
     if wants_fragment(request):
         return live(request, "benchmarks/list.html#rows", context, url=url, every=every)
     body, version = live_body(request, "benchmarks/list.html#rows", context)
-    pools = pools_for(request.actor).order_by("host__name", "name", "id")
     context |= {
         "section": "benchmarks",
         "kinds": as_choices(((kind, kind_title(kind)) for kind in BenchmarkKind.values), asked.get("kind", "")),
-        "pools": as_choices(((pool.pk, f"{pool.host.name} / {pool.name}") for pool in pools), asked.get("pool", "")),
+        "pools": as_choices(pool_names(request.actor), asked.get("pool", "")),
     } | live_context(body, version, url=url, every=every)
     return render(request, "benchmarks/list.html", context)
 

@@ -33,14 +33,24 @@ ENTRIES = (
 
 #: Where a request keeps its frame.
 _KEPT = "_frame"
+#: Where it keeps the ids of jobs that are queued or at work.
+_ACTIVE = "_active_jobs"
 #: What concerns every host: not for those who are limited to some.
 EVERYWHERE = frozenset({"tokens", "users", "audit", "webhooks"})
 
 
-def active_jobs(actor: Actor) -> dict[str, Any]:
+def active_ids(request: HttpRequest, actor: Actor) -> list[int]:
+    """Ids of the jobs that are queued or at work, of those that exist for ``actor``; asked once for a request."""
+    if not hasattr(request, _ACTIVE):
+        active = in_scope(Job.objects.filter(state__in=Job.ACTIVE), actor).order_by("pk")
+        setattr(request, _ACTIVE, list(active.values_list("pk", flat=True)))
+    ids: list[int] = getattr(request, _ACTIVE)
+    return ids
+
+
+def active_jobs(request: HttpRequest, actor: Actor) -> dict[str, Any]:
     """How many jobs are queued or at work, of those that exist for ``actor``, and a word for which these are."""
-    active = in_scope(Job.objects.filter(state__in=Job.ACTIVE), actor).order_by("pk").values_list("pk", flat=True)
-    ids = list(active)
+    ids = active_ids(request, actor)
     return {"active_jobs": len(ids), "active_jobs_are": f"{zlib.crc32(repr(ids).encode()):x}"}
 
 
@@ -62,7 +72,7 @@ def sidebar(request: HttpRequest) -> dict[str, Any]:
         kept: dict[str, Any] = known
         return kept
     entries = [entry for entry in ENTRIES if role >= entry[3] and (actor.hosts is None or entry[0] not in EVERYWHERE)]
-    counts = active_jobs(actor) | {"open_alerts": open_alerts(actor)}
+    counts = active_jobs(request, actor) | {"open_alerts": open_alerts(actor)}
     frame = rights | counts | {"sidebar_entries": entries, "automation": automation.state()}
     setattr(request, _KEPT, frame)
     return frame

@@ -221,7 +221,7 @@ def _use(image: Image) -> list[Refusal]:
     if image.in_use is None:
         why = image.pool.owners_unknown or image.host.owners_unknown or "It was not scanned yet."
         return [Refusal("guests_unknown", f"{why} Until it is known who uses the image, it is not touched.")]
-    locked = [use.disk.guest for use in image.uses.all() if use.disk.guest.lock]
+    locked = [disk.guest for disk in image.disks if disk.guest.lock]
     if locked:
         sentence = (
             f"{_named(locked[0], image)} is locked ({locked[0].lock}): wait until that is over, or unlock it there."
@@ -229,7 +229,7 @@ def _use(image: Image) -> list[Refusal]:
         return [Refusal("guest_locked", sentence)]
     if not image.in_use:
         return []
-    running = [use.disk.guest for use in image.uses.all() if not use.disk.guest.off]
+    running = [disk.guest for disk in image.disks if not disk.guest.off]
     if running:
         return [
             Refusal(

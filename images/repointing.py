@@ -52,7 +52,7 @@ def refusals(image: Image, move: Move) -> list[Refusal]:
     """What stands against it as far as the database knows: guests that would not find the image any more."""
     if move.before == move.after and move.format == image.declared_format:
         return []
-    disks = [use.disk for use in image.uses.all()]
+    disks = image.disks
     if disks and not move.repoint:
         guest = disks[0].guest.name
         return [

@@ -90,7 +90,7 @@ class ImageSerializer(Shown, serializers.ModelSerializer[Image]):
 
     @extend_schema_field(GuestRefSerializer(many=True))
     def get_guests(self, image: Image) -> list[dict[str, Any]]:
-        disks = [use.disk for use in image.uses.all()]
+        disks = image.disks
         return [
             {"id": disk.guest_id, "name": disk.guest.name, "state": disk.guest.state, "target": disk.target}
             for disk in disks

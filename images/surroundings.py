@@ -87,7 +87,7 @@ class _Fetched:
         if not self._bases:
             return {}
         rows = Image.objects.filter(pk__in=_walk(_BELOW, self._bases)).select_related("host", "pool")
-        return {row.pk: row for row in rows.prefetch_related(Prefetch("uses", _uses()))}
+        return {row.pk: row for row in rows.prefetch_related(Prefetch("uses", _uses(), to_attr="read_uses"))}
 
     @cached_property
     def overlays(self) -> dict[int | None, list[Image]]:

@@ -153,7 +153,7 @@ class Convert(Rewriting):
         replaces, guests = options["replace"], []
         warnings = []
         if replaces:
-            guests = sorted({use.disk.guest.name for use in image.uses.all()}) if options["repoint_guest"] else []
+            guests = sorted({disk.guest.name for disk in image.disks}) if options["repoint_guest"] else []
             warnings += [
                 f"The definition of guest {name} is changed to the new file; undo changes it back." for name in guests
             ]

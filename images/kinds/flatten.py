@@ -140,7 +140,7 @@ def _contradiction(disk: GuestDisk) -> str:
 def _needed_by(base: Image, image: Image) -> str:
     """What else needs a base whose data moves up."""
     others = base.overlays_count - (image.backing_id == base.pk)
-    guests = sorted({use.disk.guest.name for use in base.uses.all()})
+    guests = sorted({disk.guest.name for disk in base.disks})
     needed = [f"{others} other overlays"] if others > 0 else []
     needed += [f"guest {name}" for name in guests]
     needed += [f"{len(base.snapshots)} snapshots in it"] if base.snapshots else []
@@ -155,7 +155,7 @@ def _warnings(image: Image, taken: list[Image]) -> list[str]:
         warnings.append(
             "Compressed clusters of its bases are stored uncompressed: it may need more than they take now."
         )
-    if image.uses.all():
+    if image.disks:
         warnings.append("The bases are left as they are: delete them yourself once nothing needs them any more.")
     return warnings
 

@@ -173,6 +173,12 @@ class Image(PartialRows):
         return max(self.seen, self.pool.last_scanned)
 
     @property
+    def disks(self) -> list[GuestDisk]:
+        """The guests' disks that it is: as its uses were read with it (into ``read_uses``), else as they are now."""
+        read: list[ImageUse] | None = vars(self).get("read_uses")
+        return [use.disk for use in (self.uses.select_related("disk__guest") if read is None else read)]
+
+    @property
     def header_known(self) -> bool:
         """Whether an agent has read its header; a hypervisor's API tells neither clusters nor snapshots."""
         return self.file_size is not None and not self.unreadable

@@ -129,12 +129,16 @@ def _batches(ids: set[int]) -> Iterator[list[int]]:
 
 def _rows(which: Q) -> Iterable[Image]:
     uses = ImageUse.objects.select_related("disk__guest").order_by("disk__guest__name", "id")
-    rows = Image.objects.filter(which).select_related("pool", "host").prefetch_related(Prefetch("uses", uses))
+    rows = (
+        Image.objects.filter(which)
+        .select_related("pool", "host")
+        .prefetch_related(Prefetch("uses", uses, to_attr="read_uses"))
+    )
     return rows.defer("path_bytes", "backing_path_bytes", "header", "estimate", "snapshots", "host__capabilities")
 
 
 def _node(image: Image, overlays: list[int], hosts: set[int] | None) -> Node:
-    uses = [use.disk for use in image.uses.all()]
+    uses = image.disks
     disks = [disk for disk in uses if hosts is None or disk.guest.host_id in hosts]
     guests = tuple(GuestRef(disk.guest_id, disk.guest.name, disk.guest.state, disk.target) for disk in disks)
     return Node(

@@ -1,13 +1,14 @@
 """Images in lists: few columns, few queries, quick at 100,000 rows."""
 
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from django.db.models import F, Model, OrderBy, Prefetch, Q, QuerySet
 from django.db.models.lookups import Exact, GreaterThanOrEqual, LessThanOrEqual
 
 from images.models import Image, ImageSample, ImageUse
 from storage_admin.accounts.roles import Actor
+from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.selectors import in_scope
 
 M = TypeVar("M", bound=Model)
@@ -75,8 +76,18 @@ def images_for(actor: Actor) -> QuerySet[Image]:
     uses = ImageUse.objects.select_related("disk__guest").defer("disk__path_bytes").order_by("disk__guest__name", "id")
     # On a storage that hosts share, guests of another host may use an image.
     uses = in_scope(uses, actor, "disk__guest__host")
-    rows = Image.objects.select_related("host", "pool").defer(*DEFERRED).prefetch_related(Prefetch("uses", uses))
+    rows = (
+        Image.objects.select_related("host", "pool")
+        .defer(*DEFERRED)
+        .prefetch_related(Prefetch("uses", uses, to_attr="read_uses"))
+    )
     return in_scope(rows, actor)
+
+
+def listed(rows: QuerySet[Image]) -> "Matches[Image]":
+    """Images of which a page is shown, each with host and pool."""
+    hosts, pools = Host.objects.defer("capabilities"), StoragePool.objects.defer("path_bytes")
+    return Matches(rows, Prefetch("host", hosts.order_by()), Prefetch("pool", pools.order_by()))
 
 
 def ordered(rows: QuerySet[Image], ordering: str) -> QuerySet[Image]:
@@ -102,10 +113,15 @@ class Matches(Generic[M]):
 
     Args:
         rows: as of :func:`images_for`, filtered and :func:`ordered`, the id last.
+        shared: what is read once for a page instead of joined to each of its rows, as few hosts have many images.
     """
 
-    def __init__(self, rows: QuerySet[M]) -> None:
-        self.rows = rows
+    def __init__(self, rows: QuerySet[M], *shared: "Prefetch[Any]") -> None:
+        self.rows, self._shared = rows, shared
+
+    @property
+    def _whole(self) -> QuerySet[M]:
+        return self.rows.select_related(None).prefetch_related(*self._shared) if self._shared else self.rows
 
     @cached_property
     def _few(self) -> list[int] | None:
@@ -131,9 +147,9 @@ class Matches(Generic[M]):
             return []
         if self._few is not None:
             # Along the index of their order, nearly all other rows would be looked at before the last match is found.
-            return list(self.rows.filter(pk__in=self._few)[start:stop])
+            return list(self._whole.filter(pk__in=self._few)[start:stop])
         ids = self._pick(start, stop)
-        found = {row.pk: row for row in self.rows.order_by().filter(pk__in=ids)}
+        found = {row.pk: row for row in self._whole.order_by().filter(pk__in=ids)}
         return [found[pk] for pk in ids if pk in found]
 
     def _pick(self, start: int, stop: int) -> list[int]:

@@ -49,7 +49,7 @@ def candidates(actor: Actor, limit: int = CANDIDATES) -> tuple[Candidate, ...]:
 
 
 def _candidate(image: Image) -> Candidate:
-    disks = [use.disk for use in image.uses.all()]
+    disks = image.disks
     return Candidate(
         id=image.pk,
         name=image.name,

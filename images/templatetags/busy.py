@@ -7,6 +7,7 @@ from django.template.context import RequestContext
 from django.urls import reverse
 from django.utils.html import format_html
 
+from images.context import active_ids
 from storage_admin.accounts.authentication import actor_of
 from storage_admin.hosts.selectors import in_scope
 from storage_admin.jobs import kinds
@@ -23,7 +24,9 @@ def job_of(request: Any, image_id: int) -> Job | None:
         active = in_scope(Job.objects.filter(state__in=Job.ACTIVE), actor_of(request))
         locks = ResourceLock.objects.filter(job__in=active, key__startswith="image:").select_related("job")
         locks = locks.order_by("exclusive", "-job").defer("job__plan", "job__commands", "job__result")
-        setattr(request, _KEPT, {lock.key: lock.job for lock in locks})
+        setattr(
+            request, _KEPT, {lock.key: lock.job for lock in locks} if active_ids(request, actor_of(request)) else {}
+        )
     found: dict[str, Job] = getattr(request, _KEPT)
     return found.get(f"image:{image_id}")
 

@@ -14,6 +14,8 @@ from storage_admin.accounts.roles import Actor
 
 register = template.Library()
 register.filter("why_no_image", why_no_image)
+#: Where a request keeps the saved views of its list.
+_KEPT = "_saved_views"
 
 
 @register.inclusion_tag("fragments/views.html", takes_context=True)
@@ -31,8 +33,7 @@ def list_tools(context: RequestContext, page_name: str, *csv: str) -> dict[str, 
     page = saved_views.pages()[page_name]
     actor = actor_of(request)
     now = _cleaned(page, request)
-    views = saved_views.with_defaults(actor, saved_views.views_for(actor).filter(page=page_name))
-    shown = [_shown(actor, view, now) for view in views]
+    shown = [_shown(actor, view, now) for view in views_on(request, actor, page_name)]
     return {
         "request": request,
         "csrf_token": context.get("csrf_token"),
@@ -43,6 +44,15 @@ def list_tools(context: RequestContext, page_name: str, *csv: str) -> dict[str, 
         "may_share": saved_views.may_share(actor),
         "files": [(*_file(one), now) for one in csv],
     }
+
+
+def views_on(request: HttpRequest, actor: Actor, page_name: str) -> list[Any]:
+    """The saved views of a list, each with ``opens_first``; asked once for a request."""
+    if not hasattr(request, _KEPT):
+        views = saved_views.views_for(actor).filter(page=page_name)
+        setattr(request, _KEPT, list(saved_views.with_defaults(actor, views)))
+    found: list[Any] = getattr(request, _KEPT)
+    return found
 
 
 def _cleaned(page: saved_views.ListPage, request: HttpRequest) -> str:

@@ -25,7 +25,7 @@ from storage_admin.accounts.saved_views import list_page
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.csv_export import Columns, csv_answer, known
 from storage_admin.hosts.errors import InvalidError, NotFoundError
-from storage_admin.hosts.selectors import hosts_for, pools_for
+from storage_admin.hosts.selectors import hosts_for, pool_names
 from storage_admin.jobs.services import submit
 
 PAGE = list_page("images", "Images", ImageFilters.base_filters)
@@ -93,7 +93,7 @@ def _drawn(row: Row) -> SafeString:
 
 def _row(request: PageRequest, image: Image, scale: int) -> Row:
     verb = _verb(image)
-    disks = [use.disk for use in image.uses.all()]
+    disks = image.disks
     return Row(
         may_operate=request.actor.role >= Role.OPERATOR,
         pk=image.pk,
@@ -131,7 +131,7 @@ def _listed(request: PageRequest) -> Filtered[Image]:
 
 
 def _table(request: PageRequest, listing: Filtered[Image]) -> dict[str, Any]:
-    rows = paginated(request, selectors.Matches(listing.rows), PER_PAGE)
+    rows = paginated(request, selectors.listed(listing.rows), PER_PAGE)
     ordering = ORDERING if "ordering" in listing.ignored else listing.values.get("ordering", ORDERING)
     scale = bar_scale((image.virtual_size, image.allocated_size) for image in rows.object_list)
     return {
@@ -163,7 +163,7 @@ def images(request: PageRequest) -> HttpResponseBase:
         "values": values,
         "guest": guest,
         "hosts": as_choices(hosts_for(request.actor).values_list("pk", "name"), values.get("host", "")),
-        "pools": as_choices(((pool.pk, str(pool)) for pool in pools_for(request.actor)), values.get("pool", "")),
+        "pools": as_choices(pool_names(request.actor), values.get("pool", "")),
         "formats": as_choices(((name, name) for name in FORMATS), values.get("format", "")),
         "states": as_choices(Image.State.choices, values.get("state", "")),
         "in_use_words": (("yes", "true"), ("no", "false"), ("unknown", "unknown")),
@@ -190,7 +190,7 @@ CSV_COLUMNS: Columns = {
     "overlays_count": "overlays_count",
     "in_use": lambda image: known(image.in_use),
     "orphan": lambda image: known(image.orphan),
-    "guests": lambda image: [use.disk.guest.name for use in image.uses.all()],
+    "guests": lambda image: [disk.guest.name for disk in image.disks],
     "last_scanned": "last_scanned",
 }
 

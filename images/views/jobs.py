@@ -136,7 +136,7 @@ def jobs_count(request: PageRequest) -> HttpResponseBase:
 
     Else whatever on the page shows what jobs change is told to refresh itself.
     """
-    counts = active_jobs(request.actor)
+    counts = active_jobs(request, request.actor)
     if request.GET.get("n") == counts["active_jobs_are"]:
         return HttpResponse(status=204)
     answer = render(request, "jobs/count.html", counts)

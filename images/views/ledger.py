@@ -16,7 +16,7 @@ from images.views.access import PageRequest, page, paginated, wants_fragment
 from images.views.lists import as_choices, columns, filtered
 from storage_admin.accounts.saved_views import list_page
 from storage_admin.csv_export import Columns, csv_answer
-from storage_admin.hosts.selectors import hosts_for, pools_for
+from storage_admin.hosts.selectors import hosts_for, pool_names
 from storage_admin.jobs import kinds
 
 PER_PAGE = 50
@@ -66,12 +66,11 @@ def ledger(request: PageRequest) -> HttpResponseBase:
     }
     if wants_fragment(request):
         return render(request, "ledger/ledger.html#found", context)
-    pools = pools_for(request.actor).order_by("host__name", "name", "id")
     kept = ("image", "policy", "held", "ordering")
     context |= {
         "section": "ledger",
         "hosts": as_choices(hosts_for(request.actor).values_list("pk", "name"), values.get("host", "")),
-        "pools": as_choices(((pool.pk, str(pool)) for pool in pools), values.get("pool", "")),
+        "pools": as_choices(pool_names(request.actor), values.get("pool", "")),
         "kinds": as_choices(_kinds(), values.get("kind", "")),
         "kept": [(name, values[name]) for name in kept if name in values],
     }

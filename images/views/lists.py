@@ -8,6 +8,7 @@ from django.db.models import Model, QuerySet
 from django.http import HttpRequest, HttpResponseRedirect
 from django.urls import reverse
 
+from images.templatetags.lists import views_on
 from storage_admin.accounts import saved_views
 from storage_admin.accounts.roles import Actor
 from storage_admin.hosts.errors import InvalidError
@@ -83,5 +84,5 @@ def opened_with(request: HttpRequest, actor: Actor) -> HttpResponseRedirect | No
     plain = request.method in {"GET", "HEAD"} and not request.META.get("QUERY_STRING")
     if not plain or getattr(request, "htmx", False) or name not in saved_views.pages():
         return None
-    view = saved_views.default_of(actor, str(name))
+    view = next((view for view in views_on(request, actor, str(name)) if view.opens_first), None)
     return HttpResponseRedirect(f"{reverse(str(name))}?{view.query or 'view=all'}") if view else None

@@ -21,7 +21,7 @@ from images.views.lists import Filtered, as_choices, filtered
 from storage_admin.accounts.roles import Role
 from storage_admin.accounts.saved_views import list_page
 from storage_admin.csv_export import Columns, csv_answer
-from storage_admin.hosts.selectors import hosts_for, pools_for
+from storage_admin.hosts.selectors import hosts_for, pool_names
 from storage_admin.jobs import kinds, services
 from storage_admin.jobs.kinds import JobKind
 
@@ -68,7 +68,7 @@ def orphans(request: PageRequest) -> HttpResponseBase:
     aside, now, unknown = list(selectors.aside_for(request.actor)), timezone.now(), selectors.unknown_for(request.actor)
     found = selectors.summed(rows)
     hidden = selectors.summed(selectors.orphans_for(request.actor, everywhere=True)).count if not everywhere else 0
-    pools = [(pool.pk, f"{pool.host.name} / {pool.name}") for pool in pools_for(request.actor).select_related("host")]
+    pools = pool_names(request.actor)
     context = {
         "section": "orphans",
         "page_of": page_of,

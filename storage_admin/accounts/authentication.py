@@ -47,7 +47,7 @@ class TokenAuthentication(authentication.BaseAuthentication):
         if not sends_token(request):
             return None
         secret = request.headers["Authorization"].partition(" ")[2]
-        token = Token.objects.filter(digest=digest_of(secret.strip())).first()
+        token = Token.objects.filter(digest=digest_of(secret.strip())).order_by().first()
         if token is None:
             refusals.token_refused(request, None)
             raise exceptions.AuthenticationFailed("This token is not known: it was deleted, or is mistyped.")

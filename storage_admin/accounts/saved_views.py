@@ -242,14 +242,6 @@ def set_default(actor: Actor, view: SavedView, *, on: bool) -> None:
         chosen.filter(view=view).delete()
 
 
-def default_of(actor: Actor, page_name: str) -> SavedView | None:
-    """The view that a page opens with for the actor; ``None`` for the whole list."""
-    if actor.user_id is None:
-        return None
-    chosen = DefaultView.objects.filter(user=actor.user_id, page=page_name)
-    return views_for(actor).filter(pk__in=chosen.values("view")).first()
-
-
 def _page(actor: Actor, name: str) -> ListPage:
     page = pages().get(name)
     if page is None:

@@ -1,6 +1,7 @@
 """Serializers of rows that are only read: how a field is shown is worked out once, not for each row of each answer."""
 
 from collections.abc import Callable
+from datetime import datetime
 from functools import cache
 from operator import attrgetter
 from typing import Any
@@ -41,12 +42,19 @@ def _one(field: Any, model: type[Any]) -> Callable[[Any, Any], Any]:
         read, show = attrgetter(f"{field.source}_id"), _as_it_is
     elif type(field).get_attribute is Field.get_attribute and not callable(getattr(model, field.source, None)):
         read = attrgetter(field.source)
+    if type(field) is serializers.DateTimeField:
+        show = _moment
 
     def shown(_serializer: Any, row: Any) -> Any:
         value = read(row)
         return None if value is None else show(value)
 
     return shown
+
+
+def _moment(moment: datetime) -> str:
+    """A time of the database, which is in UTC as the answers are."""
+    return moment.isoformat().replace("+00:00", "Z")
 
 
 def _as_it_is(value: Any) -> Any:

@@ -26,6 +26,12 @@ def pools_for(actor: Actor) -> QuerySet[StoragePool]:
     return in_scope(StoragePool.objects.select_related("host").defer("path_bytes"), actor)
 
 
+def pool_names(actor: Actor) -> list[tuple[int, str]]:
+    """Ids and names of these pools, each after its host's."""
+    rows = pools_for(actor).order_by("host__name", "name", "id").values_list("pk", "host__name", "name")
+    return [(pk, f"{host} / {name}") for pk, host, name in rows]
+
+
 def roots_of(host: Host) -> dict[str, Any]:
     """Which folder the path of each pool of a host led to, by path as it travels; those of which that is known."""
     rows = StoragePool.objects.filter(host=host, root__isnull=False).values_list("path_bytes", "root")
