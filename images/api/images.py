@@ -14,7 +14,7 @@ from images import vanished
 from images.api.shapes import ChainSerializer
 from images.filters import ImageFilters
 from images.models import Image
-from images.selectors import chain_of, history_of, images_for, listed
+from images.selectors import MatchingImages, chain_of, history_of, images_for
 from images.serializers import ImageBody, ImageSerializer, SampleSerializer, SetAsideBody
 from images.services import declare_format
 from storage_admin.accounts.roles import Role
@@ -45,7 +45,7 @@ class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
 
     def listed(self, rows: QuerySet[Any]) -> Any:
         """What is cut into pages; samples of a history are few enough to be read directly."""
-        return listed(rows) if rows.model is Image else rows
+        return MatchingImages(rows) if rows.model is Image else rows
 
     @extend_schema(summary="Declare an image's format (admin)", request=ImageBody, responses=ImageSerializer)
     def partial_update(self, request: Request, **_where: Any) -> Response:

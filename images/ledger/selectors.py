@@ -72,6 +72,13 @@ def lines(jobs: QuerySet[Job]) -> QuerySet[Job]:
     return jobs.filter(freed_bytes__isnull=False).annotate(at=Coalesce("freed_at", "finished"))
 
 
+def rows_for(actor: Actor) -> QuerySet[Job]:
+    """The jobs whose lines exist for ``actor``."""
+    if actor.hosts is None:
+        return Job.objects.all()
+    return Job.objects.filter(In(F("host_id") + 0, Host.objects.filter(slug__in=actor.hosts).values("pk")))
+
+
 def lines_for(actor: Actor) -> QuerySet[Job]:
     """The lines that exist for ``actor``, the newest first, without the large columns of a job.
 
@@ -80,15 +87,12 @@ def lines_for(actor: Actor) -> QuerySet[Job]:
     - ``image_number``: the id of its image; null where that is not listed any more;
     - ``host_now``, ``pool_now``: what those are called by now; null where they were removed.
     """
-    rows = Job.objects.all()
-    if actor.hosts is not None:
-        rows = rows.filter(In(F("host_id") + 0, Host.objects.filter(slug__in=actor.hosts).values("pk")))
     told = {
         "image_number": Subquery(Image.objects.filter(pk=_IMAGE).values("pk")[:1]),
         "host_now": Subquery(Host.objects.filter(pk=OuterRef("host_id")).values("name")[:1]),
         "pool_now": Subquery(StoragePool.objects.filter(pk=OuterRef("space_pool_id")).values("name")[:1]),
     }
-    rows = lines(rows).annotate(**told)
+    rows = lines(rows_for(actor)).annotate(**told)
     return ordered(rows.defer("options", "plan", "result", "commands", "kept"), DEFAULT_ORDERING)
 
 

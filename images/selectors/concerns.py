@@ -112,12 +112,14 @@ def _jobs(jobs: QuerySet[Job]) -> list[Concern]:
     )
     recent = jobs.filter(finished__gte=timezone.now() - FAILED_WITHIN).exclude(Exists(done_since))
     found = []
-    for state, title in (
-        (Job.State.FAILED, "Jobs that failed in the last 7 days"),
-        (Job.State.INTERRUPTED, "Jobs that were interrupted in the last 7 days"),
-    ):
-        bad = recent.filter(state=state)
-        first = bad.select_related(None).only("kind", "target_label", "error_detail")[:NAMED]
-        items = [ConcernItem("job", job.pk, str(job), job.error_detail) for job in first]
-        found += _concern(f"job_{state}", title, "danger", items, bad.count() if items else 0)
+    titles = {
+        Job.State.FAILED: "Jobs that failed in the last 7 days",
+        Job.State.INTERRUPTED: "Jobs that were interrupted in the last 7 days",
+    }
+    counts = dict(recent.filter(state__in=titles).order_by().values_list("state").annotate(Count("id")))
+    for state, title in titles.items():
+        if state in counts:
+            first = recent.filter(state=state).select_related(None).only("kind", "target_label", "error_detail")[:NAMED]
+            items = [ConcernItem("job", job.pk, str(job), job.error_detail) for job in first]
+            found += _concern(f"job_{state}", title, "danger", items, counts[state])
     return found

@@ -1,14 +1,14 @@
 """Images in lists: few columns, few queries, quick at 100,000 rows."""
 
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from django.db.models import F, Model, OrderBy, Prefetch, Q, QuerySet
 from django.db.models.lookups import Exact, GreaterThanOrEqual, LessThanOrEqual
 
 from images.models import Image, ImageSample, ImageUse
 from storage_admin.accounts.roles import Actor
-from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.selectors import in_scope
 
 M = TypeVar("M", bound=Model)
@@ -84,12 +84,6 @@ def images_for(actor: Actor) -> QuerySet[Image]:
     return in_scope(rows, actor)
 
 
-def listed(rows: QuerySet[Image]) -> "Matches[Image]":
-    """Images of which a page is shown, each with host and pool."""
-    hosts, pools = Host.objects.defer("capabilities"), StoragePool.objects.defer("path_bytes")
-    return Matches(rows, Prefetch("host", hosts.order_by()), Prefetch("pool", pools.order_by()))
-
-
 def ordered(rows: QuerySet[Image], ordering: str) -> QuerySet[Image]:
     """The rows by one of :data:`ORDERINGS`, downwards with a ``-`` before it; what is unknown comes last.
 
@@ -113,15 +107,14 @@ class Matches(Generic[M]):
 
     Args:
         rows: as of :func:`images_for`, filtered and :func:`ordered`, the id last.
-        shared: what is read once for a page instead of joined to each of its rows, as few hosts have many images.
     """
 
-    def __init__(self, rows: QuerySet[M], *shared: "Prefetch[Any]") -> None:
-        self.rows, self._shared = rows, shared
+    def __init__(self, rows: QuerySet[M]) -> None:
+        self.rows = rows
 
-    @property
-    def _whole(self) -> QuerySet[M]:
-        return self.rows.select_related(None).prefetch_related(*self._shared) if self._shared else self.rows
+    def _read(self, rows: QuerySet[M]) -> list[M]:
+        """Whole rows of a page."""
+        return list(rows)
 
     @cached_property
     def _few(self) -> list[int] | None:
@@ -147,9 +140,9 @@ class Matches(Generic[M]):
             return []
         if self._few is not None:
             # Along the index of their order, nearly all other rows would be looked at before the last match is found.
-            return list(self._whole.filter(pk__in=self._few)[start:stop])
+            return self._read(self.rows.filter(pk__in=self._few)[start:stop])
         ids = self._pick(start, stop)
-        found = {row.pk: row for row in self._whole.order_by().filter(pk__in=ids)}
+        found = {row.pk: row for row in self._read(self.rows.order_by().filter(pk__in=ids))}
         return [found[pk] for pk in ids if pk in found]
 
     def _pick(self, start: int, stop: int) -> list[int]:
@@ -158,6 +151,21 @@ class Matches(Generic[M]):
         if start > self._count // 2:
             return list(picked.reverse()[self._count - stop : self._count - start])[::-1]
         return list(picked[start:stop])
+
+
+class MatchingImages(Matches[Image]):
+    """Images of which a page is read at a time. Few pools have many of them: pool and host are read once for a page."""
+
+    def _read(self, rows: QuerySet[Image]) -> list[Image]:
+        images = list(rows.select_related(None))
+        pools = StoragePool.objects.filter(pk__in={image.pool_id for image in images}).select_related("host").order_by()
+        known = pools.defer("path_bytes", "host__capabilities").in_bulk()
+        # Whose pool was removed in this moment is not there any more either.
+        there = [image for image in images if image.pool_id in known]
+        for image in there:
+            image.pool = known[image.pool_id]
+            image.host = image.pool.host
+        return there
 
 
 def history_of(image: Image) -> QuerySet[ImageSample]:

@@ -4,7 +4,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from images import estimates
-from images.ledger.selectors import freed_of, lines_for
+from images.ledger.selectors import freed_of, rows_for
 from images.models import Image
 from images.selectors.chains import GuestRef
 from images.selectors.concerns import concerns
@@ -71,5 +71,5 @@ def _candidate(image: Image) -> Candidate:
 
 def won(actor: Actor) -> Won:
     """What jobs freed for good, by the ledger; what an undo copy holds is not won yet."""
-    sums = freed_of(lines_for(actor))
+    sums = freed_of(rows_for(actor))
     return Won(**{name: getattr(sums, name) for name in Won.__dataclass_fields__})

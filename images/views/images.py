@@ -131,7 +131,7 @@ def _listed(request: PageRequest) -> Filtered[Image]:
 
 
 def _table(request: PageRequest, listing: Filtered[Image]) -> dict[str, Any]:
-    rows = paginated(request, selectors.listed(listing.rows), PER_PAGE)
+    rows = paginated(request, selectors.MatchingImages(listing.rows), PER_PAGE)
     ordering = ORDERING if "ordering" in listing.ignored else listing.values.get("ordering", ORDERING)
     scale = bar_scale((image.virtual_size, image.allocated_size) for image in rows.object_list)
     return {

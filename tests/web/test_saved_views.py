@@ -1,6 +1,7 @@
 """Saved views: whose they are, what they keep, and what a page opens with."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from django.test import Client
@@ -195,11 +196,8 @@ def test_a_view_that_is_shared_no_more_opens_for_nobody_else(db: None) -> None:
     view, _ = saved_views.save(owner, "images", "a", "state=ok", shared=True, default=True)
     saved_views.set_default(other, view, on=True)
     saved_views.change(owner, view, shared=False)
-    first = {
-        who: saved_views.with_defaults(who, saved_views.views_for(who)).filter(opens_first=True)
-        for who in (owner, other)
-    }
-    assert (list(first[owner]), list(first[other])) == ([view], [])
+    offered: list[Any] = [saved_views.with_defaults(who, saved_views.views_for(who)) for who in (owner, other)]
+    assert [[one for one in views if one.opens_first] for views in offered] == [[view], []]
 
 
 def test_a_demoted_operators_view_can_be_taken_back_by_them(browser_of: Callable[[str], Client]) -> None:
