@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from benchmarks import depths, results
 from benchmarks.results import Result
 from benchmarks.telling import FEWEST, NO_DIFFERENCE, Advice, differ, figure, listed, times, value_of, why_not
-from images.templatetags.storage import plural
+from storage_admin.words import plural
 
 #: Bytes by which a new image has to be larger: tables of some clusters are nothing that anybody would pay for.
 WORTH_SAYING = 1 << 20

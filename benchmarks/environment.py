@@ -3,7 +3,7 @@
 from typing import Any
 
 from benchmarks.models import Benchmark
-from images.templatetags.storage import size
+from storage_admin.words import size
 
 
 def told(run: Benchmark) -> list[tuple[str, str]]:

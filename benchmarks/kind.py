@@ -7,7 +7,6 @@ from benchmarks.models import Benchmark, BenchmarkKind
 from benchmarks.profiles import Profile
 from images import refusals, space
 from images.space import Admitted, Need
-from images.templatetags.storage import seconds, size
 from storage_admin.accounts.roles import Actor
 from storage_admin.agent.protocol import RefusedError, b64
 from storage_admin.hosts.models import Host, StoragePool
@@ -15,6 +14,7 @@ from storage_admin.jobs.errors import NotFoundError
 from storage_admin.jobs.kinds import JobKind, Lock, Target
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Affected, Plan, Refusal
+from storage_admin.words import seconds, size
 
 MOST_REPETITIONS = 20
 

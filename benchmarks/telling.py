@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from benchmarks.results import Result
-from images.templatetags.storage import size
+from storage_admin.words import size
 
 NO_DIFFERENCE = "no difference that can be measured"
 #: Fewer repetitions have no range worth the name. With fewer than :data:`ENOUGH` two that do not overlap are found by

@@ -6,7 +6,7 @@ from typing import Any
 
 from images.ledger.selectors import Sums
 from images.ledger.sums import OfMonth, Summary
-from images.templatetags.storage import size
+from storage_admin.words import size
 
 #: The last months, and the hosts and pools with the most, that a chart shows; the table beside it has all.
 MONTHS, NAMES = 24, 12

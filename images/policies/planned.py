@@ -13,13 +13,13 @@ from images.policies.reasons import Skip
 from images.policies.rules import Candidate
 from images.policies.shape import Rules
 from images.space import Admitted
-from images.templatetags.storage import seconds, size
 from storage_admin.accounts.roles import SYSTEM
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import kinds
 from storage_admin.jobs.errors import NotFoundError
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Plan, Refusal
+from storage_admin.words import seconds, size
 
 #: A host's speed is known from so many jobs of a kind at least, and from the last ones, of images of some size.
 _FEWEST, _MOST, _SMALLEST = 3, 20, 64 * 1024**2

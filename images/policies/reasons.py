@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from images.models import Image
-from images.templatetags.storage import between, exact, size
+from storage_admin.words import between, exact, size
 
 #: Left out because the policy is not meant for them: counted, and listed page by page when somebody asks.
 NOT_MEANT = {

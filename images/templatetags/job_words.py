@@ -6,10 +6,10 @@ from typing import Any
 
 from django import template
 
-from images.templatetags.storage import said, size, words
 from images.verbs import VERBS
 from storage_admin.jobs import kinds
 from storage_admin.jobs.models import Job
+from storage_admin.words import said, size, words
 
 register = template.Library()
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from datetime import datetime
-from math import floor
 from typing import Any
 
 from django import template
@@ -10,34 +9,12 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 
+from storage_admin.words import UNKNOWN, between, days, exact, percent, plural, said, seconds, size, words
+
 register = template.Library()
 
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
-UNKNOWN = "unknown"
-MINUS = "\N{MINUS SIGN}"
-
-
-@register.filter
-def size(value: int | None) -> str:
-    """Bytes in binary units with up to three significant digits; ``unknown`` for ``None``."""
-    if value is None:
-        return UNKNOWN
-    amount, unit = abs(float(value)), 0
-    while unit < len(UNITS) - 1 and float(_digits(amount)) >= 1024:
-        amount, unit = amount / 1024, unit + 1
-    return f"{MINUS if value < 0 else ''}{_digits(amount)} {UNITS[unit]}"
-
-
-def _digits(amount: float) -> str:
-    places = 2 if amount < 9.995 else 1 if amount < 99.95 else 0
-    text = f"{amount:.{places}f}"
-    return text.rstrip("0").rstrip(".") if places else text
-
-
-@register.filter
-def exact(value: int | None) -> str:
-    """A count with its thousands apart; ``unknown`` for ``None``."""
-    return UNKNOWN if value is None else f"{value:,}"
+for shown in (size, exact, percent, seconds, days, between, plural, words, said):
+    register.filter(shown)
 
 
 @register.simple_tag
@@ -46,45 +23,6 @@ def bytes_of(value: int | None, unknown: str = UNKNOWN) -> SafeString:
     if value is None:
         return format_html('<span class="quiet">{}</span>', unknown)
     return format_html('<span title="{} bytes">{}</span>', exact(value), size(value))
-
-
-@register.filter
-def percent(part: float | None, whole: float | None) -> str:
-    """``part`` of ``whole``, rounded down to one decimal: nothing reads as full too early; ``unknown`` without both."""
-    if part is None or not whole:
-        return UNKNOWN
-    return f"{floor(10 * (100 * part / whole)) / 10} %"
-
-
-@register.filter
-def seconds(value: float | None) -> str:
-    """A duration: ``45 s``, ``3 min``, ``2 h 10 min``; ``unknown`` for ``None``."""
-    if value is None:
-        return UNKNOWN
-    left = round(value)
-    if left < 60:
-        return f"{left} s"
-    minutes = left // 60
-    if minutes < 60:
-        return f"{minutes} min" if left % 60 == 0 or minutes >= 10 else f"{minutes} min {left % 60} s"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
-    return f"{hours // 24} days"
-
-
-@register.filter
-def days(value: float) -> str:
-    """A number of days, rounded down."""
-    return "under a day" if value < 1 else plural(int(value), "day,days")
-
-
-@register.filter
-def between(started: datetime | None, finished: datetime | None) -> str:
-    """How long something took, in words."""
-    if started is None or finished is None:
-        return UNKNOWN
-    return seconds((finished - started).total_seconds())
 
 
 @register.simple_tag
@@ -206,27 +144,6 @@ def state(value: str, label: str = "") -> SafeString:
 def job_colour(state_of_job: str) -> str:
     """The kind of message that a finished job's state is."""
     return {"succeeded": "good", "failed": "bad", "interrupted": "warn", "cancelled": "warn"}.get(state_of_job, "info")
-
-
-@register.filter
-def plural(count: int, words: str) -> str:
-    """``{{ 3|plural:"image,images" }}`` is ``3 images``."""
-    one, many = words.split(",")
-    return f"{count:,} {one if count == 1 else many}"
-
-
-@register.filter
-def words(name: str) -> str:
-    """An option's name as words."""
-    return name.replace("_", " ")
-
-
-@register.filter
-def said(value: Any) -> str:
-    """An option's value in words."""
-    if value is None:
-        return "not set"
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
 @register.filter

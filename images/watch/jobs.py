@@ -8,10 +8,10 @@ from datetime import datetime, timedelta
 from django.db.models import Q
 
 from images.rewriting import speed_for
-from images.templatetags.storage import size
 from storage_admin.events import services as events
 from storage_admin.events.services import Trouble
 from storage_admin.jobs.models import Job
+from storage_admin.words import size
 
 #: A scan tells of images as it finds them, a sample of every image, and a recovery takes moments; one of them that says
 #: nothing stands before a disk that answers no more.

@@ -13,11 +13,11 @@ from functools import cached_property
 
 from images.selectors.pools import freshest, samples
 from images.space import filesystem_of
-from images.templatetags.storage import days, size
 from images.watch import trend
 from storage_admin.events import services as events
 from storage_admin.events.services import Trouble, Unjudged
 from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.words import days, size
 
 #: So many points below its threshold a pool's alert closes, in percent of what can be used.
 MARGIN_PERCENT = 2.0

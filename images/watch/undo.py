@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from images import holding
-from images.templatetags.storage import size
 from storage_admin.events import services as events
 from storage_admin.events.services import Trouble
 from storage_admin.jobs import elapsed
+from storage_admin.words import size
 
 #: So many copies have an alert each; the page of each pool lists all.
 EACH = 100

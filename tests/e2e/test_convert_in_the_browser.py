@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from images.templatetags.storage import size
+from storage_admin.words import size
 from tests.e2e import disks
 from tests.e2e.browser import Tab
 from tests.e2e.rest import Rest

@@ -11,9 +11,9 @@ from django.test.utils import CaptureQueriesContext
 from images.ledger.chart import NAMES, charts_of, in_a_row
 from images.ledger.selectors import ORDERINGS, Sums, freed_of, lines_for, ordered
 from images.ledger.sums import OfMonth, summary
-from images.templatetags.storage import MINUS
 from storage_admin.accounts.roles import SYSTEM, Actor, Role
 from storage_admin.jobs.models import Job
+from storage_admin.words import MINUS
 from tests.api.test_query_budgets import explained
 from tests.factories import GIB, HostFactory, ImageFactory, StoragePoolFactory
 from tests.ledger.rows import NOON, freed, held
