@@ -1,15 +1,15 @@
 """What to choose, in a sentence with its numbers: only where the repetitions allow it.
 
 Two settings differ where not one repetition of the one reached into what the other's repetitions span
-(:func:`benchmarks.telling.differ`). What cannot be told apart is called that, and never as good.
+(:func:`benchmarks.figures.differ`). What cannot be told apart is called that, and never as good.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks import depths, results
+from benchmarks.figures import FEWEST, NO_DIFFERENCE, Advice, differ, figure, listed, times, value_of, why_not
 from benchmarks.results import Result
-from benchmarks.telling import FEWEST, NO_DIFFERENCE, Advice, differ, figure, listed, times, value_of, why_not
 from storage_admin.words import plural
 
 #: Bytes by which a new image has to be larger: tables of some clusters are nothing that anybody would pay for.

@@ -4,8 +4,8 @@ import hashlib
 from typing import Any
 
 from benchmarks import results
+from benchmarks.figures import written
 from benchmarks.models import Benchmark
-from benchmarks.telling import written
 from storage_admin.events import services as events
 from storage_admin.events.services import Trouble
 

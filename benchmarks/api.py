@@ -26,13 +26,13 @@ from benchmarks.serializers import (
     WatchSerializer,
 )
 from storage_admin.accounts.roles import Role
-from storage_admin.api.fields import Body
-from storage_admin.api.pagination import LARGEST, whole_number
-from storage_admin.api.views import EndpointSet
+from storage_admin.errors import NotFoundError
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.selectors import pools_for
-from storage_admin.jobs.errors import NotFoundError
 from storage_admin.jobs.services import LONGEST_KEY
+from storage_admin.rest.fields import Body
+from storage_admin.rest.pagination import LARGEST, whole_number
+from storage_admin.rest.views import EndpointSet
 
 _IDS = f"Ids of runs with commas between them, at most {selectors.MOST_COMPARED}."
 #: The schema's own hook says so of addresses with an id in them; here the ids stand in the query.

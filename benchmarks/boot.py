@@ -7,16 +7,16 @@ from typing import Any
 
 import jsonschema
 
-from images import estimates, refusals
-from images.kinds.rewrites import format_below
 from images.kinds.targets import ancestors, facts, find, locks_on
 from images.models import Image
+from images.rewrite import estimates, refusals
+from images.rewrite.kind import format_below
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.agent.bench import boot as agent
 from storage_admin.agent.bench import memory
 from storage_admin.agent.protocol import RefusedError
+from storage_admin.errors import InvalidError
 from storage_admin.hosts.models import Host
-from storage_admin.jobs.errors import InvalidError
 from storage_admin.jobs.kinds import Lock
 from storage_admin.jobs.plans import Affected, Refusal
 from storage_admin.words import size

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks import results
+from benchmarks.figures import written
 from benchmarks.models import Benchmark
 from benchmarks.published import Published, of_kind
 from benchmarks.results import Result
-from benchmarks.telling import written
 
 Config = dict[str, Any]
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from itertools import combinations
 
 from benchmarks import results
+from benchmarks.figures import FEWEST, NO_DIFFERENCE, Advice, differ, figure, listed, times, value_of, why_not
 from benchmarks.results import Result
-from benchmarks.telling import FEWEST, NO_DIFFERENCE, Advice, differ, figure, listed, times, value_of, why_not
 
 #: Metrics that depths are compared by, with their topics.
 _TOPICS = {

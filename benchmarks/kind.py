@@ -5,12 +5,12 @@ from typing import Any
 from benchmarks import boot, profiles, recording
 from benchmarks.models import Benchmark, BenchmarkKind
 from benchmarks.profiles import Profile
-from images import refusals, space
-from images.space import Admitted, Need
+from images.rewrite import refusals, space
+from images.rewrite.space import Admitted, Need
 from storage_admin.accounts.roles import Actor
 from storage_admin.agent.protocol import RefusedError, b64
+from storage_admin.errors import NotFoundError
 from storage_admin.hosts.models import Host, StoragePool
-from storage_admin.jobs.errors import NotFoundError
 from storage_admin.jobs.kinds import JobKind, Lock, Target
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Affected, Plan, Refusal

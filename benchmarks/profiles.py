@@ -10,7 +10,7 @@ from benchmarks import boot as storms
 from benchmarks import results
 from benchmarks.models import Benchmark, BenchmarkKind
 from benchmarks.steps import ASSUMED_RATE, MADE, MIB, Sizing, Step, short
-from images import refusals
+from images.rewrite import refusals
 from storage_admin.hosts.models import Host, StoragePool
 
 QUICK_REPETITIONS, THOROUGH_REPETITIONS = 3, 5

@@ -7,8 +7,8 @@ from rest_framework import serializers
 
 from benchmarks.models import Benchmark, BenchmarkKind, Watch
 from benchmarks.services import LONGEST_PASTE, LONGEST_WAIT_HOURS
-from storage_admin.api.fields import Body, StrictInteger, StrictText, TextOrNull
 from storage_admin.jobs.models import Job
+from storage_admin.rest.fields import Body, StrictInteger, StrictText, TextOrNull
 
 SETTING = {"type": "object", "additionalProperties": {"type": ["string", "integer"]}}
 

@@ -12,9 +12,9 @@ from benchmarks.parsers.readings import UnreadableError
 from benchmarks.steps import WATCHABLE
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.accounts.services import audit
+from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import services
-from storage_admin.jobs.errors import InvalidError, NotFoundError
 
 #: Of a paste, in characters and in result lines.
 LONGEST_PASTE, MOST_LINES = 65_536, 100

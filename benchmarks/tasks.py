@@ -11,8 +11,8 @@ from benchmarks import services
 from benchmarks.models import Watch
 from storage_admin.accounts.roles import SYSTEM
 from storage_admin.agent.protocol import RefusedError
+from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.jobs import automation
-from storage_admin.jobs.errors import InvalidError, NotFoundError
 from storage_admin.jobs.models import Job
 
 

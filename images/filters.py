@@ -8,9 +8,9 @@ from django.http import HttpRequest
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema_field
 
-from images import shared_storages
 from images.models import Image
 from images.orphans.selectors import unchanged_for
+from images.scan import shared_storages
 from images.selectors import ORDERINGS, at_least, at_most, of_host, ordered, with_text
 from storage_admin.accounts.authentication import actor_of
 from storage_admin.given_filters import GivenFilters

@@ -6,15 +6,15 @@ from typing import Any
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from images import leftovers
 from images.models import Image, ImageSample
 from images.orphans.selectors import evidence
+from images.scan import leftovers
 from images.selectors.guests import why_no_image
 from images.services import DECLARABLE
-from storage_admin.api.fields import Body, StrictBoolean, StrictInteger, StrictNumber, StrictText, TextOrNull
-from storage_admin.api.shown import Shown
 from storage_admin.guests.models import Guest, GuestDisk
 from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.rest.fields import Body, StrictBoolean, StrictInteger, StrictNumber, StrictText, TextOrNull
+from storage_admin.rest.shown import Shown
 
 
 class GuestRefSerializer(serializers.Serializer[Any]):

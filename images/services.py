@@ -2,11 +2,11 @@
 
 from django.db import transaction
 
-from images import writing
 from images.models import Image
+from images.scan import bulk_write
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.accounts.services import audit
-from storage_admin.hosts.errors import InvalidError
+from storage_admin.errors import InvalidError
 
 #: Formats that an image can be declared to have.
 DECLARABLE = ("qcow2", "raw", "vmdk", "vdi", "vpc", "vhdx", "qed", "luks")
@@ -30,6 +30,6 @@ def declare_format(actor: Actor, image: Image, format: str) -> Image:  # noqa: A
         audit(actor, "format declared", image.path, before={"format": image.admin_format}, after={"format": format})
         image.admin_format = format
         image.save(update_fields=["admin_format"])
-        writing.resolve_host(image.host)
+        bulk_write.resolve_host(image.host)
     image.refresh_from_db()
     return image

@@ -8,18 +8,19 @@ from django.conf import settings
 from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 
-from images import holding, hypervisors, look, refusals, repointing, rewriting, vanished, waiting, watching
+from images.alert_rules import looking
 from images.models import Image
 from images.policies import clock, runs
-from images.watch import looking
-from images.watching import watchers
+from images.rewrite import holding, libvirt_events, record, refusals, repointing, wait_for_guests
+from images.rewrite.libvirt_events import watchers
+from images.scan import hypervisors, look, vanished
 from storage_admin.accounts.roles import SYSTEM
 from storage_admin.agent.protocol import RefusedError
+from storage_admin.errors import NotFoundError
 from storage_admin.guests import spans
 from storage_admin.hosts import key_pairs
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import automation, elapsed, routing, services
-from storage_admin.jobs.errors import NotFoundError
 from storage_admin.jobs.models import Job
 
 #: After a removal that failed, as on a folder that is not mounted, the next one waits for so long.
@@ -72,7 +73,7 @@ def expire_undo() -> None:
             continue
         except NotFoundError:
             why = "its image is not listed any more, so nobody knows where the copy would be"
-            rewriting.undo_copy_lost(job, why, known=False)
+            record.undo_copy_lost(job, why, known=False)
 
 
 @shared_task(base=DjangoTask, ignore_result=True)
@@ -83,8 +84,8 @@ def look_at_guests() -> None:
     """
     others = routing.hosts_of_others()
     repointing.settle(but_not=list(others))
-    waiting.look(but_not=list(others))
-    watchers.attend(watching.wanted(but_not=list(others)))
+    wait_for_guests.look(but_not=list(others))
+    watchers.attend(libvirt_events.wanted(but_not=list(others)))
     owed = Q(parked_at__isnull=False, state=Job.State.QUEUED) | Q(start_due=True) | Q(repoint_due=True)
     owed |= Q(unlock_due=True) | Q(undo_state=Job.UndoState.AVAILABLE)
     waited = Job.objects.filter(owed, host__in=list(others)).order_by()
@@ -98,13 +99,13 @@ def look_at_guests_of(host_id: int) -> None:
     host = Host.objects.filter(pk=host_id).first()
     if host is not None and routing.serves(host):
         repointing.settle(host_id)
-        waiting.look(host_id)
-        watchers.attend([host_id] if host_id in watching.wanted() else [])
+        wait_for_guests.look(host_id)
+        watchers.attend([host_id] if host_id in libvirt_events.wanted() else [])
 
 
 @shared_task(base=DjangoTask, ignore_result=True)
 def look_at_images(host_id: int, image_ids: list[int]) -> None:
-    """A look at images of a host, by the worker that was started for it (:mod:`images.look`)."""
+    """A look at images of a host, by the worker that was started for it (:mod:`images.scan.look`)."""
     host = Host.objects.filter(pk=host_id).first()
     if host is not None and routing.serves(host):
         look.at(Image.objects.filter(host=host, pk__in=image_ids).select_related("host"))

@@ -80,6 +80,7 @@ INSTALLED_APPS = [
     "storage_admin.jobs",
     "storage_admin.guests",
     "images",
+    "storage_admin.web",
     "benchmarks",
     "django.contrib.auth",
     "django.contrib.contenttypes",
@@ -126,15 +127,15 @@ JOB_KINDS = [
 
 #: Every list whose filters can be kept under a name, by what it says of itself (storage_admin/accounts/saved_views.py).
 LIST_PAGES = [
-    "images.views.images.PAGE",
-    "images.views.orphans.PAGE",
-    "images.views.jobs.PAGE",
-    "images.views.ledger.PAGE",
-    "images.views.hosts.PAGE",
-    "images.views.guests.PAGE",
-    "images.views.alerts.PAGE",
-    "images.views.audit.PAGE",
-    "benchmarks.views.PAGE",
+    "storage_admin.web.pages.images.PAGE",
+    "storage_admin.web.pages.orphans.PAGE",
+    "storage_admin.web.pages.jobs.PAGE",
+    "storage_admin.web.pages.ledger.PAGE",
+    "storage_admin.web.pages.hosts.PAGE",
+    "storage_admin.web.pages.guests.PAGE",
+    "storage_admin.web.pages.alerts.PAGE",
+    "storage_admin.web.pages.audit.PAGE",
+    "storage_admin.web.pages.benchmarks.PAGE",
 ]
 #: Filters of lists that name a thing: the rows of which it is one, as far as they exist for somebody, and the columns
 #: by which it is named. Whoever does not see it is not offered another's view that names it.
@@ -175,15 +176,15 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
-                "images.context.sidebar",
+                "storage_admin.web.sidebar.sidebar",
             ],
             "builtins": [
                 "template_partials.templatetags.partials",
-                "images.templatetags.storage",
-                "images.templatetags.icons",
-                "images.templatetags.lists",
-                "images.templatetags.busy",
-                "images.templatetags.forms",
+                "storage_admin.web.templatetags.storage",
+                "storage_admin.web.templatetags.icons",
+                "storage_admin.web.templatetags.lists",
+                "storage_admin.web.templatetags.busy",
+                "storage_admin.web.templatetags.forms",
             ],
         },
     }
@@ -264,11 +265,11 @@ REST_FRAMEWORK = {
     ],
     "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
-    "DEFAULT_PARSER_CLASSES": ["storage_admin.api.parsers.JsonParser"],
+    "DEFAULT_PARSER_CLASSES": ["storage_admin.rest.parsers.JsonParser"],
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
-    "DEFAULT_PAGINATION_CLASS": "storage_admin.api.pagination.LimitPagination",
+    "DEFAULT_PAGINATION_CLASS": "storage_admin.rest.pagination.LimitPagination",
     "DEFAULT_FILTER_BACKENDS": ["django_filters.rest_framework.DjangoFilterBackend"],
-    "EXCEPTION_HANDLER": "storage_admin.api.errors.handle",
+    "EXCEPTION_HANDLER": "storage_admin.rest.errors.handle",
 }
 SPECTACULAR_SETTINGS: dict[str, Any] = {
     "TITLE": "Storage Admin",
@@ -281,7 +282,7 @@ SPECTACULAR_SETTINGS: dict[str, Any] = {
     "COMPONENT_SPLIT_REQUEST": True,
     "POSTPROCESSING_HOOKS": [
         "drf_spectacular.hooks.postprocess_schema_enums",
-        "storage_admin.api.schema.finish",
+        "storage_admin.rest.schema.finish",
     ],
     "ENUM_NAME_OVERRIDES": {
         "HostKind": "storage_admin.hosts.models.Host.Kind",

@@ -5,26 +5,26 @@ from typing import Any
 
 import pytest
 
-from images import waiting
 from images.kinds.reclaim import Reclaim
 from images.kinds.targets import find
+from images.rewrite import wait_for_guests
 from storage_admin.accounts.roles import Actor
 from storage_admin.jobs import kinds
 from storage_admin.jobs.kinds import JobKind, Wait
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Plan
 
-_WAITING = waiting.WaitsForGuests()
+_WAITING = wait_for_guests.WaitsForGuests()
 
 
 class PatientReclaim(Reclaim):
     """Reclaim with the options of a job that waits."""
 
-    properties = {**Reclaim.properties, **waiting.WAIT_OPTIONS}
+    properties = {**Reclaim.properties, **wait_for_guests.WAIT_OPTIONS}
 
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:
         plan = super().plan(actor, target_id, options)
-        left, warnings = waiting.set_aside(find(target_id), list(plan.refusals), options)
+        left, warnings = wait_for_guests.set_aside(find(target_id), list(plan.refusals), options)
         return replace(plan, refusals=tuple(left), warnings=(*plan.warnings, *warnings))
 
     def must_wait(self, job: Job, *, ask: bool) -> Wait | None:

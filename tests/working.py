@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from images import refusals
 from images.models import Image
-from images.scanning import ScanRun
-from images.watching import watchers
+from images.rewrite import refusals
+from images.rewrite.libvirt_events import watchers
+from images.scan.run import ScanRun
 from storage_admin.accounts.roles import SYSTEM, Actor, Role
-from storage_admin.hosts import libvirt_reader
+from storage_admin.hosts.libvirt import reader
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.services import add_pool
 from storage_admin.jobs import doorbell, runner, services
@@ -43,7 +43,7 @@ def no_hypervisor(monkeypatch: pytest.MonkeyPatch) -> None:
         take(run, event | {"libvirt": "absent"} if event["event"] == "host" else event)
 
     monkeypatch.setattr(ScanRun, "take", without_libvirt)
-    monkeypatch.setattr(libvirt_reader, "read", lambda host: None)
+    monkeypatch.setattr(reader, "read", lambda host: None)
 
 
 @pytest.fixture

@@ -10,18 +10,18 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from images import vanished
 from images.api.shapes import ChainSerializer
 from images.filters import ImageFilters
 from images.models import Image
 from images.selectors import MatchingImages, chain_of, history_of, images_for
+from images.scan import vanished
 from images.serializers import ImageBody, ImageSerializer, SampleSerializer, SetAsideBody
 from images.services import declare_format
 from storage_admin.accounts.roles import Role
-from storage_admin.api.pagination import PAGE, page_of
-from storage_admin.api.views import EndpointSet
 from storage_admin.jobs import services
 from storage_admin.jobs.serializers import EmptyBody, JobSerializer
+from storage_admin.rest.pagination import PAGE, page_of
+from storage_admin.rest.views import EndpointSet
 
 
 @extend_schema_view(

@@ -13,9 +13,9 @@ from images import selectors
 from images.ledger.filters import LedgerFilters
 from images.ledger.selectors import POLICY, lines_for
 from images.ledger.sums import Summary, summary
-from storage_admin.api.shown import Shown
-from storage_admin.api.views import EndpointSet
 from storage_admin.jobs.models import Job
+from storage_admin.rest.shown import Shown
+from storage_admin.rest.views import EndpointSet
 
 
 class LineSerializer(Shown, serializers.ModelSerializer[Job]):

@@ -15,11 +15,11 @@ from images.filters import GuestFilters
 from images.selectors import guests_for, overview
 from images.serializers import GuestSerializer
 from storage_admin.accounts.roles import Role
-from storage_admin.api.views import Endpoint, EndpointSet
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.selectors import hosts_for
 from storage_admin.jobs import services
 from storage_admin.jobs.serializers import EmptyBody, JobSerializer
+from storage_admin.rest.views import Endpoint, EndpointSet
 
 
 @extend_schema_view(list=extend_schema(summary="Guests and their disks"), retrieve=extend_schema(summary="One guest"))

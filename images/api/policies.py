@@ -32,10 +32,10 @@ from images.policies.scope import hosts_of, policies_for, require_reach
 from images.policies.shape import Rules
 from images.policies.validation import clean
 from storage_admin.accounts.roles import Actor, Role
-from storage_admin.api.pagination import DEFAULT_LIMIT, LARGEST, MAX_LIMIT, PAGE, page_of, whole_number
-from storage_admin.api.views import Endpoint, EndpointSet
 from storage_admin.jobs import automation
 from storage_admin.jobs.serializers import EmptyBody
+from storage_admin.rest.pagination import DEFAULT_LIMIT, LARGEST, MAX_LIMIT, PAGE, page_of, whole_number
+from storage_admin.rest.views import Endpoint, EndpointSet
 
 _CODE = OpenApiParameter("code", OpenApiTypes.STR, description="Only those that are left out for this reason.")
 _REASON = OpenApiParameter(

@@ -15,8 +15,8 @@ from images.policies.reasons import Skip
 from images.policies.selectors import Sums
 from images.policies.shape import KINDS
 from images.policies.validation import BOUNDS
-from storage_admin.api.fields import Body, StrictBoolean, StrictInteger, StrictText
 from storage_admin.jobs.models import Automation
+from storage_admin.rest.fields import Body, StrictBoolean, StrictInteger, StrictText
 
 
 class WindowSerializer(serializers.Serializer[Any]):

@@ -15,11 +15,11 @@ from images.orphans.rows import bytes_aside
 from images.selectors import forecasts
 from images.serializers import NewPoolBody, PoolBody, PoolSerializer
 from storage_admin.accounts.roles import Role
-from storage_admin.api.views import EndpointSet
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.selectors import hosts_for, pools_for
 from storage_admin.hosts.services import confirm_folder, register_folder, remove_pool, update_pool
 from storage_admin.jobs.serializers import EmptyBody
+from storage_admin.rest.views import EndpointSet
 
 
 def shown(pools: Iterable[StoragePool], *, many: bool) -> Any:

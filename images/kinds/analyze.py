@@ -4,11 +4,12 @@ from typing import Any
 
 from django.utils import timezone
 
-from images import estimates, refusals, writing
 from images.kinds.scan import HostKind
 from images.kinds.targets import ImageKind, facts, find
 from images.models import Image
 from images.policies import bell
+from images.rewrite import estimates, refusals
+from images.scan import bulk_write
 from storage_admin.accounts.roles import SYSTEM, Actor
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
@@ -94,7 +95,7 @@ class Analyze(ImageKind):
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         image = find(job.target_id)
         estimates.record(image, self._asked[job.pk], result, timezone.now())
-        writing.write_totals([image.pool])
+        bulk_write.write_totals([image.pool])
         return result
 
     def ended(self, job: Job) -> None:
@@ -144,7 +145,7 @@ class Sample(HostKind):
             estimates.record(image, asked, event["data"], timezone.now())
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
-        writing.write_totals(job.host.pools.all())
+        bulk_write.write_totals(job.host.pools.all())
         return result
 
     def ended(self, job: Job) -> None:

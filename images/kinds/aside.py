@@ -5,15 +5,18 @@ from typing import Any
 
 from django.utils import timezone
 
-from images import refusals, rewriting, scanning
 from images.kinds.scan import layout
 from images.kinds.targets import ImageKind, facts, find, locks_on, silent_storage
 from images.ledger import lines
 from images.models import Image
-from images.orphans import against, asking, rows
+from images.orphans import ask_hypervisors, rows
+from images.orphans import refusals as against
+from images.rewrite import record as rewriting
+from images.rewrite import refusals
+from images.scan import run
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.agent.protocol import RefusedError, b64
-from storage_admin.hosts.errors import InvalidError
+from storage_admin.errors import InvalidError
 from storage_admin.hosts.models import Host
 from storage_admin.jobs.kinds import Lock, Target
 from storage_admin.jobs.models import Job
@@ -82,7 +85,7 @@ class SetAside(AsideKind):
         )
 
     def prepare(self, job: Job) -> None:
-        asking.refuse_named(find(job.target_id))
+        ask_hypervisors.refuse_named(find(job.target_id))
 
     def request(self, job: Job) -> dict[str, Any]:
         image = find(job.target_id)
@@ -180,7 +183,7 @@ class DeleteAside(AsideKind):
             raise InvalidError(sentence, {"confirm_name": sentence})
 
     def prepare(self, job: Job) -> None:
-        asking.refuse_named(find(job.target_id))
+        ask_hypervisors.refuse_named(find(job.target_id))
 
     def request(self, job: Job) -> dict[str, Any]:
         image = find(job.target_id)
@@ -228,7 +231,7 @@ def looked_through(host: Host) -> list[dict[str, str]]:
         {
             "path_b64": b64(bytes(pool.path_bytes)),
             "kind": layout(pool),
-            "known_b64": scanning.linked_fingerprints(pool),
+            "known_b64": run.linked_fingerprints(pool),
         }
         for pool in folders
     ]

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from images import refusals, volume_chains
-from images.kinds.rewrites import REWRITE_OPTIONS, Choice, Rewriting, beside, swap_commands, verify_commands
 from images.kinds.stages import WRITTEN
 from images.models import Image
+from images.rewrite import refusals, volume_chains
+from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting, beside, swap_commands, verify_commands
 from storage_admin.accounts.roles import Actor, Role
-from storage_admin.agent.qemu_img import CHECKED, REPAIRED
+from storage_admin.agent.qemu.img import CHECKED, REPAIRED
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Plan, Refusal
 

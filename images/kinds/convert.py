@@ -3,20 +3,20 @@
 import os
 from typing import Any
 
-from images import forecasts, guest_locks, linked_clones, refusals, repointing, volume_chains
-from images.kinds import as_it_is, creation
-from images.kinds.rewrites import REWRITE_OPTIONS, Choice, Rewriting, beside
+from images.kinds import creation
 from images.kinds.stages import WRITTEN
 from images.kinds.targets import ancestors, find, locks_on
 from images.ledger import lines
 from images.models import Image
+from images.rewrite import forecasts, guest_locks, linked_clones, needed_as_it_is, refusals, repointing, volume_chains
+from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting, beside
 from storage_admin.accounts.roles import Actor
-from storage_admin.agent.conversion import LONGEST_NAME, OPTIONS, SUBFORMATS, wrong_name
 from storage_admin.agent.protocol import b64
-from storage_admin.hosts.errors import NotFoundError as HostsNotFoundError
+from storage_admin.agent.rewrite.conversion import LONGEST_NAME, OPTIONS, SUBFORMATS, wrong_name
+from storage_admin.errors import InvalidError
+from storage_admin.errors import NotFoundError as HostsNotFoundError
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.names import display, path_key
-from storage_admin.jobs.errors import InvalidError
 from storage_admin.jobs.kinds import Lock, Target
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Plan, Refusal
@@ -190,7 +190,10 @@ class Convert(Rewriting):
         target: dict[str, Any] = {"pool_path_b64": b64(bytes(pool.path_bytes)), "path_b64": b64(path)}
         target = {**target, "format": job.options["format"], "options": words(job.options["format_options"])}
         goes = job.options["replace"] and _goes(image, _move(image, job.options))
-        return {"target": {**target, "replaces": job.options["replace"]}, **(as_it_is.pools(image) if goes else {})}
+        return {
+            "target": {**target, "replaces": job.options["replace"]},
+            **(needed_as_it_is.pools(image) if goes else {}),
+        }
 
     def made_at(self, job: Job) -> tuple[StoragePool, bytes] | None:
         image = Image.every.select_related("pool", "host").filter(pk=job.target_id).first()
@@ -227,7 +230,9 @@ def _against_replacing(image: Image, options: dict[str, Any]) -> list[Refusal]:
     found = volume_chains.against_standing_alone(image)
     found += [*repointing.refusals(image, move), *linked_clones.against_replacing(image)]
     if _goes(image, move):
-        found += as_it_is.refusals(image, "Convert it beside the original instead, or flatten what stands on it first.")
+        found += needed_as_it_is.refusals(
+            image, "Convert it beside the original instead, or flatten what stands on it first."
+        )
     return found
 
 

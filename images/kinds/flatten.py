@@ -2,8 +2,20 @@
 
 from typing import Any
 
-from images import estimates, forecasts, guest_locks, linked_clones, refusals, repointing, surroundings, volume_chains
-from images.kinds.rewrites import (
+from images.kinds.stages import WRITTEN
+from images.kinds.targets import find
+from images.models import Image
+from images.rewrite import (
+    estimates,
+    forecasts,
+    guest_locks,
+    linked_clones,
+    neighbours,
+    refusals,
+    repointing,
+    volume_chains,
+)
+from images.rewrite.kind import (
     REWRITE_OPTIONS,
     Choice,
     Rewriting,
@@ -12,9 +24,6 @@ from images.kinds.rewrites import (
     swap_commands,
     verify_commands,
 )
-from images.kinds.stages import WRITTEN
-from images.kinds.targets import find
-from images.models import Image
 from storage_admin.guests.models import GuestDisk
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Refusal
@@ -125,7 +134,7 @@ def _keep(image: Image, below: list[Image], options: dict[str, Any]) -> tuple[in
 
 def _recorded(image: Image, options: dict[str, Any]) -> list[Refusal]:
     """Guests whose definitions name what their disks stand on, and would contradict a shorter chain."""
-    disks = [disk for disk in surroundings.of(image).disks if disk.records_chain and not linked_clones.is_linked(disk)]
+    disks = [disk for disk in neighbours.of(image).disks if disk.records_chain and not linked_clones.is_linked(disk)]
     by_id = linked_clones.refusals(image, down_to_base=options["down_to"] is not None)
     return [*(Refusal("guest_records_chain", _contradiction(disk)) for disk in disks[:3]), *by_id]
 

@@ -2,17 +2,18 @@
 
 from typing import Any
 
-from images import leftovers, liveness, moving, refusals, rewriting
-from images.kinds import as_it_is
 from images.kinds.targets import locks_on
 from images.ledger import lines
-from images.leftovers import Leftover
 from images.models import Image
+from images.rewrite import moving, needed_as_it_is, refusals, running_guests
+from images.rewrite import record as rewriting
+from images.scan import leftovers
+from images.scan.leftovers import Leftover
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import RefusedError, b64, unb64
+from storage_admin.errors import NotFoundError
 from storage_admin.hosts.models import StoragePool
-from storage_admin.jobs.errors import NotFoundError
 from storage_admin.jobs.kinds import JobKind, Lock, Target
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Affected, Plan, Refusal
@@ -98,7 +99,7 @@ class SettleLeftover(JobKind):
     def prepare(self, job: Job) -> None:
         _, _, image = self._found(_pool(job.target_id), job.options)
         if job.options["action"] == "restore" and image is not None:
-            liveness.check_guests_off(image)
+            running_guests.check_guests_off(image)
 
     def verb_for(self, job: Job) -> str:
         return "undo" if job.options["action"] == "restore" else "discard_undo"
@@ -112,7 +113,7 @@ class SettleLeftover(JobKind):
         asked |= {"force": job.options["force"]}
         if job.options["action"] == "remove":
             return asked | {"format": image.declared_format or image.format if image is not None else ""}
-        return asked | (as_it_is.pools(image) if image is not None else {})
+        return asked | (needed_as_it_is.pools(image) if image is not None else {})
 
     def on_event(self, job: Job, event: dict[str, Any]) -> None:
         if event["event"] != protocol.OCCUPIED:

@@ -2,8 +2,11 @@
 
 from typing import Any
 
-from images import estimates, refusals, space, surroundings, volume_chains
-from images.kinds.rewrites import (
+from images.kinds.stages import WRITTEN
+from images.ledger import lines
+from images.models import Image
+from images.rewrite import estimates, neighbours, refusals, space, volume_chains
+from images.rewrite.kind import (
     REWRITE_OPTIONS,
     Choice,
     Rewriting,
@@ -12,12 +15,10 @@ from images.kinds.rewrites import (
     swap_commands,
     verify_commands,
 )
-from images.kinds.stages import WRITTEN
-from images.ledger import lines
-from images.models import Image
-from storage_admin.agent import prediction, protocol
-from storage_admin.agent.copying import creation_options
+from storage_admin.agent import protocol
 from storage_admin.agent.formats.facts import Facts
+from storage_admin.agent.measure import prediction
+from storage_admin.agent.rewrite.copying import creation_options
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Refusal
 
@@ -95,8 +96,8 @@ def chosen_method(image: Image, options: dict[str, Any]) -> tuple[str, str]:
     """The method that is asked for or that ``auto`` means, and why, in a sentence.
 
     ``auto`` takes what wins most among what can be done, or what is gentler and wins nearly as much
-    (:func:`storage_admin.agent.prediction.best`): in place where only that keeps internal snapshots or further names,
-    and where a copy does not fit into the pool beside what jobs that are queued or at work may need.
+    (:func:`storage_admin.agent.measure.prediction.best`): in place where only that keeps internal snapshots or further
+    names, and where a copy does not fit into the pool beside what jobs that are queued or at work may need.
     """
     if options["method"] != "auto":
         return options["method"], _SENTENCES[options["method"]]
@@ -132,7 +133,7 @@ def _fits(image: Image, method: str, options: dict[str, Any]) -> bool:
     scratch = high if high is not None else image.occupied_bytes
     lasting = space.lasting_bytes(scratch, image.occupied_bytes, goes=not options.get("undo_hours"))
     need = space.Need(image.host_id, scratch, lasting)
-    return not surroundings.of(image).admitted.against(image.pool, image.host, need)
+    return not neighbours.of(image).admitted.against(image.pool, image.host, need)
 
 
 def chosen_compression(image: Image, asked: str) -> str:
@@ -185,7 +186,7 @@ def _warnings(image: Image, method: str, options: dict[str, Any]) -> list[str]:
 
 def _warnings_in_place(image: Image) -> list[str]:
     warnings = ["It changes the file itself, so that there is no undo copy; what a guest reads stays the same."]
-    if surroundings.of(image).has_undo_copy:
+    if neighbours.of(image).has_undo_copy:
         warnings.append("An undo copy of an earlier job waits: after this, that undo has to be forced by an admin.")
     return warnings
 

@@ -7,20 +7,21 @@ from typing import Any
 from django.db.models import Q, QuerySet
 from django.utils import timezone
 
-from images import refusals, repointing, rewriting
-from images.kinds import traceless
+from images.kinds import recover_without_journal
 from images.kinds.scan import HostKind
 from images.kinds.undo import state_after_removal, undone_for_good
 from images.ledger import lines
 from images.models import Image
 from images.orphans import recovery, rows
+from images.rewrite import record as rewriting
+from images.rewrite import refusals, repointing
 from storage_admin.accounts.roles import Actor
 from storage_admin.agent.protocol import b64, unb64
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import claims, kinds
+from storage_admin.jobs.announce import tell_end
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Plan
-from storage_admin.jobs.telling import tell_end
 
 
 class Settled(Enum):
@@ -59,7 +60,7 @@ class Recover(HostKind):
             "jobs_active": list(active.values_list("uid", flat=True)),
             "jobs_recorded": [*(kept | lost).values_list("uid", flat=True), *(one["job"] for one in aside)],
             "undo_copies": [*_where(kept), *aside],
-            "images": [*traceless.where(job.host_id), *traceless.where_undone(job.host_id)],
+            "images": [*recover_without_journal.where(job.host_id), *recover_without_journal.where_undone(job.host_id)],
         }
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
@@ -131,11 +132,11 @@ class Recover(HostKind):
     @staticmethod
     def _settle_traceless(job: Job, found: dict[str, Any]) -> bool:
         """The same for one that left no journal."""
-        done = traceless.swapped(job, found)
+        done = recover_without_journal.swapped(job, found)
         if done is not None:
             _finished_after_all(*done)
             return True
-        traceless.settle_in_place(job, found)
+        recover_without_journal.settle_in_place(job, found)
         return False
 
     def ended(self, job: Job) -> None:
@@ -247,7 +248,7 @@ def _settle_lost(recovery: Job, lost: Job, found: dict[str, Any], seen: dict[str
     undo = cut_off.filter(kind="undo").last()
     ready: dict[str, Any] = undo.kept.get("ready", {}) if undo is not None else {}
     if undo is not None:
-        found = found | traceless.undone(undo, lost, seen.get(undo.uid))
+        found = found | recover_without_journal.undone(undo, lost, seen.get(undo.uid))
     if found["before_bytes"] is None and found["inode"] is None:  # neither a journal nor the image was there
         image = Image.every.filter(pk=lost.target_id).first()
         if image is None or image.state != Image.State.MISSING:

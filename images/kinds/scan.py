@@ -5,18 +5,23 @@ from typing import Any
 
 from django.db.models import Exists, OuterRef, QuerySet
 
-from images import estimates, hypervisors, libvirt_scan, proxmox_scan, refusals, scanning, waiting
 from images.models import Image
-from images.scanning import ScanRun
+from images.rewrite import estimates, refusals
+from images.rewrite import wait_for_guests as waiting
+from images.scan import from_libvirt, from_proxmox, hypervisors
+from images.scan import run as scanning
+from images.scan.run import ScanRun
 from storage_admin.accounts.roles import SYSTEM, Actor
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import HostError, StoppedError, b64
+from storage_admin.errors import NotFoundError
 from storage_admin.guests import services as guests
-from storage_admin.hosts import libvirt_alone, libvirt_pools, libvirt_reader, transport
-from storage_admin.hosts.libvirt_reader import LibvirtFacts
+from storage_admin.hosts import transport
+from storage_admin.hosts.libvirt import alone, reader
+from storage_admin.hosts.libvirt import pools as libvirt_pools
+from storage_admin.hosts.libvirt.reader import LibvirtFacts
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import services
-from storage_admin.jobs.errors import NotFoundError
 from storage_admin.jobs.kinds import JobKind, Target
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Plan
@@ -69,7 +74,7 @@ class Scan(HostKind):
         asked = list(dict.fromkeys([*named, *scanning.probe_paths(job.host)]))
         run = self._runs[job.pk] = ScanRun(job, pools, libvirt, error, asked, others)
         if libvirt is not None:
-            for event in libvirt_scan.beside_an_agent(job.host, libvirt, rows):
+            for event in from_libvirt.beside_an_agent(job.host, libvirt, rows):
                 run.take(event)
         self._take_volumes(job, run)
         return {
@@ -97,13 +102,13 @@ class Scan(HostKind):
         """Takes what the API of Proxmox VE told of volumes that no agent reads."""
         for told in run.others:
             if told.answered and told.proxmox is not None:
-                for event in proxmox_scan.events(job.host, told.proxmox, job.pk):
+                for event in from_proxmox.events(job.host, told.proxmox, job.pk):
                     run.take(event)
 
     @staticmethod
     def _ask_libvirt(host: Host) -> tuple[LibvirtFacts | None, str]:
         try:
-            return libvirt_reader.read(host), ""
+            return reader.read(host), ""
         except HostError as error:
             if error.code == "host_unreachable" and transport.by_ssh(host):
                 raise  # whoever else is asked there would cost the same time once more
@@ -111,7 +116,7 @@ class Scan(HostKind):
 
     def in_controller(self, job: Job) -> bool:
         host = job.host
-        return libvirt_alone.is_alone(host) or host.transport == Host.Transport.PLAIN or hypervisors.is_by_api(host)
+        return alone.is_alone(host) or host.transport == Host.Transport.PLAIN or hypervisors.is_by_api(host)
 
     def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
         """A scan of a host on which no agent runs."""
@@ -124,16 +129,16 @@ class Scan(HostKind):
             recorder.progress({"stage": "asking the API"})
             recorder.tick()
             told = hypervisors.guests_by_api(job.host)
-            shown = {pool.pk: pool for pool in proxmox_scan.shown_pools(job.host)}
+            shown = {pool.pk: pool for pool in from_proxmox.shown_pools(job.host)}
             self._take_volumes(job, self._start(job, ScanRun(job, shown, None, "", [], [told])))
             return {}
         recorder.progress({"stage": "asking libvirt"})
         recorder.tick()
-        facts = libvirt_scan.facts_of(job.host)
+        facts = from_libvirt.facts_of(job.host)
         rows = libvirt_pools.sync(job.host, facts.pools)
         pools = {pool.pk: pool for pool in StoragePool.objects.filter(host=job.host)}
         run = self._runs[job.pk] = ScanRun(job, pools, facts, "", [])
-        for event in libvirt_scan.without_an_agent(job.host, facts, rows):
+        for event in from_libvirt.without_an_agent(job.host, facts, rows):
             run.take(event)
             recorder.tick()
             if recorder.cancel_requested:

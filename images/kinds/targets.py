@@ -3,12 +3,13 @@
 from abc import abstractmethod
 from typing import Any
 
-from images import look, surroundings
 from images.models import Image
+from images.rewrite import neighbours
+from images.scan import look
 from storage_admin.accounts.roles import Actor
 from storage_admin.agent.protocol import RefusedError, b64
+from storage_admin.errors import NotFoundError
 from storage_admin.hosts.models import StoragePool
-from storage_admin.jobs.errors import NotFoundError
 from storage_admin.jobs.kinds import JobKind, Lock, Target
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Plan
@@ -32,12 +33,12 @@ def ancestors(image: Image) -> list[Image]:
     Raises:
         RefusedError: ``chain_cycle``; ``chain_broken``, where one of them is not listed any more.
     """
-    return surroundings.fresh(image).below
+    return neighbours.fresh(image).below
 
 
 def descendants(image: Image) -> list[Image]:
     """Every image that needs this one now, however far above; without the large columns."""
-    return surroundings.fresh(image).above
+    return neighbours.fresh(image).above
 
 
 def locks_on(image: Image, *, exclusive: bool) -> list[Lock]:
@@ -91,7 +92,7 @@ class ImageKind(JobKind):
     @abstractmethod
     def plan_for(self, actor: Actor, image: Image, options: dict[str, Any]) -> Plan:
         """What the job would do to an image whose row is fetched already, perhaps with those of others
-        (:func:`images.surroundings.share`).
+        (:func:`images.rewrite.neighbours.share`).
         """
 
 

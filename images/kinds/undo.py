@@ -5,17 +5,29 @@ from typing import Any
 
 from django.db.models import Q
 
-from images import elsewhere, guest_locks, holding, liveness, look, moving, refusals, repointing, rewriting
-from images.kinds import as_it_is
 from images.kinds.targets import ancestors, facts, find, locks_on, silent_storage
 from images.ledger import lines
 from images.models import Image
+from images.rewrite import (
+    guest_locks,
+    holding,
+    moving,
+    needed_as_it_is,
+    other_hosts,
+    refusals,
+    repointing,
+    running_guests,
+)
+from images.rewrite import (
+    record as rewriting,
+)
+from images.scan import look
 from storage_admin.accounts.roles import SYSTEM, Actor, Role
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import RefusedError, b64, unb64
+from storage_admin.errors import NotFoundError
 from storage_admin.hosts.names import display
 from storage_admin.jobs import claims, services
-from storage_admin.jobs.errors import NotFoundError
 from storage_admin.jobs.kinds import JobKind, Lock, Target
 from storage_admin.jobs.models import Job, JobLog
 from storage_admin.jobs.plans import Affected, Plan, Refusal
@@ -135,8 +147,8 @@ class Undo(OfJob):
 
     def prepare(self, job: Job) -> None:
         image = self._image(self._job(job.target_id))
-        liveness.check_guests_off(image)
-        elsewhere.refuse_used(image)
+        running_guests.check_guests_off(image)
+        other_hosts.refuse_used(image)
 
     def before_swap(self, job: Job) -> None:
         undone = self._job(job.target_id)
@@ -144,7 +156,7 @@ class Undo(OfJob):
         guest_locks.take(job, self._image(undone))
 
     def exchanged(self, job: Job) -> None:
-        elsewhere.look_again(job, self._image(self._job(job.target_id)))
+        other_hosts.look_again(job, self._image(self._job(job.target_id)))
         guest_locks.look_again(job)
 
     def note_ready(self, job: Job, ready: dict[str, Any]) -> None:
@@ -156,8 +168,8 @@ class Undo(OfJob):
         if against := _against_what_goes(undone, image, job.options):
             raise RefusedError(against[0].code, against[0].detail)
         asked = super().request(job) | {"force": job.options["force"]}
-        asked |= guest_locks.asked(image) | elsewhere.asked(image)
-        return asked | (as_it_is.pools(image) if _takes_away(undone, job.options) else {})
+        asked |= guest_locks.asked(image) | other_hosts.asked(image)
+        return asked | (needed_as_it_is.pools(image) if _takes_away(undone, job.options) else {})
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         undone = self._job(job.target_id)
@@ -265,7 +277,7 @@ def _takes_away(undone: Job, options: dict[str, Any]) -> str:
 
 def _against_what_goes(undone: Job, image: Image, options: dict[str, Any]) -> list[Refusal]:
     taken = _takes_away(undone, options)
-    return as_it_is.refusals(image, taken) if taken else []
+    return needed_as_it_is.refusals(image, taken) if taken else []
 
 
 def undone_for_good(undo: Job, undone: Job, image: Image | None, gone: int, freed: int, back: int | None) -> None:

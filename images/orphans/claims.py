@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from images.models import Claim
-from images.scan_rows import inode
+from images.scan.rows import inode
 from storage_admin.agent.protocol import unb64
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.names import display

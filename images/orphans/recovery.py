@@ -11,8 +11,8 @@ from images.orphans import rows
 from storage_admin.accounts.roles import SYSTEM
 from storage_admin.accounts.services import audit
 from storage_admin.jobs import claims
+from storage_admin.jobs.announce import tell_end
 from storage_admin.jobs.models import Job, JobLog
-from storage_admin.jobs.telling import tell_end
 
 
 def settle(recovery: Job, lost: Job, found: dict[str, Any]) -> bool:

@@ -6,8 +6,8 @@ from datetime import timedelta
 from django.db.models import Count, Sum
 from django.utils import timezone
 
-from images import writing
 from images.models import Image
+from images.scan import bulk_write
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.names import path_key
 from storage_admin.jobs.models import Job
@@ -63,8 +63,8 @@ def _write(image: Image, columns: list[str]) -> None:
     # A fingerprint that no file has: a scan that is at work takes it neither for vanished nor for unchanged.
     image.fingerprint = secrets.token_bytes(16)
     image.save(update_fields=["path_key", "fingerprint", *columns])
-    writing.resolve_host(image.host)
-    writing.write_totals([image.pool])
+    bulk_write.resolve_host(image.host)
+    bulk_write.write_totals([image.pool])
     image.refresh_from_db()
 
 

@@ -7,8 +7,8 @@ from django.db.models import Count, F, OrderBy, QuerySet, Sum
 from django.utils import timezone
 
 from images.models import Image
-from images.orphans.against import changed_at
-from images.orphans.world import could_have_guests
+from images.orphans.host_facts import could_have_guests
+from images.orphans.refusals import changed_at
 from images.selectors.lists import images_for
 from storage_admin.accounts.roles import Actor
 from storage_admin.hosts.models import Host

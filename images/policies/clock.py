@@ -13,7 +13,7 @@ from django.db import DatabaseError, transaction
 from django.db.models import Q
 
 from images.models import Policy, PolicyRun
-from images.policies import runs, telling
+from images.policies import alerts, runs
 from images.policies.shape import Rules, actor_named
 from images.policies.windows import Window
 from storage_admin.accounts.services import audit
@@ -48,7 +48,7 @@ def advance(now: datetime) -> list[PolicyRun]:
             logger.exception("the windows of policy %s", policy.pk)
         except Exception as error:
             logger.exception("the windows of policy %s", policy.pk)
-            telling.cannot_be_told(policy, f"{type(error).__name__}: {error}")
+            alerts.cannot_be_told(policy, f"{type(error).__name__}: {error}")
     return made
 
 
@@ -107,7 +107,7 @@ def _missed(policy: Policy, window: Window, switch: Automation, now: datetime, o
     detail += f" So were {others} more, the earlier ones, which are not listed." if others else ""
     run = _run(policy, window, now, state=PolicyRun.State.MISSED, detail=detail, finished=now)
     if run is not None and not switch.paused:
-        telling.missed(run)
+        alerts.missed(run)
     return run
 
 

@@ -3,11 +3,11 @@
 from collections.abc import Collection
 from datetime import datetime
 
-from images import look
 from images.models import Image
 from images.policies import rules as choosing
 from images.policies.rules import Choice
 from images.policies.shape import ALONE, Rules
+from images.scan import look
 
 #: Why an image may be left out for what has passed since.
 PASSING = frozenset({"guest_running", str(Image.State.CHAIN_BROKEN), str(Image.State.UNREADABLE)})

@@ -3,9 +3,9 @@
 from collections import defaultdict
 from dataclasses import dataclass
 
-from images import shared_storages
 from images.models import Image
 from images.policies.shape import Rules
+from images.scan import shared_storages
 from storage_admin.hosts.models import StoragePool
 
 

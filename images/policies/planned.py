@@ -6,17 +6,18 @@ from datetime import datetime, timedelta
 
 from django.db.models import QuerySet
 
-from images import planning, selectors, space, surroundings
+from images import selectors
 from images.models import Image
 from images.policies import rules as choosing
 from images.policies.reasons import Skip
 from images.policies.rules import Candidate
 from images.policies.shape import Rules
-from images.space import Admitted
+from images.rewrite import neighbours, planning, space
+from images.rewrite.space import Admitted
 from storage_admin.accounts.roles import SYSTEM
+from storage_admin.errors import NotFoundError
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import kinds
-from storage_admin.jobs.errors import NotFoundError
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Plan, Refusal
 from storage_admin.words import seconds, size
@@ -75,7 +76,7 @@ def _images(rules: Rules, candidates: Sequence[Candidate], admitted: Admitted) -
         return {}
     rows: QuerySet[Image] = selectors.images_for(SYSTEM).defer(None)
     images = list(rows.filter(pk__in=[candidate.id for candidate in candidates]))
-    surroundings.share(images, admitted)
+    neighbours.share(images, admitted)
     return {image.pk: image for image in images}
 
 

@@ -12,7 +12,7 @@ from images.policies.reasons import NOT_MEANT, WORDS, Skip, word_of
 from images.policies.rules import Choice
 from images.policies.shape import Rules
 from images.policies.windows import Window
-from images.space import Admitted
+from images.rewrite.space import Admitted
 from storage_admin.agent.protocol import REFUSALS
 from storage_admin.hosts.models import StoragePool
 

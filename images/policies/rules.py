@@ -17,12 +17,12 @@ from django.db.models import BigIntegerField, Case, Count, F, QuerySet, Value, W
 from django.db.models.fields.json import KT
 from django.db.models.functions import Cast, NullIf
 
-from images import estimates, refusals
 from images.models import Image
 from images.policies import growth, history
 from images.policies.places import places
 from images.policies.reasons import NOT_MEANT, Skip
 from images.policies.shape import ALONE, Rules
+from images.rewrite import estimates, refusals
 from storage_admin.hosts.models import StoragePool
 
 

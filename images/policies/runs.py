@@ -15,7 +15,7 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 
 from images.models import PolicyPick, PolicyRun
-from images.policies import forgetting, looking, submitting, telling
+from images.policies import alerts, forgetting, looking, submitting
 from images.policies.reasons import Skip
 from images.policies.rules import Candidate, Choice
 from images.policies.shape import Rules
@@ -224,7 +224,7 @@ def _finish(run: PolicyRun, now: datetime) -> None:
         mine = PolicyRun.objects.filter(pk=run.pk, finished=None)
         if mine.filter(state=states.STOPPED).update(finished=now) == 1:
             run.refresh_from_db()
-            telling.ended(run)
+            alerts.ended(run)
             return
         if run.chosen_at is None and now < run.ends:
             return
@@ -238,7 +238,7 @@ def _finish(run: PolicyRun, now: datetime) -> None:
         audit(
             Rules.from_json(run.rules).actor, "policy run ended", run.policy.name, after={"run": run.pk, "state": state}
         )
-        telling.ended(run)
+        alerts.ended(run)
     forgetting.forget(run.policy_id, now)
 
 

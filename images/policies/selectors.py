@@ -13,7 +13,7 @@ from images.policies import forgetting, windows
 from images.policies.preview import LeftOut
 from images.policies.reasons import NOT_MEANT, word_of
 from images.policies.shape import Rules
-from storage_admin.hosts.errors import InvalidError
+from storage_admin.errors import InvalidError
 
 State = PolicyPick.State
 #: Of picks whose jobs came to something, or may yet.

@@ -7,14 +7,14 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from images.models import Policy, PolicyRun
-from images.policies import bell, runs, telling
+from images.policies import alerts, bell, runs
 from images.policies.scope import require_reach
 from images.policies.shape import Rules
 from images.policies.validation import clean
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.accounts.services import audit
 from storage_admin.agent.protocol import RefusedError
-from storage_admin.hosts.errors import InvalidError, NotFoundError
+from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.jobs import automation
 
 
@@ -58,7 +58,7 @@ def change(actor: Actor, policy: Policy, values: dict[str, Any]) -> Policy:
         if was_enabled and not row.enabled:
             for run in row.runs.filter(state=PolicyRun.State.RUNNING):
                 _stop(run, f"The policy was switched off by {actor.name}.")
-            telling.ended_for_good(row.pk)
+            alerts.ended_for_good(row.pk)
     return saved
 
 
@@ -88,7 +88,7 @@ def remove(actor: Actor, policy: Policy) -> None:
         for run in policy.runs.filter(finished=None):
             _stop(run, f"The policy was deleted by {actor.name}.")
         audit(actor, "policy deleted", policy.name, before=shown(policy))
-        telling.ended_for_good(policy.pk)
+        alerts.ended_for_good(policy.pk)
         policy.delete()
 
 

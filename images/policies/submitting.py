@@ -13,10 +13,10 @@ from images.policies.planned import Planned, planned
 from images.policies.reasons import Skip
 from images.policies.rules import Candidate
 from images.policies.shape import ALONE, Rules
-from images.space import Admitted
+from images.rewrite.space import Admitted
 from storage_admin.accounts.roles import ForbiddenError
 from storage_admin.agent.protocol import RefusedError
-from storage_admin.hosts.errors import InvalidError, NotFoundError
+from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import automation, services
 from storage_admin.jobs.models import Job

@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from cronsim import CronSim, CronSimError
 
-from storage_admin.hosts.errors import InvalidError
+from storage_admin.errors import InvalidError
 
 _EXAMPLE = "as in “0 22 * * 1-5”: at 22:00 from Monday to Friday"
 _NO_DAY = "There is no such day within fifty years: choose another time."

@@ -7,7 +7,7 @@ from django.db.models import Count, Exists, OuterRef, QuerySet
 from django.utils import timezone
 
 from images.models import Image
-from images.orphans.world import could_have_guests
+from images.orphans.host_facts import could_have_guests
 from images.selectors.lists import images_for
 from images.selectors.overview_shapes import Concern, ConcernItem, PoolRow
 from storage_admin.accounts.roles import Actor

@@ -3,9 +3,9 @@
 from django.db.models import F
 from django.utils import timezone
 
-from images import estimates
 from images.ledger.selectors import freed_of, rows_for
 from images.models import Image
+from images.rewrite import estimates
 from images.selectors.chains import GuestRef
 from images.selectors.concerns import concerns
 from images.selectors.lists import images_for

@@ -21,7 +21,7 @@ class _Sized:
 
 @dataclass(frozen=True)
 class PoolRow(_Sized):
-    """One pool. ``days_until_full`` is ``None`` unless its samples carry it (:mod:`images.watch.trend`)."""
+    """One pool. ``days_until_full`` is ``None`` unless its samples carry it (:mod:`images.alert_rules.trend`)."""
 
     id: int
     host_id: int

@@ -8,8 +8,8 @@ from django.db.models import Avg, F, FloatField, Func, Value
 from django.db.models.functions import Cast, Floor
 from django.utils import timezone
 
+from images.alert_rules import trend
 from images.selectors.overview_shapes import PoolRow
-from images.watch import trend
 from storage_admin.hosts.models import Host, PoolSample, StoragePool
 
 
@@ -88,7 +88,7 @@ def _freshness(pool: StoragePool) -> tuple[bool, float]:
 def forecasts(
     pools: Iterable[StoragePool], now: datetime | None = None, known: float = trend.KNOWN
 ) -> dict[int, trend.Forecast]:
-    """In how many days each pool is full if it goes on as in the last 30 days; see :mod:`images.watch.trend`.
+    """In how many days each pool is full if it goes on as in the last 30 days; see :mod:`images.alert_rules.trend`.
 
     Args:
         known: how well the growth has to be known.

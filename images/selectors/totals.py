@@ -7,10 +7,10 @@ from typing import Any
 from django.db.models import Count, Max, Q, QuerySet, Sum
 
 from images.models import Image
+from images.rewrite.space import filesystem_of
 from images.selectors.lists import images_for
 from images.selectors.overview_shapes import Totals
 from images.selectors.pools import freshest
-from images.space import filesystem_of
 from storage_admin.accounts.roles import Actor
 from storage_admin.hosts.models import Host, StoragePool
 

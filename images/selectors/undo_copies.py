@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from images import refusals
 from images.models import Image
+from images.rewrite import refusals
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs.models import Job
 

@@ -32,8 +32,8 @@ from storage_admin.accounts.serializers import (
     UserSerializer,
 )
 from storage_admin.accounts.services import create_token, delete_token
-from storage_admin.api.fields import Body
-from storage_admin.api.views import EndpointSet
+from storage_admin.rest.fields import Body
+from storage_admin.rest.views import EndpointSet
 
 
 class AdminEndpoints(EndpointSet):

@@ -19,6 +19,7 @@ from storage_admin.accounts.models import Session, User
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.accounts.services import audit
 from storage_admin.accounts.users import RESERVED, check_user
+from storage_admin.errors import InvalidError
 
 OIDC, LDAP = User.Source.OIDC, User.Source.LDAP
 #: Who changes rights when groups have changed, in the trail.
@@ -121,7 +122,7 @@ def _add(source: str, external_id: str, username: str, rights: Rights, email: st
         check_user(user)
         with transaction.atomic():
             user.save()
-    except (ValueError, IntegrityError):
+    except (ValueError, InvalidError, IntegrityError):
         raise DeniedError("Your name in the directory cannot be one here. Ask an admin of the dashboard.") from None
     after = {"role": user.role, "hosts": user.hosts, "source": source}
     audit(DIRECTORY, "user added", user.username, after=after)

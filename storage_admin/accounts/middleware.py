@@ -52,7 +52,7 @@ class SessionRules:
         return self.get_response(request)
 
     def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
-        """The page for who is not let in, or tries too often; REST has its own (``storage_admin/api/errors.py``)."""
+        """The page for who is not let in, or tries too often; REST has its own (``storage_admin/rest/errors.py``)."""
         if isinstance(error, DeniedError):
             refusals.refused(refusals.NOBODY, "sign-in denied", "", address=address_of(request), why=str(error))
             return render(request, "accounts/denied.html", {"sentence": str(error)}, status=403)

@@ -15,9 +15,9 @@ from storage_admin.accounts import saved_views
 from storage_admin.accounts.authentication import actor_of
 from storage_admin.accounts.models import SavedView
 from storage_admin.accounts.saved_views import LONGEST_NAME, LONGEST_QUERY
-from storage_admin.api.fields import Body, StrictBoolean, StrictText
-from storage_admin.api.views import EndpointSet
 from storage_admin.given_filters import GivenFilters
+from storage_admin.rest.fields import Body, StrictBoolean, StrictText
+from storage_admin.rest.views import EndpointSet
 
 
 def _choices() -> list[tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from storage_admin.accounts.errors import AccountError
+from storage_admin.errors import InvalidError
 
 #: Stands behind the slug of a host that was removed. No slug can look like that, so no host is ever meant by it.
 GONE = " (removed)"
@@ -27,12 +27,12 @@ def checked(hosts: Iterable[str], held: Iterable[str] = ()) -> list[str]:
         held: what somebody is limited to already, which may name hosts that are gone.
 
     Raises:
-        AccountError: there is no such host. It must not pass as a limit that means nothing.
+        InvalidError: there is no such host. It must not pass as a limit that means nothing.
     """
     wanted = sorted(set(hosts))
     known = {*names(), *held}
     if unknown := [slug for slug in wanted if slug not in known]:
-        raise AccountError(f"There is no host {unknown[0]}.", {"hosts": f"There is no host {unknown[0]}."})
+        raise InvalidError(f"There is no host {unknown[0]}.", {"hosts": f"There is no host {unknown[0]}."})
     return wanted
 
 

@@ -10,10 +10,10 @@ from allauth.mfa.models import Authenticator
 from django.conf import settings
 from django.db import transaction
 
-from storage_admin.accounts.errors import AccountError
 from storage_admin.accounts.models import Session, SignInRules, User
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.accounts.services import audit
+from storage_admin.errors import InvalidError
 
 #: In a session: nothing else can be done in it until a second factor is set up.
 FIRST = "second_factor_first"
@@ -66,7 +66,7 @@ def require_for(actor: Actor, roles: Iterable[Role]) -> None:
 
     Raises:
         ForbiddenError: the actor is no admin, or limited to some hosts.
-        AccountError: ``own_account``: the actor has to have one by that, and has none.
+        InvalidError: ``own_account``: the actor has to have one by that, and has none.
     """
     actor.require_everywhere(Role.ADMIN)
     wanted = sorted({role.label for role in roles})
@@ -77,7 +77,7 @@ def require_for(actor: Actor, roles: Iterable[Role]) -> None:
             return
         own = User.objects.filter(pk=actor.user_id or 0, role__in=wanted).first()
         if own is not None and own.source != User.Source.OIDC and not has_one(own):
-            raise AccountError("Set up a second factor for your own account first.", code="own_account")
+            raise InvalidError("Set up a second factor for your own account first.", code="own_account")
         row.second_factor_roles = wanted
         row.save()
         audit(actor, "second factor required", "sign-in", before={"roles": before}, after={"roles": wanted})
@@ -92,11 +92,11 @@ def reset(actor: Actor, user: User) -> list[str]:
 
     Raises:
         ForbiddenError: the actor is no admin, or limited to some hosts.
-        AccountError: ``own_account``.
+        InvalidError: ``own_account``.
     """
     actor.require_everywhere(Role.ADMIN)
     if user.pk == actor.user_id:
-        raise AccountError("That is your own account: change it on the page Second factor.", code="own_account")
+        raise InvalidError("That is your own account: change it on the page Second factor.", code="own_account")
     with transaction.atomic():
         kinds = kinds_of(user)
         Authenticator.objects.filter(user=user).delete()

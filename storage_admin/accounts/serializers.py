@@ -6,7 +6,7 @@ from rest_framework import serializers
 
 from storage_admin.accounts.models import AuditEntry, Session, Token, User
 from storage_admin.accounts.roles import ROLE_CHOICES
-from storage_admin.api.fields import Body, StrictBoolean, StrictText, TextOrNull
+from storage_admin.rest.fields import Body, StrictBoolean, StrictText, TextOrNull
 
 
 class TokenSerializer(serializers.ModelSerializer[Token]):

@@ -10,9 +10,9 @@ from django.db import transaction
 from django.utils import timezone
 
 from storage_admin.accounts import scopes
-from storage_admin.accounts.errors import AccountError
 from storage_admin.accounts.models import AuditEntry, Token, User
 from storage_admin.accounts.roles import SYSTEM, Actor, Role
+from storage_admin.errors import InvalidError
 
 #: Secrets start with it, so that a scanner for leaked secrets can find them.
 TOKEN_PREFIX = "sa_"  # noqa: S105 (a prefix)
@@ -82,7 +82,7 @@ def create_token(
 
     Raises:
         ForbiddenError: the actor is no admin, or limited to some hosts.
-        AccountError: the name is empty, taken or cannot be read, there is no such host, or the time has passed; it
+        InvalidError: the name is empty, taken or cannot be read, there is no such host, or the time has passed; it
             names all fields that are wrong.
     """
     actor.require_everywhere(Role.ADMIN)
@@ -95,14 +95,14 @@ def create_token(
         wrong["expires"] = "This token would have expired already: choose a later time."
     try:
         limit = scopes.checked(hosts)
-    except AccountError as error:
+    except InvalidError as error:
         wrong |= error.fields
     secret = TOKEN_PREFIX + secrets.token_urlsafe(32)
     with transaction.atomic():
         if "name" not in wrong and Token.objects.filter(name=name).exists():
             wrong["name"] = f"There is a token named {name} already: delete it first, or choose another name."
         if wrong:
-            raise AccountError(" ".join(wrong.values()), wrong)
+            raise InvalidError(" ".join(wrong.values()), wrong)
         token = Token.objects.create(
             name=name, digest=digest_of(secret), role=role.label, hosts=limit, expires=expires,
             created_by=actor.name,

@@ -10,10 +10,10 @@ from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 
 from storage_admin.accounts import scopes, second_factor
-from storage_admin.accounts.errors import AccountError
 from storage_admin.accounts.models import Session, User
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.accounts.services import audit
+from storage_admin.errors import InvalidError
 
 #: Names that stand for something else in the audit trail.
 RESERVED = frozenset({"system", "nobody", "anonymous"})
@@ -29,7 +29,7 @@ def add_user(
 
     Raises:
         ForbiddenError: the actor is no admin, or limited to some hosts.
-        AccountError: the name is taken or cannot be one, there is no such host, or the address is none; it names all
+        InvalidError: the name is taken or cannot be one, there is no such host, or the address is none; it names all
             fields that are wrong.
     """
     actor.require_everywhere(Role.ADMIN)
@@ -48,7 +48,7 @@ def add_user(
             user.save()
             audit(actor, "user added", username, after=_shown(user))
     except IntegrityError:
-        raise AccountError(_taken(username), {"username": _taken(username)}) from None
+        raise InvalidError(_taken(username), {"username": _taken(username)}) from None
     return user, password
 
 
@@ -60,7 +60,7 @@ def change_user(actor: Actor, user: User, **wanted: Any) -> User:
 
     Raises:
         ForbiddenError: the actor is no admin, or limited to some hosts.
-        AccountError: as :func:`add_user`; ``last_admin``, ``own_account``, ``directory_user``.
+        InvalidError: as :func:`add_user`; ``last_admin``, ``own_account``, ``directory_user``.
     """
     actor.require_everywhere(Role.ADMIN)
     with transaction.atomic():
@@ -72,12 +72,12 @@ def change_user(actor: Actor, user: User, **wanted: Any) -> User:
         if not values and not wrong:
             return user
         if user.pk == actor.user_id and values.keys() - {"email"}:
-            raise AccountError(
+            raise InvalidError(
                 "That is your own account: have another admin change its role, its hosts or whether it is active.",
                 code="own_account",
             )
         if user.source != User.Source.LOCAL and values.keys() & {"role", "hosts"}:
-            raise AccountError(
+            raise InvalidError(
                 f"Role and hosts of {user.username} come from groups of the directory: change those.",
                 code="directory_user",
             )
@@ -100,13 +100,13 @@ def reset_password(actor: Actor, user: User) -> str:
 
     Raises:
         ForbiddenError: the actor is no admin, or limited to some hosts.
-        AccountError: ``own_account``, ``directory_user``.
+        InvalidError: ``own_account``, ``directory_user``.
     """
     actor.require_everywhere(Role.ADMIN)
     if user.pk == actor.user_id:
-        raise AccountError("That is your own account: change your password on its page.", code="own_account")
+        raise InvalidError("That is your own account: change your password on its page.", code="own_account")
     if user.source != User.Source.LOCAL:
-        raise AccountError(f"The password of {user.username} is kept in the directory.", code="directory_user")
+        raise InvalidError(f"The password of {user.username} is kept in the directory.", code="directory_user")
     password = _one_time(user)
     with transaction.atomic():
         user.save(update_fields=["password", "must_change_password"])
@@ -176,7 +176,7 @@ def _limit(hosts: Iterable[str], held: Iterable[str], wrong: dict[str, str]) -> 
     """The hosts as they are kept; where there is no such host, ``wrong`` gets the sentence."""
     try:
         return scopes.checked(hosts, held=held)
-    except AccountError as error:
+    except InvalidError as error:
         wrong.update(error.fields)
         return list(held)
 
@@ -211,21 +211,21 @@ def _locked_admins() -> list[User]:
 
 
 def _keep_an_admin(admins: list[User], changed: User) -> None:
-    """Raises AccountError where nobody would be left who may add and change users: an account of a directory does not
+    """Raises InvalidError where nobody would be left who may add and change users: an account of a directory does not
     count, as that may be away.
     """
     others = any(not admin.hosts for admin in admins if admin.pk != changed.pk)
     is_local = changed.source == User.Source.LOCAL
     stays = is_local and changed.is_active and changed.role == Role.ADMIN.label and not changed.hosts
     if not others and not stays and any(not admin.hosts for admin in admins):
-        raise AccountError(
+        raise InvalidError(
             f"{changed.username} is the last active local admin of all hosts: make somebody else one first.",
             code="last_admin",
         )
 
 
 def check_user(user: User) -> None:
-    """Raises AccountError where a column cannot hold what is in it."""
+    """Raises InvalidError where a column cannot hold what is in it."""
     _refuse(_faults(user))
 
 
@@ -239,9 +239,9 @@ def _faults(user: User) -> dict[str, str]:
 
 
 def _refuse(wrong: dict[str, str]) -> None:
-    """Raises AccountError where something is wrong with a field."""
+    """Raises InvalidError where something is wrong with a field."""
     if wrong:
-        raise AccountError(" ".join(wrong.values()), wrong)
+        raise InvalidError(" ".join(wrong.values()), wrong)
 
 
 def _shown(user: User) -> dict[str, Any]:

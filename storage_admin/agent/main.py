@@ -10,7 +10,8 @@ import signal
 import sys
 from typing import Any, Callable
 
-from storage_admin.agent import protocol, roots
+from storage_admin.agent import protocol
+from storage_admin.agent.folders import roots
 from storage_admin.agent.lifeline import AgentIO, Lifeline
 from storage_admin.agent.protocol import HostError, RefusedError, Request, StoppedError
 from storage_admin.agent.sentry import Sentry

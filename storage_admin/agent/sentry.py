@@ -15,10 +15,10 @@ from types import TracebackType
 from typing import Any
 
 from storage_admin.agent import protocol
+from storage_admin.agent.host.hung_mounts import left_alone, looking
+from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.mounts import Mounts
 from storage_admin.agent.protocol import StoppedError, b64, unb64
-from storage_admin.agent.waiting import left_alone, looking
 
 #: Seconds between two signs of life, and after which a storage without one is called silent: with what the controller
 #: takes to notice, a job says so within 30 s. A server that is up and busy answers sooner.

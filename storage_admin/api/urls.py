@@ -7,7 +7,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.routers import SimpleRouter
 
-import storage_admin.api.schema  # noqa: F401 (names the token's scheme to drf-spectacular)
+import storage_admin.rest.schema  # noqa: F401 (names the token's scheme to drf-spectacular)
 from benchmarks.api import BenchmarkEndpoints, WatchEndpoints
 from images.api.images import ImageEndpoints
 from images.api.ledger import LedgerEndpoints
@@ -17,10 +17,10 @@ from images.api.pools import PoolEndpoints
 from storage_admin.accounts.api import AuditEndpoints, LockoutEndpoints, TokenEndpoints, UserEndpoints
 from storage_admin.accounts.saved_views_api import SavedViewEndpoints
 from storage_admin.api.docs import Docs, Schema
-from storage_admin.api.views import Endpoint
 from storage_admin.events.api import AlertEndpoints, WebhookEndpoints
 from storage_admin.hosts.api import HostEndpoints
 from storage_admin.jobs.api import JobEndpoints, JobKindEndpoints
+from storage_admin.rest.views import Endpoint
 
 router = SimpleRouter(use_regex_path=False)
 for name, endpoints in (

@@ -10,7 +10,7 @@ import ipaddress
 from fnmatch import fnmatchcase
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from storage_admin.events.errors import EventsError, of_field
+from storage_admin.errors import InvalidError, of_field
 
 LONGEST = 500
 #: Where clouds have their metadata outside of the link-local addresses: AWS by IPv6, Alibaba.
@@ -33,7 +33,7 @@ def checked(url: str) -> str:
     """A webhook's address as it is kept.
 
     Raises:
-        EventsError: it cannot be one.
+        InvalidError: it cannot be one.
     """
     url = url.strip()
     parts = _split(url)
@@ -72,7 +72,7 @@ def _is_name(host: str) -> bool:
     return True
 
 
-def _bad(sentence: str) -> EventsError:
+def _bad(sentence: str) -> InvalidError:
     return of_field("url", sentence)
 
 

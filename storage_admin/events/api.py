@@ -13,11 +13,9 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from storage_admin.accounts.roles import Role
-from storage_admin.api.fields import Body
-from storage_admin.api.views import EndpointSet
+from storage_admin.errors import InvalidError
 from storage_admin.events import selectors, services
 from storage_admin.events import webhooks as writes
-from storage_admin.events.errors import EventsError
 from storage_admin.events.filters import AlertFilters, DeliveryFilters
 from storage_admin.events.models import Alert, Delivery, Webhook
 from storage_admin.events.serializers import (
@@ -30,6 +28,8 @@ from storage_admin.events.serializers import (
     WebhookChanges,
     WebhookSerializer,
 )
+from storage_admin.rest.fields import Body
+from storage_admin.rest.views import EndpointSet
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class Nothing(Body):
 def _taken(work: Callable[[], T]) -> T:
     try:
         return work()
-    except EventsError as error:
+    except InvalidError as error:
         raise ValidationError(dict(error.fields) or error.detail) from None
 
 

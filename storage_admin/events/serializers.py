@@ -5,11 +5,11 @@ from typing import Any
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from storage_admin.api.fields import Body, StrictBoolean, StrictText, TextOrNull
-from storage_admin.api.shown import Shown
 from storage_admin.events import addresses
 from storage_admin.events.models import Alert, Delivery, Webhook
 from storage_admin.events.services import KINDS, NAMES
+from storage_admin.rest.fields import Body, StrictBoolean, StrictText, TextOrNull
+from storage_admin.rest.shown import Shown
 
 EVENTS = [(name, name) for name in NAMES]
 

@@ -11,8 +11,8 @@ from django.utils import timezone
 from storage_admin import sealing
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.accounts.services import audit
+from storage_admin.errors import InvalidError, of_field
 from storage_admin.events import addresses, sending, signing, tasks
-from storage_admin.events.errors import EventsError, of_field
 from storage_admin.events.models import Delivery, Event, Webhook
 from storage_admin.events.services import NAMES, close_alert
 
@@ -35,7 +35,7 @@ def create(
 
     Raises:
         ForbiddenError: the actor is no admin, or limited to some hosts.
-        EventsError: values cannot be taken; it names all of them.
+        InvalidError: values cannot be taken; it names all of them.
     """
     actor.require_everywhere(Role.ADMIN)
     secret = signing.new_secret()
@@ -63,7 +63,7 @@ def update(
 
     Raises:
         ForbiddenError: the actor is no admin, or limited to some hosts.
-        EventsError: values cannot be taken; it names all of them.
+        InvalidError: values cannot be taken; it names all of them.
     """
     actor.require_everywhere(Role.ADMIN)
     with transaction.atomic():
@@ -122,11 +122,11 @@ def send_test(actor: Actor, hook: Webhook) -> Delivery:
 
     Raises:
         ForbiddenError: the actor is no admin, or limited to some hosts.
-        EventsError: the webhook is switched off.
+        InvalidError: the webhook is switched off.
     """
     actor.require_everywhere(Role.ADMIN)
     if not hook.enabled:
-        raise EventsError(f"{hook.name} is switched off: switch it on first.", {"enabled": "It is switched off."})
+        raise InvalidError(f"{hook.name} is switched off: switch it on first.", {"enabled": "It is switched off."})
     with transaction.atomic():
         delivery = Delivery.objects.create(event=_test(actor), webhook=hook)
         audit(actor, "webhook tested", hook.name)
@@ -139,11 +139,11 @@ def send_test_mail(actor: Actor) -> list[Delivery]:
 
     Raises:
         ForbiddenError: the actor is no admin, or limited to some hosts.
-        EventsError: there is no address.
+        InvalidError: there is no address.
     """
     actor.require_everywhere(Role.ADMIN)
     if not settings.ALERT_EMAILS:
-        raise EventsError("Nobody is told by mail: set ALERT_EMAILS and EMAIL_URL (docs/alerts.md), and start anew.")
+        raise InvalidError("Nobody is told by mail: set ALERT_EMAILS and EMAIL_URL (docs/alerts.md), and start anew.")
     with transaction.atomic():
         event = _test(actor)
         sent = [Delivery.objects.create(event=event, recipients=[address]) for address in settings.ALERT_EMAILS]
@@ -157,15 +157,15 @@ def resend(actor: Actor, delivery: Delivery) -> Delivery:
 
     Raises:
         ForbiddenError: the actor is no admin, or limited to some hosts.
-        EventsError: it is on its way, its webhook is switched off, or its address is told of nothing any more.
+        InvalidError: it is on its way, its webhook is switched off, or its address is told of nothing any more.
     """
     actor.require_everywhere(Role.ADMIN)
     if sending.is_for_nobody(delivery):
-        raise EventsError(f"{delivery.recipients[0]} is not in ALERT_EMAILS any more: nothing is sent there.")
+        raise InvalidError(f"{delivery.recipients[0]} is not in ALERT_EMAILS any more: nothing is sent there.")
     if delivery.webhook is not None and not delivery.webhook.enabled:
-        raise EventsError(f"{delivery.webhook.name} is switched off: switch it on first.")
+        raise InvalidError(f"{delivery.webhook.name} is switched off: switch it on first.")
     if delivery.state == Delivery.State.DUE and not delivery.attempts:
-        raise EventsError("It is on its way already.")
+        raise InvalidError("It is on its way already.")
     with transaction.atomic():
         sending.put_again(Delivery.objects.filter(pk=delivery.pk), timezone.now())
         audit(actor, "delivery sent again", delivery.webhook or delivery.recipients[0], after={"delivery": delivery.pk})
@@ -188,7 +188,7 @@ def _give_up(hook: Webhook) -> None:
 
 
 def _checked(given: dict[str, Any], hook: Webhook | None) -> dict[str, Any]:
-    """The values that were given as they are kept; ``None`` gives none. Raises EventsError, which names all faults."""
+    """The values that were given as they are kept; ``None`` gives none. Raises InvalidError, which names all faults."""
     checks: dict[str, Callable[[Any], Any]] = {
         "name": lambda name: _named(name, hook), "url": addresses.checked, "events": _known,
     }  # fmt: skip
@@ -197,10 +197,10 @@ def _checked(given: dict[str, Any], hook: Webhook | None) -> dict[str, Any]:
         try:
             if value is not None:
                 values[column] = checks[column](value)
-        except EventsError as error:
+        except InvalidError as error:
             wrong |= error.fields
     if wrong:
-        raise EventsError(" ".join(wrong.values()), wrong)
+        raise InvalidError(" ".join(wrong.values()), wrong)
     return values
 
 

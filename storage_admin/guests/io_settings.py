@@ -8,10 +8,11 @@ from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.guests import proxmox_vms
 from storage_admin.guests.models import Guest
 from storage_admin.guests.proxmox_vms import Vm
-from storage_admin.hosts import libvirt_control, openvz, proxmox_alone, transport
-from storage_admin.hosts.libvirt_relay import why_read_only
+from storage_admin.hosts import openvz, transport
+from storage_admin.hosts.libvirt import control
+from storage_admin.hosts.libvirt.relay import why_read_only
 from storage_admin.hosts.models import Host
-from storage_admin.hosts.proxmox import changes
+from storage_admin.hosts.proxmox import by_api_alone, changes
 from storage_admin.hosts.proxmox import limits as proxmox_limits
 from storage_admin.hosts.proxmox.errors import RIGHT_MISSING
 from storage_admin.hosts.proxmox.guests import limits_of
@@ -159,7 +160,7 @@ def warnings(guest: Guest, setting: Setting) -> Iterator[str]:
         )
     elif guest.off and guest.kind == Guest.Kind.CONTAINER:
         yield "It is not running: the priority counts from its next start."
-    if guest.kind == Guest.Kind.VM and proxmox_alone.is_alone(guest.host):
+    if guest.kind == Guest.Kind.VM and by_api_alone.is_alone(guest.host):
         yield proxmox_vms.UNCHECKED
     if setting.priority is not None:
         yield "It is relative: it says who comes first where the disks are busy, and is no limit."
@@ -261,7 +262,7 @@ def _container(guest: Guest, setting: Setting, recorder: Recorder) -> Outcome:
 
 def _domain(guest: Guest, setting: Setting, recorder: Recorder) -> Outcome:
     limits = None if setting.limits is None else dict.fromkeys(targets_of(guest, setting), setting.limits)
-    done = libvirt_control.set_io(guest.host, guest.uid, weight=setting.weight, limits=limits)
+    done = control.set_io(guest.host, guest.uid, weight=setting.weight, limits=limits)
     recorder.log(done.words)
     return Outcome(
         Values(None, done.before.weight, done.before.limits), Values(None, done.now.weight, done.now.limits),

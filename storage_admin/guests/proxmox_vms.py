@@ -14,9 +14,9 @@ from storage_admin.accounts.roles import Actor, Role
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError, StoppedError
 from storage_admin.guests.models import Guest
-from storage_admin.hosts import proxmox_alone, proxmox_hosts, proxmox_lines, qemu_bugs
+from storage_admin.hosts import qemu_bugs
 from storage_admin.hosts.models import Host
-from storage_admin.hosts.proxmox import hidden, permissions, tasks
+from storage_admin.hosts.proxmox import by_api_alone, hidden, hidden_lines, permissions, registration, tasks
 from storage_admin.hosts.proxmox.client import ANSWER_SECONDS, Client
 from storage_admin.hosts.proxmox.config import PATHS, Config, GuestRef, read_config, read_snapshots
 from storage_admin.hosts.proxmox.drives import VM, Drive
@@ -136,7 +136,7 @@ def opened(guest: Guest, seconds: float = ANSWER_SECONDS) -> Iterator[Vm]:
         HostError: the API does not answer, or knows no such VM on that node.
     """
     host = guest.host
-    with proxmox_hosts.client(host, seconds) as client:
+    with registration.client(host, seconds) as client:
         try:
             config = read_config(client, GuestRef(host.node, int(guest.uid)))
         except NotThereError as error:
@@ -172,8 +172,8 @@ def check_writing(vm: Vm, accepted: str | None) -> list[str]:
     """
     for refusal in unchecked(vm.guest, vm.config.digest, accepted):
         raise RefusedError(refusal.code, refusal.detail)
-    proxmox_lines.refuse_dropping(vm.guest.host, vm.client, vm.config, vm.guest.name)
-    return [UNCHECKED] if proxmox_alone.is_alone(vm.guest.host) else []
+    hidden_lines.refuse_dropping(vm.guest.host, vm.client, vm.config, vm.guest.name)
+    return [UNCHECKED] if by_api_alone.is_alone(vm.guest.host) else []
 
 
 def unchecked(guest: Guest, digest: str, accepted: str | None) -> list[Refusal]:
@@ -183,7 +183,7 @@ def unchecked(guest: Guest, digest: str, accepted: str | None) -> list[Refusal]:
         digest: of the configuration that would be written.
         accepted: as for :func:`check_writing`.
     """
-    if not proxmox_alone.is_alone(guest.host) or (digest and digest in (guest.accepted_digest, accepted)):
+    if not by_api_alone.is_alone(guest.host) or (digest and digest in (guest.accepted_digest, accepted)):
         return []
     asks = f"accept it for this configuration (accept_hidden_lines: {digest})" if digest else "scan the host first"
     return [
@@ -243,7 +243,7 @@ def lacking_on(guest: Guest, feature: str) -> list[Refusal]:
     asked, known = _rights.get(key, (0.0, None))
     if known is None or time.monotonic() - asked > SHARED_SECONDS:
         try:
-            with proxmox_hosts.client(host, PLAN_SECONDS) as client:
+            with registration.client(host, PLAN_SECONDS) as client:
                 known = permissions.read(client)
         except (HostError, RefusedError) as error:
             known = Refusal(error.code, error.detail)

@@ -12,7 +12,7 @@ import struct
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key
 
-from storage_admin.hosts.errors import InvalidError
+from storage_admin.errors import InvalidError
 
 #: Kinds of host keys that are taken; DSA is broken, and certificates name no single key.
 HOST_KEYS = frozenset(

@@ -11,13 +11,12 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from storage_admin.accounts.roles import Actor, Role
-from storage_admin.api.views import EndpointSet
+from storage_admin.errors import InvalidError
 from storage_admin.hosts import key_pairs
-from storage_admin.hosts.errors import InvalidError
 from storage_admin.hosts.host_filters import HostFilters
-from storage_admin.hosts.libvirt_tls import Certificates
+from storage_admin.hosts.libvirt.tls import Certificates
 from storage_admin.hosts.models import Host
-from storage_admin.hosts.proxmox_hosts import WantedNode, add_node, change_node
+from storage_admin.hosts.proxmox.registration import WantedNode, add_node, change_node
 from storage_admin.hosts.registration import (
     Wanted,
     WantedLibvirt,
@@ -29,6 +28,7 @@ from storage_admin.hosts.registration import (
 from storage_admin.hosts.selectors import hosts_for
 from storage_admin.hosts.serializers import HostBody, HostSerializer, NewHostBody
 from storage_admin.hosts.services import update_host
+from storage_admin.rest.views import EndpointSet
 
 #: What of a host's row says how it is reached.
 _CERTIFICATES = ("ca_cert", "client_cert", "client_key")

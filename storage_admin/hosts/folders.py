@@ -9,8 +9,9 @@ from typing import Any
 from django.conf import settings
 
 from storage_admin.accounts.roles import Actor, Role
-from storage_admin.agent import imagefolders, waiting
-from storage_admin.agent.mounts import Mounts
+from storage_admin.agent.folders import image_folders
+from storage_admin.agent.host import hung_mounts
+from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.protocol import HostError, RefusedError, b64, unb64
 from storage_admin.agent.verbs import folder
 from storage_admin.hosts import asking, transport
@@ -60,7 +61,7 @@ def allow(host: Host, path: bytes) -> Found:
     """
     args = {"path_b64": b64(path), "add": True, "never_b64": [b64(one) for one in own(host)]}
     try:
-        return _of(host, _asked(host, args, imagefolders.ALLOW))
+        return _of(host, _asked(host, args, image_folders.ALLOW))
     except RefusedError as error:
         if error.code != "host_unreachable":
             raise
@@ -79,7 +80,7 @@ def exclude_own(host: Host) -> None:
     Raises:
         RefusedError: as :func:`allow`.
     """
-    _asked(host, {"path_b64": b64(b"/"), "never_b64": [b64(one) for one in own(host)]}, imagefolders.ALLOW)
+    _asked(host, {"path_b64": b64(b"/"), "never_b64": [b64(one) for one in own(host)]}, image_folders.ALLOW)
 
 
 def own(host: Host) -> list[bytes]:
@@ -104,7 +105,7 @@ def _of(host: Host, told: dict[str, Any]) -> Found:
     if (
         path
         and not forbidden
-        and (imagefolders.is_beneath(path, mine) or any(imagefolders.is_beneath(one, [path]) for one in mine))
+        and (image_folders.is_beneath(path, mine) or any(image_folders.is_beneath(one, [path]) for one in mine))
     ):
         forbidden = "holds this dashboard"
     return Found(told["kind"], path, str(told["detail"]), told["root"], forbidden, str(told["refusal"]))
@@ -113,6 +114,6 @@ def _of(host: Host, told: dict[str, Any]) -> Found:
 def _answers(path: bytes) -> bool:
     """Whether it may be looked at here: of a network filesystem whose server is away, a web process would wait on."""
     try:
-        return not Mounts.of_this_machine().waits or not waiting.silent([path], lambda: None)
+        return not Mounts.of_this_machine().waits or not hung_mounts.silent([path], lambda: None)
     except OSError:
         return True  # too long to be a path at all, as looking at it will tell

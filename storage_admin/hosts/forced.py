@@ -1,6 +1,6 @@
 """Hosts whose key can only run the agent: the script that sets that up, to be run there by an admin.
 
-The script lists which folders images are in, too; the key cannot (:mod:`storage_admin.agent.imagefolders`).
+The script lists which folders images are in, too; the key cannot (:mod:`storage_admin.agent.folders.image_folders`).
 
 What the key runs is one small script. Of what the client asked for (``SSH_ORIGINAL_COMMAND``) it knows one word, by
 which the agent is started as relay to libvirt's read-only socket; anything else starts the agent as it is.
@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from django.conf import settings
 
-from storage_admin.agent import imagefolders
+from storage_admin.agent.folders import image_folders
 from storage_admin.agent.protocol import RELAY
 from storage_admin.hosts.transport import FOLDER, agent_bundle
 
@@ -109,7 +109,7 @@ def installer(user: str, key: str, folders: Sequence[str] = ()) -> str:
     encoded = base64.encodebytes(bundle.path.read_bytes()).decode().rstrip()
     script = _SCRIPT.format(
         hash=bundle.hash, folder=FOLDER, bundle=encoded, entry=ENTRY, become=become, relay=RELAY,
-        list=imagefolders.file_path(), header=imagefolders.HEADER, folders="".join(map(_listing, folders)),
+        list=image_folders.file_path(), header=image_folders.HEADER, folders="".join(map(_listing, folders)),
     )  # fmt: skip
     if user != "root":
         script += _SUDO.format(user=user, folder=FOLDER, hash=bundle.hash, relay=RELAY)

@@ -16,8 +16,8 @@ from django.utils import timezone
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.accounts.services import audit
 from storage_admin.agent.protocol import HostError
+from storage_admin.errors import InvalidError, UnconfirmedError
 from storage_admin.hosts import addresses, forced, secrets
-from storage_admin.hosts.errors import InvalidError, UnconfirmedError
 from storage_admin.hosts.models import Host, KeyPair
 from storage_admin.hosts.registration import DEFAULT_PORT
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.db import connection
 
-from storage_admin.agent import hostfacts
+from storage_admin.agent.host import facts as hostfacts
 from storage_admin.hosts.models import Host
 
 

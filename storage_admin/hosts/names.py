@@ -2,7 +2,7 @@
 
 import hashlib
 
-from storage_admin.agent.pools import display
+from storage_admin.agent.protocol import display
 
 __all__ = ["display", "path_key"]
 

@@ -12,21 +12,12 @@ from storage_admin.accounts.roles import Actor, Role
 from storage_admin.accounts.scopes import GONE
 from storage_admin.accounts.services import audit, forget_host
 from storage_admin.agent.protocol import HostError, RefusedError, b64
+from storage_admin.errors import InvalidError, UnconfirmedError
 from storage_admin.events.models import Alert
 from storage_admin.events.services import close_alert
-from storage_admin.hosts import (
-    addresses,
-    asking,
-    libvirt_reader,
-    libvirt_tls,
-    libvirt_uri,
-    openvz,
-    secrets,
-    ssh,
-    transport,
-)
-from storage_admin.hosts.errors import InvalidError, UnconfirmedError
-from storage_admin.hosts.libvirt_tls import Certificates
+from storage_admin.hosts import addresses, asking, openvz, secrets, ssh, transport
+from storage_admin.hosts.libvirt import reader, tls, uri
+from storage_admin.hosts.libvirt.tls import Certificates
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.services import STANDARD_FOLDER, add_pool
 
@@ -120,7 +111,7 @@ def tried_libvirt(wanted: WantedLibvirt) -> Host:
 def _try_libvirt(host: Host) -> None:
     """libvirt has to answer; raises RefusedError, which says what to do."""
     try:
-        answer = libvirt_reader.read(host)
+        answer = reader.read(host)
     except HostError as error:
         raise RefusedError("host_unreachable", error.detail) from error
     if answer is None:
@@ -136,7 +127,7 @@ def _checked_tls(wanted: WantedLibvirt) -> Host:
     calls: tuple[Callable[[], object], ...] = (
         lambda: named(host, wanted.name),
         lambda: setattr(host, "address", addresses.address(wanted.address)),
-        lambda: setattr(host, "port", addresses.port(wanted.port, libvirt_uri.TLS_PORT)),
+        lambda: setattr(host, "port", addresses.port(wanted.port, uri.TLS_PORT)),
         lambda: _keep_certificates(host, wanted.certificates),
     )
     for call in calls:
@@ -151,7 +142,7 @@ def _checked_tls(wanted: WantedLibvirt) -> Host:
 
 def _keep_certificates(host: Host, given: Certificates) -> None:
     if given.given:
-        libvirt_tls.keep(host, libvirt_tls.check(given))
+        tls.keep(host, tls.check(given))
 
 
 def named(host: Host, name: str) -> Host:

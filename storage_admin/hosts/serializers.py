@@ -5,10 +5,10 @@ from typing import Any
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from storage_admin.api.fields import Body, StrictBoolean, StrictInteger, StrictText
 from storage_admin.hosts import qemu_bugs
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.services import LEAST_BANDWIDTH
+from storage_admin.rest.fields import Body, StrictBoolean, StrictInteger, StrictText
 
 
 class QemuBugSerializer(serializers.Serializer[Any]):

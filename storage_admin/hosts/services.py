@@ -11,8 +11,8 @@ from django.db import transaction
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.accounts.services import audit
 from storage_admin.agent.protocol import RefusedError
+from storage_admin.errors import InvalidError
 from storage_admin.hosts import folders, machine, silence
-from storage_admin.hosts.errors import InvalidError
 from storage_admin.hosts.folders import Found
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.names import display, path_key

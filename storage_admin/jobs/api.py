@@ -12,17 +12,6 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from storage_admin.accounts.roles import Role
-from storage_admin.api.fields import Body
-from storage_admin.api.pagination import (
-    LARGEST,
-    PAGE,
-    JobPagination,
-    LimitPagination,
-    after_page,
-    page_of,
-    whole_number,
-)
-from storage_admin.api.views import EndpointSet
 from storage_admin.jobs import kinds, services
 from storage_admin.jobs.filters import JobFilters
 from storage_admin.jobs.models import Job
@@ -37,6 +26,17 @@ from storage_admin.jobs.serializers import (
     PlanSerializer,
     UndoBody,
 )
+from storage_admin.rest.fields import Body
+from storage_admin.rest.pagination import (
+    LARGEST,
+    PAGE,
+    JobPagination,
+    LimitPagination,
+    after_page,
+    page_of,
+    whole_number,
+)
+from storage_admin.rest.views import EndpointSet
 
 LONGEST_KEY = 255
 AFTER = {"type": "integer", "minimum": 0, "maximum": LARGEST}

@@ -11,9 +11,9 @@ from django.utils import timezone
 from storage_admin.agent import protocol
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import automation, kinds, routing
+from storage_admin.jobs.announce import tell_end
 from storage_admin.jobs.kinds import JobKind, Wait
 from storage_admin.jobs.models import Job, JobLog, ResourceLock
-from storage_admin.jobs.telling import tell_end
 
 HEARTBEAT_INTERVAL = 10.0
 #: A job without a heartbeat for so long has lost its worker. It is longer than the silence after which the agent ends

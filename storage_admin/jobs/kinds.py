@@ -12,8 +12,8 @@ from django.conf import settings
 from django.utils.module_loading import import_string
 
 from storage_admin.accounts.roles import Actor, Role
+from storage_admin.errors import InvalidError
 from storage_admin.hosts.models import Host
-from storage_admin.jobs.errors import InvalidError
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Plan
 

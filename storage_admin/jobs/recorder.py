@@ -10,7 +10,7 @@ from typing import Any
 from django.db import InterfaceError, OperationalError, connection, transaction
 from django.utils import timezone
 
-from storage_admin.agent.pools import display
+from storage_admin.agent.protocol import display
 from storage_admin.jobs import claims
 from storage_admin.jobs.models import Job, JobLog
 

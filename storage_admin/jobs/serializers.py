@@ -7,10 +7,10 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from storage_admin.accounts.roles import Role
-from storage_admin.api.fields import Body, StrictBoolean, StrictInteger, StrictText
-from storage_admin.api.shown import Shown
 from storage_admin.jobs.kinds import JobKind
 from storage_admin.jobs.models import Job, JobLog
+from storage_admin.rest.fields import Body, StrictBoolean, StrictInteger, StrictText
+from storage_admin.rest.shown import Shown
 
 #: What a job can work on, by the name of the body's key.
 TARGETS = ("image", "host", "pool", "guest", "job")

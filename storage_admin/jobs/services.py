@@ -10,14 +10,14 @@ from django.utils import timezone
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.accounts.services import audit
 from storage_admin.agent.protocol import RefusedError
+from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import claims, kinds
+from storage_admin.jobs.announce import tell_end
 from storage_admin.jobs.doorbell import ring
-from storage_admin.jobs.errors import InvalidError, NotFoundError
 from storage_admin.jobs.kinds import JobKind, Lock, Target
 from storage_admin.jobs.models import IdempotentAnswer, Job, ResourceLock
 from storage_admin.jobs.plans import Plan
-from storage_admin.jobs.telling import tell_end
 
 #: Of an Idempotency-Key, in characters.
 LONGEST_KEY = 255

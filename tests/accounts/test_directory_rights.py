@@ -9,10 +9,10 @@ from pytest_django import Settings
 
 from storage_admin.accounts import directory, second_factor, users
 from storage_admin.accounts.directory import DeniedError, Rights
-from storage_admin.accounts.errors import AccountError
 from storage_admin.accounts.models import Session, User
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.directory_settings import ldap_settings, require_tls
+from storage_admin.errors import InvalidError
 
 GROUPS = {
     "admins": {"role": "admin"}, "admins-hv1": {"role": "admin", "hosts": ["hv1"]},
@@ -77,7 +77,7 @@ def test_an_account_of_one_source_is_not_one_of_another() -> None:
 @pytest.mark.django_db
 def test_a_local_admin_of_all_hosts_remains_beside_those_of_the_directory(root: User) -> None:
     directory.admit(directory.OIDC, "1", "anna", ["admins"])
-    with pytest.raises(AccountError) as refused:
+    with pytest.raises(InvalidError) as refused:
         users.change_user(Actor(name="x", role=Role.ADMIN), root, is_active=False)
     assert refused.value.code == "last_admin"
 

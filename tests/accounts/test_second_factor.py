@@ -14,9 +14,9 @@ from django.test import Client
 from pytest_django import Settings
 
 from storage_admin.accounts import second_factor, users
-from storage_admin.accounts.errors import AccountError
 from storage_admin.accounts.models import AuditEntry, Session, User
 from storage_admin.accounts.roles import Actor, ForbiddenError, Role
+from storage_admin.errors import InvalidError
 from tests.factories import TokenFactory, UserFactory
 from tests.web.html import inline_code
 
@@ -248,7 +248,7 @@ def test_a_one_time_password_is_changed_first_and_the_factor_set_up_then(admin: 
 
 
 def test_an_admin_requires_nothing_that_locks_out_themselves(admin: Actor, root: User) -> None:
-    with pytest.raises(AccountError) as refused:
+    with pytest.raises(InvalidError) as refused:
         second_factor.require_for(admin, [Role.ADMIN])
     assert refused.value.code == "own_account"
     assert second_factor.required_roles() == frozenset()
@@ -265,7 +265,7 @@ def test_an_admin_takes_a_lost_one_away(
     entry = AuditEntry.objects.get(what="second factor reset")
     assert (entry.who, entry.target, entry.after) == ("root", "bob", {"sessions_ended": 1})
     assert sign_in(Client()) == "/"
-    with pytest.raises(AccountError) as refused:
+    with pytest.raises(InvalidError) as refused:
         second_factor.reset(admin, User.objects.get(username="root"))
     assert refused.value.code == "own_account"
 

@@ -7,10 +7,10 @@ from django.contrib.auth import authenticate
 from django.test import RequestFactory
 
 from storage_admin.accounts import users
-from storage_admin.accounts.errors import AccountError
 from storage_admin.accounts.models import AuditEntry, Token, User
 from storage_admin.accounts.roles import Actor, ForbiddenError, Role
 from storage_admin.accounts.services import create_token
+from storage_admin.errors import InvalidError
 from storage_admin.hosts.registration import remove_host
 from tests.factories import HostFactory, TokenFactory, UserFactory
 
@@ -36,7 +36,7 @@ def test_adds_a_user_with_a_one_time_password_that_opens_and_stands_nowhere(admi
      ({"username": "bob", "hosts": ["nowhere"]}, "hosts"), ({"username": "bob", "email": "no address"}, "email")],
 )  # fmt: skip
 def test_a_user_that_makes_no_sense_is_not_added(admin: Actor, wanted: dict[str, Any], field: str) -> None:
-    with pytest.raises(AccountError) as refused:
+    with pytest.raises(InvalidError) as refused:
         users.add_user(admin, role=Role.VIEWER, **wanted)
     assert list(refused.value.fields) == [field]
     assert User.objects.count() == 1
@@ -58,12 +58,12 @@ def test_the_last_active_admin_of_all_hosts_stays(root: User, change: dict[str, 
     UserFactory.create(role="admin", hosts=["a"])
     UserFactory.create(role="admin", is_active=False)
     token = TokenFactory.create(role="admin").actor
-    with pytest.raises(AccountError) as refused:
+    with pytest.raises(InvalidError) as refused:
         users.change_user(token, root, **change)
     assert refused.value.code == "last_admin"
     other = UserFactory.create(role="admin")
     users.change_user(token, root, **change)
-    with pytest.raises(AccountError):
+    with pytest.raises(InvalidError):
         users.change_user(token, other, is_active=False)
 
 
@@ -71,10 +71,10 @@ def test_the_last_active_admin_of_all_hosts_stays(root: User, change: dict[str, 
 def test_nobody_takes_away_their_own_rights(root: User, admin: Actor, change: dict[str, Any]) -> None:
     HostFactory.create(slug="a")
     UserFactory.create(role="admin")
-    with pytest.raises(AccountError) as refused:
+    with pytest.raises(InvalidError) as refused:
         users.change_user(admin, root, **change)
     assert refused.value.code == "own_account"
-    with pytest.raises(AccountError):
+    with pytest.raises(InvalidError):
         users.reset_password(admin, root)
     assert users.change_user(admin, root, email="root@example.org").email == "root@example.org"
 
@@ -111,5 +111,5 @@ def test_who_is_limited_to_a_host_that_is_removed_is_not_let_everywhere(admin: A
 
 
 def test_a_token_for_a_host_that_is_not_there_is_not_made(admin: Actor) -> None:
-    with pytest.raises(AccountError, match="There is no host typo"):
+    with pytest.raises(InvalidError, match="There is no host typo"):
         create_token(admin, "nightly", Role.VIEWER, hosts=["typo"])

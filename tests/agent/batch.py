@@ -14,8 +14,9 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from storage_admin.agent import main, moment, protocol
+from storage_admin.agent import main, protocol
 from storage_admin.agent.protocol import HostError, RefusedError, Request, StoppedError
+from storage_admin.agent.swap import moment
 from tests.agent.recording import RecordingIO
 
 MOST_MEMORY_BYTES = 4 << 30

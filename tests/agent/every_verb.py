@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from storage_admin.agent import formats, imagefolders, protocol, space_claims
+from storage_admin.agent import formats, protocol
+from storage_admin.agent.folders import image_folders
 from storage_admin.agent.formats import UnreadableError
-from storage_admin.agent.journal import Stamp
+from storage_admin.agent.host import space_claims
 from storage_admin.agent.protocol import b64
+from storage_admin.agent.swap.journal import Stamp
 from tests.agent.harness import NO_RESERVE, ROOT, link
 
 #: Every way that a verb can be asked for one image: verb and what is its own in the arguments.
@@ -327,7 +329,7 @@ class Trace:
 
         The folders on the way to these are passed one by one, and root's list of folders is read.
         """
-        own = (*_SYSTEM, str(ROOT), sys.prefix, sys.base_prefix, imagefolders.file_path(), *map(str, allowed))
+        own = (*_SYSTEM, str(ROOT), sys.prefix, sys.base_prefix, image_folders.file_path(), *map(str, allowed))
         roots = [os.fsencode(root) for root in own]
         passed = {os.fsencode(folder) for one in allowed for folder in one.parents}
         return {path for path in self.opened - passed if not any(_is_beneath(path, root) for root in roots)}

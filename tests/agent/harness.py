@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from storage_admin.agent import protocol
-from storage_admin.agent.journal import Stamp
 from storage_admin.agent.protocol import b64
+from storage_admin.agent.swap.journal import Stamp
 
 ROOT = Path(__file__).resolve().parents[2]
 AGENT = [sys.executable, "-m", "storage_admin.agent"]

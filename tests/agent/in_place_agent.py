@@ -5,8 +5,8 @@ from typing import Any
 
 from storage_admin.agent import main
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.links import Chain, Planned
 from storage_admin.agent.protocol import Request
+from storage_admin.agent.rewrite.chain import Chain, Planned
 from storage_admin.agent.verbs import in_place
 
 

@@ -6,8 +6,10 @@ Nobody holds up who opens a file; the one here sees no processes of others, the 
 import sys
 from pathlib import Path
 
-from storage_admin.agent import locking, main, moment
-from storage_admin.agent.door import Doors
+from storage_admin.agent import main
+from storage_admin.agent.host import locking
+from storage_admin.agent.host.open_gate import Doors
+from storage_admin.agent.swap import moment
 
 
 class Open(Doors):

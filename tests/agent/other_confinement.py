@@ -7,8 +7,9 @@ scripts and need other programs.
 import sys
 from collections.abc import Sequence
 
-from storage_admin.agent import confined, main, tools
-from storage_admin.agent.confined import Confinement, Files
+from storage_admin.agent import main
+from storage_admin.agent.programs import confined, tools
+from storage_admin.agent.programs.confined import Confinement, Files
 
 
 class Open(Confinement):

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent.priority import io_priority
+from storage_admin.agent.host.priority import io_priority
+from storage_admin.agent.measure.sampling import Budget
 from storage_admin.agent.protocol import RefusedError, StoppedError
-from storage_admin.agent.sampling import Budget
 from storage_admin.agent.verbs import analyze
 from tests.agent.formats.test_against_qemu import create, qemu_img
 from tests.agent.recording import RecordingIO, encoded, request

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent import protocol, renames, settle
-from storage_admin.agent.journal import Journal
+from storage_admin.agent import protocol
 from storage_admin.agent.protocol import RefusedError, Request, unb64
-from storage_admin.agent.records import fingerprint
+from storage_admin.agent.scan.records import fingerprint
+from storage_admin.agent.swap import renames, settle
+from storage_admin.agent.swap.journal import Journal
 from storage_admin.agent.verbs import aside
 from tests.agent.aside import ASIDE, JOURNAL, aside_args, back_args, delete_args
 from tests.agent.harness import Agent, Writer, ask, leftovers, make_image, recover_args, stamp, undo_args, write

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_admin.agent import attributes
+from storage_admin.agent.host import attributes
 from storage_admin.agent.protocol import HostError
 
 

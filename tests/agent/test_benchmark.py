@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent import bundle, protocol, space_claims
+from storage_admin.agent import bundle, protocol
 from storage_admin.agent.bench.scratch import Scratch
+from storage_admin.agent.host import space_claims
 from tests.agent.benching import (
     BONNIE,
     CLUSTER_SIZE,

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent import protocol, tools
+from storage_admin.agent import protocol
 from storage_admin.agent.bench.scratch import Scratch
+from storage_admin.agent.programs import tools
 from tests.agent.benching import BONNIE, DD, FIO, FORMATS, MIB, PREALLOCATION, args, furnish, marks, measured
 from tests.agent.harness import Agent, ask, recover_args
 from tests.agent.test_scan import scanned
@@ -283,8 +284,8 @@ def test_guests_that_need_the_room_meanwhile_get_it(small: Path) -> None:
 
 
 def test_a_disk_that_is_full_in_the_end_is_said(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage_admin.agent.space.require", lambda *_: None)
-    monkeypatch.setattr("storage_admin.agent.space.watch", lambda *_: None)
+    monkeypatch.setattr("storage_admin.agent.host.space.require", lambda *_: None)
+    monkeypatch.setattr("storage_admin.agent.host.space.watch", lambda *_: None)
     with pytest.raises(protocol.RefusedError) as refusal:
         measured(small, "dd", [{**DD[0], "count": 128}])
     assert refusal.value.code == "not_enough_space"

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_admin.agent import hostfacts
 from storage_admin.agent.bench import caches, environment
 from storage_admin.agent.bench.dd import random_data
 from storage_admin.agent.bench.layouts import compressible
 from storage_admin.agent.bench.qemu_bench import jump
 from storage_admin.agent.bench.scratch import Scratch
+from storage_admin.agent.host import facts
 from tests.agent.benching import DD, FORMATS, MIB, measured
 
 
@@ -104,7 +104,7 @@ def test_half_of_the_data_can_be_compressed_away() -> None:
 
 
 def test_a_scan_tells_the_tools_that_storage_is_measured_with() -> None:
-    host = hostfacts.host_event()
+    host = facts.host_event()
     assert host["tools"]["fio"] is host["tools"]["bonnie++"] is True
     fio = subprocess.check_output(["fio", "--version"], text=True).strip()
     assert f"fio-{host['tool_versions']['fio']}" == fio
@@ -119,7 +119,7 @@ def test_a_tool_that_does_not_say_its_version_has_none(tmp_path: Path, monkeypat
         (tmp_path / name).write_text(script)
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert hostfacts.tool_versions(["fio", "bonnie++", "nothing"]) == {"fio": None, "bonnie++": None, "nothing": None}
+    assert facts.tool_versions(["fio", "bonnie++", "nothing"]) == {"fio": None, "bonnie++": None, "nothing": None}
 
 
 def test_the_device_below_a_folder_is_told(tmp_path: Path) -> None:

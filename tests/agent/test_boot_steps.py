@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent import hostfacts, space, space_claims
 from storage_admin.agent.bench import boot, boot_files, memory, scratch
 from storage_admin.agent.bench.step import Bench
+from storage_admin.agent.host import facts, space, space_claims
 from storage_admin.agent.protocol import RefusedError, b64
 from tests.agent.recording import RecordingIO
 
@@ -88,17 +88,17 @@ def test_more_guests_than_the_memory_has_room_for_are_left_out_and_none_at_all_i
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = boot.parse([STEP | {"guests": number} for number in (8, 1, 4)])
-    monkeypatch.setattr(hostfacts, "memory_bytes", lambda _which: memory.KEPT_BYTES + 4 * 320 * MIB)
+    monkeypatch.setattr(facts, "memory_bytes", lambda _which: memory.KEPT_BYTES + 4 * 320 * MIB)
     told = [step.unsupported(bench) for step in steps]
     assert told[1:] == [None, None]
     assert told[0] is not None
     assert "8 guests need" in told[0]
     assert "4 fit: left out" in told[0]
-    monkeypatch.setattr(hostfacts, "memory_bytes", lambda _which: memory.KEPT_BYTES)
+    monkeypatch.setattr(facts, "memory_bytes", lambda _which: memory.KEPT_BYTES)
     with pytest.raises(RefusedError) as caught:
         steps[1].unsupported(bench)
     assert caught.value.code == "not_enough_memory"
-    monkeypatch.setattr(hostfacts, "memory_bytes", lambda _which: None)
+    monkeypatch.setattr(facts, "memory_bytes", lambda _which: None)
     assert steps[0].unsupported(bench) is None
 
 

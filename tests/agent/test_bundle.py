@@ -36,7 +36,7 @@ def test_only_its_owner_may_write_to_it(tmp_path: Path) -> None:
 
 def test_it_holds_the_agent_and_nothing_of_the_dashboard(tmp_path: Path) -> None:
     names = zipfile.ZipFile(bundle.build(tmp_path).path).namelist()
-    assert {"__main__.py", "storage_admin/__init__.py", "storage_admin/agent/swap.py"} <= set(names)
+    assert {"__main__.py", "storage_admin/__init__.py", "storage_admin/agent/swap/swap.py"} <= set(names)
     assert all(name.startswith("storage_admin/agent/") for name in names if name.count("/") > 1)
 
 

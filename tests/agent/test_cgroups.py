@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from storage_admin.agent import cgroups, tools
+from storage_admin.agent.host import cgroups
+from storage_admin.agent.programs import tools
 from tests.agent.harness import ROOT
 from tests.agent.recording import RecordingIO
 from tests.harness.filesystems import loop_filesystem

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from storage_admin.agent import qemu_compare, qemu_img
-from storage_admin.agent.qemu_img import Effort, Node
+from storage_admin.agent.qemu import compare, img
+from storage_admin.agent.qemu.img import Effort, Node
 from tests.agent import harness
 from tests.agent.recording import RecordingIO
 
@@ -19,7 +19,7 @@ def equal(first: Path, second: Path, size: int = SIZE) -> bool:
     fds = [os.open(path, os.O_RDONLY) for path in (first, second)]
     try:
         nodes = [Node(fd, "qcow2", os.fsencode(path)) for fd, path in zip(fds, (first, second), strict=True)]
-        return qemu_img.compare(RecordingIO(), nodes[0], nodes[1], size, Effort())
+        return img.compare(RecordingIO(), nodes[0], nodes[1], size, Effort())
     finally:
         for fd in fds:
             os.close(fd)
@@ -33,7 +33,7 @@ def test_one_sector_that_differs_is_found_wherever_it_is(tmp_path: Path, offset:
         harness.qemu_img("create", "-q", "-f", "qcow2", tmp_path / name, str(SIZE))
         harness.write(tmp_path / name, 7, "10M", "1M")
         harness.write(tmp_path / name, 8, "500M", "1M")
-    assert len(qemu_compare.parts_of(SIZE)) == 4
+    assert len(compare.parts_of(SIZE)) == 4
     assert equal(tmp_path / "a", tmp_path / "b")
     harness.write(tmp_path / "b", 9, str(offset), "512")
     assert not equal(tmp_path / "a", tmp_path / "b")
@@ -53,13 +53,13 @@ def test_what_an_overlay_does_not_hold_is_what_its_base_holds(tmp_path: Path, si
     fds = [os.open(tmp_path / name, os.O_RDONLY) for name in ("a", "b", "base")]
     below = Node(fds[2], "qcow2", b"base")
     first, second = (Node(fd, "qcow2", b"top", below) for fd in fds[:2])
-    assert qemu_img.compare(RecordingIO(), first, second, size, Effort()) is not hides
+    assert img.compare(RecordingIO(), first, second, size, Effort()) is not hides
     for fd in fds:
         os.close(fd)
 
 
 @pytest.mark.parametrize("size", [512, 1 << 20, (256 << 20) - 512, 256 << 20, (512 << 20) + 1536, 1 << 45])
 def test_the_parts_are_the_whole(size: int) -> None:
-    parts = qemu_compare.parts_of(size)
+    parts = compare.parts_of(size)
     assert parts[0][0] == 0
     assert [offset + length for offset, length in parts] == [*[offset for offset, _ in parts[1:]], size]

@@ -16,10 +16,11 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from storage_admin.agent import confined, enclosed, qemu_img, tools
-from storage_admin.agent.confined import Files
+from storage_admin.agent.programs import confined, enclosed, tools
+from storage_admin.agent.programs.confined import Files
 from storage_admin.agent.protocol import HostError
-from storage_admin.agent.qemu_img import Conversion, Effort, Node
+from storage_admin.agent.qemu import img
+from storage_admin.agent.qemu.img import Conversion, Effort, Node
 from tests.agent.every_verb import request
 from tests.agent.harness import Agent, ask, leftovers, make_image, write
 from tests.agent.harness import qemu_img as run_qemu_img
@@ -154,18 +155,18 @@ def ways(image: Node, folder: int, form: str) -> dict[str, Callable[[], object]]
     io, effort = RecordingIO(), Effort()
     target = Conversion(folder=folder, name=b"new", shown=b"new", format="raw", options="", compress=False)
     wanted: dict[str, Callable[[], object]] = {
-        "info": lambda: qemu_img.info(io, image),
-        "measure": lambda: qemu_img.measure(io, image, ""),
-        "compare": lambda: qemu_img.compare(io, image, image, VIRTUAL_SIZE, effort),
-        "convert": lambda: qemu_img.convert(io, image, target, effort),
+        "info": lambda: img.info(io, image),
+        "measure": lambda: img.measure(io, image, ""),
+        "compare": lambda: img.compare(io, image, image, VIRTUAL_SIZE, effort),
+        "convert": lambda: img.convert(io, image, target, effort),
     }
-    if form in qemu_img.CHECKED:
-        wanted["check"] = lambda: qemu_img.check(io, image, effort)
-    if form in qemu_img.REPAIRED:
-        wanted["repair"] = lambda: qemu_img.repair(io, image, "all", effort)
+    if form in img.CHECKED:
+        wanted["check"] = lambda: img.check(io, image, effort)
+    if form in img.REPAIRED:
+        wanted["repair"] = lambda: img.repair(io, image, "all", effort)
     if form == "qcow2":
-        wanted["rebase"] = lambda: qemu_img.rebase(io, image, None, effort)
-        wanted["name_base"] = lambda: qemu_img.name_base(io, image, b"/nowhere", "raw")
+        wanted["rebase"] = lambda: img.rebase(io, image, None, effort)
+        wanted["name_base"] = lambda: img.name_base(io, image, b"/nowhere", "raw")
     return wanted
 
 
@@ -204,7 +205,7 @@ def test_a_vmdk_whose_sparse_header_sends_qemu_to_its_extents(ground: Ground) ->
     path = ground.pool / "vm.vmdk"
     path.write_bytes(vmdk_sparse(sparse_vmdk(), text, 0))
     with path.open("rb") as file, pytest.raises(HostError):
-        qemu_img.check(RecordingIO(), Node(file.fileno(), "vmdk", bytes(path)), Effort())
+        img.check(RecordingIO(), Node(file.fileno(), "vmdk", bytes(path)), Effort())
     ground.verify()
 
 

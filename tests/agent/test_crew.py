@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from storage_admin.agent import priority
-from storage_admin.agent.crew import Crew
+from storage_admin.agent.host import priority
+from storage_admin.agent.host.crew import Crew
 
 
 @pytest.fixture

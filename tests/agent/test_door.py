@@ -13,9 +13,9 @@ from typing import Self
 
 import pytest
 
-from storage_admin.agent import door as door_module
-from storage_admin.agent import locking, priority
-from storage_admin.agent.door import Door, shut_alone
+from storage_admin.agent.host import locking, priority
+from storage_admin.agent.host import open_gate as door_module
+from storage_admin.agent.host.open_gate import Door, shut_alone
 from tests.agent.harness import ROOT
 
 OPENER = "import os, sys; os.open(sys.argv[1], eval(sys.argv[2])); print('in', flush=True); sys.stdin.read()"
@@ -110,7 +110,7 @@ def test_no_lease_is_left(path: Path, fd: int) -> None:
 
 def test_the_door_of_a_process_that_is_killed_is_open(path: Path) -> None:
     program = (
-        "import os, sys, time; from storage_admin.agent.door import shut_alone\n"
+        "import os, sys, time; from storage_admin.agent.host.open_gate import shut_alone\n"
         "door = shut_alone(os.open(sys.argv[1], os.O_RDWR)); print('shut', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", program, path], stdout=subprocess.PIPE, cwd=ROOT) as keeper:

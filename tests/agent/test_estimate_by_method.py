@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent import holes
-from storage_admin.agent.copying import creation_options
-from storage_admin.agent.prediction import best
+from storage_admin.agent.measure import holes
+from storage_admin.agent.measure.prediction import best
+from storage_admin.agent.rewrite.copying import creation_options
 from tests.agent.formats.test_against_qemu import create, facts_of, qemu_img
 from tests.agent.test_analyze import MIB, allocated, analyzed, image_of, mixed, noise, prose, zeros
 from tests.agent.test_estimate_leaks import l2_table, overwrite

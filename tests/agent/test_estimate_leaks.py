@@ -13,8 +13,8 @@ import pytest
 
 from storage_admin.agent.formats.qcow2 import parse_header
 from storage_admin.agent.formats.reader import Reader
+from storage_admin.agent.measure.qcow2_leaks import Leaks, find_leaks
 from storage_admin.agent.protocol import StoppedError
-from storage_admin.agent.refcounts import Leaks, find_leaks
 from tests.agent.formats.test_against_qemu import create, qemu_img
 from tests.agent.test_analyze import MIB, image_of, mixed
 

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent import fence, locking
-from storage_admin.agent.fence import Fence
-from storage_admin.agent.mounts import Mount, Mounts
+from storage_admin.agent.host import locking
+from storage_admin.agent.host.mounts import Mount, Mounts
 from storage_admin.agent.protocol import RefusedError
+from storage_admin.agent.swap import fence
+from storage_admin.agent.swap.fence import Fence
 from tests.agent.harness import Writer, make_image
 from tests.agent.recording import RecordingIO
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent import filemounts, links, protocol
-from storage_admin.agent.links import Chain, Planned
+from storage_admin.agent import protocol
+from storage_admin.agent.host import file_mounts
 from storage_admin.agent.protocol import RefusedError
+from storage_admin.agent.rewrite import chain as links
+from storage_admin.agent.rewrite.chain import Chain, Planned
 from tests.agent.aside import aside_args, delete_args
 from tests.agent.harness import Agent, ask, leftovers, link, make_image, reclaim_args, undo_args
 from tests.agent.test_convert import convert_args
@@ -59,7 +61,7 @@ def container(script: str, *argv: Path) -> Iterator[str]:
 def where(path: Path) -> str | None:
     fd = os.open(path, os.O_RDONLY)
     try:
-        return filemounts.mounted_at(fd)
+        return file_mounts.mounted_at(fd)
     finally:
         os.close(fd)
 

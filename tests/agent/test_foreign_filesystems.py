@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_admin.agent.mounts import LOCAL, Mount, Mounts, is_quiet, parse
+from storage_admin.agent.host.mounts import LOCAL, Mount, Mounts, is_quiet, parse
 
 # Type and source as each writes them into mountinfo.
 NETWORK = [

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_admin.agent import holes
+from storage_admin.agent.measure import holes
 from storage_admin.agent.protocol import RefusedError
 from tests.chance import seed
 from tests.harness.filesystems import loop_filesystem

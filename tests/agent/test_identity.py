@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from storage_admin.agent.formats.vpc import checksum
-from storage_admin.agent.vmdk_text import carry_identity
+from storage_admin.agent.rewrite.vmdk_descriptor import carry_identity
 from tests.agent.harness import ask, image_info, qemu_img, reclaim_args, write
 from tests.agent.test_convert import convert_args, same
 from tests.agent.test_replace import replace_args

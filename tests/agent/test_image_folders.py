@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent import imagefolders, protocol
+from storage_admin.agent import protocol
+from storage_admin.agent.folders import image_folders
 from storage_admin.agent.protocol import b64
 from tests.agent.every_verb import ALL, POOLS, Crew, Trace, plant_aside, plant_undo, pool_request, request
 from tests.agent.harness import AGENT, Agent, ask, qemu_img
@@ -28,7 +29,7 @@ def lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path.parent.mkdir(mode=0o755)
     (tmp_path / "pool").mkdir()
     path.write_text(f"# of this test\n\n{tmp_path / 'pool'}\n")
-    monkeypatch.setenv(imagefolders.VARIABLE, str(path))
+    monkeypatch.setenv(image_folders.VARIABLE, str(path))
     return path
 
 
@@ -118,7 +119,7 @@ def test_a_scan_opens_no_file_that_a_request_only_calls_a_guests_disk(lists: Pat
 @pytest.mark.parametrize("name", ["etc_pve", "root"])
 def test_proxmox_is_read_where_it_is_and_nowhere_else(tmp_path: Path, name: str) -> None:
     (tmp_path / "storage.cfg").write_bytes(CANARY)
-    command = ["env", "-u", imagefolders.VARIABLE, *AGENT]
+    command = ["env", "-u", image_folders.VARIABLE, *AGENT]
     for verb in ("pve", "scan") if name == "etc_pve" else ("pve",):
         args: dict[str, Any] = {name: str(tmp_path)} | ({"pools": []} if verb == "scan" else {})
         answer = ask(verb, args, command=command)
@@ -135,7 +136,7 @@ def test_a_folder_is_added_only_by_an_agent_that_was_started_to_do_so(lists: Pat
     assert lists.read_text() == before
     assert ask("folder", {"path_b64": args["path_b64"]})["refusal"]
     for _ in range(2):
-        assert ask("folder", args, command=[*AGENT, imagefolders.ALLOW])["refusal"] == ""
+        assert ask("folder", args, command=[*AGENT, image_folders.ALLOW])["refusal"] == ""
     assert lists.read_text() == f"{before}!{tmp_path / 'data'}\n{new}\n"
     assert ask("folder", {"path_b64": b64(bytes(new))})["refusal"] == ""
 
@@ -150,21 +151,21 @@ def test_a_folder_is_added_only_by_an_agent_that_was_started_to_do_so(lists: Pat
 )  # fmt: skip
 def test_a_folder_of_the_system_is_never_one_of_images(lists: Path, path: str) -> None:
     lists.write_text(f"/\n{path}\n")
-    assert imagefolders.forbidden(os.path.realpath(path).encode())
+    assert image_folders.forbidden(os.path.realpath(path).encode())
 
 
 @pytest.mark.parametrize(
     "path", [b"/var/lib/libvirt/images", b"/var/lib/libvirt/images/x", b"/var/lib/vz", b"/mnt/pve/nas"]
 )
 def test_the_folders_of_hypervisors_need_no_line(lists: Path, path: bytes) -> None:
-    assert imagefolders.is_listed(path)
-    assert not imagefolders.forbidden(path)
+    assert image_folders.is_listed(path)
+    assert not image_folders.forbidden(path)
 
 
 def test_what_is_excluded_counts_more_than_what_is_listed(lists: Path, tmp_path: Path) -> None:
     lists.write_text(f"{tmp_path}\n!{tmp_path / 'a' / 'b'}\n")
     forbidden = {
-        name: bool(imagefolders.forbidden(bytes(tmp_path / name))) for name in ("a", "a/b", "a/b/c", "a/d", "e")
+        name: bool(image_folders.forbidden(bytes(tmp_path / name))) for name in ("a", "a/b", "a/b/c", "a/d", "e")
     }
     assert forbidden == {"a": True, "a/b": True, "a/b/c": True, "a/d": False, "e": False}
 
@@ -172,7 +173,7 @@ def test_what_is_excluded_counts_more_than_what_is_listed(lists: Path, tmp_path:
 @pytest.mark.parametrize("what", ["file writable", "file of another user", "folder writable", "a link"])
 def test_a_list_that_others_could_have_written_is_not_heeded(lists: Path, tmp_path: Path, what: str) -> None:
     pool = bytes(tmp_path / "pool")
-    assert imagefolders.is_listed(pool)
+    assert image_folders.is_listed(pool)
     if what == "file writable":
         lists.chmod(0o666)
     elif what == "file of another user":
@@ -182,7 +183,7 @@ def test_a_list_that_others_could_have_written_is_not_heeded(lists: Path, tmp_pa
     else:
         lists.rename(tmp_path / "other")
         lists.symlink_to(tmp_path / "other")
-    assert not imagefolders.is_listed(pool)
+    assert not image_folders.is_listed(pool)
     answer = ask("folder", {"path_b64": b64(pool)})
     assert str(lists) in answer["refusal"]
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent.links import Chain, Planned
 from storage_admin.agent.protocol import CANCELLED, StoppedError
+from storage_admin.agent.rewrite.chain import Chain, Planned
 from storage_admin.agent.verbs import in_place
 from tests.agent.harness import Agent, Writer, leftovers, link, make_image, qemu_img, same_content, write
 from tests.agent.recording import RecordingIO

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent import links
-from storage_admin.agent.links import Chain
 from storage_admin.agent.protocol import RefusedError
+from storage_admin.agent.rewrite import chain as links
+from storage_admin.agent.rewrite.chain import Chain
 from tests.agent.harness import Agent, Writer, link, make_image, qemu_img, same_content, write
 from tests.agent.test_in_place import AGENT, copy_of, reclaim
 from tests.harness.filesystems import loop_filesystem

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from storage_admin.agent import journal
-from storage_admin.agent.journal import Journal, JournalError, Stamp
 from storage_admin.agent.protocol import RefusedError
+from storage_admin.agent.swap import journal
+from storage_admin.agent.swap.journal import Journal, JournalError, Stamp
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent.hostclock import Moment
-from storage_admin.agent.likeness import likeness
-from storage_admin.agent.qemu_node import Node
+from storage_admin.agent.measure.likeness import likeness
+from storage_admin.agent.qemu.node import Node
+from storage_admin.agent.swap.clock import Moment
 from tests.agent.harness import age, ask, make_image, qemu_img, reclaim_args, undo_args, write
 from tests.agent.recording import RecordingIO
 from tests.agent.test_replace import replace_args

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_admin.agent import locking
+from storage_admin.agent.host import locking
 from tests.agent.harness import Writer, make_image, qemu_img
 
 pytestmark = pytest.mark.qemu

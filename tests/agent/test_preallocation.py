@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_admin.agent import fiemap
+from storage_admin.agent.host import fiemap
 from tests.agent.formats.test_against_qemu import create, qemu_img
 from tests.agent.test_analyze import MIB, allocated, analyzed
 from tests.agent.test_estimate_by_method import dug, qemu_io

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from storage_admin.agent import qemu_img
 from storage_admin.agent.protocol import HostError
+from storage_admin.agent.qemu import img
 from tests.agent.recording import RecordingIO
 
 
@@ -27,12 +27,12 @@ def install(tool: Path, says: str) -> None:
 def test_the_version_is_asked_once_and_again_after_an_upgrade(tool: Path) -> None:
     io = RecordingIO()
     install(tool, "qemu-img version 5.0.1 (Debian)")
-    assert [qemu_img.version(io), qemu_img.version(io)] == [(5, 0), (5, 0)]
-    assert not qemu_img.supports_zstd(io)  # so old a one is not asked
+    assert [img.version(io), img.version(io)] == [(5, 0), (5, 0)]
+    assert not img.supports_zstd(io)  # so old a one is not asked
     assert len(io.all("command")) == 1
     install(tool, "qemu-img version 10.2.0")
-    assert qemu_img.version(io) == (10, 2)
-    assert [qemu_img.supports_zstd(io), qemu_img.supports_zstd(io)] == [True, True]
+    assert img.version(io) == (10, 2)
+    assert [img.supports_zstd(io), img.supports_zstd(io)] == [True, True]
     assert len(io.all("command")) == 3
 
 
@@ -40,4 +40,4 @@ def test_a_qemu_img_that_does_not_say_its_version_is_an_error_each_time(tool: Pa
     install(tool, "hello")
     for _ in range(2):
         with pytest.raises(HostError, match="does not say its version"):
-            qemu_img.version(RecordingIO())
+            img.version(RecordingIO())

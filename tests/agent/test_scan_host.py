@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from storage_admin.agent import hostfacts
-from storage_admin.agent.hostfacts import Storage
-from storage_admin.agent.mounts import Mounts, parse
+from storage_admin.agent.host import facts
+from storage_admin.agent.host.facts import Storage
+from storage_admin.agent.host.mounts import Mounts, parse
 from tests.agent.formats.test_against_qemu import qemu_img
 from tests.agent.recording import RecordingIO
 from tests.agent.test_scan import scanned
@@ -42,7 +42,7 @@ cifs: share
 
 def test_reads_the_storages_of_proxmox(tmp_path: Path) -> None:
     (tmp_path / "storage.cfg").write_text(STORAGE_CFG)
-    assert hostfacts.proxmox_storages(str(tmp_path)) == [
+    assert facts.proxmox_storages(str(tmp_path)) == [
         Storage("local", "dir", "/var/lib/vz", ("iso", "vztmpl", "backup"), disabled=False, nodes=()),
         Storage("local-lvm", "lvmthin", None, ("rootdir", "images"), disabled=False, nodes=()),
         Storage(
@@ -56,7 +56,7 @@ def test_reads_the_storages_of_proxmox(tmp_path: Path) -> None:
         ),
         Storage("share", "cifs", "/mnt/pve/share", (), disabled=True, nodes=(), mount_point="/mnt/pve/share"),
     ]
-    assert hostfacts.proxmox_storages(str(tmp_path / "none")) == []
+    assert facts.proxmox_storages(str(tmp_path / "none")) == []
 
 
 @pytest.mark.qemu
@@ -112,28 +112,28 @@ def test_the_first_event_tells_the_host(tmp_path: Path) -> None:
 
 def test_libvirt_without_daemon_and_guests_can_have_no_guests(tmp_path: Path) -> None:
     root = str(tmp_path)
-    assert hostfacts.libvirt_state(root) == "absent"
+    assert facts.libvirt_state(root) == "absent"
     (tmp_path / "usr" / "sbin").mkdir(parents=True)
     (tmp_path / "usr" / "sbin" / "libvirtd").touch()
     (tmp_path / "etc" / "libvirt" / "qemu" / "networks").mkdir(parents=True)
     (tmp_path / "etc" / "libvirt" / "qemu" / "networks" / "default.xml").touch()
-    assert hostfacts.libvirt_state(root) == "idle"
+    assert facts.libvirt_state(root) == "idle"
 
 
 @pytest.mark.parametrize("place", ["etc/libvirt/qemu", "run/libvirt/qemu", "etc/libvirt/lxc"])
 def test_a_defined_or_running_guest_makes_libvirt_present(tmp_path: Path, place: str) -> None:
     (tmp_path / place).mkdir(parents=True)
     (tmp_path / place / "guest.xml").touch()
-    assert hostfacts.libvirt_state(str(tmp_path)) == "present"
+    assert facts.libvirt_state(str(tmp_path)) == "present"
 
 
 def test_a_daemon_that_answers_makes_libvirt_present(tmp_path: Path) -> None:
     (tmp_path / "run" / "libvirt").mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as daemon:
         daemon.bind(str(tmp_path / "run" / "libvirt" / "libvirt-sock"))
-        assert hostfacts.libvirt_state(str(tmp_path)) == "absent"  # a left-over socket that nobody listens on
+        assert facts.libvirt_state(str(tmp_path)) == "absent"  # a left-over socket that nobody listens on
         daemon.listen()
-        assert hostfacts.libvirt_state(str(tmp_path)) == "present"
+        assert facts.libvirt_state(str(tmp_path)) == "present"
 
 
 # proc_pid_mountinfo(5); addresses are of the documentation range.
@@ -208,7 +208,7 @@ def test_this_machines_folders_have_their_mounts(tmp_path: Path) -> None:
 
 def test_what_runs_guests_is_told_with_the_revision_of_its_package() -> None:
     said = subprocess.run(["qemu-system-x86_64", "--version"], capture_output=True, text=True, check=True).stdout
-    told = hostfacts.host_event()["qemu_system"]
+    told = facts.host_event()["qemu_system"]
     assert told
     assert said.startswith(f"QEMU emulator version {told}")
     assert "(" in told

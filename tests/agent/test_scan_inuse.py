@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_admin.agent import inuse
+from storage_admin.agent.host import in_use
 from tests.agent.formats.test_against_qemu import create
 from tests.agent.recording import RecordingIO, encoded
 from tests.agent.test_scan import scanned
@@ -117,8 +117,8 @@ def test_a_file_on_a_filesystem_with_two_device_numbers_is_found_by_both(tmp_pat
     fd = os.open(path, os.O_RDWR)
     try:
         fcntl.fcntl(fd, 37, struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 100, 1, 0))
-        assert inuse.holds({shown: {status.st_ino}}).holds == ()
-        (hold,) = inuse.holds({shown: {status.st_ino}}, {status.st_dev: shown}).holds
+        assert in_use.holds({shown: {status.st_ino}}).holds == ()
+        (hold,) = in_use.holds({shown: {status.st_ino}}, {status.st_dev: shown}).holds
         assert (hold.device, hold.inode) == (shown, status.st_ino)
     finally:
         os.close(fd)
@@ -131,7 +131,7 @@ def test_a_swap_file_is_in_use(tmp_path: Path) -> None:
     name = str(swap).replace(" ", "\\040")
     table.write_text(f"Filename Type Size Used Priority\n{name} file 1 0 -2\n/dev/vdb partition 1 0 -3\n")
     status = swap.stat()
-    assert list(inuse.swaps(str(table))) == [(status.st_dev, status.st_ino, "used as swap")]
+    assert list(in_use.swaps(str(table))) == [(status.st_dev, status.st_ino, "used as swap")]
 
 
 def test_files_outside_the_pools_are_not_told(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from storage_admin.agent.pools import display, open_beneath, open_parent
-from storage_admin.agent.protocol import RefusedError
+from storage_admin.agent.folders.pools import open_beneath, open_parent
+from storage_admin.agent.protocol import RefusedError, display
 
 
 def content(pool: Path, path: Path | str) -> bytes:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from storage_admin.agent.host.space import Reserve, require, space, watch
 from storage_admin.agent.protocol import RefusedError
-from storage_admin.agent.space import Reserve, require, space, watch
 
 
 @pytest.fixture

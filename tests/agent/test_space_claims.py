@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent import space_claims
+from storage_admin.agent.host import space_claims
+from storage_admin.agent.host.space import Reserve, space
+from storage_admin.agent.host.space_claims import Others, SpaceClaim
 from storage_admin.agent.protocol import RefusedError
-from storage_admin.agent.space import Reserve, space
-from storage_admin.agent.space_claims import Others, SpaceClaim
 from tests.agent.harness import Agent, ask, make_image, reclaim_args
 from tests.harness.filesystems import loop_filesystem
 

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from storage_admin.agent import tools
+from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import HostError, RefusedError, StoppedError
 from tests.agent.harness import ROOT
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from storage_admin.agent import zeros
+from storage_admin.agent.measure import zeros
 from storage_admin.agent.protocol import RefusedError
 from tests.harness.filesystems import loop_filesystem
 

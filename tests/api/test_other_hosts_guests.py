@@ -4,14 +4,14 @@ from collections.abc import Callable
 
 import pytest
 
-from images import hypervisors
-from images.hypervisors import Told
 from images.models import Image
-from images.orphans import asking, claims
+from images.orphans import ask_hypervisors, claims
+from images.scan import hypervisors
+from images.scan.hypervisors import Told
 from storage_admin.agent.protocol import HostError, RefusedError
-from storage_admin.hosts import libvirt_reader
 from storage_admin.hosts.guest_facts import DiskFacts, GuestFacts
-from storage_admin.hosts.libvirt_reader import LibvirtFacts
+from storage_admin.hosts.libvirt import reader
+from storage_admin.hosts.libvirt.reader import LibvirtFacts
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.proxmox.guests import ProxmoxGuest
 from storage_admin.hosts.proxmox.reader import ProxmoxFacts
@@ -38,7 +38,7 @@ def image(db: None) -> Image:
 
 def refusal(image: Image) -> tuple[str, str]:
     with pytest.raises(RefusedError) as refused:
-        asking.refuse_named(image)
+        ask_hypervisors.refuse_named(image)
     return refused.value.code, refused.value.detail
 
 
@@ -49,7 +49,7 @@ def guest(*, names: str = "", unread: str = "", lock: str = "", kind: str = "dom
 
 def by_libvirt(monkeypatch: pytest.MonkeyPatch, slug: str, tell: Callable[[], LibvirtFacts]) -> None:
     """Only the host of that slug has any guests."""
-    monkeypatch.setattr(libvirt_reader, "read", lambda host: tell() if host.slug == slug else LibvirtFacts())
+    monkeypatch.setattr(reader, "read", lambda host: tell() if host.slug == slug else LibvirtFacts())
 
 
 CASES = [

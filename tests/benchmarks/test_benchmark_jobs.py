@@ -13,13 +13,13 @@ from benchmarks.filters import BenchmarkFilters
 from benchmarks.kind import RunBenchmark
 from benchmarks.models import Benchmark
 from benchmarks.steps import GIB, MIB
-from images.space import Admitted
+from images.rewrite.space import Admitted
 from storage_admin.accounts.roles import ForbiddenError
 from storage_admin.agent.protocol import RefusedError, unb64
+from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import claims
 from storage_admin.jobs import services as jobs
-from storage_admin.jobs.errors import InvalidError, NotFoundError
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.recorder import Recorder
 from tests.factories import ImageFactory, JobFactory, StoragePoolFactory

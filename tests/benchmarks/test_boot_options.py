@@ -14,9 +14,9 @@ from benchmarks.steps import GIB, MIB
 from storage_admin.accounts.roles import ForbiddenError
 from storage_admin.agent.bench import boot as agent
 from storage_admin.agent.protocol import unb64
+from storage_admin.errors import InvalidError
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import services as jobs
-from storage_admin.jobs.errors import InvalidError
 from storage_admin.jobs.models import Job, ResourceLock
 from tests.benchmarks.conftest import page_of, signed_in
 from tests.factories import BenchmarkFactory, HostFactory, ImageFactory, StoragePoolFactory

@@ -5,7 +5,7 @@ import pytest
 from benchmarks import profiles, results
 from benchmarks.models import Benchmark, Sample
 from benchmarks.steps import GIB, MADE, MIB, short
-from images import refusals
+from images.rewrite import refusals
 from storage_admin.hosts.models import StoragePool
 from tests.factories import BenchmarkFactory
 

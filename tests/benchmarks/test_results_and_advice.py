@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import advice, results, telling
+from benchmarks import advice, figures, results
 from benchmarks.models import Benchmark, Sample
 from benchmarks.results import Result
 from storage_admin.hosts.models import StoragePool
@@ -145,15 +145,15 @@ def test_what_is_several_times_as_fast_differs_however_far_the_faster_one_spread
 ) -> None:
     slow, fast = (row({"a": values[0]}, *(value * factor for value in values)) for values in (low, high))
     assert high[1] - high[0] > high[0] - low[1], "it is told apart by ratios alone"
-    assert telling.differ(slow, fast)
-    assert telling.differ(fast, slow)
+    assert figures.differ(slow, fast)
+    assert figures.differ(fast, slow)
 
 
 def test_nothing_at_all_differs_from_something_and_what_fell_to_nothing_once_does_not() -> None:
     nothing, something, unsteady = (row({"a": name}, *values) for name, values in
                                     (("b", (0, 0, 0)), ("c", (5, 6, 7)), ("d", (0, 0, 4))))  # fmt: skip
-    assert not telling.differ(nothing, something), "of 0 there is no ratio"
-    assert not telling.differ(unsteady, something)
+    assert not figures.differ(nothing, something), "of 0 there is no ratio"
+    assert not figures.differ(unsteady, something)
 
 
 def test_ranges_that_do_not_overlap_are_not_said_to() -> None:
@@ -242,14 +242,14 @@ def test_no_sentence_says_what_its_figures_do_not(seed: int) -> None:
                     metric="rand_read_iops", unit="1/s")
                 for depth, value in zip(depths, level, strict=True)]  # fmt: skip
         (told,) = advice.of("fio", rows, "fast")
-        apart = [(one, other) for one in rows for other in rows if telling.differ(one, other)]
+        apart = [(one, other) for one in rows for other in rows if figures.differ(one, other)]
         assert told.measurable == bool(apart)
         assert "enough" not in told.sentence
-        assert ("overlap" in told.sentence) == all(telling.overlap(one, other) for one in rows for other in rows)
+        assert ("overlap" in told.sentence) == all(figures.overlap(one, other) for one in rows for other in rows)
         if found := re.search(r"from depth (\d+) to (\d+)", told.sentence):
             low, high = (next(one for one in rows if one.setting["depth"] == int(depth)) for depth in found.groups())
-            assert telling.differ(low, high)
-            assert telling.value_of(low) < telling.value_of(high)
+            assert figures.differ(low, high)
+            assert figures.value_of(low) < figures.value_of(high)
 
 
 def test_both_directions_of_a_mixture_and_each_kind_have_a_sentence_of_their_own() -> None:
@@ -322,4 +322,4 @@ def test_nothing_is_said_without_figures() -> None:
     ],
 )  # fmt: skip
 def test_figures_are_written_with_their_units(value: float, unit: str, text: str) -> None:
-    assert telling.written(value, unit).replace("1.50", "1.5") == text
+    assert figures.written(value, unit).replace("1.50", "1.5") == text

@@ -8,9 +8,9 @@ from django.utils import timezone
 from benchmarks import services, tasks
 from benchmarks.models import Benchmark, Watch
 from storage_admin.accounts.roles import ForbiddenError
+from storage_admin.errors import InvalidError
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import automation
-from storage_admin.jobs.errors import InvalidError
 from storage_admin.jobs.models import Job
 from tests.working import ADMIN, OPERATOR, VIEWER
 

@@ -17,7 +17,7 @@ from tests.harness.services import Dashboard
 pytestmark = pytest.mark.browser
 
 #: What the scheduler has done each minute, now.
-LOOK = "from django.utils import timezone; from images.watch.looking import look; look(timezone.now())"
+LOOK = "from django.utils import timezone; from images.alert_rules.looking import look; look(timezone.now())"
 
 
 def test_a_filesystem_that_fills_up_is_an_alert_until_there_is_room_again(

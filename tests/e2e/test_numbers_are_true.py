@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from images.demo_recipes import RECIPES
+from images.demo.recipes import RECIPES
 from tests.e2e.browser import Tab
 from tests.e2e.rest import Rest
 from tests.harness.services import Dashboard

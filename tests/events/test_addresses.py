@@ -8,8 +8,8 @@ from django.test import Client
 
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.accounts.roles import SYSTEM
+from storage_admin.errors import InvalidError
 from storage_admin.events import addresses, posting, sending, services, webhooks
-from storage_admin.events.errors import EventsError
 from storage_admin.events.models import Alert, Delivery
 from tests.events.conftest import MakeHook
 from tests.factories import UserFactory
@@ -61,7 +61,7 @@ def forms_of(ipv4: str) -> list[str]:
 @pytest.mark.parametrize("ipv4", [METADATA, "100.100.100.200", "224.0.0.1", "0.0.0.0"])
 def test_no_form_of_ipv6_leads_to_an_address_of_ipv4_that_is_refused(ipv4: str) -> None:
     assert [form for form in forms_of(ipv4) if not addresses.forbidden(form)] == []
-    with pytest.raises(EventsError):
+    with pytest.raises(InvalidError):
         addresses.checked(f"http://[64:ff9b::{ipv4}]/")
 
 
@@ -97,7 +97,7 @@ def test_a_change_of_what_is_not_shown_is_audited_and_half_an_address_is_refused
     assert hook.url == f"{SLACK}2"
     entry = AuditEntry.objects.get(what="webhook changed")
     assert (entry.after or {})["url"] == "https://hooks.slack.example/… (another one, in what is not shown)"
-    with pytest.raises(EventsError, match="Give the whole address"):
+    with pytest.raises(InvalidError, match="Give the whole address"):
         webhooks.update(SYSTEM, hook, url="https://elsewhere.example/…")
 
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from images.watch.looking import look
+from images.alert_rules.looking import look
 from storage_admin.accounts.roles import SYSTEM, Actor, ForbiddenError, Role
+from storage_admin.errors import InvalidError
 from storage_admin.events import mailing, sending, services, webhooks
-from storage_admin.events.errors import EventsError
 from storage_admin.events.models import Alert, Delivery, Event
 from storage_admin.events.services import Trouble
 from tests.harness.mailbox import mailbox
@@ -89,7 +89,7 @@ def test_the_test_mail_goes_to_everybody(settings: Any) -> None:
     with pytest.raises(ForbiddenError):
         webhooks.send_test_mail(Actor("op", Role.OPERATOR))
     settings.ALERT_EMAILS = []
-    with pytest.raises(EventsError, match="ALERT_EMAILS"):
+    with pytest.raises(InvalidError, match="ALERT_EMAILS"):
         webhooks.send_test_mail(SYSTEM)
 
 
@@ -165,7 +165,7 @@ def test_an_address_that_is_told_of_nothing_any_more_has_no_open_alert_and_gets_
     dropped = Delivery.objects.filter(problem="Its address is not in ALERT_EMAILS any more.")
     assert {(one.recipients[0], one.state) for one in dropped} == {(ANN, "given_up")}
     old = Delivery.objects.get(recipients=[ANN], event__data__title=FULL.title)
-    with pytest.raises(EventsError, match=f"{ANN} is not in ALERT_EMAILS any more"):
+    with pytest.raises(InvalidError, match=f"{ANN} is not in ALERT_EMAILS any more"):
         webhooks.resend(SYSTEM, old)
     settings.ALERT_EMAILS = [ANN, BOB]
     assert webhooks.resend(SYSTEM, old).state == "due"

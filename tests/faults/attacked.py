@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from storage_admin.agent import door, guest_locks, lifeline, locking, main, renames
+from storage_admin.agent import lifeline, main
+from storage_admin.agent.host import locking, open_gate
+from storage_admin.agent.swap import guest_locks, renames
 
 #: Seconds that the stranger gets: he needs well under a millisecond once he runs.
 HEAD_START = 0.02
@@ -58,7 +60,7 @@ def without_doors() -> None:
         ctypes.set_errno(1)
         return -1
 
-    door._LIBC = type("NoFanotify", (), {"fanotify_init": staticmethod(fanotify_init)})()
+    open_gate._LIBC = type("NoFanotify", (), {"fanotify_init": staticmethod(fanotify_init)})()
 
 
 def without_exchange() -> None:

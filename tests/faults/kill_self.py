@@ -12,7 +12,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from storage_admin.agent import main, renames, space_claims
+from storage_admin.agent import main
+from storage_admin.agent.host import space_claims
+from storage_admin.agent.swap import renames
 
 STEPS = ("open", "write", "fsync", "link", "rename", "unlink", "fchown", "fchmod", "setxattr")
 

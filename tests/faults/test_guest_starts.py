@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from storage_admin.agent import locking, protocol
+from storage_admin.agent import protocol
+from storage_admin.agent.host import locking
 from tests.agent.harness import Agent, Writer, ask, leftovers, make_image, reclaim_args
 from tests.faults.scene import Scene, Work
 from tests.faults.test_kills import all_ways, listen

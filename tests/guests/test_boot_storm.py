@@ -13,11 +13,11 @@ from typing import Any
 import libvirt
 import pytest
 
-from storage_admin.agent import space, space_claims
 from storage_admin.agent.bench import boot, scratch, signals
 from storage_admin.agent.bench.boot import LAYOUTS
 from storage_admin.agent.bench.step import Bench
 from storage_admin.agent.bench.storm import Machine, Storm
+from storage_admin.agent.host import space, space_claims
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import HostError, RefusedError, StoppedError, b64
 from storage_admin.agent.verbs import benchmark

@@ -15,12 +15,14 @@ from typing import Any
 import psutil
 import pytest
 
-from images import tasks, waiting, watching
+from images import tasks
 from images.models import Image
+from images.rewrite import libvirt_events, wait_for_guests
 from storage_admin.agent.protocol import HostError
 from storage_admin.guests.models import GuestSpan
-from storage_admin.hosts import libvirt_watch, secrets
-from storage_admin.hosts.libvirt_process import command
+from storage_admin.hosts import secrets
+from storage_admin.hosts.libvirt import watch
+from storage_admin.hosts.libvirt.process import command
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import elapsed, runner, services
 from storage_admin.jobs.models import Job
@@ -48,12 +50,12 @@ def domain(domains: Domains, shared_folder: Path) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def watchers(monkeypatch: pytest.MonkeyPatch) -> Iterator[watching.Watchers]:
+def watchers(monkeypatch: pytest.MonkeyPatch) -> Iterator[libvirt_events.Watchers]:
     """This test's own; they have ended when it has."""
-    made = watching.Watchers()
-    for module in (watching, tasks):
+    made = libvirt_events.Watchers()
+    for module in (libvirt_events, tasks):
         monkeypatch.setattr(module, "watchers", made)
-    monkeypatch.setattr(watching, "STILL_WANTED", 0.5)
+    monkeypatch.setattr(libvirt_events, "STILL_WANTED", 0.5)
     yield made
     Job.objects.update(parked_at=None)
     wait_until(lambda: not made.watched(), 20, "nobody is watched any more")
@@ -66,7 +68,7 @@ def listeners() -> list[psutil.Process]:
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             words = process.cmdline()
-            if "storage_admin.hosts.libvirt_events" in words or (words[:1] == ["ssh"] and "-L" in words):
+            if "storage_admin.hosts.libvirt.events" in words or (words[:1] == ["ssh"] and "-L" in words):
                 found.append(process)
     return found
 
@@ -78,7 +80,7 @@ def parked(host: Host, image: Image) -> Job:
 
 
 def test_a_guest_that_ends_is_noticed_before_anybody_polls(
-    domain: Any, shared_folder: Path, watchers: watching.Watchers
+    domain: Any, shared_folder: Path, watchers: libvirt_events.Watchers
 ) -> None:
     domain.create()
     host = this_machine(shared_folder)
@@ -101,7 +103,7 @@ def connected(host: Host) -> bool:
     return any(process.io_counters().write_chars > 100 for process in listeners())
 
 
-def test_nobody_listens_when_no_job_waits(domain: Any, shared_folder: Path, watchers: watching.Watchers) -> None:
+def test_nobody_listens_when_no_job_waits(domain: Any, shared_folder: Path, watchers: libvirt_events.Watchers) -> None:
     domain.create()
     host = this_machine(shared_folder)
     scan(host)
@@ -117,7 +119,7 @@ def test_nobody_listens_when_no_job_waits(domain: Any, shared_folder: Path, watc
 
 
 def test_when_a_guest_ran_is_written_down_while_an_undo_copy_waits(
-    domain: Any, shared_folder: Path, watchers: watching.Watchers
+    domain: Any, shared_folder: Path, watchers: libvirt_events.Watchers
 ) -> None:
     elapsed.tick()  # from here on time counts; before, it stands at 0
     host = this_machine(shared_folder)
@@ -141,7 +143,7 @@ def test_when_a_guest_ran_is_written_down_while_an_undo_copy_waits(
 
 
 def test_a_worker_that_is_told_to_end_takes_its_listeners_along(
-    domain: Any, shared_folder: Path, watchers: watching.Watchers, monkeypatch: pytest.MonkeyPatch
+    domain: Any, shared_folder: Path, watchers: libvirt_events.Watchers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     domain.create()
     host = this_machine(shared_folder)
@@ -156,7 +158,7 @@ def test_a_worker_that_is_told_to_end_takes_its_listeners_along(
 
 
 def test_a_libvirt_that_cannot_be_watched_is_polled_and_tried_again_later(
-    domain: Any, shared_folder: Path, watchers: watching.Watchers, monkeypatch: pytest.MonkeyPatch
+    domain: Any, shared_folder: Path, watchers: libvirt_events.Watchers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries = []
 
@@ -164,7 +166,7 @@ def test_a_libvirt_that_cannot_be_watched_is_polled_and_tried_again_later(
         tries.append(host.pk)
         raise HostError("no")
 
-    monkeypatch.setattr(libvirt_watch, "changes", fails)
+    monkeypatch.setattr(watch, "changes", fails)
     domain.create()
     host = this_machine(shared_folder)
     scan(host)
@@ -173,7 +175,7 @@ def test_a_libvirt_that_cannot_be_watched_is_polled_and_tried_again_later(
         tasks.look_at_guests()
         wait_until(lambda: not watchers.watched(), 10, "the try is over")
     assert tries == [host.pk]
-    monkeypatch.setattr(watching, "TRY_AGAIN", 0.0)
+    monkeypatch.setattr(libvirt_events, "TRY_AGAIN", 0.0)
     domain.destroy()
     tasks.look_at_guests()
     assert Job.objects.filter(kind="scan", state="queued").count() == 1
@@ -182,7 +184,7 @@ def test_a_libvirt_that_cannot_be_watched_is_polled_and_tried_again_later(
 
 def test_the_states_of_domains_come_as_they_change(domain: Any) -> None:
     uid = domain.UUIDString()
-    with contextlib.closing(libvirt_watch.changes(HostFactory.build())) as changes:
+    with contextlib.closing(watch.changes(HostFactory.build())) as changes:
         assert next_told(changes)[uid] == "shut off"
         for act, state in (
             ("create", "running"),
@@ -208,7 +210,7 @@ def test_by_ssh_the_socket_is_forwarded_as_long_as_somebody_listens(domain: Any,
             slug="far", kind="ssh", transport="ssh", address="127.0.0.1", port=server.port, user="root",
             host_key=server.host_key, private_key_locked=secrets.lock(server.private_key),
         )  # fmt: skip
-        with contextlib.closing(libvirt_watch.changes(host)) as changes:
+        with contextlib.closing(watch.changes(host)) as changes:
             assert next_told(changes)[uid] == "shut off"
             assert len(listeners()) == 2
             domain.create()
@@ -216,7 +218,7 @@ def test_by_ssh_the_socket_is_forwarded_as_long_as_somebody_listens(domain: Any,
             while next_told(changes).get(uid) != "running":
                 assert time.monotonic() - began < 2
         assert listeners() == []
-        with contextlib.closing(libvirt_watch.changes(host)) as changes:
+        with contextlib.closing(watch.changes(host)) as changes:
             next_told(changes)
             for session in sessions_of(server):
                 psutil.Process(session).kill()
@@ -273,7 +275,7 @@ def test_hosts_whose_jobs_wait_for_other_guests_alone_are_not_watched() -> None:
     waited = [{"kind": "vm", "uid": "101", "name": "web"}]
     job = Job.objects.create(kind="reclaim", host=host, target_kind="image", target_id=1, waited_guests=waited)
     Job.objects.filter(pk=job.pk).update(parked_at=job.created)
-    assert waiting.hosts_that_wait() == []
+    assert wait_for_guests.hosts_that_wait() == []
     Job.objects.filter(pk=job.pk).update(waited_guests=[*waited, {"kind": "domain", "uid": "u", "name": "db"}])
-    assert waiting.hosts_that_wait() == [host.pk]
-    assert waiting.hosts_that_wait(but_not=[host.pk]) == []
+    assert wait_for_guests.hosts_that_wait() == [host.pk]
+    assert wait_for_guests.hosts_that_wait(but_not=[host.pk]) == []

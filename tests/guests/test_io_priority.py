@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from images import hypervisors
+from images.scan import hypervisors
 from storage_admin.accounts.models import AuditEntry
+from storage_admin.errors import InvalidError
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import openvz, registration, secrets, transport
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import services
-from storage_admin.jobs.errors import InvalidError
 from storage_admin.jobs.models import Job
 from tests.factories import GuestFactory, HostFactory, UserFactory
 from tests.harness.guests import Disk, Domains, LibvirtGuest

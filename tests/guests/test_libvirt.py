@@ -9,11 +9,12 @@ from pathlib import Path
 import libvirt
 import pytest
 
-from images import liveness
 from images.models import Image
+from images.rewrite import running_guests
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.guests.models import Guest, GuestDisk
-from storage_admin.hosts import libvirt_domains, libvirt_reader
+from storage_admin.hosts.libvirt import domains as libvirt_domains
+from storage_admin.hosts.libvirt import reader
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import services
 from tests.factories import HostFactory
@@ -128,10 +129,10 @@ def test_a_guest_defined_after_the_scan_is_found_by_the_file_whatever_path_it_na
     scan(host)
     (top.parent / "link.qcow2").symlink_to(top.name)
     domain = domains.define([Disk(top.parent / "link.qcow2")])
-    liveness.check_guests_off(image_at(top))
+    running_guests.check_guests_off(image_at(top))
     domain.create()
     with pytest.raises(RefusedError, match="guest_running"):
-        liveness.check_guests_off(image_at(top))
+        running_guests.check_guests_off(image_at(top))
     domain.destroy()
 
 
@@ -195,10 +196,10 @@ def test_a_domain_that_is_undefined_is_gone_with_its_disks(domains: Domains, cha
 def without_libvirt(monkeypatch: pytest.MonkeyPatch) -> None:
     """As when libvirtd has stopped while domains are defined: its socket is there, and nobody answers."""
 
-    def no_answer(host: Host) -> libvirt_reader.LibvirtFacts:
+    def no_answer(host: Host) -> reader.LibvirtFacts:
         raise HostError("libvirt does not answer: connection refused")
 
-    monkeypatch.setattr(libvirt_reader, "read", no_answer)
+    monkeypatch.setattr(reader, "read", no_answer)
 
 
 def test_where_libvirt_has_guests_and_does_not_answer_nobody_knows_who_uses_an_image(
@@ -223,9 +224,9 @@ def test_where_libvirt_has_guests_and_does_not_answer_nobody_knows_who_uses_an_i
 
 
 def test_a_libvirt_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libvirt_reader, "TIMEOUT", 0.001)
+    monkeypatch.setattr(reader, "TIMEOUT", 0.001)
     with pytest.raises(HostError, match="did not answer within"):
-        libvirt_reader.read(HostFactory.build())
+        reader.read(HostFactory.build())
 
 
 def test_every_state_of_a_domain_has_a_word() -> None:
@@ -239,7 +240,7 @@ def _is_state(name: str) -> bool:
 
 
 def test_the_query_is_one_document_on_its_standard_output(libvirtd: str) -> None:
-    command = [sys.executable, "-m", "storage_admin.hosts.libvirt_query", libvirtd]
+    command = [sys.executable, "-m", "storage_admin.hosts.libvirt.query", libvirtd]
     done = subprocess.run(command, capture_output=True, check=True)
     assert done.stderr == b""
     assert done.stdout.startswith(b'{"pools"')

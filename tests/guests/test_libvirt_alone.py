@@ -14,14 +14,15 @@ import pytest
 from django.test import Client
 from rest_framework.test import APIClient
 
-from images import libvirt_scan
 from images.models import Image
+from images.scan import from_libvirt
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.accounts.roles import Role
 from storage_admin.accounts.services import create_token
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.guests.models import Guest
-from storage_admin.hosts import libvirt_reader, secrets, transport
+from storage_admin.hosts import secrets, transport
+from storage_admin.hosts.libvirt import reader
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
@@ -227,7 +228,7 @@ def test_volumes_that_libvirt_does_not_list_in_time_stay_as_they_were(
 ) -> None:
     pool_on(connection, folder)
     scan(host)
-    monkeypatch.setattr(libvirt_reader, "VOLUMES_TIMEOUT", 0.001)
+    monkeypatch.setattr(reader, "VOLUMES_TIMEOUT", 0.001)
     assert scan(host)["vanished"] == 0
     row = StoragePool.objects.get(host=host)
     assert (row.state, "had not listed its volumes within" in row.state_detail) == ("unreadable", True)
@@ -253,7 +254,7 @@ def test_a_host_that_does_not_answer_is_unreachable_and_keeps_what_is_known(
 def test_a_host_that_accepts_and_says_nothing_costs_its_time_limit_once(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(libvirt_reader, "TIMEOUT", 2.0)
+    monkeypatch.setattr(reader, "TIMEOUT", 2.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         Host.objects.filter(pk=host.pk).update(port=silent.getsockname()[1])
         job = work("scan", host.pk)
@@ -292,7 +293,7 @@ def test_a_certificate_for_all_hosts_is_taken_where_one_has_none_of_its_own(
     (pki / "far").rmdir()
     assert scan(host)["images"] == 4
     host.slug = ""  # as while it is being registered
-    assert libvirt_reader.read(host) is not None
+    assert reader.read(host) is not None
 
 
 def pems(server: TlsLibvirtd, *names: str) -> dict[str, str]:
@@ -336,7 +337,7 @@ def test_pasted_certificates_are_tried_before_the_host_is_saved_and_only_its_row
     assert (moved.status_code, moved.json()["code"]) == (409, "host_unreachable")  # its certificate names the address
     assert client.patch(f"/api/v1/hosts/{host.pk}/", {"port": server.port}, format="json").status_code == 200
     host.refresh_from_db()
-    assert libvirt_reader.read(host) is not None
+    assert reader.read(host) is not None
 
 
 def test_the_same_by_the_page_without_a_script(server: TlsLibvirtd, tmp_path: Path, settings: Any) -> None:
@@ -380,13 +381,13 @@ def test_a_scan_that_is_cancelled_leaves_the_one_before(
     pool_on(connection, folder)
     scan(host)
     (folder / "disk.img").unlink()
-    real = libvirt_scan.without_an_agent
+    real = from_libvirt.without_an_agent
 
     def cancelled(host: Host, *args: Any) -> Iterator[dict[str, Any]]:
         Job.objects.filter(state="running").update(cancel_requested=True)
         return real(host, *args)
 
-    monkeypatch.setattr(libvirt_scan, "without_an_agent", cancelled)
+    monkeypatch.setattr(from_libvirt, "without_an_agent", cancelled)
     monkeypatch.setattr("storage_admin.jobs.recorder.INTERVAL", 0.0)
     job = work("scan", host.pk)
     assert job.state == "cancelled", said(job)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_admin.hosts.libvirt_limits import SETTABLE, merged
+from storage_admin.hosts.libvirt.limits import SETTABLE, merged
 
 UNITS, WAYS, SUFFIXES = ("bytes", "iops"), ("total", "read", "write"), ("", "_max", "_max_length")
 

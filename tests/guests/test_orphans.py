@@ -8,7 +8,7 @@ import libvirt
 import pytest
 
 from images.models import Image
-from storage_admin.hosts import libvirt_reader
+from storage_admin.hosts.libvirt import reader
 from storage_admin.jobs import services
 from tests.harness.guests import Disk, Domains
 from tests.working import ADMIN, create, image_at, run, scan, this_machine
@@ -107,7 +107,7 @@ def test_a_guest_that_is_defined_while_the_job_waits_keeps_its_disk(domains: Dom
     path = create(shared_folder / "left.qcow2")
     host = this_machine(shared_folder)
     scan(host)
-    assert libvirt_reader.read(host) is not None
+    assert reader.read(host) is not None
     job = services.submit(ADMIN, "set_aside", image_at(path).pk, {})
     domain = domains.define([Disk(path)])
     ended = run(job)

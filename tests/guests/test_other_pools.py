@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from images.models import Image
-from storage_admin.agent import mounts
+from storage_admin.agent.host import mounts
 from storage_admin.agent.protocol import RefusedError, unb64
 from storage_admin.guests.models import Guest
-from storage_admin.hosts import libvirt_reader
-from storage_admin.hosts.libvirt_reader import LibvirtFacts, PoolFacts, VolumeFacts
+from storage_admin.hosts.libvirt import reader
+from storage_admin.hosts.libvirt.reader import LibvirtFacts, PoolFacts, VolumeFacts
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import services
 from storage_admin.jobs.kinds import get
@@ -85,7 +85,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     def uri_of(host: Host) -> Iterator[str]:
         yield f"test://{path}"
 
-    monkeypatch.setattr(libvirt_reader, "uri_of", uri_of)
+    monkeypatch.setattr(reader, "uri_of", uri_of)
 
     def write(*parts: str) -> None:
         path.write_text(f"<node>{''.join(parts)}</node>")
@@ -261,8 +261,8 @@ def test_one_export_has_the_same_keys_with_and_without_an_agent(
 
 def told(monkeypatch: pytest.MonkeyPatch, pool: PoolFacts, *volumes: VolumeFacts) -> StoragePool:
     """The row of a pool after libvirt told just this."""
-    monkeypatch.setattr(libvirt_reader, "read", lambda host: LibvirtFacts((pool,)))
-    monkeypatch.setattr(libvirt_reader, "read_volumes", lambda host, names: dict.fromkeys(names, volumes))
+    monkeypatch.setattr(reader, "read", lambda host: LibvirtFacts((pool,)))
+    monkeypatch.setattr(reader, "read_volumes", lambda host, names: dict.fromkeys(names, volumes))
     scan(this_machine())
     return StoragePool.objects.get(source="libvirt")
 
@@ -303,7 +303,7 @@ def test_volumes_that_cannot_be_listed_stay_and_the_guests_are_known_all_the_sam
     node(LOGICAL, RBD, domain("web", disk("dev='/dev/vg0/vm-1'", "vda")))
     host = this_machine()
     scan(host)
-    monkeypatch.setattr(libvirt_reader, "VOLUMES_TIMEOUT", 0.001)
+    monkeypatch.setattr(reader, "VOLUMES_TIMEOUT", 0.001)
     assert scan(host)["vanished"] == 0
     host.refresh_from_db()
     assert (pools()["vg0"].state, host.owners_unknown) == ("unreadable", "")

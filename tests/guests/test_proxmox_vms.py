@@ -11,13 +11,13 @@ from images.kinds.targets import locks_on
 from images.models import Image, ImageUse
 from storage_admin.accounts.roles import ForbiddenError
 from storage_admin.agent.protocol import RefusedError, b64
+from storage_admin.errors import InvalidError
 from storage_admin.guests import proxmox_vms
 from storage_admin.guests.models import Guest
-from storage_admin.hosts import asking, proxmox_hosts
+from storage_admin.hosts import asking
 from storage_admin.hosts.models import Host
-from storage_admin.hosts.proxmox import tasks
+from storage_admin.hosts.proxmox import registration, tasks
 from storage_admin.jobs import kinds, reaper, runner, services
-from storage_admin.jobs.errors import InvalidError
 from storage_admin.jobs.models import Job, ResourceLock
 from storage_admin.jobs.recorder import Recorder
 from tests.factories import GuestDiskFactory, GuestFactory, ImageFactory, TokenFactory, UserFactory
@@ -59,11 +59,11 @@ def files_of(server: ProxmoxServer) -> dict[str, Any]:
 def host(server: ProxmoxServer, monkeypatch: pytest.MonkeyPatch) -> Host:
     """That node, added with its token and scanned; then its agent can read its files."""
     endpoint = server.endpoint()
-    wanted = proxmox_hosts.WantedNode(
+    wanted = registration.WantedNode(
         name="pve", address=endpoint.address, port=endpoint.port, token_id=TOKEN_ID, token_secret=SECRET,
         tls_fingerprint=endpoint.fingerprint,
     )  # fmt: skip
-    host = proxmox_hosts.add_node(ADMIN, wanted)
+    host = registration.add_node(ADMIN, wanted)
     job = run(services.submit(OPERATOR, "scan", host.pk, {}))
     assert job.state == "succeeded", (job.error_detail, said(job))
     monkeypatch.setattr(asking, "ask", lambda host, verb, args: files_of(server))

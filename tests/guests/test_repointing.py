@@ -9,11 +9,11 @@ from xml.etree import ElementTree as ET
 import libvirt
 import pytest
 
-from images import repointing
 from images.models import Image
+from images.rewrite import repointing
 from storage_admin.agent.protocol import HostError
-from storage_admin.hosts import libvirt_control
-from storage_admin.hosts.libvirt_disks import Edit
+from storage_admin.hosts.libvirt import control
+from storage_admin.hosts.libvirt.disks import Edit
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
@@ -121,20 +121,20 @@ def test_a_definition_that_libvirt_does_not_take_leaves_the_image_alone(
     domain = domains.define([Disk(disk)])
     before = definition(domain)
     scan(this_machine(disk.parent))
-    real = libvirt_control.repoint
+    real = control.repoint
 
     def refuse(host: Host, uid: str, edits: list[Edit], *, write: bool, forward: bool = True) -> Any:
         if write:
             raise HostError("libvirt said: no")
         return real(host, uid, edits, write=write, forward=forward)
 
-    monkeypatch.setattr(libvirt_control, "repoint", refuse)
+    monkeypatch.setattr(control, "repoint", refuse)
     inode = disk.stat().st_ino
     job = replace(disk)
     assert (job.state, "libvirt said: no" in job.error_detail) == ("failed", True)
     assert (disk.stat().st_ino, definition(domain)) == (inode, before)
     assert sorted(entry.name for entry in disk.parent.iterdir()) == ["disk.qcow2"]
-    monkeypatch.setattr(libvirt_control, "repoint", real)
+    monkeypatch.setattr(control, "repoint", real)
     repointing.settle()
     job.refresh_from_db()
     assert not job.repoint_due

@@ -8,7 +8,7 @@ import pytest
 from storage_admin.agent.bench import scratch
 from storage_admin.agent.protocol import b64
 from storage_admin.agent.verbs import scan
-from storage_admin.hosts import libvirt_reader
+from storage_admin.hosts.libvirt import reader
 
 
 def domain(name: str, *paths: str) -> dict[str, Any]:
@@ -34,8 +34,8 @@ def domain(name: str, *paths: str) -> dict[str, Any]:
 )
 def test_domains_of_a_storm_are_not_told(monkeypatch: pytest.MonkeyPatch, told: dict[str, Any], listed: bool) -> None:
     answer = json.loads(json.dumps({"pools": [], "domains": [told], "about": {}}))
-    monkeypatch.setattr(libvirt_reader, "ask", lambda *_args, **_more: answer)
-    assert bool(libvirt_reader._read("test:///default").domains) == listed
+    monkeypatch.setattr(reader, "ask", lambda *_args, **_more: answer)
+    assert bool(reader._read("test:///default").domains) == listed
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,13 @@ import libvirt
 import pytest
 
 from storage_admin.agent.protocol import HostError, RefusedError
+from storage_admin.errors import InvalidError
 from storage_admin.guests.models import Guest
-from storage_admin.hosts import libvirt_control, libvirt_domains, libvirt_io, libvirt_tune
-from storage_admin.hosts.errors import InvalidError
-from storage_admin.hosts.libvirt_io import IoOutcome, checked
-from storage_admin.hosts.libvirt_process import ask
+from storage_admin.hosts.libvirt import control, tune
+from storage_admin.hosts.libvirt import domains as libvirt_domains
+from storage_admin.hosts.libvirt import io as libvirt_io
+from storage_admin.hosts.libvirt.io import IoOutcome, checked
+from storage_admin.hosts.libvirt.process import ask
 from storage_admin.hosts.models import Host
 from tests.factories import HostFactory
 from tests.harness.guests import Disk, Domains
@@ -46,7 +48,7 @@ def limits_of(domain: "libvirt.virDomain", target: str, flags: int) -> dict[str,
 
 
 def set_io(host: Host, domain: "libvirt.virDomain", **what: Any) -> IoOutcome:
-    return libvirt_control.set_io(host, domain.UUIDString(), **what)
+    return control.set_io(host, domain.UUIDString(), **what)
 
 
 def test_limits_of_a_running_guest_hold_now_and_from_the_next_start(here: Host, domain: "libvirt.virDomain") -> None:
@@ -139,7 +141,7 @@ def test_a_weight_holds_where_the_host_weighs_and_is_refused_where_it_cannot(
     assert (done.now.weight, done.effect, done.as_asked) == (300, "unknown", True), "no scan told which disks weigh"
     domain.destroy()
     domain.create()
-    assert libvirt_control.io_of(here, domain.UUIDString())[0].weight == 300  # type: ignore[union-attr]
+    assert control.io_of(here, domain.UUIDString())[0].weight == 300  # type: ignore[union-attr]
 
 
 def test_a_weight_of_a_guest_that_is_off_says_that_the_host_could_not_be_tried(
@@ -147,7 +149,7 @@ def test_a_weight_of_a_guest_that_is_off_says_that_the_host_could_not_be_tried(
 ) -> None:
     done = set_io(here, domain, weight=250)
     assert (done.now.weight, done.effect, done.as_asked) == (250, "next_start", True)
-    others_run = libvirt_control.states(here).values()
+    others_run = control.states(here).values()
     if not set(others_run) - {"shut off"}:
         assert any("cannot, libvirt refuses to start" in note for note in done.notes)
 
@@ -175,8 +177,8 @@ def test_a_host_that_cannot_weigh_gets_no_weight_into_a_definition(domain: "libv
     connection.lookupByUUIDString.return_value = Unweighing(domain)
     connection.listAllDomains.return_value = [Unweighing(domain)]
     request = {"uid": "", "weight": 300, "limits": None, "live": False, "config": True, "until": 1e12}
-    with pytest.raises(libvirt_tune.ContradictedError, match="would not start any more"):
-        libvirt_tune._tune(connection, request)
+    with pytest.raises(tune.ContradictedError, match="would not start any more"):
+        tune._tune(connection, request)
     assert domain.blkioParameters(CONFIG)["weight"] == 0
 
 
@@ -223,14 +225,14 @@ def test_a_guest_that_does_not_run_has_nothing_live(here: Host, domain: "libvirt
 
 def test_a_domain_that_is_gone_is_told(here: Host, libvirtd: str) -> None:
     with pytest.raises(HostError, match="omain not found"):
-        libvirt_control.set_io(here, "00000000-0000-4000-8000-000000000000", weight=5)
+        control.set_io(here, "00000000-0000-4000-8000-000000000000", weight=5)
 
 
 def test_nothing_is_set_after_the_time_is_up(
     here: Host, domain: "libvirt.virDomain", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(libvirt_control, "TUNE_TIMEOUT", 0.0)
-    monkeypatch.setattr(libvirt_control, "ask", lambda uri, words, seconds, sent: ask(uri, words, 20.0, sent))
+    monkeypatch.setattr(control, "TUNE_TIMEOUT", 0.0)
+    monkeypatch.setattr(control, "ask", lambda uri, words, seconds, sent: ask(uri, words, 20.0, sent))
     with pytest.raises(RefusedError, match="too long"):
         set_io(here, domain, limits={"vda": {"read_iops_sec": 5}})
     assert limits_of(domain, "vda", CONFIG) == {}
@@ -251,9 +253,9 @@ WRONG: list[dict[str, Any]] = [
 def test_what_is_out_of_range_starts_nothing(
     here: Host, wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(libvirt_control, "ask", None)
+    monkeypatch.setattr(control, "ask", None)
     with pytest.raises(InvalidError) as refused:
-        libvirt_control.set_io(here, "x", **wrong)
+        control.set_io(here, "x", **wrong)
     assert refused.value.fields
 
 
@@ -272,7 +274,7 @@ def test_a_scan_shows_what_is_set(domain: "libvirt.virDomain", shared_folder: Pa
     guest = Guest.objects.get(uid=domain.UUIDString())
     assert (guest.io_weight, guest.io_priority) == (222, None)
     assert guest.io_limits == {"vda": {"write_iops_sec": 300}, "vdb": {"total_bytes_sec": 5 * MB}}
-    live, defined = libvirt_control.io_of(host, domain.UUIDString())
+    live, defined = control.io_of(host, domain.UUIDString())
     assert (live, defined and defined.limits) == (None, guest.io_limits)
     assert defined is not None
     assert defined.others["vdb"] == {"total_bytes_sec_max": 6 * MB}

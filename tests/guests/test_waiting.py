@@ -9,11 +9,11 @@ from pathlib import Path
 import libvirt
 import pytest
 
-from images import waiting
 from images.models import Image
+from images.rewrite import wait_for_guests
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.agent.protocol import HostError
-from storage_admin.hosts import libvirt_control
+from storage_admin.hosts.libvirt import control
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.factories import HostFactory
@@ -54,13 +54,13 @@ def test_a_running_guest_is_waited_for_and_started_again_and_none_of_its_writes_
     job = run(submit(image_at(disk)))
     assert job.state == "queued"
     assert job.waiting_for.startswith(f"guest {guest.name} to be shut down (until ")
-    waiting.look()
+    wait_for_guests.look()
     assert not Job.objects.filter(kind="scan", state="queued").exists()
 
     guest.write(3, 5, 0x61)
     written = guest.digest(3, 5)
     guest.stop()
-    waiting.look()
+    wait_for_guests.look()
     job.refresh_from_db()
     assert (job.state, f"now that guest {guest.name} is off" in job.waiting_for) == ("queued", True)
     scan_that_was_asked_for()  # its end looks at what waits on the host
@@ -68,7 +68,7 @@ def test_a_running_guest_is_waited_for_and_started_again_and_none_of_its_writes_
     assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
     assert (job.result or {})["swapped"]
     assert not guest.domain.isActive()
-    waiting.look()
+    wait_for_guests.look()
     assert guest.domain.isActive()
     assert f"guest {guest.name} was started" in said(job)
     assert AuditEntry.objects.get(what="guest started").target == guest.name
@@ -90,10 +90,10 @@ def test_a_guest_that_was_started_after_the_scan_is_waited_for_and_the_image_rea
     before = digests(disk.parent)
     job = run(job)
     assert (job.state, domain.name() in job.waiting_for) == ("queued", True)
-    waiting.look()
+    wait_for_guests.look()
     domain.destroy()
     assert digests(disk.parent)["disk.qcow2"] == before["disk.qcow2"]
-    waiting.look()
+    wait_for_guests.look()
     scan_that_was_asked_for()
     job = run(job)
     assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
@@ -111,7 +111,7 @@ def test_a_disk_that_is_taken_from_a_guests_definition_alone_is_waited_for(
         f"<disk type='file' device='disk'><source file='{other}'/><target dev='vdb' bus='virtio'/></disk>",
         libvirt.VIR_DOMAIN_AFFECT_CONFIG,
     )
-    waiting.look()
+    wait_for_guests.look()
     job.refresh_from_db()
     assert guest.name in job.waiting_for  # it has the disk until its end
     scan(host)
@@ -125,19 +125,19 @@ def test_while_libvirt_does_not_answer_a_job_waits(
     domain = domains.define([Disk(disk)])
     scan(this_machine(disk.parent))
     job = submit(image_at(disk))
-    monkeypatch.setattr("storage_admin.hosts.libvirt_reader.TIMEOUT", 0.001)
-    monkeypatch.setattr(libvirt_control, "STATES_TIMEOUT", 0.001)
+    monkeypatch.setattr("storage_admin.hosts.libvirt.reader.TIMEOUT", 0.001)
+    monkeypatch.setattr(control, "STATES_TIMEOUT", 0.001)
     job = run(job)
-    waiting.look()
+    wait_for_guests.look()
     job.refresh_from_db()
     assert (job.state, "libvirt on" in job.waiting_for) == ("queued", True)
-    monkeypatch.setattr("storage_admin.hosts.libvirt_reader.TIMEOUT", 20.0)
-    monkeypatch.setattr(libvirt_control, "STATES_TIMEOUT", 20.0)
-    waiting.look()
+    monkeypatch.setattr("storage_admin.hosts.libvirt.reader.TIMEOUT", 20.0)
+    monkeypatch.setattr(control, "STATES_TIMEOUT", 20.0)
+    wait_for_guests.look()
     scan_that_was_asked_for()
     job = run(job)
     assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
-    waiting.look()
+    wait_for_guests.look()
     assert domain.isActive()
 
 
@@ -148,7 +148,7 @@ def test_a_guest_that_cannot_be_started_is_a_warning_of_a_job_that_has_succeeded
     job = run(submit(image_at(disk)))
     assert job.state == "succeeded", (job.error_code, job.error_detail)
     lost.unlink()
-    waiting.look()
+    wait_for_guests.look()
     job.refresh_from_db()
     assert (job.state, job.start_due, bool(domain.isActive())) == ("succeeded", False, False)
     (line,) = job.log_lines.filter(level="warning", text__contains="could not be started")
@@ -159,27 +159,27 @@ def test_a_guest_that_cannot_be_started_is_a_warning_of_a_job_that_has_succeeded
 def test_states_and_a_start_of_a_domain(domains: Domains, disk: Path) -> None:
     domain = domains.define([Disk(disk)])
     uid, here = domain.UUIDString(), HostFactory.build()
-    assert libvirt_control.states(here)[uid] == "shut off"
-    assert libvirt_control.start(here, uid) == "started"
-    assert libvirt_control.states(here)[uid] == "running"
-    assert libvirt_control.start(here, uid) == "running already"
+    assert control.states(here)[uid] == "shut off"
+    assert control.start(here, uid) == "started"
+    assert control.states(here)[uid] == "running"
+    assert control.start(here, uid) == "running already"
     domain.suspend()
-    assert libvirt_control.states(here)[uid] == "paused"
-    assert libvirt_control.start(here, uid) == "running already"
-    assert libvirt_control.states(here)[uid] == "paused"
+    assert control.states(here)[uid] == "paused"
+    assert control.start(here, uid) == "running already"
+    assert control.states(here)[uid] == "paused"
     domain.destroy()
     with pytest.raises(HostError, match=r"libvirt said: .*[Dd]omain not found"):
-        libvirt_control.start(here, "00000000-0000-4000-8000-000000000000")
+        control.start(here, "00000000-0000-4000-8000-000000000000")
 
 
 def test_a_start_that_hangs_is_given_up(domains: Domains, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libvirt_control, "START_TIMEOUT", 0.001)
+    monkeypatch.setattr(control, "START_TIMEOUT", 0.001)
     with pytest.raises(HostError, match="did not answer within"):
-        libvirt_control.start(HostFactory.build(), domains.define([Disk(disk)]).UUIDString())
+        control.start(HostFactory.build(), domains.define([Disk(disk)]).UUIDString())
 
 
 def test_the_states_are_one_document_on_standard_output(libvirtd: str) -> None:
-    command = [sys.executable, "-m", "storage_admin.hosts.libvirt_states", libvirtd]
+    command = [sys.executable, "-m", "storage_admin.hosts.libvirt.states", libvirtd]
     done = subprocess.run(command, capture_output=True, check=True)
     assert done.stderr == b""
     assert done.stdout.startswith(b'{"states"')

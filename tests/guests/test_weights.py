@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent import hostfacts
-from storage_admin.hosts.libvirt_io import outcome
+from storage_admin.agent.host import facts
+from storage_admin.hosts.libvirt.io import outcome
 
 SET: dict[str, Any] = {"weight": 300, "disks": {}}
 UNSET: dict[str, Any] = {"weight": None, "disks": {}}
@@ -48,12 +48,12 @@ def test_disks_weigh_by_bfq_or_by_their_costs(tmp_path: Path) -> None:
         queue = tmp_path / "sys/block" / disk / "queue"
         queue.mkdir(parents=True)
         (queue / "scheduler").write_text(schedulers + "\n")
-    assert hostfacts.weighing_disks(str(tmp_path)) == ["sda"]
+    assert facts.weighing_disks(str(tmp_path)) == ["sda"]
     costs = tmp_path / "sys/fs/cgroup/io.cost.qos"
     costs.parent.mkdir(parents=True)
     numbers = tmp_path / "sys/dev/block/8:16"
     numbers.parent.mkdir(parents=True)
     numbers.symlink_to("../../block/sdb")
     costs.write_text("8:16 enable=1 ctrl=auto rpct=0.00\n252:0 enable=0 ctrl=auto\n")
-    assert hostfacts.weighing_disks(str(tmp_path)) == ["sda", "sdb"]
-    assert hostfacts.weighing_disks(str(tmp_path / "none")) == []
+    assert facts.weighing_disks(str(tmp_path)) == ["sda", "sdb"]
+    assert facts.weighing_disks(str(tmp_path / "none")) == []

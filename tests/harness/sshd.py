@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from storage_admin.agent.imagefolders import VARIABLE
+from storage_admin.agent.folders.image_folders import VARIABLE
 from storage_admin.hosts.ssh import Endpoint
 from tests.harness.processes import Daemon
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from storage_admin.hosts import libvirt_reader, registration, transport
+from storage_admin.hosts import registration, transport
+from storage_admin.hosts.libvirt import reader
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.services import add_pool
 from tests.harness.sshd import Sshd, sshd
@@ -46,4 +47,4 @@ def with_folder(host: Host, folder: Path) -> StoragePool:
 @pytest.fixture
 def without_libvirt(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if no libvirt were there, whatever else runs on this machine."""
-    monkeypatch.setattr(libvirt_reader, "read", lambda host: None)
+    monkeypatch.setattr(reader, "read", lambda host: None)

@@ -14,9 +14,10 @@ import libvirt
 import pytest
 
 from storage_admin.agent.protocol import HostError
-from storage_admin.hosts import addresses, libvirt_control, libvirt_process, libvirt_reader, libvirt_watch, registration
-from storage_admin.hosts.errors import InvalidError
-from storage_admin.hosts.libvirt_uri import uri_of
+from storage_admin.errors import InvalidError
+from storage_admin.hosts import addresses, registration
+from storage_admin.hosts.libvirt import control, process, reader, watch
+from storage_admin.hosts.libvirt.uri import uri_of
 from storage_admin.hosts.models import Host
 from tests.harness.sshd import keypair
 from tests.working import ADMIN
@@ -103,7 +104,7 @@ def nothing_happens() -> Iterator[None]:
 
 def test_the_watch_sees_what_happens() -> None:
     with pytest.raises(AssertionError, match=r"subprocess\.Popen"), nothing_happens():
-        libvirt_process.ask("test:///default", ["libvirt_states"], 20)
+        process.ask("test:///default", ["libvirt_states"], 20)
 
 
 def test_there_are_sixty_and_each_once() -> None:
@@ -164,12 +165,12 @@ def row(key: str, **changes: Any) -> Host:
 
 def ask_in_every_way(host: Host) -> None:
     for ask in (
-        libvirt_reader.read,
-        libvirt_control.states,
-        lambda host: libvirt_reader.read_volumes(host, ["default"]),
-        lambda host: libvirt_control.start(host, "x"),
-        lambda host: libvirt_control.set_io(host, "x", weight=100),
-        lambda host: next(libvirt_watch.changes(host)),
+        reader.read,
+        control.states,
+        lambda host: reader.read_volumes(host, ["default"]),
+        lambda host: control.start(host, "x"),
+        lambda host: control.set_io(host, "x", weight=100),
+        lambda host: next(watch.changes(host)),
         lambda host: uri_of(host).__enter__(),
     ):
         with pytest.raises(HostError, match="its connection cannot be right"):
@@ -187,7 +188,7 @@ def test_a_row_with_such_an_address_is_asked_by_nobody(key: str, value: str, tra
 def test_nor_is_it_by_the_relay_of_a_key_that_runs_the_agent_alone(key: str, value: str) -> None:
     host = row(key, address=value, transport="forced")
     with nothing_happens():
-        for ask in (libvirt_reader.read, libvirt_control.states, lambda host: next(libvirt_watch.changes(host))):
+        for ask in (reader.read, control.states, lambda host: next(watch.changes(host))):
             with pytest.raises(HostError, match="its connection cannot be right"):
                 ask(host)
 

@@ -11,10 +11,10 @@ from django.test import Client
 from images.models import Image
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.accounts.roles import Actor, ForbiddenError, Role
-from storage_admin.agent import imagefolders
+from storage_admin.agent.folders import image_folders
 from storage_admin.agent.protocol import RefusedError
+from storage_admin.errors import InvalidError
 from storage_admin.hosts import services
-from storage_admin.hosts.errors import InvalidError
 from storage_admin.hosts.models import Host, StoragePool
 from tests.factories import HostFactory, TokenFactory, UserFactory
 from tests.working import ADMIN, create, digests, image_at, scan, this_machine, work
@@ -37,7 +37,7 @@ def lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "etc" / "image-folders"
     path.parent.mkdir()
     path.write_text("")
-    monkeypatch.setenv(imagefolders.VARIABLE, str(path))
+    monkeypatch.setenv(image_folders.VARIABLE, str(path))
     return path
 
 
@@ -116,7 +116,7 @@ def test_a_key_that_can_only_run_the_agent_lists_nothing(lists: Path) -> None:
     host = HostFactory.create(kind="ssh", transport="forced", address="192.0.2.1")
     from storage_admin.hosts import transport  # noqa: PLC0415
 
-    with pytest.raises(RefusedError, match="nothing else"), transport.agent_command(host, imagefolders.ALLOW):
+    with pytest.raises(RefusedError, match="nothing else"), transport.agent_command(host, image_folders.ALLOW):
         pass
 
 

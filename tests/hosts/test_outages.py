@@ -13,7 +13,8 @@ from django.utils.dateparse import parse_datetime
 from images.models import Image
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.guests.models import Guest
-from storage_admin.hosts import libvirt_reader, libvirt_relay, libvirt_uri, secrets, session, ssh, transport
+from storage_admin.hosts import secrets, session, ssh, transport
+from storage_admin.hosts.libvirt import reader, relay, uri
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.proxmox import client as proxmox_client
 from storage_admin.jobs import services
@@ -36,7 +37,7 @@ pytestmark = [
 ]
 
 #: As it is where nobody has replaced it.
-READ = libvirt_reader.read
+READ = reader.read
 
 
 @pytest.fixture
@@ -70,8 +71,8 @@ def known_already(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
     transport._installed.add(("127.0.0.1", port, transport.agent_bundle().hash))
     monkeypatch.setitem(ssh.PINNED, "ConnectTimeout", "2")
     monkeypatch.setattr(session, "HELLO_TIMEOUT", 2.0)
-    monkeypatch.setattr(libvirt_uri, "LOOK_TIMEOUT", 2.0)
-    monkeypatch.setattr(libvirt_relay, "GREETING_TIMEOUT", 2.0)
+    monkeypatch.setattr(uri, "LOOK_TIMEOUT", 2.0)
+    monkeypatch.setattr(relay, "GREETING_TIMEOUT", 2.0)
 
 
 @pytest.fixture
@@ -100,7 +101,7 @@ def test_a_host_that_does_not_answer_costs_its_time_limit_once_and_is_told(
     port = {"gone": 1, "silent": silent, "hanging": hanging.port}[how]
     known_already(monkeypatch, port)
     if libvirt_is_asked:
-        monkeypatch.setattr(libvirt_reader, "read", READ)
+        monkeypatch.setattr(reader, "read", READ)
     Host.objects.filter(pk=far.pk).update(port=port, transport=transport_of)
     if how == "hanging":
         key = secrets.lock(hanging.private_key)

@@ -8,10 +8,11 @@ from cryptography.fernet import Fernet
 
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.agent.protocol import RefusedError
+from storage_admin.errors import InvalidError, UnconfirmedError
 from storage_admin.guests.models import Guest
-from storage_admin.hosts import proxmox_hosts, secrets
-from storage_admin.hosts.errors import InvalidError, UnconfirmedError
+from storage_admin.hosts import secrets
 from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.hosts.proxmox import registration
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.factories import JobFactory
@@ -36,7 +37,7 @@ def add(server: ProxmoxServer, **changes: object) -> Host:
         "name": "pve", "address": endpoint.address, "port": endpoint.port, "token_id": TOKEN_ID, "token_secret": SECRET,
         "tls_fingerprint": endpoint.fingerprint,
     }  # fmt: skip
-    return proxmox_hosts.add_node(ADMIN, proxmox_hosts.WantedNode(**(fields | changes)))  # type: ignore[arg-type]
+    return registration.add_node(ADMIN, registration.WantedNode(**(fields | changes)))  # type: ignore[arg-type]
 
 
 def test_a_certificate_that_nobody_known_has_signed_is_to_be_confirmed(server: ProxmoxServer) -> None:
@@ -103,12 +104,12 @@ def test_another_token_is_tried_before_it_takes_the_place_of_the_first(server: P
     host = add(server)
     before = bytes(host.token_locked)
     with pytest.raises(RefusedError):
-        proxmox_hosts.change_node(ADMIN, host, {"token_secret": "00000000-0000-4000-8000-000000000000"})
+        registration.change_node(ADMIN, host, {"token_secret": "00000000-0000-4000-8000-000000000000"})
     host.refresh_from_db()
     assert bytes(host.token_locked) == before
     Host.objects.filter(pk=host.pk).update(address="192.0.2.1")
     host.refresh_from_db()
-    proxmox_hosts.change_node(ADMIN, host, {"address": server.endpoint().address})
+    registration.change_node(ADMIN, host, {"address": server.endpoint().address})
     host.refresh_from_db()
     assert (host.address, host.transport, host.node) == (server.endpoint().address, "api", "pve1")
     entry = AuditEntry.objects.filter(what="host changed").latest("id")
@@ -123,11 +124,11 @@ def test_a_stored_token_is_not_sent_to_an_address_that_it_was_not_given_for(
     with proxmox(lab(), tmp_path / "other") as other:
         there = {"address": other.address, "port": other.port, "tls_fingerprint": other.fingerprint}
         with pytest.raises(InvalidError, match="secret again") as refused:
-            proxmox_hosts.change_node(ADMIN, host, there)
+            registration.change_node(ADMIN, host, there)
         assert (set(refused.value.fields), other.connections) == ({"token_secret"}, 0)
         host.refresh_from_db()
         assert host.port == server.port
-        proxmox_hosts.change_node(ADMIN, host, there | {"token_secret": SECRET})
+        registration.change_node(ADMIN, host, there | {"token_secret": SECRET})
     host.refresh_from_db()
     assert host.port == other.port
 
@@ -138,11 +139,11 @@ def test_a_host_is_not_taken_elsewhere_while_a_job_rewrites_something_there(serv
     host.refresh_from_db()
     job = JobFactory.create(kind="reclaim", host=host, state="running", rewrites=True)
     with pytest.raises(InvalidError, match="A job is at work on pve"):
-        proxmox_hosts.change_node(ADMIN, host, {"address": server.address})
+        registration.change_node(ADMIN, host, {"address": server.address})
     host.refresh_from_db()
     assert host.address == "192.0.2.1"
     Job.objects.filter(pk=job.pk).update(state="succeeded")
-    proxmox_hosts.change_node(ADMIN, host, {"address": server.address})
+    registration.change_node(ADMIN, host, {"address": server.address})
 
 
 def test_a_secret_that_cannot_be_read_any_more_is_asked_for_and_replaced(server: ProxmoxServer) -> None:
@@ -150,8 +151,8 @@ def test_a_secret_that_cannot_be_read_any_more_is_asked_for_and_replaced(server:
     Host.objects.filter(pk=host.pk).update(token_locked=Fernet(Fernet.generate_key()).encrypt(b"x"))
     host.refresh_from_db()
     with pytest.raises(InvalidError, match="Give the secret again") as refused:
-        proxmox_hosts.change_node(ADMIN, host, {"address": server.address})
+        registration.change_node(ADMIN, host, {"address": server.address})
     assert set(refused.value.fields) == {"token_secret"}
-    proxmox_hosts.change_node(ADMIN, host, {"token_secret": SECRET})
+    registration.change_node(ADMIN, host, {"token_secret": SECRET})
     host.refresh_from_db()
     assert secrets.unlock(host.token_locked) == SECRET

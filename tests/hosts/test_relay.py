@@ -15,12 +15,13 @@ import libvirt
 import psutil
 import pytest
 
-from storage_admin.agent import imagefolders
+from storage_admin.agent.folders import image_folders
 from storage_admin.agent.protocol import HostError, RefusedError, decode
 from storage_admin.guests.models import Guest
-from storage_admin.hosts import forced, libvirt_control, libvirt_reader, libvirt_relay, libvirt_watch, ssh, transport
-from storage_admin.hosts.libvirt_disks import Edit
-from storage_admin.hosts.libvirt_uri import uri_of
+from storage_admin.hosts import forced, ssh, transport
+from storage_admin.hosts.libvirt import control, reader, relay, watch
+from storage_admin.hosts.libvirt.disks import Edit
+from storage_admin.hosts.libvirt.uri import uri_of
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import services
 from tests.harness.guests import Disk, Domains, write_pattern
@@ -92,7 +93,7 @@ def test_guests_of_libvirt_are_known_and_images_are_reclaimed(host: Host, domain
     image = image_at(shared_folder / "disk.qcow2")
     assert [use.disk.guest for use in image.uses.all()] == [guest]
     assert Host.objects.get(pk=host.pk).owners_unknown == ""
-    assert libvirt_control.states(host)[guest.uid] == "shut off"
+    assert control.states(host)[guest.uid] == "shut off"
     job = run(services.submit(OPERATOR, "reclaim", image.pk, {"method": "compress"}))
     assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
     wait_until(lambda: not relays(), 10, "no relay is left")
@@ -112,7 +113,7 @@ def test_a_guest_that_runs_keeps_its_image_from_being_touched(host: Host, domain
 def test_a_guests_end_is_told_by_event(host: Host, domain: Any) -> None:
     uid = domain.UUIDString()
     domain.create()
-    with contextlib.closing(libvirt_watch.changes(host)) as changes:
+    with contextlib.closing(watch.changes(host)) as changes:
         assert next(states for states in changes if states is not None)[uid] == "running"
         assert len(relays()) == 2
         began = time.monotonic()
@@ -132,10 +133,10 @@ def test_pools_and_volumes_are_listed(host: Host, libvirtd: str, shared_folder: 
     try:
         create(shared_folder / "disk.qcow2", "64M")
         pool.create()
-        facts = libvirt_reader.read(host)
+        facts = reader.read(host)
         assert facts is not None
         assert name in {one.name for one in facts.pools}
-        volumes = libvirt_reader.read_volumes(host, [name])[name]
+        volumes = reader.read_volumes(host, [name])[name]
         assert not isinstance(volumes, str)
         assert [volume.name for volume in volumes] == ["disk.qcow2"]
     finally:
@@ -177,11 +178,11 @@ def test_what_needs_writing_is_refused_with_why_and_what_to_do(host: Host, domai
     uid, image = domain.UUIDString(), image_at(shared_folder / "disk.qcow2")
     words = "only run the agent.*virsh, or register the host with a key that may do more"
     with pytest.raises(HostError, match=words):
-        libvirt_control.start(host, uid)
+        control.start(host, uid)
     with pytest.raises(RefusedError, match=words):
-        libvirt_control.set_io(host, uid, weight=300)
+        control.set_io(host, uid, weight=300)
     with pytest.raises(RefusedError, match=words):
-        libvirt_control.repoint(host, uid, [Edit("vda", "/a", "/b", "raw")], write=False)
+        control.repoint(host, uid, [Edit("vda", "/a", "/b", "raw")], write=False)
     guest = Guest.objects.get(uid=uid)
     for kind, target, options in (
         ("reclaim", image.pk, {"when_running": "wait", "start_after": True}),
@@ -191,7 +192,7 @@ def test_what_needs_writing_is_refused_with_why_and_what_to_do(host: Host, domai
         with pytest.raises(RefusedError, match=words) as refused:
             services.submit(OPERATOR, kind, target, options)
         assert refused.value.code == "tool_missing"
-    assert libvirt_control.io_of(host, uid)[1] is not None  # reading goes on
+    assert control.io_of(host, uid)[1] is not None  # reading goes on
 
 
 def test_the_socket_is_nobody_elses_and_gone_afterwards(host: Host) -> None:
@@ -207,7 +208,7 @@ def test_the_socket_is_nobody_elses_and_gone_afterwards(host: Host) -> None:
 
 def test_several_clients_at_once_have_a_connection_each_and_too_many_none(host: Host) -> None:
     with uri_of(host) as uri:
-        made = [libvirt.openReadOnly(uri) for _ in range(libvirt_relay.MOST)]
+        made = [libvirt.openReadOnly(uri) for _ in range(relay.MOST)]
         assert {connection.getType() for connection in made} == {"QEMU"}
         with pytest.raises(libvirt.libvirtError):
             libvirt.openReadOnly(uri)
@@ -264,9 +265,9 @@ def test_the_key_forwards_nothing_beside_it(server: Sshd, host: Host, tmp_path: 
 def test_an_installation_touches_nothing_outside_of_the_folders_that_the_tests_have() -> None:
     """What a run of them leaves behind on a machine, an installation of the product would believe."""
     usual = {Path("/etc/storage-admin"), Path("/usr/local/lib/storage-admin")}
-    assert not usual & {Path(transport.FOLDER), Path(forced.ENTRY).parent, Path(imagefolders.file_path()).parent}
+    assert not usual & {Path(transport.FOLDER), Path(forced.ENTRY).parent, Path(image_folders.file_path()).parent}
     script = forced.installer("root", "", ["/srv/images"])
-    assert f"\nlist={imagefolders.file_path()}\n" in script
+    assert f"\nlist={image_folders.file_path()}\n" in script
     assert not [path for path in usual if f"{path}/" in script]
 
 
@@ -289,15 +290,15 @@ def entry_says(folder: Path, script: str) -> None:
 def test_an_agent_of_before_without_the_relay_is_to_be_installed_again(host: Host, agent_folder: Path) -> None:
     entry_says(agent_folder, 'echo \'{"event":"hello","protocol":1,"hash":"old","uid":0}\'; cat >/dev/null')
     with pytest.raises(HostError, match=r"earlier version.*agent_installer"):
-        libvirt_reader.read(host)
+        reader.read(host)
     entry_says(agent_folder, "echo hello")
     with pytest.raises(HostError, match=r"no agent.*agent_installer"):
-        libvirt_reader.read(host)
+        reader.read(host)
     entry_says(agent_folder, "echo broken >&2; exit 3")
     with pytest.raises(HostError, match="broken"):
-        libvirt_reader.read(host)
+        reader.read(host)
     install()
-    assert libvirt_reader.read(host) is not None
+    assert reader.read(host) is not None
 
 
 def test_a_host_without_libvirt_has_no_guests_of_it(
@@ -306,7 +307,7 @@ def test_a_host_without_libvirt_has_no_guests_of_it(
     entry_says(
         agent_folder, 'echo \'{"event":"hello","protocol":1,"hash":"x","uid":0,"relay":"libvirt-ro","listens":false}\''
     )
-    assert libvirt_reader.read(host) is None
+    assert reader.read(host) is None
     wait_until(lambda: not relays(), 10, "no relay is left")
 
 
@@ -314,12 +315,12 @@ def test_a_host_that_lets_us_in_and_says_nothing_costs_its_time_limit_once(
     host: Host, agent_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry_says(agent_folder, "exec sleep 60")
-    monkeypatch.setattr(libvirt_relay, "GREETING_TIMEOUT", 2.0)
-    for ask in (libvirt_reader.read, libvirt_control.states, lambda host: next(libvirt_watch.changes(host))):
+    monkeypatch.setattr(relay, "GREETING_TIMEOUT", 2.0)
+    for ask in (reader.read, control.states, lambda host: next(watch.changes(host))):
         began = time.monotonic()
         with pytest.raises(HostError, match="did not answer within 2 s"):
             ask(host)
-        assert time.monotonic() - began < 2 + libvirt_relay.END_TIMEOUT + 2
+        assert time.monotonic() - began < 2 + relay.END_TIMEOUT + 2
 
 
 def test_a_libvirt_that_takes_the_connection_and_says_nothing_costs_its_time_limit_once(
@@ -327,11 +328,11 @@ def test_a_libvirt_that_takes_the_connection_and_says_nothing_costs_its_time_lim
 ) -> None:
     hello = '{"event":"hello","protocol":1,"hash":"x","uid":0,"relay":"libvirt-ro","listens":true}'
     entry_says(agent_folder, f"echo '{hello}'; exec sleep 60")
-    monkeypatch.setattr(libvirt_reader, "TIMEOUT", 2.0)
+    monkeypatch.setattr(reader, "TIMEOUT", 2.0)
     began = time.monotonic()
     with pytest.raises(HostError, match="did not answer within 2 s"):
-        libvirt_reader.read(host)
-    assert time.monotonic() - began < 2 + 2 * libvirt_relay.END_TIMEOUT + 2
+        reader.read(host)
+    assert time.monotonic() - began < 2 + 2 * relay.END_TIMEOUT + 2
     assert threading.active_count() < 20
 
 
@@ -342,4 +343,4 @@ def test_a_relay_that_is_cut_is_told_and_the_next_question_works(host: Host) -> 
             process.kill()
         with pytest.raises(libvirt.libvirtError):
             connection.listAllDomains()
-    assert libvirt_reader.read(host) is not None
+    assert reader.read(host) is not None

@@ -14,8 +14,8 @@ from django.test import Client
 from images.models import Image
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.agent.protocol import RefusedError
+from storage_admin.errors import InvalidError, UnconfirmedError
 from storage_admin.hosts import forced, registration, transport
-from storage_admin.hosts.errors import InvalidError, UnconfirmedError
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.services import register_folder
 from storage_admin.hosts.ssh import SshShell, connection

@@ -10,8 +10,8 @@ import pytest
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.accounts.roles import ForbiddenError
 from storage_admin.agent.protocol import RefusedError
+from storage_admin.errors import InvalidError
 from storage_admin.hosts import services, transport
-from storage_admin.hosts.errors import InvalidError
 from storage_admin.hosts.models import Host, StoragePool
 from tests.factories import HostFactory, ImageFactory, JobFactory, StoragePoolFactory
 from tests.working import ADMIN, OPERATOR

@@ -6,11 +6,11 @@ import pytest
 from django.test import Client
 from rest_framework.test import APIClient
 
-from images import rewriting
+from images.rewrite import record
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.accounts.roles import ForbiddenError
+from storage_admin.errors import InvalidError
 from storage_admin.hosts import services
-from storage_admin.hosts.errors import InvalidError
 from storage_admin.hosts.models import Host
 from tests.factories import HostFactory, JobFactory, UserFactory
 from tests.working import ADMIN, OPERATOR
@@ -39,7 +39,7 @@ def test_a_job_goes_as_fast_as_it_says_and_else_as_its_host_says(
     on_host: dict[str, Any], asked: dict[str, Any], speed: tuple[int | None, bool]
 ) -> None:
     job = JobFactory.create(target=HostFactory.create(**on_host), options=asked)
-    found = rewriting.speed_for(job)
+    found = record.speed_for(job)
     assert (found.bandwidth_bytes_sec, found.idle_io) == speed
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_admin.agent.imagefolders import VARIABLE
+from storage_admin.agent.folders.image_folders import VARIABLE
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.hosts import forced, transport
 from storage_admin.hosts.models import Host

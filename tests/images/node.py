@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from images.scanning import ScanRun
-from storage_admin.hosts import asking, libvirt_reader
+from images.scan.run import ScanRun
+from storage_admin.hosts import asking
+from storage_admin.hosts.libvirt import reader
 from storage_admin.hosts.models import Host
 from storage_admin.jobs.models import Job
 from tests.working import run, scan
@@ -41,7 +42,7 @@ def pretend(etc: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ScanRun, "take", on_a_node)
     monkeypatch.setattr(asking, "ask", at_the_folder)
-    monkeypatch.setattr(libvirt_reader, "read", lambda host: None)
+    monkeypatch.setattr(reader, "read", lambda host: None)
 
 
 def scanned(host: Host) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from images import waiting
 from images.models import Image
+from images.rewrite import wait_for_guests
 from storage_admin.guests.models import Guest
 from storage_admin.jobs import claims, reaper, services
 from storage_admin.jobs.models import Job
@@ -18,7 +18,7 @@ from tests.working import OPERATOR
 def rung(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The ids that were rung for."""
     ids: list[int] = []
-    for module in (waiting, reaper):
+    for module in (wait_for_guests, reaper):
         monkeypatch.setattr(module, "ring_now", ids.append)
     return ids
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from images import surroundings
 from images.models import Claim, Image
-from images.orphans import world
+from images.orphans import host_facts
+from images.rewrite import neighbours
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import services
@@ -156,16 +156,16 @@ def test_plans_of_many_images_ask_once_who_needs_them(image: Path, host: Host, m
     for number in range(3):
         create(image.with_name(f"{number}.qcow2"))
     scan(host)
-    asked, needs = list[Host](), world.needs
+    asked, needs = list[Host](), host_facts.needs
 
-    def ask(host: Host) -> world.Needs:
+    def ask(host: Host) -> host_facts.Needs:
         asked.append(host)
         return needs(host)
 
-    monkeypatch.setattr(world, "needs", ask)
+    monkeypatch.setattr(host_facts, "needs", ask)
     images = list(Image.objects.select_related("host", "pool"))
-    surroundings.share(images)
-    assert [(surroundings.of(one).needed_by, surroundings.of(one).needs_unknown) for one in images] == [([], "")] * 4
+    neighbours.share(images)
+    assert [(neighbours.of(one).needed_by, neighbours.of(one).needs_unknown) for one in images] == [([], "")] * 4
     assert len(asked) == 1
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from images.models import Image
-from images.scanning import ScanRun
+from images.scan.run import ScanRun
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import services
 from tests.images.test_set_aside import end_grace, fresh, orphan

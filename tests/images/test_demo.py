@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from images import demo, demo_pool
-from images.demo_recipes import ODD_NAME, RECIPES, DemoError
+from images.demo import make
+from images.demo import pool as demo_pool
+from images.demo.recipes import ODD_NAME, RECIPES, DemoError
 from images.models import ImageUse
 from storage_admin.accounts.roles import SYSTEM
 from storage_admin.hosts.models import StoragePool
@@ -22,7 +23,7 @@ NAMES = {name for recipe in RECIPES for name in recipe.names}
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished demo, which tests only look at."""
     path = tmp_path_factory.mktemp("pools") / "demo"
-    demo.make(path)
+    make.make(path)
     return path
 
 
@@ -30,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """The demo with four of its images, which are made in a second."""
     chosen = {"debian-12-base.qcow2", "web-02.qcow2", "mail.qcow2", "cycle-a.qcow2"}
-    monkeypatch.setattr(demo, "RECIPES", tuple(recipe for recipe in RECIPES if chosen & set(recipe.names)))
+    monkeypatch.setattr(make, "RECIPES", tuple(recipe for recipe in RECIPES if chosen & set(recipe.names)))
 
 
 def marked(tmp_path: Path, *names: str) -> Path:
@@ -39,7 +40,7 @@ def marked(tmp_path: Path, *names: str) -> Path:
     path.mkdir()
     for name in names:
         (path / name).write_text("made by the demo")
-    (path / demo.MARKER).write_text(json.dumps({"files": list(names)}))
+    (path / make.MARKER).write_text(json.dumps({"files": list(names)}))
     return path
 
 
@@ -51,7 +52,7 @@ def info(path: Path) -> dict[str, Any]:
 @pytest.mark.qemu
 class TestImages:
     def test_there_are_about_twenty_of_less_than_400_mib_together(self, folder: Path) -> None:
-        assert {path.name for path in folder.iterdir()} == NAMES | {demo.MARKER}
+        assert {path.name for path in folder.iterdir()} == NAMES | {make.MARKER}
         assert 20 <= len(NAMES) <= 30
         assert sum(path.stat().st_blocks * 512 for path in folder.iterdir()) < 400 * 1024**2
 
@@ -102,35 +103,35 @@ class TestImages:
         assert small.stat().st_blocks < before / 5
 
     def test_the_same_bytes_are_made_each_time(self, folder: Path, tmp_path: Path) -> None:
-        demo.make(tmp_path / "again")
+        make.make(tmp_path / "again")
         for name in ("mail.qcow2", "debian-12-base.qcow2", "web-02-hotfix.qcow2", "database.raw"):
             again = ["qemu-img", "compare", "-q", str(folder / name), str(tmp_path / "again" / name)]
             assert subprocess.run(again).returncode == 0, name
 
     def test_a_second_run_makes_only_what_is_missing(self, few: None, tmp_path: Path) -> None:
         path = tmp_path / "demo"
-        demo.make(path)
+        make.make(path)
         kept = (path / "mail.qcow2").stat()
         (path / "web-02.qcow2").unlink()
         (path / "cycle-b.qcow2").unlink()
-        again = demo.make(path)
+        again = make.make(path)
         assert set(again.made) == {"web-02.qcow2", "cycle-b.qcow2"}
         assert (path / "mail.qcow2").stat() == kept
         assert info(path / "web-02.qcow2")["backing-filename"] == "debian-12-base.qcow2"
-        assert not (path / demo.WORKSHOP).exists()
+        assert not (path / make.WORKSHOP).exists()
 
 
 class TestFoldersOfOthers:
     def test_a_folder_with_anything_in_it_is_left_alone(self, tmp_path: Path) -> None:
         (tmp_path / "mine.qcow2").write_text("precious")
         with pytest.raises(DemoError, match="did not make"):
-            demo.make(tmp_path)
+            make.make(tmp_path)
         assert [path.name for path in tmp_path.iterdir()] == ["mine.qcow2"]
 
     def test_a_file_instead_of_a_folder_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("precious")
         with pytest.raises(DemoError, match="is a file"):
-            demo.make(tmp_path / "file")
+            make.make(tmp_path / "file")
         assert (tmp_path / "file").read_text() == "precious"
 
     @pytest.mark.qemu
@@ -139,35 +140,35 @@ class TestFoldersOfOthers:
     ) -> None:
         path = marked(tmp_path)
         (path / "mail.qcow2").write_text("precious")
-        assert demo.make(path).foreign == ("mail.qcow2",)
-        assert demo.remove(path).foreign == ("mail.qcow2",)
+        assert make.make(path).foreign == ("mail.qcow2",)
+        assert make.remove(path).foreign == ("mail.qcow2",)
         assert [left.name for left in path.iterdir()] == ["mail.qcow2"]
         assert (path / "mail.qcow2").read_text() == "precious"
 
     def test_removing_takes_what_the_marker_names_and_the_undo_copies(self, tmp_path: Path) -> None:
         path = marked(tmp_path, "mail.qcow2")
         (path / ".sa-1f.orig").write_text("the original of mail.qcow2")
-        assert demo.remove(path).count == 2
+        assert make.remove(path).count == 2
         assert not path.exists()
 
     def test_removing_leaves_undo_copies_that_may_belong_to_files_of_others(self, tmp_path: Path) -> None:
         path = marked(tmp_path, "mail.qcow2")
         (path / ".sa-1f.orig").write_text("precious")
         (path / "mine.qcow2").write_text("precious")
-        assert demo.remove(path).foreign == ("mine.qcow2",)
+        assert make.remove(path).foreign == ("mine.qcow2",)
         assert {left.name for left in path.iterdir()} == {"mine.qcow2", ".sa-1f.orig"}
 
     def test_removing_without_a_marker_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "mail.qcow2").write_text("precious")
         with pytest.raises(DemoError, match="nothing in it to take away"):
-            demo.remove(tmp_path)
+            make.remove(tmp_path)
         assert (tmp_path / "mail.qcow2").exists()
 
     @pytest.mark.parametrize("text", ["", "[]", '{"files": 5}', '{"files": [5]}'])
     def test_a_marker_that_somebody_changed_is_not_believed(self, tmp_path: Path, text: str) -> None:
         path = marked(tmp_path, "mail.qcow2")
-        (path / demo.MARKER).write_text(text)
-        for call in (demo.make, demo.remove):
+        (path / make.MARKER).write_text(text)
+        for call in (make.make, make.remove):
             with pytest.raises(DemoError, match="nothing in the folder is touched"):
                 call(path)
         assert (path / "mail.qcow2").exists()
@@ -175,8 +176,8 @@ class TestFoldersOfOthers:
     def test_a_marker_cannot_have_other_files_deleted(self, tmp_path: Path) -> None:
         path = marked(tmp_path, "mail.qcow2")
         (tmp_path / "precious").write_text("precious")
-        (path / demo.MARKER).write_text(json.dumps({"files": ["mail.qcow2", "../precious"]}))
-        demo.remove(path)
+        (path / make.MARKER).write_text(json.dumps({"files": ["mail.qcow2", "../precious"]}))
+        make.remove(path)
         assert (tmp_path / "precious").exists()
 
 

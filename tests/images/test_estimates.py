@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from images import estimates, tasks
+from images import tasks
 from images.filters import ImageFilters
 from images.kinds.analyze import Sample
 from images.kinds.reclaim import Reclaim
 from images.models import Image
+from images.rewrite import estimates
 from images.selectors import images_for, overview
 from images.serializers import ImageSerializer
 from storage_admin.accounts.roles import SYSTEM

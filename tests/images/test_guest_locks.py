@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from images import guest_locks, refusals, repointing
 from images.kinds.recover import Recover
-from images.kinds.rewrites import Rewriting
 from images.models import Image
+from images.rewrite import guest_locks, refusals, repointing
+from images.rewrite.kind import Rewriting
 from storage_admin.agent.protocol import HELD_LOCK
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.models import Host, StoragePool

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from images import leftovers
 from images.models import Image
+from images.scan import leftovers
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.accounts.roles import ForbiddenError
 from storage_admin.agent.protocol import RefusedError

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from images import linked_clones, repointing
 from images.kinds.flatten import Flatten
 from images.kinds.recover import Recover
+from images.rewrite import linked_clones, repointing
 from storage_admin.agent.protocol import HostError
 from storage_admin.hosts import secrets, transport
 from storage_admin.hosts.models import Host

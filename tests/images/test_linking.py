@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from images.linking import Disk, Resolved, Resolver, Row
 from images.orphans.evidence import World
+from images.scan.linking import Disk, Resolved, Resolver, Row
 
 ASKED = "libvirt was asked."
 

@@ -14,12 +14,14 @@ from celery import current_app
 from django.test import Client
 from django.urls import reverse
 
-from images import look, tasks
+from images import tasks
 from images.models import Image
 from images.policies import runs
 from images.policies import services as policies
+from images.scan import look
 from storage_admin.agent.protocol import HostError, RefusedError
-from storage_admin.hosts import asking, libvirt_control
+from storage_admin.hosts import asking
+from storage_admin.hosts.libvirt import control
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
@@ -227,7 +229,7 @@ def test_a_guest_that_was_shut_down_since_the_scan_stands_in_nobodys_way(
     ImageUseFactory.create(image=image, disk=disk)
     Image.objects.filter(pk=image.pk).update(in_use=True, in_use_detail=f"guest {guest.name} is running")
     states = {guest.uid: "running"}
-    monkeypatch.setattr(libvirt_control, "states", lambda host: states)
+    monkeypatch.setattr(control, "states", lambda host: states)
     with pytest.raises(RefusedError) as refused:
         services.submit(OPERATOR, "reclaim", image.pk, {})
     assert refused.value.code == "guest_running"

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from images import hypervisors, writing
 from images.models import Claim, Image
 from images.orphans.evidence import Facts, Naming, World, bases_in_ids, judge, number_of
 from images.orphans.selectors import evidence
+from images.scan import bulk_write, hypervisors
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs.models import Job
 from tests.factories import GuestDiskFactory, GuestFactory, HostFactory, ImageFactory, JobFactory, StoragePoolFactory
@@ -202,7 +202,7 @@ def rows(host: Host, name: str = "left.qcow2", **more: Any) -> Image:
 
 
 def resolved(image: Image) -> tuple[bool | None, list[str]]:
-    writing.resolve_host(image.host)
+    bulk_write.resolve_host(image.host)
     image.refresh_from_db()
     return image.orphan, image.orphan_evidence
 

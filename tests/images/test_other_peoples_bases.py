@@ -12,7 +12,7 @@ from django.utils import timezone
 from images.policies.planned import planned
 from images.policies.rules import Candidate
 from images.policies.shape import Rules
-from images.space import Admitted
+from images.rewrite.space import Admitted
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.accounts.roles import ForbiddenError
 from storage_admin.agent.protocol import RefusedError

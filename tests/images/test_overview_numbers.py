@@ -5,8 +5,8 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from images import writing
 from images.ledger import lines
+from images.scan import bulk_write
 from images.selectors import Won, overview
 from storage_admin.accounts.roles import SYSTEM, Actor, Role
 from storage_admin.hosts.models import StoragePool
@@ -189,11 +189,11 @@ def test_overcommit_is_of_what_can_be_used_and_of_pools_whose_size_is_known() ->
 
 def test_a_pool_that_nobody_has_listed_has_an_unknown_number_of_images() -> None:
     pool = StoragePoolFactory.create(last_scanned=None, images_count=0, allocated_bytes=0, virtual_bytes=0)
-    writing.write_totals([pool])
+    bulk_write.write_totals([pool])
     row = overview(SYSTEM).pools[0]
     assert (row.images_count, row.allocated_bytes, row.virtual_bytes, row.overcommit_ratio) == (None,) * 4
     StoragePool.objects.update(last_scanned=timezone.now())
-    writing.write_totals(StoragePool.objects.all())
+    bulk_write.write_totals(StoragePool.objects.all())
     row = overview(SYSTEM).pools[0]
     assert (row.images_count, row.allocated_bytes, row.virtual_bytes) == (0, 0, 0)
 

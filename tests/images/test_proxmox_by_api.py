@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from images import selectors, shared_storages, volume_chains
+from images import selectors
 from images.models import Image
-from images.scanning import ScanRun
+from images.rewrite import volume_chains
+from images.scan import shared_storages
+from images.scan.run import ScanRun
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.guests.models import Guest
-from storage_admin.hosts import proxmox_hosts, secrets
+from storage_admin.hosts import secrets
 from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.hosts.proxmox import registration
 from storage_admin.jobs import services
 from tests.factories import ImageFactory, StoragePoolFactory, UserFactory
 from tests.harness.proxmox import world
@@ -39,9 +42,9 @@ def server(tmp_path: Path) -> Iterator[ProxmoxServer]:
 
 def add(server: ProxmoxServer, name: str = "pve", secret: str = SECRET) -> Host:
     endpoint = server.endpoint()
-    return proxmox_hosts.add_node(
+    return registration.add_node(
         ADMIN,
-        proxmox_hosts.WantedNode(
+        registration.WantedNode(
             name=name, address=endpoint.address, port=endpoint.port, token_id=TOKEN_ID, token_secret=secret,
             tls_fingerprint=endpoint.fingerprint,
         ),
@@ -332,7 +335,7 @@ def test_a_node_that_stops_answering_in_the_middle_of_a_scan_is_told_and_keeps_w
     def silent(*_: Any, **__: Any) -> Any:
         raise HostError("It took the request and did not answer in time.", "host_unreachable")
 
-    monkeypatch.setattr(proxmox_hosts, "facts_of", silent)
+    monkeypatch.setattr(registration, "facts_of", silent)
     job = run(services.submit(OPERATOR, "scan", host.pk, {}))
     assert (job.state, job.error_code) == ("failed", "host_unreachable")
     host.refresh_from_db()

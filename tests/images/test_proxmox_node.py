@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
-from images import hypervisors
 from images.models import Image
+from images.scan import hypervisors
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.guests.models import Guest
-from storage_admin.hosts import proxmox_hosts, secrets
+from storage_admin.hosts import secrets
 from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.hosts.proxmox import registration
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.harness.proxmox.server import ProxmoxServer, proxmox
@@ -265,9 +266,9 @@ def test_where_a_node_gets_an_agent_the_rows_of_its_storages_go_on(pve: Path, tm
         server.world.nodes = [{"node": NODE, "status": "online"}]
         server.world.node, server.world.cluster_status = NODE, []
         endpoint = server.endpoint()
-        host = proxmox_hosts.add_node(
+        host = registration.add_node(
             ADMIN,
-            proxmox_hosts.WantedNode(
+            registration.WantedNode(
                 name="pve", address=endpoint.address, port=endpoint.port, token_id=TOKEN_ID, token_secret=SECRET,
                 tls_fingerprint=endpoint.fingerprint,
             ),

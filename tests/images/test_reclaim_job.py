@@ -16,11 +16,11 @@ from django.utils import timezone
 from images import tasks
 from images.models import Image
 from storage_admin.agent.protocol import RefusedError
+from storage_admin.errors import InvalidError
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.services import remove_pool
 from storage_admin.hosts.session import AgentSession
 from storage_admin.jobs import reaper, services
-from storage_admin.jobs.errors import InvalidError
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.recorder import Recorder
 from tests import passing
@@ -322,7 +322,7 @@ def test_a_swap_that_nobody_recorded_is_a_success_after_recovery(monkeypatch: py
 
 def test_a_bug_after_the_swap_is_put_right_by_recovery(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("images.rewriting.image_replaced", lambda *_: 1 / 0)
+        patched.setattr("images.rewrite.record.image_replaced", lambda *_: 1 / 0)
         job = work("reclaim", image_at(path).pk)
     assert (job.state, job.error_code, job.needs_recovery, job.undo_state) == ("failed", "bug", True, "none")
     reaper.recover_hosts()

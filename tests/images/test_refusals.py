@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from images import refusals
 from images.kinds.reclaim import Reclaim
 from images.models import Image
+from images.rewrite import refusals
 from storage_admin.agent.protocol import REFUSALS, RefusedError
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job

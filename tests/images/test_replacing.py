@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from images import repointing
 from images import services as services_of_images
 from images.kinds import recover
 from images.models import Image
-from images.scanning import ScanRun
+from images.rewrite import repointing
+from images.scan.run import ScanRun
 from storage_admin.agent.protocol import HostError, RefusedError
+from storage_admin.errors import InvalidError
 from storage_admin.hosts.names import path_key
 from storage_admin.jobs import services
-from storage_admin.jobs.errors import InvalidError
 from storage_admin.jobs.models import Job
 from tests.agent.harness import make_image, qemu_img
 from tests.agent.test_convert import same

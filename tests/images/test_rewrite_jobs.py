@@ -10,11 +10,11 @@ import pytest
 
 from images.kinds.reclaim import chosen_method
 from images.models import Image
-from images.scanning import ScanRun
+from images.scan.run import ScanRun
 from storage_admin.accounts.roles import ForbiddenError
 from storage_admin.agent.protocol import RefusedError
+from storage_admin.errors import InvalidError
 from storage_admin.jobs import services
-from storage_admin.jobs.errors import InvalidError
 from storage_admin.jobs.models import Job
 from tests.agent.harness import make_image, qemu_img, same_content, write
 from tests.agent.test_check import break_entry, leak

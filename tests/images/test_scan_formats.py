@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from images import refusals
 from images.models import Image
+from images.rewrite import refusals
 from tests.working import create, image_at, scan, this_machine
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor")]

@@ -12,9 +12,10 @@ import pytest
 from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 
-from images import scanning, writing
 from images.models import Image
-from images.scanning import ScanRun
+from images.scan import bulk_write
+from images.scan import run as scanning
+from images.scan.run import ScanRun
 from storage_admin.agent.protocol import HostError
 from storage_admin.hosts.models import Host, PoolSample
 from storage_admin.hosts.services import confirm_folder, remove_pool, update_pool
@@ -273,7 +274,7 @@ def test_the_end_of_a_scan_is_written_again_after_the_database_was_away(
     scan(host)
     plain(paths[0], 8192)
     plain(tmp_path / "new.raw")
-    totals, calls = writing.write_totals, []
+    totals, calls = bulk_write.write_totals, []
 
     def away_once(pools: Any) -> None:
         calls.append(1)
@@ -281,7 +282,7 @@ def test_the_end_of_a_scan_is_written_again_after_the_database_was_away(
             raise OperationalError("the database is away")
         totals(pools)
 
-    monkeypatch.setattr(writing, "write_totals", away_once)
+    monkeypatch.setattr(bulk_write, "write_totals", away_once)
     monkeypatch.setattr(runner, "connection", type("Kept", (), {"close": staticmethod(lambda: None)}))
     monkeypatch.setattr("time.sleep", lambda _: None)
     result = scan(host)

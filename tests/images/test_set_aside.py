@@ -11,15 +11,15 @@ from django.utils import timezone
 
 from images.ledger import lines
 from images.models import Image
-from images.orphans import asking, rows
-from images.scanning import ScanRun
+from images.orphans import ask_hypervisors, rows
+from images.scan.run import ScanRun
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.accounts.roles import ForbiddenError
 from storage_admin.agent.protocol import RefusedError
-from storage_admin.hosts import libvirt_reader
-from storage_admin.hosts.errors import InvalidError
+from storage_admin.errors import InvalidError
 from storage_admin.hosts.guest_facts import DiskFacts, GuestFacts
-from storage_admin.hosts.libvirt_reader import LibvirtFacts
+from storage_admin.hosts.libvirt import reader
+from storage_admin.hosts.libvirt.reader import LibvirtFacts
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
@@ -193,14 +193,14 @@ def test_a_guest_that_was_defined_since_the_scan_keeps_its_disk(
     disk = DiskFacts("vda", "disk", str(pool / "left.qcow2"), only_in="the snapshot before")
     facts = LibvirtFacts(domains=(GuestFacts("domain", "u", "web", "shut off", (disk,)),))
     queued = services.submit(ADMIN, "set_aside", image.pk, {})
-    monkeypatch.setattr(libvirt_reader, "read", lambda host: facts)
+    monkeypatch.setattr(reader, "read", lambda host: facts)
     job = run(queued)
     assert (job.state, job.error_code) == ("failed", "not_orphan")
     assert (pool / "left.qcow2").exists()
     unread = GuestFacts("domain", "u", "web", "shut off", (), unread=("qemu:arg file=/x",))
-    monkeypatch.setattr(libvirt_reader, "read", lambda host: LibvirtFacts(domains=(unread,)))
+    monkeypatch.setattr(reader, "read", lambda host: LibvirtFacts(domains=(unread,)))
     with pytest.raises(RefusedError) as refused:
-        asking.refuse_named(image)
+        ask_hypervisors.refuse_named(image)
     assert refused.value.code == "guests_unknown"
 
 

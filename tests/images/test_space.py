@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from images.kinds.reclaim import Reclaim
 from images.models import Image
-from images.space import Admitted, Need, needed_by_running, worst_moment
+from images.rewrite.space import Admitted, Need, needed_by_running, worst_moment
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import services

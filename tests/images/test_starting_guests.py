@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from images import waiting
 from images.models import Image
+from images.rewrite import wait_for_guests
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.agent.protocol import HostError
-from storage_admin.hosts import libvirt_control
+from storage_admin.hosts.libvirt import control
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import claims, services
 from storage_admin.jobs.models import Job
@@ -32,7 +32,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         uids.append(uid)
         return "started"
 
-    monkeypatch.setattr(libvirt_control, "start", start)
+    monkeypatch.setattr(control, "start", start)
     return uids
 
 
@@ -59,8 +59,8 @@ def test_the_guest_is_started_where_the_image_is_whole_and_nobody_decided_otherw
 ) -> None:
     guest = used_by(image, state="shut off", kind="domain")
     job = ended(image, state, code)
-    waiting.look()
-    waiting.look()
+    wait_for_guests.look()
+    wait_for_guests.look()
     job.refresh_from_db()
     assert (started, job.start_due) == ([guest.uid] if starts else [], False)
     entries = AuditEntry.objects.filter(what="guest started", target="web")
@@ -72,10 +72,10 @@ def test_the_guest_is_started_where_the_image_is_whole_and_nobody_decided_otherw
 def test_nothing_is_started_before_a_recovery_has_told_what_stands_there(image: Image, started: list[str]) -> None:
     guest = used_by(image, state="shut off", kind="domain")
     job = ended(image, "interrupted", "interrupted", needs_recovery=True)
-    waiting.look()
+    wait_for_guests.look()
     assert started == []
     Job.objects.filter(pk=job.pk).update(needs_recovery=False)
-    waiting.look()
+    wait_for_guests.look()
     assert started == [guest.uid]
 
 
@@ -87,10 +87,10 @@ def test_a_guest_is_not_started_while_another_job_needs_one_of_its_images(image:
     ImageUseFactory.create(image=second, disk__guest=guest)
     other = submit(base)
     ended(image)
-    waiting.look()
+    wait_for_guests.look()
     assert started == []
     services.cancel(OPERATOR, other)
-    waiting.look()
+    wait_for_guests.look()
     assert started == [guest.uid]
 
 
@@ -103,7 +103,7 @@ def test_a_job_that_itself_waits_for_a_guest_keeps_no_other_guest_off(image: Ima
     Image.every.filter(pk=base.pk).update(in_use=True)
     job = ended(image)
     parked(base)
-    waiting.look()
+    wait_for_guests.look()
     assert started == [guest.uid], said(job)
 
 
@@ -111,7 +111,7 @@ def test_of_several_guests_with_the_same_disk_none_is_started_unasked(image: Ima
     for name in ("one", "two"):
         used_by(image, name, "shut off", "domain")
     job = ended(image)
-    waiting.look()
+    wait_for_guests.look()
     assert started == []
     assert any("2 guests of libvirt have the image as their disk" in line for line in said(job))
 
@@ -122,10 +122,10 @@ def test_a_start_that_fails_is_a_warning_and_the_job_has_succeeded(
     def fails(host: Host, uid: str) -> str:
         raise HostError("libvirt said: no memory left")
 
-    monkeypatch.setattr(libvirt_control, "start", fails)
+    monkeypatch.setattr(control, "start", fails)
     used_by(image, state="shut off", kind="domain")
     job = ended(image)
-    waiting.look()
+    wait_for_guests.look()
     job.refresh_from_db()
     assert job.state == "succeeded"
     (line,) = job.log_lines.filter(level="warning")
@@ -139,7 +139,7 @@ def test_without_start_after_nothing_is_started(image: Image, started: list[str]
     job = claims.claim(services.submit(ADMIN, "reclaim", image.pk, {"when_running": "wait"}).pk, "w")
     assert job is not None
     claims.finish(job, Job.State.SUCCEEDED)
-    waiting.look()
+    wait_for_guests.look()
     assert started == []
 
 
@@ -147,6 +147,6 @@ def test_without_start_after_nothing_is_started(image: Image, started: list[str]
 def test_of_many_rounds_at_once_one_starts_the_guest(image: Image, started: list[str]) -> None:
     guest = used_by(image, state="shut off", kind="domain")
     ended(image)
-    answers = at_once(8, lambda number: waiting.look())
+    answers = at_once(8, lambda number: wait_for_guests.look())
     assert [answer for answer in answers if isinstance(answer, Exception)] == []
     assert started == [guest.uid]

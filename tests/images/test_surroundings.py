@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from pytest_django import DjangoAssertNumQueries
 
-from images import surroundings
 from images.kinds.targets import ancestors, descendants
 from images.models import Image
+from images.rewrite import neighbours
 from storage_admin.agent.protocol import RefusedError
 from tests.factories import ImageFactory, ImageUseFactory, StoragePoolFactory
 
@@ -46,8 +46,8 @@ def test_guests_are_those_of_the_image_and_of_what_stands_on_it() -> None:
     images = tree()
     for name in ("a", "c", "e"):
         ImageUseFactory.create(image=images[name], disk__guest__name=f"guest {name}")
-    assert [guest.name for guest in surroundings.of(images["b"]).guests] == ["guest c", "guest e"]
-    assert [guest.name for guest in surroundings.of(images["a"]).guests] == ["guest a", "guest c", "guest e"]
+    assert [guest.name for guest in neighbours.of(images["b"]).guests] == ["guest c", "guest e"]
+    assert [guest.name for guest in neighbours.of(images["a"]).guests] == ["guest a", "guest c", "guest e"]
 
 
 @pytest.mark.parametrize("which", ["a", "b", "c", "e", "d"])
@@ -74,10 +74,10 @@ def test_many_images_of_any_depth_are_fetched_together(django_assert_num_queries
         backing = shape.choice(images) if shape.random() < 0.9 else None
         images.append(ImageFactory.create(pool=pool, backing=backing, name=f"{number}"))
     rows = list(Image.objects.select_related("host", "pool"))
-    surroundings.share(rows)
+    neighbours.share(rows)
     with django_assert_num_queries(4):  # bases and their guests, overlays, guests
-        found = {row.pk: (surroundings.of(row).below, surroundings.of(row).above) for row in rows}
-        assert all(surroundings.of(row).guests == [] for row in rows)
+        found = {row.pk: (neighbours.of(row).below, neighbours.of(row).above) for row in rows}
+        assert all(neighbours.of(row).guests == [] for row in rows)
         assert [base.pool.name for below, _ in found.values() for base in below]
     for row in rows:
         below, above = found[row.pk]
@@ -88,8 +88,8 @@ def test_many_images_of_any_depth_are_fetched_together(django_assert_num_queries
 
 def test_a_row_keeps_what_was_fetched_for_it_and_a_fresh_row_does_not() -> None:
     images = tree()
-    assert names(surroundings.of(images["e"]).above) == []
+    assert names(neighbours.of(images["e"]).above) == []
     ImageFactory.create(backing=images["e"], name="f")
-    assert names(surroundings.of(images["e"]).above) == []
-    assert names(surroundings.of(Image.objects.get(pk=images["e"].pk)).above) == ["f"]
+    assert names(neighbours.of(images["e"]).above) == []
+    assert names(neighbours.of(Image.objects.get(pk=images["e"].pk)).above) == ["f"]
     assert names(descendants(images["e"])) == ["f"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from images.watch.trend import Day, Forecast, forecast
+from images.alert_rules.trend import Day, Forecast, forecast
 
 GIB = 1 << 30
 FREE = 100 * GIB

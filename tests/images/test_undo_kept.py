@@ -9,11 +9,12 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from images import hypervisors, tasks
-from images.hypervisors import Told
-from images.watch.looking import look
-from storage_admin.agent.hostclock import Moment
+from images import tasks
+from images.alert_rules.looking import look
+from images.scan import hypervisors
+from images.scan.hypervisors import Told
 from storage_admin.agent.protocol import RefusedError
+from storage_admin.agent.swap.clock import Moment
 from storage_admin.events.models import Alert
 from storage_admin.guests import spans
 from storage_admin.guests.models import Guest, GuestSpan

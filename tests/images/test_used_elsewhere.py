@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from images import elsewhere
 from images.models import Image
+from images.rewrite import other_hosts
 from storage_admin.agent import main
 from storage_admin.agent.bundle import Bundle
 from storage_admin.agent.protocol import HostError, RefusedError
@@ -50,7 +50,7 @@ def other(quiet: None, no_hypervisor: None, path: Path, monkeypatch: pytest.Monk
 
 def _refused(image: Image) -> str:
     with pytest.raises(RefusedError) as refused:
-        elsewhere.refuse_used(image)
+        other_hosts.refuse_used(image)
     assert "other" not in refused.value.detail.replace("nother", "")
     return refused.value.code
 
@@ -59,13 +59,13 @@ def test_an_image_that_is_open_on_another_host_is_left_alone_and_looked_at_befor
     path: Path, other: Host
 ) -> None:
     image = image_at(path)
-    elsewhere.refuse_used(image)
+    other_hosts.refuse_used(image)
     with opened(path):
         assert _refused(image) == "image_in_use"
         for kind in ("reclaim", "flatten", "convert"):
             with pytest.raises(RefusedError, match="open on another host"):
                 kinds.get(kind).prepare(Job(kind=kind, host=image.host, target_id=image.pk))
-    elsewhere.refuse_used(image)
+    other_hosts.refuse_used(image)
 
 
 def test_a_host_that_cannot_be_asked_refuses_the_work(path: Path, other: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ def test_another_file_there_is_refused_and_hosts_of_other_storages_are_not_asked
     image.inode = "1"
     assert _refused(image) == "stale_plan"
     other.pools.update(shared_key="nfs:server:/another")
-    elsewhere.refuse_used(image)
+    other_hosts.refuse_used(image)
 
 
 # After the exchange

@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from images import tasks, vanished
+from images import tasks
 from images.models import Image, ImageSample
+from images.scan import vanished
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.accounts.roles import SYSTEM, Actor, ForbiddenError, Role
 from storage_admin.agent.protocol import RefusedError
-from storage_admin.hosts.errors import InvalidError
+from storage_admin.errors import InvalidError
 from storage_admin.hosts.models import StoragePool
 from tests.factories import ImageFactory, JobFactory, StoragePoolFactory
 

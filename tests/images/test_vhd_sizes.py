@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from images import refusals
+from images.rewrite import refusals
 from storage_admin.agent.formats.vpc import checksum
 from storage_admin.jobs import services
 from tests.working import OPERATOR, create, image_at, scan, this_machine

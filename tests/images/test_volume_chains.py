@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from images import planning, surroundings, volume_chains
 from images.models import Image
-from storage_admin.agent import volume_chains as on_the_spot
+from images.rewrite import neighbours, planning, volume_chains
 from storage_admin.agent.protocol import RefusedError, Request, b64
+from storage_admin.agent.rewrite import volume_chains as on_the_spot
 from storage_admin.agent.verbs import aside, convert, flatten, reclaim
 from tests.agent.aside import aside_args
 from tests.agent.harness import reclaim_args
@@ -126,7 +126,7 @@ def test_no_chain_is_cut_and_no_file_of_one_is_an_orphan(store: Path, pve: Path,
     register(host, elsewhere)
     scanned(host)
     images = list(Image.objects.select_related("host", "pool"))
-    surroundings.share(images)
+    neighbours.share(images)
     rows = {os.fsdecode(bytes(row.path_bytes)): row for row in images}
     false_orphans = [f"{one.kind}: {path.name}" for one in states for path in one.needed if rows[str(path)].orphan]
     cut = [what for one in states for what in (*cut_by_a_plan(one, rows), *cut_by_the_agent(one))]

@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from images import liveness, waiting
 from images.models import Image
+from images.rewrite import running_guests, wait_for_guests
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.agent.protocol import RefusedError
+from storage_admin.errors import InvalidError
 from storage_admin.guests.models import Guest
-from storage_admin.hosts import libvirt_control
 from storage_admin.hosts.guest_facts import GuestFacts
+from storage_admin.hosts.libvirt import control
 from storage_admin.jobs import claims, reaper, services
-from storage_admin.jobs.errors import InvalidError
 from storage_admin.jobs.models import Job, ResourceLock
 from tests.factories import HostFactory, ImageFactory, JobFactory
 from tests.images.parking import image, parked, rung, shut_down, submit, used_by
@@ -91,24 +91,24 @@ def test_nobody_rings_for_a_job_that_waits_and_a_message_that_comes_finds_nothin
     assert reaper.sweep() == 0
     assert claims.claim(job.pk, "w") is None
     assert [line for line in said(job) if line.startswith("waits for")] == [said(job)[-1]]
-    waiting.look()
+    wait_for_guests.look()
     assert rung == []
 
 
 def test_it_goes_on_after_a_scan_that_found_the_guest_off(image: Image, rung: list[int]) -> None:
     guest = used_by(image)
     job = parked(image)
-    waiting.look()
+    wait_for_guests.look()
     Guest.objects.filter(pk=guest.pk).update(state="shut off")
-    waiting.look()  # nobody has read since what the guest wrote last
+    wait_for_guests.look()  # nobody has read since what the guest wrote last
     job.refresh_from_db()
     assert (job.state, rung) == ("queued", [])
     assert job.waiting_for.startswith(f"a scan of {image.host.name}, now that guest web is off")
     assert Job.objects.filter(kind="scan", state="queued").count() == 1
-    waiting.look()
+    wait_for_guests.look()
     assert Job.objects.filter(kind="scan").count() == 1
     shut_down(guest)
-    waiting.look()
+    wait_for_guests.look()
     assert rung == [job.pk]
     taken = claims.claim(job.pk, "w")
     assert taken is not None
@@ -121,7 +121,7 @@ def test_of_many_looks_at_once_one_lets_it_go_on(image: Image, rung: list[int]) 
     job = parked(image)
     shut_down(guest)
     for same in [Job.objects.get(pk=job.pk) for _ in range(3)]:
-        waiting._look_at(same, {})
+        wait_for_guests._look_at(same, {})
     assert rung == [job.pk]
     assert len([line for line in said(job) if "goes on" in line]) == 1
 
@@ -130,7 +130,7 @@ def test_it_waits_again_for_a_guest_that_was_started_meanwhile(image: Image) -> 
     first = used_by(image, "web")
     job = parked(image)
     shut_down(first)
-    waiting.look()
+    wait_for_guests.look()
     used_by(image, "db")
     assert claims.claim(job.pk, "w") is None
     job.refresh_from_db()
@@ -142,8 +142,8 @@ def test_after_its_hours_it_is_given_up_and_nothing_was_touched(image: Image, ru
     used_by(image)
     job = parked(image, wait_hours=2)
     Job.objects.filter(pk=job.pk).update(wait_until=timezone.now() - timedelta(seconds=1))
-    waiting.look()
-    waiting.look()
+    wait_for_guests.look()
+    wait_for_guests.look()
     job.refresh_from_db()
     assert (job.state, job.error_code, job.waiting_for, rung) == ("failed", "guest_running", "", [])
     assert "did not happen within 2 hours. Nothing was touched." in job.error_detail
@@ -158,9 +158,9 @@ def test_a_guest_that_is_off_at_the_last_moment_is_in_time(image: Image, rung: l
     job = parked(image)
     Job.objects.filter(pk=job.pk).update(wait_until=timezone.now() - timedelta(seconds=1))
     Guest.objects.filter(pk=guest.pk).update(state="shut off")
-    waiting.look()
+    wait_for_guests.look()
     shut_down(guest)
-    waiting.look()
+    wait_for_guests.look()
     assert rung == [job.pk]
 
 
@@ -168,8 +168,8 @@ def test_a_host_that_cannot_be_scanned_ends_the_waiting_as_well(image: Image) ->
     guest = used_by(image)
     job = parked(image)
     Guest.objects.filter(pk=guest.pk).update(state="shut off")
-    Job.objects.filter(pk=job.pk).update(wait_until=timezone.now() - waiting.SCAN_WITHIN)
-    waiting.look()
+    Job.objects.filter(pk=job.pk).update(wait_until=timezone.now() - wait_for_guests.SCAN_WITHIN)
+    wait_for_guests.look()
     job.refresh_from_db()
     assert (job.state, job.error_code) == ("failed", "stale_plan")
 
@@ -179,7 +179,7 @@ def test_a_job_that_waits_can_be_cancelled(image: Image, rung: list[int]) -> Non
     job = parked(image)
     services.cancel(OPERATOR, job)
     shut_down(guest)
-    waiting.look()
+    wait_for_guests.look()
     job.refresh_from_db()
     assert (job.state, rung, ResourceLock.objects.count()) == ("cancelled", [], 0)
 
@@ -189,10 +189,10 @@ def test_a_scan_that_failed_just_now_is_not_asked_for_again_at_once(image: Image
     job = parked(image)
     Guest.objects.filter(pk=guest.pk).update(state="stopped")
     failed = JobFactory.create(kind="scan", target=image.host, state="failed", finished=timezone.now())
-    waiting.look()
+    wait_for_guests.look()
     assert not Job.objects.filter(kind="scan", state="queued").exists()
-    Job.objects.filter(pk=failed.pk).update(finished=timezone.now() - waiting.SCAN_AGAIN)
-    waiting.look()
+    Job.objects.filter(pk=failed.pk).update(finished=timezone.now() - wait_for_guests.SCAN_AGAIN)
+    wait_for_guests.look()
     assert Job.objects.filter(kind="scan", state="queued").count() == 1
     job.refresh_from_db()
     assert job.state == "queued"
@@ -202,9 +202,9 @@ def test_looking_at_one_host_leaves_the_others_alone(image: Image, rung: list[in
     guest = used_by(image)
     parked(image)
     shut_down(guest)
-    waiting.look(HostFactory.create().pk)
+    wait_for_guests.look(HostFactory.create().pk)
     assert rung == []
-    waiting.look(image.host_id)
+    wait_for_guests.look(image.host_id)
     assert len(rung) == 1
 
 
@@ -221,12 +221,12 @@ def test_whoever_does_not_wait_is_not_asked_about_guests(image: Image, monkeypat
     def never(*_: Any) -> Any:
         raise AssertionError
 
-    monkeypatch.setattr(liveness, "guests_known_to_run", never)
-    monkeypatch.setattr(liveness, "running_domains", never)
-    monkeypatch.setattr(libvirt_control, "states", never)
+    monkeypatch.setattr(running_guests, "guests_known_to_run", never)
+    monkeypatch.setattr(running_guests, "running_domains", never)
+    monkeypatch.setattr(control, "states", never)
     job = services.submit(OPERATOR, "reclaim", image.pk, {})
     assert claims.claim(job.pk, "w") is not None
-    waiting.look()
+    wait_for_guests.look()
 
 
 def test_nobody_asks_the_hypervisor_for_a_job_that_has_no_slot(image: Image, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +236,7 @@ def test_nobody_asks_the_hypervisor_for_a_job_that_has_no_slot(image: Image, mon
         asked.append(image)
         return []
 
-    monkeypatch.setattr(liveness, "running_domains", nothing_runs)
+    monkeypatch.setattr(running_guests, "running_domains", nothing_runs)
     JobFactory.create(kind="reclaim", target=ImageFactory.create(pool=image.pool), state="running")
     job = submit(image)
     assert claims.claim(job.pk, "w") is None

@@ -6,8 +6,8 @@ import pytest
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
+from images.alert_rules.looking import EACH, look
 from images.models import Image
-from images.watch.looking import EACH, look
 from storage_admin.accounts.roles import SYSTEM, Actor, Role
 from storage_admin.events.models import Alert, Event
 from storage_admin.events.selectors import alerts_for

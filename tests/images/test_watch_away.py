@@ -7,8 +7,8 @@ import pytest
 from django.db.models import F
 from django.utils import timezone
 
+from images.alert_rules.looking import look
 from images.selectors.overview import overview
-from images.watch.looking import look
 from storage_admin.accounts.roles import SYSTEM
 from storage_admin.events.models import Alert, Event
 from storage_admin.events.selectors import alerts_for

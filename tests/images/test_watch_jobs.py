@@ -8,7 +8,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from images.watch.looking import look
+from images.alert_rules.looking import look
 from storage_admin.events.models import Alert, Event
 from storage_admin.jobs import claims
 from storage_admin.jobs.models import Job

@@ -18,8 +18,8 @@ from celery import current_app
 from django.utils import timezone
 from kombu import Connection
 
-from images.watch.jobs import PATIENCE
-from images.watch.looking import look
+from images.alert_rules.jobs import PATIENCE
+from images.alert_rules.looking import look
 from storage_admin.events.models import Alert
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import reaper, services

@@ -11,8 +11,8 @@ from django.utils import timezone
 from images.ledger.filters import LedgerFilters
 from images.ledger.selectors import lines_for
 from images.models import Image
+from images.rewrite.space import Admitted
 from images.selectors.lists import Matches
-from images.space import Admitted
 from images.tasks import advance_policies, expire_undo, look_at_guests, look_for_trouble
 from storage_admin.accounts.roles import SYSTEM
 from storage_admin.api.work_metrics import work

@@ -9,10 +9,11 @@ from django.db import connection
 from django.utils import timezone
 from pytest_django import Settings
 
+from images.rewrite.libvirt_events import watchers
 from images.tasks import look_at_guests, look_at_guests_of
-from images.watching import watchers
 from storage_admin.agent.protocol import HostError
-from storage_admin.hosts import libvirt_control, libvirt_uri, machine, transport
+from storage_admin.hosts import machine, transport
+from storage_admin.hosts.libvirt import control, uri
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.services import ensure_local_host
 from storage_admin.jobs import claims, doorbell, routing
@@ -130,7 +131,7 @@ def test_local_is_the_machine_that_said_so_first_unless_the_database_is_a_file_o
 
 def test_libvirt_on_another_local_machine_is_unknown_and_not_absent() -> None:
     host = HostFactory.create(slug="local", capabilities=ELSEWHERE)
-    with pytest.raises(HostError, match="only a worker that runs there"), libvirt_uri.uri_of(host):
+    with pytest.raises(HostError, match="only a worker that runs there"), uri.uri_of(host):
         pass
 
 
@@ -146,7 +147,7 @@ def test_guests_are_looked_at_by_the_worker_of_their_host(
     def apply_async(args: tuple[int], *, queue: str, **_options: Any) -> None:
         rung.append((look_at_guests_of.name, args[0], queue))
 
-    monkeypatch.setattr(libvirt_control, "states", states)
+    monkeypatch.setattr(control, "states", states)
     # Nobody listens to libvirt in a thread that outlives the test.
     monkeypatch.setattr(watchers, "attend", lambda host_ids: None)
     monkeypatch.setattr(look_at_guests_of, "apply_async", apply_async)

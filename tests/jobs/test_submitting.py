@@ -10,8 +10,8 @@ from images.models import Image
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.accounts.roles import Actor, ForbiddenError, Role
 from storage_admin.agent.protocol import RefusedError
+from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.jobs import kinds, services
-from storage_admin.jobs.errors import InvalidError, NotFoundError
 from storage_admin.jobs.models import IdempotentAnswer, Job, JobLog, ResourceLock
 from tests.factories import GuestFactory, HostFactory, ImageFactory, JobFactory, StoragePoolFactory
 from tests.jobs.test_claims import at_once

@@ -11,7 +11,8 @@ from typing import Any
 
 sys.path.insert(0, sys.argv[1])
 
-from storage_admin.agent import main, renames
+from storage_admin.agent import main
+from storage_admin.agent.swap import renames
 
 
 def die(*_: Any) -> None:

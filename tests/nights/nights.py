@@ -12,8 +12,9 @@ from zoneinfo import ZoneInfo
 from django.db import connection
 from django.test import Client
 
-from images import holding, refusals, tasks
+from images import tasks
 from images.models import Image, Policy, PolicyPick, PolicyRun
+from images.rewrite import holding, refusals
 from storage_admin.accounts.models import User
 from storage_admin.accounts.roles import SYSTEM, Actor, Role
 from storage_admin.agent.protocol import RefusedError

@@ -6,8 +6,8 @@ import statistics
 import subprocess
 from pathlib import Path
 
-from images import estimates
 from images.models import Image
+from images.rewrite import estimates
 from storage_admin.accounts.roles import SYSTEM
 from storage_admin.hosts.services import ensure_local_host, register_folder
 from tests.performance.images import MIB, filled, warm

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from images import estimates
 from images.models import Image
+from images.rewrite import estimates
 from storage_admin.accounts.roles import SYSTEM
 from storage_admin.agent.protocol import RESULT, Request
 from storage_admin.hosts import transport

@@ -5,14 +5,14 @@ import statistics
 import time
 from pathlib import Path
 
-from images import look
 from images.models import Image
-from images.space import Admitted
-from images.views import bulk
+from images.rewrite.space import Admitted
+from images.scan import look
 from storage_admin.accounts.roles import SYSTEM
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.services import add_pool
 from storage_admin.jobs import kinds
+from storage_admin.web.pages import reclaim_many
 from tests.harness.sshd import sshd
 from tests.performance.fleet import hangs, row_of
 from tests.performance.inventory import make_images
@@ -50,7 +50,7 @@ def measure(folder: Path) -> list[Row]:
         for _ in range(ROUNDS):
             begin, used = time.monotonic(), time.process_time()
             answered.append(len(look.at(rows)))
-            bulk.planned(SYSTEM, list(rows.all()), options, Admitted())
+            reclaim_many.planned(SYSTEM, list(rows.all()), options, Admitted())
             took.append(time.monotonic() - begin)
             own.append(time.process_time() - used)
     median = statistics.median(took)

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from images import planning
 from images.models import Image, Policy
 from images.policies.rules import choose
 from images.policies.shape import Rules
-from images.surroundings import share
+from images.rewrite import planning
+from images.rewrite.neighbours import share
 from storage_admin.jobs.models import Job
 from tests.factories import PolicyFactory
 from tests.working import OPERATOR, image_at, run, scan, this_machine, work

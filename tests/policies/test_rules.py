@@ -12,7 +12,7 @@ from django.utils import timezone
 from images.models import Image, Policy
 from images.policies.rules import Choice, choose, not_meant
 from images.policies.shape import Rules
-from storage_admin.agent.prediction import impossible
+from storage_admin.agent.measure.prediction import impossible
 from storage_admin.jobs.models import Job
 from tests.api.test_query_budgets import MANY, make_images
 from tests.factories import (

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from images.policies.windows import Schedule, openings
-from storage_admin.hosts.errors import InvalidError
+from storage_admin.errors import InvalidError
 
 BERLIN, NEW_YORK = "Europe/Berlin", "America/New_York"
 

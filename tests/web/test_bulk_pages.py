@@ -6,9 +6,9 @@ import pytest
 from django.test import Client
 
 from images.models import Image
-from images.space import Admitted
-from images.views.bulk import Line, needs_of, planned, sums_of
+from images.rewrite.space import Admitted
 from storage_admin.jobs.models import Job
+from storage_admin.web.pages.reclaim_many import Line, needs_of, planned, sums_of
 from tests.factories import GIB, ImageFactory
 from tests.web.confirming import planned as shown
 from tests.web.conftest import Filled

@@ -7,8 +7,8 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 from pytest_django.live_server_helper import LiveServer
 
-from images.views.access import NOT_PLANNED
 from storage_admin.jobs.models import Job
+from storage_admin.web.page import NOT_PLANNED
 from tests.factories import GIB, ImageFactory, StoragePoolFactory
 from tests.web.test_in_a_browser import chromium, complaints_of, signed_in
 

@@ -7,9 +7,9 @@ from django.test import Client
 
 from images.models import Image
 from images.selectors import chain_of
-from images.views.rewrite import growth_of
-from images.views.tree import tree_of
 from storage_admin.jobs.models import Job
+from storage_admin.web.pages.chain_tree import tree_of
+from storage_admin.web.pages.rewrite import growth_of
 from tests.factories import GIB, ImageFactory
 from tests.web.confirming import confirm, planned
 from tests.web.conftest import Filled

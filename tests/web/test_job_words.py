@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from images.templatetags.job_words import asked_for, method_word, moment, shell
 from storage_admin.jobs import kinds
 from storage_admin.jobs.models import Job
+from storage_admin.web.templatetags.job_words import asked_for, method_word, moment, shell
 
 
 def job(kind: str, plan: dict[str, Any] | None = None, **options: Any) -> Job:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.utils import timezone
 
-from images.templatetags.storage import ago, bar_scale, bytes_of, size_bar
+from storage_admin.web.templatetags.storage import ago, bar_scale, bytes_of, size_bar
 from storage_admin.words import percent, seconds, size
 
 

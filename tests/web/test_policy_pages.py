@@ -14,10 +14,10 @@ from django.utils import timezone
 
 from images.models import Policy, PolicyRun
 from images.policies import preview, runs
-from images.views import policy_run
-from images.views.policies import SHOWN
 from storage_admin.jobs import automation
 from storage_admin.jobs.models import Job
+from storage_admin.web.pages import policy_run
+from storage_admin.web.pages.policies import SHOWN
 from tests.factories import (
     GIB,
     HostFactory,

@@ -7,11 +7,12 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from images import demo, demo_pool
-from images.demo_recipes import DemoError
+from images.demo import make
+from images.demo import pool as demo_pool
+from images.demo.recipes import DemoError
 from storage_admin.accounts.roles import SYSTEM
 from storage_admin.agent.protocol import RefusedError
-from storage_admin.jobs.errors import InvalidError
+from storage_admin.errors import InvalidError
 from storage_admin.supervisor.commands import typed
 
 
@@ -30,7 +31,7 @@ class Command(BaseCommand):
     def handle(self, *_args: Any, **options: Any) -> None:
         folder = Path(options["path"] or default_folder()).absolute()
         earlier = settings.DATA_DIR / "demo"  # where images are not worked on any more
-        if options["remove"] and not options["path"] and demo.is_demo(earlier):
+        if options["remove"] and not options["path"] and make.is_demo(earlier):
             folder = earlier.absolute()
         try:
             if options["remove"]:
@@ -41,7 +42,7 @@ class Command(BaseCommand):
             raise CommandError(getattr(error, "detail", "") or str(error)) from error
 
     def _make(self, folder: Path) -> None:
-        made = demo.make(folder)
+        made = make.make(folder)
         print(f"{folder}: {len(made.made)} files made, {len(made.kept)} were there.")
         if made.foreign:
             print(f"Left alone, because the demo did not make them: {', '.join(made.foreign)}.")
@@ -57,10 +58,10 @@ class Command(BaseCommand):
             print(f"They are scanned as soon as Storage Admin runs: {start}")
 
     def _remove(self, folder: Path) -> None:
-        if not demo.is_demo(folder):
+        if not make.is_demo(folder):
             raise CommandError(f"{folder} is not a folder that the demo made: there is nothing in it to take away.")
         demo_pool.forget(SYSTEM, folder)
-        removed = demo.remove(folder)
+        removed = make.remove(folder)
         print(f"{folder}: {removed.count} files taken away.")
         if removed.foreign:
             print(f"Left, because the demo did not make them: {', '.join(removed.foreign)}.")

@@ -10,13 +10,14 @@ import os
 from dataclasses import dataclass, replace
 from typing import Any
 
-from storage_admin.agent import hostfacts, links
 from storage_admin.agent.bench import boot_files, memory
 from storage_admin.agent.bench.step import Bench, Fields, Setting, Step
 from storage_admin.agent.bench.storm import INITRD, KERNEL, Machine, Storm
-from storage_admin.agent.links import Chain, Planned
+from storage_admin.agent.host import facts
 from storage_admin.agent.protocol import INVALID, RefusedError
-from storage_admin.agent.qemu_node import Node
+from storage_admin.agent.qemu.node import Node
+from storage_admin.agent.rewrite import chain as links
+from storage_admin.agent.rewrite.chain import Chain, Planned
 
 TOOLS = ("qemu-img", "virsh", "stdbuf")
 #: Each guest's disk: a raw file of its own; or an overlay on one raw base, or on one qcow2 base.
@@ -117,7 +118,7 @@ class BootStep(Step):
 
     def unsupported(self, bench: Bench) -> str | None:  # noqa: ARG002
         """More guests than fit into the host's memory are left out; refused, where fewer were not asked for."""
-        available = hostfacts.memory_bytes("MemAvailable")
+        available = facts.memory_bytes("MemAvailable")
         each = self.boots.machine.memory_bytes
         if available is None or self.guests <= (fit := memory.most_guests(available, each)):
             return None

@@ -11,10 +11,9 @@ import os
 import stat
 from collections.abc import Sequence
 
-from storage_admin.agent import space
 from storage_admin.agent.bench.step import Bench
-from storage_admin.agent.pools import display
-from storage_admin.agent.protocol import INVALID, RefusedError
+from storage_admin.agent.host import space
+from storage_admin.agent.protocol import INVALID, RefusedError, display
 
 #: The most that a kernel and its initial file system may take together, in bytes.
 MOST_BYTES = 256 << 20

@@ -6,9 +6,9 @@ import os
 import time
 from typing import Any
 
-from storage_admin.agent import hostfacts
 from storage_admin.agent.bench import caches
-from storage_admin.agent.mounts import Mount, Mounts
+from storage_admin.agent.host import facts
+from storage_admin.agent.host.mounts import Mount, Mounts
 
 _MOUNTINFO = "/proc/self/mountinfo"
 _SYS_BLOCK = "/sys/dev/block"
@@ -26,8 +26,8 @@ def before(pool: int) -> dict[str, Any]:
         "kernel": os.uname().release,
         "machine": os.uname().machine,
         "cpus": os.cpu_count(),
-        "memory_bytes": hostfacts.memory_bytes(),
-        "tools": hostfacts.tool_versions(("qemu-img", "fio", "bonnie++", "dd")),
+        "memory_bytes": facts.memory_bytes(),
+        "tools": facts.tool_versions(("qemu-img", "fio", "bonnie++", "dd")),
         "filesystem": mount.filesystem if mount else None,
         "mount_options": mount_options(mount) if mount else None,
         "mount_source": mount.source.decode("utf-8", "backslashreplace") if mount else None,

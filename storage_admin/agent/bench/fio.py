@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from storage_admin.agent import tools
 from storage_admin.agent.bench.step import Bench, Fields, Setting, Step
+from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import INVALID, RefusedError
 
 TOOLS = ("fio",)

@@ -11,10 +11,11 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from storage_admin.agent import qemu_img, space
 from storage_admin.agent.bench.qemu_bench import Guest
 from storage_admin.agent.bench.step import Bench, Fields, Setting, Step
+from storage_admin.agent.host import space
 from storage_admin.agent.protocol import INVALID, RefusedError
+from storage_admin.agent.qemu import img
 
 TOOLS = ("qemu-img",)
 LAYOUTS = ("raw", "qcow2", "raw+qcow2", "qcow2+qcow2", "chain", "zlib", "zstd")
@@ -48,7 +49,7 @@ class LayoutStep(Step):
 
     def unsupported(self, bench: Bench) -> str | None:
         """zstd is younger than zlib."""
-        if self.layout == "zstd" and not qemu_img.supports_zstd(bench.io):
+        if self.layout == "zstd" and not img.supports_zstd(bench.io):
             return "this host's qemu-img cannot compress with zstd: left out"
         return None
 

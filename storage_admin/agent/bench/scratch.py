@@ -16,8 +16,7 @@ import time
 from collections.abc import Iterator
 
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.pools import display
-from storage_admin.agent.protocol import RefusedError
+from storage_admin.agent.protocol import RefusedError, display
 
 #: What became of a folder that was left behind.
 REMOVED, BUSY, FOREIGN = "removed", "busy", "foreign"

@@ -8,8 +8,8 @@ import threading
 import time
 from collections.abc import Sequence
 
-from storage_admin.agent import tools
 from storage_admin.agent.lifeline import AgentIO
+from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import HostError
 
 URI = "qemu:///system"

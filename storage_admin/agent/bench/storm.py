@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape, quoteattr
 
-from storage_admin.agent import tools
 from storage_admin.agent.bench.signals import URI, Agents, AllUpError, Consoles, Silent, Up
 from storage_admin.agent.bench.step import Bench
+from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 
 #: Names of the copies in the scratch folder that a guest is started from directly.

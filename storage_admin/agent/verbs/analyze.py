@@ -9,17 +9,17 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from storage_admin.agent import cgroups
-from storage_admin.agent.estimate import analyze_qcow2, analyze_raw
-from storage_admin.agent.extents import analyze_other
+from storage_admin.agent.folders.pools import open_beneath
 from storage_admin.agent.formats import Facts, UnreadableError, probe_reader, read_as
 from storage_admin.agent.formats.reader import Reader
+from storage_admin.agent.host import cgroups
+from storage_admin.agent.host.priority import idle
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.pools import display, open_beneath
-from storage_admin.agent.prediction import unknown
-from storage_admin.agent.priority import idle
-from storage_admin.agent.protocol import HostError, RefusedError, Request, unb64
-from storage_admin.agent.sampling import Pace
+from storage_admin.agent.measure.estimate import analyze_qcow2, analyze_raw
+from storage_admin.agent.measure.extents import analyze_other
+from storage_admin.agent.measure.prediction import unknown
+from storage_admin.agent.measure.sampling import Pace
+from storage_admin.agent.protocol import HostError, RefusedError, Request, display, unb64
 
 _WORDS = frozenset(
     {"path_b64", "pool_path_b64", "format", "dev", "inode", "mode", "compression", "samples", "seconds", "seed"}
@@ -72,7 +72,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         numbers stand on top, too. ``basis`` says how they were found: ``leaked_clusters`` and ``leaked_bytes``
         (``None`` with a ``leaked_reason``), ``clusters_zero_allocated``, ``compressed_ratio``, ``sampled``, and where
         other files share blocks of the image ``shared_bytes``, which are won by no method. Of qcow2 and raw
-        ``preallocation``, as :mod:`storage_admin.agent.preallocation` recognises it. ``seconds``.
+        ``preallocation``, as :mod:`storage_admin.agent.measure.preallocation` recognises it. ``seconds``.
 
         After ``full`` the result of a method is never larger than its ``predicted_high``, as long as the image stays as
         it is.

@@ -10,15 +10,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from storage_admin.agent import aside, attributes, filemounts, formats, locking, settle, space, swap, volume_chains
+from storage_admin.agent import formats
 from storage_admin.agent.arguments import Arguments
+from storage_admin.agent.folders.pools import open_parent
 from storage_admin.agent.formats import UnreadableError
-from storage_admin.agent.journal import Journal, JournalError, Stamp, file_name, parse_name
+from storage_admin.agent.host import attributes, file_mounts, locking, space
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.overlays import LookedAt, Wanted, refuse_needed
-from storage_admin.agent.pools import display, open_parent
-from storage_admin.agent.protocol import INVALID, HostError, RefusedError, Request, b64
-from storage_admin.agent.settle_aside import AsideStory
+from storage_admin.agent.protocol import INVALID, HostError, RefusedError, Request, b64, display
+from storage_admin.agent.rewrite import volume_chains
+from storage_admin.agent.scan.overlays import LookedAt, Wanted, refuse_needed
+from storage_admin.agent.swap import set_aside as aside
+from storage_admin.agent.swap import settle, swap
+from storage_admin.agent.swap.journal import Journal, JournalError, Stamp, file_name, parse_name
+from storage_admin.agent.swap.settle_aside import AsideStory
 
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _WHERE = frozenset({"path_b64", "pool_path_b64"})
@@ -257,7 +261,7 @@ def _refuse_parts(image: _Image, size: int) -> None:
 
 
 def _refuse_used(fd: int, shown: str) -> None:
-    filemounts.refuse_mounted(fd, shown)
+    file_mounts.refuse_mounted(fd, shown)
     if locking.locked_bytes(fd):
         raise RefusedError("image_in_use", f"{shown} is in use by a guest or a tool of qemu; shut it down first")
     deadline = time.monotonic() + aside.PASSING_READER

@@ -11,14 +11,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from storage_admin.agent import cgroups, protocol, space, space_claims, tools
+from storage_admin.agent import protocol
 from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.bench import environment, scratch
 from storage_admin.agent.bench.step import Bench, Step
+from storage_admin.agent.folders.pools import open_root
+from storage_admin.agent.host import cgroups, space, space_claims
+from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.mounts import Mounts
-from storage_admin.agent.pools import display, open_root
-from storage_admin.agent.protocol import INVALID, HostError, RefusedError, Request
+from storage_admin.agent.programs import tools
+from storage_admin.agent.protocol import INVALID, HostError, RefusedError, Request, display
 
 #: Each kind's module in :mod:`storage_admin.agent.bench`; one that is not there is not known.
 KINDS = {

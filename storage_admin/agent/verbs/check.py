@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from storage_admin.agent import qemu_img
 from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import RefusedError, Request
-from storage_admin.agent.rewrite import Rewrite
-from storage_admin.agent.sibling import Repair
-from storage_admin.agent.wish import COMMON, Wish, opened
+from storage_admin.agent.qemu import img
+from storage_admin.agent.rewrite.base import Rewrite
+from storage_admin.agent.rewrite.rebase_repair import Repair
+from storage_admin.agent.rewrite.wish import COMMON, Wish, opened
 
 LEVELS = frozenset({"none", "leaks", "all"})
 
@@ -35,11 +35,11 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         if level != "none":
             return Rewrite(request, io, wish, Repair(level), chain).run()
         io.progress("checking", 0, None, "looking through its tables")
-        if chain.image.planned.format not in qemu_img.CHECKED:
+        if chain.image.planned.format not in img.CHECKED:
             raise RefusedError(
                 "unsupported_subformat",
                 f"{chain.image.shown} is {chain.image.planned.format}, which has nothing to check",
             )
         chain.refuse_in_use()
-        effort = qemu_img.Effort(wish.idle_io, chain.refuse_changes)
-        return {"found": vars(qemu_img.check(io, chain.node(alone=True), effort)), "swapped": False}
+        effort = img.Effort(wish.idle_io, chain.refuse_changes)
+        return {"found": vars(img.check(io, chain.node(alone=True), effort)), "swapped": False}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from storage_admin.agent.arguments import Arguments
-from storage_admin.agent.conversion import Convert, Target
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.overlays import LookedAt
 from storage_admin.agent.protocol import Request
-from storage_admin.agent.rewrite import Rewrite
-from storage_admin.agent.wish import COMMON, Wish, opened
+from storage_admin.agent.rewrite.base import Rewrite
+from storage_admin.agent.rewrite.conversion import Convert, Target
+from storage_admin.agent.rewrite.wish import COMMON, Wish, opened
+from storage_admin.agent.scan.overlays import LookedAt
 
 
 def run(request: Request, io: AgentIO) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from typing import Any
 from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import INVALID, RefusedError, Request
-from storage_admin.agent.rewrite import Recipe, Rewrite
-from storage_admin.agent.sibling import Rebase, Standalone
-from storage_admin.agent.wish import COMMON, Wish, opened
+from storage_admin.agent.rewrite.base import Recipe, Rewrite
+from storage_admin.agent.rewrite.rebase_repair import Rebase, Standalone
+from storage_admin.agent.rewrite.wish import COMMON, Wish, opened
 
 METHODS = frozenset({"rebase", "convert"})
 

@@ -7,8 +7,8 @@ import stat
 import sys
 from typing import Any
 
-from storage_admin.agent import imagefolders, roots
 from storage_admin.agent.arguments import Arguments
+from storage_admin.agent.folders import image_folders, roots
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import INVALID, RefusedError, Request, b64, unb64
 
@@ -36,9 +36,9 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:  # noqa: ARG001 (it is
     found = look(path)
     real = [unb64(found["path_b64"])] if add and found["refusal"] else []
     if real or never:
-        if imagefolders.ALLOW not in sys.argv[1:]:
-            raise imagefolders.refusal(real[0] if real else path)
-        imagefolders.add(real, never)
+        if image_folders.ALLOW not in sys.argv[1:]:
+            raise image_folders.refusal(real[0] if real else path)
+        image_folders.add(real, never)
         found = look(path)
     return found
 
@@ -78,12 +78,12 @@ def _of_folder(real: bytes) -> dict[str, Any]:
     refusal = ""
     try:
         which = roots.identity(found.fd)
-        imagefolders.check(found)
+        image_folders.check(found)
     except RefusedError as error:
         refusal = error.detail
     finally:
         os.close(found.fd)
     return _told(
         "folder", path_b64=b64(real), root=None if which is None else vars(which),
-        forbidden=imagefolders.forbidden(real), refusal=refusal,
+        forbidden=image_folders.forbidden(real), refusal=refusal,
     )  # fmt: skip

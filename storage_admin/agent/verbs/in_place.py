@@ -21,11 +21,15 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from storage_admin.agent import attributes, cgroups, holes, locking, priority, protocol, qemu_img, space, volume_chains
-from storage_admin.agent.door import Door, shut_alone
+from storage_admin.agent import protocol
+from storage_admin.agent.host import attributes, cgroups, locking, priority, space
+from storage_admin.agent.host.open_gate import Door, shut_alone
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.links import Chain, Link
+from storage_admin.agent.measure import holes
 from storage_admin.agent.protocol import RefusedError
+from storage_admin.agent.qemu import img
+from storage_admin.agent.rewrite import volume_chains
+from storage_admin.agent.rewrite.chain import Chain, Link
 
 FORMATS = ("qcow2", "raw")
 #: Seconds between two looks at the controller while the work is throttled.
@@ -130,7 +134,7 @@ def refuse(chain: Chain, *, children_known: bool) -> None:
 
 def _refuse_corrupt(io: AgentIO, chain: Chain, idle_io: bool) -> None:
     # Holes make no image worse, but one whose metadata lies needs its admin before it needs space.
-    report = qemu_img.check(io, chain.node(), qemu_img.Effort(idle_io, chain.refuse_changes))
+    report = img.check(io, chain.node(), img.Effort(idle_io, chain.refuse_changes))
     if not report.sound:
         raise RefusedError(
             "dirty_or_corrupt",

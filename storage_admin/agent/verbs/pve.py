@@ -14,8 +14,8 @@ import stat
 from collections.abc import Iterator
 from typing import Any
 
-from storage_admin.agent import imagefolders
 from storage_admin.agent.arguments import Arguments
+from storage_admin.agent.folders import image_folders
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import HostError, Request, b64
 
@@ -51,8 +51,8 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         HostError: the folder is there and cannot be read.
     """
     args = Arguments(request.args, frozenset({"etc_pve", "root"}))
-    etc_pve = imagefolders.refuse_elsewhere(args.get("etc_pve", str, "/etc/pve"), "/etc/pve")
-    root = imagefolders.refuse_elsewhere(args.get("root", str, "/"), "/")
+    etc_pve = image_folders.refuse_elsewhere(args.get("etc_pve", str, "/etc/pve"), "/etc/pve")
+    root = image_folders.refuse_elsewhere(args.get("root", str, "/"), "/")
     try:
         folder = os.open(etc_pve, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):

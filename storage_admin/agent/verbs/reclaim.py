@@ -6,10 +6,10 @@ from typing import Any
 
 from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.links import Chain
 from storage_admin.agent.protocol import Request
+from storage_admin.agent.rewrite.chain import Chain
+from storage_admin.agent.rewrite.wish import COMMON, Wish, opened
 from storage_admin.agent.verbs import in_place
-from storage_admin.agent.wish import COMMON, Wish, opened
 
 METHODS = frozenset({"compress", "copy", "in_place"})
 _COMPRESSIONS = frozenset({"auto", "zlib", "zstd"})
@@ -42,7 +42,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
 
 def _copied(request: Request, io: AgentIO, wish: Wish, chain: Chain, compression: str | None) -> dict[str, Any]:
     # All that a swap needs takes as long to load as to dig the holes of a small image, which needs none of it.
-    from storage_admin.agent.copying import Compress, Copy  # noqa: PLC0415
-    from storage_admin.agent.rewrite import Rewrite  # noqa: PLC0415
+    from storage_admin.agent.rewrite.base import Rewrite  # noqa: PLC0415
+    from storage_admin.agent.rewrite.copying import Compress, Copy  # noqa: PLC0415
 
     return Rewrite(request, io, wish, Copy() if compression is None else Compress(compression), chain).run()

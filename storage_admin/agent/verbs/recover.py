@@ -7,14 +7,15 @@ from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from storage_admin.agent import settle, waiting
 from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.bench import scratch
-from storage_admin.agent.journal import Journal, JournalError, file_name, parse_name
+from storage_admin.agent.folders.pools import open_parent, open_root
+from storage_admin.agent.host import hung_mounts
+from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.mounts import Mounts
-from storage_admin.agent.pools import display, open_parent, open_root
-from storage_admin.agent.protocol import INVALID, RefusedError, Request, b64
+from storage_admin.agent.protocol import INVALID, RefusedError, Request, b64, display
+from storage_admin.agent.swap import settle
+from storage_admin.agent.swap.journal import Journal, JournalError, file_name, parse_name
 
 #: How deep folders are looked into; as deep as a scan goes.
 MAX_DEPTH = 8
@@ -62,7 +63,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     pools = [_pool(fields) for fields in args.take("pools", list)]
     mounts = Mounts.of_this_machine()
     paths = {path for _, path, _ in pools} | {one.pool_path for one in (*expected, *images)}
-    away = waiting.trusted(sorted(paths), mounts, io.check)
+    away = hung_mounts.trusted(sorted(paths), mounts, io.check)
     expected = [one for one in expected if one.pool_path not in away]
     recovered: list[dict[str, Any]] = []
     walk = _Walk(io, mounts, away)

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.prediction import unknown
+from storage_admin.agent.measure.prediction import unknown
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError, Request
 from storage_admin.agent.verbs import analyze
 

@@ -7,14 +7,16 @@ import socket
 from dataclasses import dataclass, field
 from typing import Any
 
-from storage_admin.agent import hostfacts, imagefolders, inuse, outside, waiting
 from storage_admin.agent.bench import scratch
+from storage_admin.agent.folders import image_folders
+from storage_admin.agent.folders.pools import open_root
+from storage_admin.agent.host import facts, hung_mounts, in_use
+from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.mounts import Mounts
-from storage_admin.agent.pools import open_root
-from storage_admin.agent.poolscan import PoolScan
 from storage_admin.agent.protocol import HOST, POOL, SEEN, RefusedError, Request, unb64
-from storage_admin.agent.records import FINGERPRINT_SIZE, Recorder
+from storage_admin.agent.scan import outside_disks
+from storage_admin.agent.scan.pool_scan import PoolScan
+from storage_admin.agent.scan.records import FINGERPRINT_SIZE, Recorder
 
 KINDS = ("dir", "libvirt", "proxmox")
 
@@ -59,12 +61,12 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         HostError: a tool of the host does not answer as expected.
     """
     args = _parse(request.args)
-    imagefolders.refuse_elsewhere(args.etc_pve, "/etc/pve")
-    host = hostfacts.host_event(args.etc_pve, known=args.programs)
+    image_folders.refuse_elsewhere(args.etc_pve, "/etc/pve")
+    host = facts.host_event(args.etc_pve, known=args.programs)
     io.emit(HOST, **host)
     mounts = Mounts.of_this_machine()
-    unmounted = hostfacts.unmounted(args.etc_pve, mounts)
-    silent = waiting.trusted([pool.path for pool in args.pools], mounts, io.check)  # a base may lie in a later pool
+    unmounted = facts.unmounted(args.etc_pve, mounts)
+    silent = hung_mounts.trusted([pool.path for pool in args.pools], mounts, io.check)  # a base may lie in a later pool
     recorder = Recorder(mounts)
     machine = host["machine_id"] or host["hostname"]
     files, images, changed = _Files(), 0, 0
@@ -83,7 +85,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         images, changed = scan.images, changed + scan.changed
         files.add(scan)
     io.progress("looking who uses them", images, images)
-    held = inuse.holds(files.inodes, files.aliases, io.check)
+    held = in_use.holds(files.inodes, files.aliases, io.check)
     prefixes = tuple(_prefix(pool) for pool in args.pools)
     elsewhere = [path for path in args.named if path.startswith(b"/") and not path.startswith(prefixes)]
     io.emit(
@@ -91,7 +93,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         probe=[_existence(path, mounts) for path in args.probe],
         busy=[[hold.device, hold.inode, hold.why] for hold in held.holds],
         busy_complete=held.complete,
-        outside=list(outside.bases(elsewhere, files.inodes, mounts)),
+        outside=list(outside_disks.bases(elsewhere, files.inodes, mounts)),
     )
     return {"images": images, "changed": changed}
 
@@ -113,8 +115,8 @@ def look(request: Request, io: AgentIO) -> dict[str, Any]:
     """
     args = _parse(request.args)
     mounts = Mounts.of_this_machine()
-    silent = waiting.trusted([pool.path for pool in args.pools], mounts, io.check)
-    recorder, machine = Recorder(mounts), hostfacts.machine_id() or socket.gethostname()
+    silent = hung_mounts.trusted([pool.path for pool in args.pools], mounts, io.check)
+    recorder, machine = Recorder(mounts), facts.machine_id() or socket.gethostname()
     files, images, changed = _Files(), 0, 0
     for pool in args.pools:
         own, _others = _named(pool, args.pools, args.named)
@@ -123,7 +125,7 @@ def look(request: Request, io: AgentIO) -> dict[str, Any]:
         io.emit(POOL, **(scan.without_answer() if away else scan.run(mounts, machine, walk=False)))
         images, changed = scan.images, changed + scan.changed
         files.add(scan)
-    held = inuse.holds(files.inodes, files.aliases, io.check)
+    held = in_use.holds(files.inodes, files.aliases, io.check)
     io.emit(SEEN, busy=[[hold.device, hold.inode, hold.why] for hold in held.holds])
     return {"images": images, "changed": changed}
 

@@ -10,26 +10,17 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from storage_admin.agent import (
-    attributes,
-    filemounts,
-    formats,
-    guest_locks,
-    journal,
-    last_copy,
-    locking,
-    moment,
-    settle,
-    space,
-    swap,
-)
+from storage_admin.agent import formats
 from storage_admin.agent.arguments import Arguments
+from storage_admin.agent.folders.pools import open_parent
 from storage_admin.agent.formats import UnreadableError
-from storage_admin.agent.journal import Journal, JournalError, Stamp, file_name, parse_name
+from storage_admin.agent.host import attributes, file_mounts, locking, space
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.overlays import LookedAt, Wanted, refuse_needed
-from storage_admin.agent.pools import display, open_parent
-from storage_admin.agent.protocol import INVALID, OCCUPIED, HostError, RefusedError, Request, b64, unb64
+from storage_admin.agent.protocol import INVALID, OCCUPIED, HostError, RefusedError, Request, b64, display, unb64
+from storage_admin.agent.rewrite import last_copy
+from storage_admin.agent.scan.overlays import LookedAt, Wanted, refuse_needed
+from storage_admin.agent.swap import guest_locks, journal, moment, settle, swap
+from storage_admin.agent.swap.journal import Journal, JournalError, Stamp, file_name, parse_name
 
 _KNOWN = frozenset({"path_b64", "pool_path_b64", "undo_job"})
 
@@ -325,7 +316,7 @@ def _content(stamp: Stamp) -> tuple[int, int, int]:
 
 
 def _refuse_used(fd: int, what: str) -> None:
-    filemounts.refuse_mounted(fd, what)
+    file_mounts.refuse_mounted(fd, what)
     if locking.locked_bytes(fd):
         raise RefusedError("image_in_use", f"{what} is in use by a guest or a tool of qemu; shut it down and try again")
     if (who := locking.user(fd)) is not None:

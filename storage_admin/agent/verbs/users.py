@@ -6,13 +6,13 @@ import os
 import time
 from typing import Any
 
-from storage_admin.agent import locking
 from storage_admin.agent.arguments import Arguments
+from storage_admin.agent.folders.pools import open_parent
+from storage_admin.agent.host import locking
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.moment import GRACE
-from storage_admin.agent.pools import display, open_parent
-from storage_admin.agent.protocol import INVALID, RefusedError, Request
-from storage_admin.agent.settled import stat_in
+from storage_admin.agent.protocol import INVALID, RefusedError, Request, display
+from storage_admin.agent.swap.moment import GRACE
+from storage_admin.agent.swap.outcome import stat_in
 
 
 def run(request: Request, io: AgentIO) -> dict[str, Any]:  # noqa: ARG001 (as every verb)

@@ -9,10 +9,10 @@ from typing import Any
 
 from storage_admin.accounts.roles import Actor
 from storage_admin.agent.protocol import HostError
+from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.guests import io_settings, proxmox_vms
 from storage_admin.guests.io_settings import Setting
 from storage_admin.guests.models import Guest
-from storage_admin.jobs.errors import InvalidError, NotFoundError
 from storage_admin.jobs.kinds import JobKind, Lock, Target
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Affected, Plan, Refusal

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from storage_admin.accounts.roles import SYSTEM, Actor
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
+from storage_admin.errors import NotFoundError
 from storage_admin.guests import proxmox_vms
 from storage_admin.guests.models import Guest
 from storage_admin.guests.proxmox_vms import Vm
@@ -19,7 +20,6 @@ from storage_admin.hosts.proxmox import actions, drives, guests, reader, volumes
 from storage_admin.hosts.proxmox.drives import Drive
 from storage_admin.hosts.proxmox.storages import StorageFacts
 from storage_admin.jobs import runner, services
-from storage_admin.jobs.errors import NotFoundError
 from storage_admin.jobs.kinds import JobKind, Lock, Target
 from storage_admin.jobs.models import Job, JobLog
 from storage_admin.jobs.plans import Affected, Plan, Refusal

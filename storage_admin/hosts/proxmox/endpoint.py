@@ -4,8 +4,8 @@ import re
 import ssl
 from dataclasses import dataclass, field
 
+from storage_admin.errors import InvalidError
 from storage_admin.hosts import addresses
-from storage_admin.hosts.errors import InvalidError
 
 DEFAULT_PORT = 8006
 

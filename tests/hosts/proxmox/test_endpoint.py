@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from storage_admin.hosts.errors import InvalidError
+from storage_admin.errors import InvalidError
 from storage_admin.hosts.proxmox.client import Client
 from storage_admin.hosts.proxmox.endpoint import Endpoint, Token, fingerprint
 from storage_admin.hosts.proxmox.tls import shown_fingerprint

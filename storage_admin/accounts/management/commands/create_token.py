@@ -9,6 +9,7 @@ from django.utils import timezone
 
 from storage_admin.accounts.roles import SYSTEM, Role
 from storage_admin.accounts.services import create_token
+from storage_admin.errors import InvalidError
 
 
 class Command(BaseCommand):
@@ -28,6 +29,6 @@ class Command(BaseCommand):
             _, secret = create_token(SYSTEM, options["name"], role, hosts=options["hosts"], expires=expires)
         except OverflowError:
             raise CommandError(f"{days} days from now is no date: choose a smaller number.") from None
-        except ValueError as error:
+        except (ValueError, InvalidError) as error:
             raise CommandError(str(error)) from None
         self.stdout.write(secret)

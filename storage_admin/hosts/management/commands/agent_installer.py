@@ -7,8 +7,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
+from storage_admin.errors import InvalidError
 from storage_admin.hosts import addresses, forced
-from storage_admin.hosts.errors import InvalidError
 
 
 class Command(BaseCommand):

@@ -1,0 +1,33 @@
+"""Undo copies that stay after their windows because they may be the last good copies, and a clock that was set."""
+
+from collections.abc import Iterator
+
+from images.rewrite import holding
+from storage_admin.events import services as events
+from storage_admin.events.services import Trouble
+from storage_admin.jobs import elapsed
+from storage_admin.words import size
+
+#: So many copies have an alert each; the page of each pool lists all.
+EACH = 100
+
+
+def kept() -> Iterator[Trouble]:
+    """Undo copies of which nobody but a user can say that they are not needed."""
+    for job, why in holding.kept(EACH):
+        name = job.target_label
+        yield Trouble(
+            f"{events.UNDO_KEPT}:{job.pk}", "warning", f"The undo copy of {name} may be the last good copy",
+            f"{why} It holds {size(job.undo_bytes)}. An admin can undo job {job.pk}, or force the removal on its page.",
+            job.host.slug, "job", job.pk, str(job),
+        )  # fmt: skip
+
+
+def clock() -> Iterator[Trouble]:
+    """This machine's clock was set while it ran."""
+    if step := elapsed.jump():
+        yield Trouble(
+            events.CLOCK_JUMPED, "danger", f"The dashboard's clock was set by {step:+,.0f} s",
+            "Nothing is removed by time until it is right again, or until it has stayed like that for "
+            f"{elapsed.SETTLED / 3600:.0f} hours. Look at the time service of the dashboard's machine.",
+        )  # fmt: skip

@@ -1,0 +1,84 @@
+"""Whether a guest names an image right now: asked of every hypervisor that could have one, not of the database.
+
+A refusal is read by everybody who sees the image's host. What is on other hosts, and on other nodes of its cluster, may
+not exist for them: of that it says no more than that it is there.
+"""
+
+import os
+from collections.abc import Iterator
+
+from images.models import Image
+from images.orphans import sharing
+from images.orphans.evidence import number_of
+from images.scan import hypervisors
+from storage_admin.agent.protocol import HostError, RefusedError
+from storage_admin.hosts.guest_facts import GuestFacts
+from storage_admin.hosts.libvirt import reader
+from storage_admin.hosts.models import Host
+
+#: Why nothing is known of another host's guests.
+_UNTOLD = "Another host that has this storage does not tell which images its guests name."
+
+
+def refuse_named(image: Image) -> None:
+    """Lets an image be set aside, or deleted, where no definition of a guest names it.
+
+    Raises:
+        RefusedError: ``not_orphan``; ``guests_unknown`` where a hypervisor that could have guests does not answer, or
+            tells what is not understood.
+    """
+    path = bytes(image.path_bytes)
+    _refuse_on(image.host, path, image)
+    for pair in sharing.shared(image.host):
+        if pair.pool.pk == image.pool_id and path.startswith(pair.after):
+            _refuse_on(pair.other.host, pair.before + path[len(pair.after) :], image)
+
+
+def _refuse_on(host: Host, path: bytes, image: Image) -> None:
+    number = number_of(image.name, image.path)
+    for guest, is_there in _guests(host, tells=host.pk == image.host_id):
+        is_told = is_there and host.pk == image.host_id
+        if any(os.fsencode(disk.path) == path for disk in guest.disks if disk.path):
+            who = f"Guest {guest.name} on {host.name}" if is_told else "A guest of another host that has this storage"
+            raise RefusedError("not_orphan", f"{who} names {image.name} by now: scan the host.")
+        if guest.unread:
+            whose = f"{guest.name} on {host.name}" if is_told else "a guest of another host that has this storage"
+            line = f": {guest.unread[0]}" if is_told else "."
+            raise RefusedError(
+                "guests_unknown",
+                f"The definition of {whose} has lines that are not understood, and may name it{line}",
+            )
+        if guest.lock and guest.uid == number:
+            whose = f"{guest.name}, locked ({guest.lock})" if is_told else "a guest of another host, which is locked"
+            raise RefusedError("guest_locked", f"By its name it is a disk of {whose}: wait until that ends.")
+
+
+def _guests(host: Host, *, tells: bool) -> Iterator[tuple[GuestFacts, bool]]:
+    """Every guest of a host as its hypervisors tell now, and whether it is there, not on another node of its cluster.
+
+    Args:
+        tells: whether a refusal may say why the host's guests are not known.
+
+    Raises:
+        RefusedError: ``guests_unknown``.
+    """
+    try:
+        facts = reader.read(host)
+        if facts is None and host.capabilities.get("libvirt") == "present":
+            raise HostError("No libvirt listens there any more.")
+        for guest in facts.domains if facts is not None else ():
+            yield guest, True
+    except HostError as error:
+        if host.capabilities.get("libvirt") == "present":
+            why = error.detail if tells else _UNTOLD
+            raise RefusedError("guests_unknown", f"{why} Until libvirt tells, no image is set aside.") from error
+    for told in hypervisors.ask(host):
+        if told.unknown:
+            why = told.unknown if tells else _UNTOLD
+            raise RefusedError("guests_unknown", f"{why} Until that is known, no image is set aside.")
+        # What other nodes' guests have on storages of the same name counts as well.
+        node = told.proxmox.node if told.proxmox is not None else ""
+        away = [one.facts for one in (told.proxmox.guests if told.proxmox is not None else ()) if one.node != node]
+        others = {(guest.kind, guest.uid) for guest in away}
+        for guest in (*told.guests, *away):
+            yield guest, (guest.kind, guest.uid) not in others

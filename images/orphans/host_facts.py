@@ -1,0 +1,216 @@
+"""What is known of a host beside its images and its guests' disks, gathered from the database for :mod:`evidence`."""
+
+from dataclasses import dataclass
+
+from images.models import Claim, Image
+from images.orphans import sharing
+from images.orphans.evidence import NAMED, READS_ON, Blind, World, bases_in_ids
+from storage_admin.agent.formats import NAMING
+from storage_admin.agent.scan.described_backing import names_in
+from storage_admin.guests.models import Guest, GuestDisk
+from storage_admin.hosts.models import Host
+from storage_admin.jobs.models import Job
+
+
+def could_have_guests(host: Host) -> bool:
+    """Whether a hypervisor was found on a host: elsewhere nobody could need an image, which is no news."""
+    facts = host.capabilities
+    tools = facts.get("tools") or {}
+    return bool(
+        facts.get("libvirt") == "present" or facts.get("proxmox") or facts.get("proxmox_version") or tools.get("vzctl")
+    )
+
+
+def of(host: Host) -> World:
+    """All that may speak for or against an image of the host being an orphan."""
+    claims = _claims(host)
+    unseen = list(claims[Claim.Kind.ANY].values())
+    if host.capabilities.get("busy_complete") is False:
+        unseen.append(f"What some processes of {host.name} have open could not be seen: run the agent as root.")
+    guests = list(
+        Guest.objects.filter(host=host, kind__in=["vm", "container"]).values_list("kind", "uid", "name", "lock")
+    )
+    return World(
+        asked=_asked(host),
+        unread=_unread(host),
+        unseen=" ".join(unseen),
+        needed_paths=_needed_paths(host),
+        needed_files=_parts(host) | claims[Claim.Kind.FILE],
+        blind=_blind(host),
+        described=_described(host),
+        kept=_kept(host),
+        elsewhere=claims[Claim.Kind.NUMBER],
+        busy={
+            uid: f"By its name it is a disk of {name} ({kind} {uid}), locked ({lock}): it may be made just now."
+            for kind, uid, name, lock in guests
+            if lock
+        },
+        numbers={uid: f"{name} ({kind} {uid})" for kind, uid, name, _ in guests},
+    )
+
+
+def _claims(host: Host) -> dict[str, dict[str, str]]:
+    """The sentences of the host's claims by their keys, for each kind."""
+    found: dict[str, dict[str, str]] = {kind: {} for kind in Claim.Kind}
+    for kind, key, why in Claim.objects.filter(host=host).values_list("kind", "key", "why"):
+        found[kind][key] = why
+    return found
+
+
+def _asked(host: Host) -> str:
+    facts, count = host.capabilities, dict[str, int]()
+    for kind in host.guests.values_list("kind", flat=True):
+        count[kind] = count.get(kind, 0) + 1
+    told = []
+    if facts.get("libvirt") == "present":
+        told.append(
+            f"libvirt on {host.name} was asked: none of its {count.get('domain', 0)} guests names it, and no snapshot "
+            "or saved state of theirs."
+        )
+    vms, containers = count.get("vm", 0), count.get("container", 0)
+    if facts.get("proxmox"):
+        told.append(
+            f"The files of Proxmox VE on {host.name} were read: none of {vms} VMs and {containers} containers names "
+            "it, templates, snapshots, pending changes and unused disks included."
+        )
+    elif containers:
+        told.append(f"vzlist on {host.name} was asked: none of its {containers} containers names it.")
+    return " ".join(told) or f"There is no hypervisor on {host.name} that could have guests."
+
+
+def _unread(host: Host) -> str:
+    """Which lines of its guests' definitions were not understood, in a sentence; empty where all were."""
+    found = [
+        f"{line} ({name})"
+        for name, lines in host.guests.exclude(unread=[]).values_list("name", "unread")
+        for line in lines
+    ]
+    if not found:
+        return ""
+    return f"Lines of guests' definitions were not understood, and may name it: {_some(found)}."
+
+
+def _some(found: list[str]) -> str:
+    more = f", and {len(found) - NAMED} more" if len(found) > NAMED else ""
+    return f"{'; '.join(found[:NAMED])}{more}"
+
+
+def _needed_paths(host: Host) -> dict[str, str]:
+    """Shown paths that other images' headers, or the ids of linked clones, name."""
+    found = dict(sharing.needed_paths(host))
+    for name, path, header in sharing.in_several_files(Image.every.filter(host=host)).values_list(
+        "name", "path", "header"
+    ):
+        found |= dict.fromkeys(sharing.named_parts(name, path, header), f"{name} keeps its data in it.")
+    volumes = GuestDisk.objects.filter(guest__host=host, volume__contains="/")
+    return found | bases_in_ids(volumes.values_list("volume", "path", "guest__name"))
+
+
+def _parts(host: Host) -> dict[str, str]:
+    """The same files by ``device:inode``: a header may reach them by a link."""
+    found: dict[str, str] = {}
+    rows = sharing.in_several_files(Image.every.filter(host=host)).values_list("name", "dev", "inode", "header")
+    for name, dev, number, header in rows:
+        parts = set(header.get("parts", [])) - {f"{dev}:{number}"}
+        found |= dict.fromkeys(parts, f"{name} keeps its data in it.")
+    return found
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Who needs which image of a host as it is, beside the overlays and guests that are linked to its row.
+
+    Args:
+        paths, files: who stands on which file or keeps data in it, by shown path and by ``device:inode``.
+        described: names of files that a header may mean which describes its base.
+        kept: ids of images that an undo copy stands on.
+        blind: the images that cannot be read, and may stand on any.
+        unseen: about guests' disks outside of the pools of which is not known what they stand on.
+
+    Each value is a sentence.
+    """
+
+    paths: dict[str, str]
+    files: dict[str, str]
+    described: dict[str, str]
+    kept: dict[int, str]
+    blind: Blind
+    unseen: str
+
+    def of(self, image: Image) -> list[str]:
+        """Who needs the image, in sentences."""
+        found = [
+            self.paths.get(image.path), self.files.get(f"{image.dev}:{image.inode}"), self.kept.get(image.pk),
+            self.described.get(image.name),
+        ]  # fmt: skip
+        return list(dict.fromkeys(filter(None, found)))
+
+    def unknown(self, image: Image) -> str:
+        """Why it is not known who needs it; empty where it is."""
+        return " ".join(filter(None, [self.unseen, self.blind.but(image.pk)]))
+
+
+def needs(host: Host) -> Needs:
+    """What the images of a host say, those that share a storage with it, and its guests' disks elsewhere."""
+    claims = _claims(host)
+    return Needs(
+        paths=_needed_paths(host),
+        files=_parts(host) | claims[Claim.Kind.FILE],
+        described=_described(host),
+        kept=_kept(host),
+        blind=_blind(host),
+        unseen=" ".join(claims[Claim.Kind.ANY].values()),
+    )
+
+
+def _blind(host: Host) -> Blind:
+    """Images of the host, and of those that share a storage with it, which cannot be read and may stand on others."""
+    hosts = {host.pk, *(pair.other.host_id for pair in sharing.shared(host))}
+    rows = Image.every.filter(host__in=hosts, missing_since=None, format__in=["", *NAMING]).exclude(unreadable="")
+    rows = rows.exclude(state=Image.State.DELETED).order_by("host_id", "pk")
+    return Blind(
+        {
+            pk: name if there == host.pk else "an image of another host, on a storage that both mount"
+            for pk, there, name, header in rows.values_list("pk", "host_id", "name", "header")
+            if not header.get("alone")
+        }
+    )
+
+
+def _described(host: Host) -> dict[str, str]:
+    """Last names of files that may be meant where an image describes what it stands on instead of naming it."""
+    hosts = {host.pk, *(pair.other.host_id for pair in sharing.shared(host))}
+    rows = Image.every.filter(host__in=hosts, missing_since=None).exclude(backing_unsafe="").order_by()
+    found: dict[str, str] = {}
+    for there, name, base in rows.values_list("host_id", "name", "backing_file"):
+        # One of another host may not exist for whoever reads the sentence.
+        who = name if there == host.pk else "An image of another host, on a storage that both mount,"
+        why = f"{who} describes what it stands on instead of naming a plain file, and may mean it."
+        found |= {one.rpartition("/")[2]: why for one in names_in(base)}
+    return found
+
+
+def kept_otherwise(host: Host) -> bool:
+    """Whether undo copies have come or gone since it was last worked out who is an orphan.
+
+    No file need have changed for that: where a window closes, only the copy goes.
+    """
+    now = _kept(host)
+    told = Image.every.filter(host=host, orphan=False, overlays_count=0, orphan_evidence__icontains=_KEPT)
+    stale = any(now.get(pk) not in found for pk, found in told.order_by().values_list("pk", "orphan_evidence"))
+    return stale or (bool(now) and Image.every.filter(host=host, pk__in=now, orphan=True).exists())
+
+
+#: How the sentence about an undo copy begins.
+_KEPT = "The undo copy of job "
+
+
+def _kept(host: Host) -> dict[int, str]:
+    """Images that an undo copy of a job stands on: without them it could not be put back."""
+    jobs = Job.objects.filter(host=host, undo_state=Job.UndoState.AVAILABLE, target_kind="image")
+    found: dict[int, str] = {}
+    for number, target, plan in jobs.values_list("pk", "target_id", "plan"):
+        for affected in plan.get("affected_images", []):
+            if affected["id"] != target and affected.get("how") != READS_ON:
+                found[affected["id"]] = f"{_KEPT}{number} stands on it."
+    return found

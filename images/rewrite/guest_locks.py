@@ -1,0 +1,288 @@
+"""Guests of Proxmox VE are locked while a file of theirs gives up its name, where the agent can hold nobody back.
+
+Its hypervisors take no image locks, and on a network's storage no door can be kept before a file. So the ``lock`` of
+each guest's configuration is taken, by compare-and-set, as root on the node: every start, on whatever node, asks for
+it. What a guest was locked as is kept with the job before that, which owes (``unlock_due``) that the lock goes again. A
+lock that is somebody else's is neither taken over nor taken away. :func:`give_back` pays when the job has ended, and
+:func:`settle` what was left, after the host was recovered.
+"""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from images.models import Image
+from images.orphans import sharing
+from images.rewrite import neighbours
+from storage_admin.accounts.roles import SYSTEM
+from storage_admin.accounts.services import audit
+from storage_admin.agent.protocol import HELD_LOCK, HostError, RefusedError
+from storage_admin.guests.models import OFF_STATES, Guest, GuestDisk
+from storage_admin.hosts import transport
+from storage_admin.hosts.models import Host
+from storage_admin.hosts.names import path_key
+from storage_admin.hosts.proxmox import hidden_lines
+from storage_admin.hosts.proxmox.client import Api
+from storage_admin.hosts.proxmox.config import PATHS, Config, GuestRef, read_config, unset_config
+from storage_admin.hosts.proxmox.drives import VM
+from storage_admin.hosts.proxmox.errors import NotThereError, guest_locked
+from storage_admin.hosts.proxmox.pvesh import Pvesh
+from storage_admin.jobs import claims
+from storage_admin.jobs.models import Job, JobLog
+from storage_admin.jobs.plans import Refusal
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A guest that was to be locked.
+
+    Args:
+        content: a digest of its configuration without the lock: only where it is still that, the lock is ours.
+    """
+
+    uid: str
+    name: str
+    content: str
+
+
+def are_needed(image: Image) -> bool:
+    """Whether nobody else keeps guests away from an image while it is exchanged."""
+    return bool(image.pool.network and image.host.capabilities.get("proxmox"))
+
+
+def refusals(image: Image, undo_hours: float) -> list[Refusal]:
+    """What stands against a swap there, as far as the database knows.
+
+    Args:
+        undo_hours: how long the original is kept; an undo keeps the job's file until it is done, for ever so short.
+    """
+    if not are_needed(image):
+        return []
+    why = (
+        f"{image.pool.name} is on a network, and QEMU of Proxmox VE takes no image locks: the guests that use "
+        f"{image.name} have to be locked"
+    )
+    guests = _guests(image)
+    if not guests:
+        return [_unknown(f"{why}, and none is known. Move it to a local storage first.")]
+    others = [guest for guest in guests if guest.kind != Guest.Kind.VM]
+    if others:
+        return [_unknown(f"{why}, and {others[0].name} is no VM. Move its disk to a local storage first.")]
+    if _is_also_elsewhere(image, {(guest.uid, guest.name) for guest in guests}):
+        return [_unknown(f"{why}, and one of another cluster names it, too.")]
+    if not (transport.is_here(image.host) or image.host.transport in (Host.Transport.SSH, Host.Transport.API_SSH)):
+        return [_unknown(f"{why}, which root on the node alone may do: give {image.host.name} such an account by ssh.")]
+    if not undo_hours:
+        return [_unknown(f"{why}. Should one be started all the same, the original is needed: keep an undo copy.")]
+    return []
+
+
+def _unknown(sentence: str) -> Refusal:
+    return Refusal("guests_unknown", sentence)
+
+
+def warnings(image: Image) -> list[str]:
+    """What becomes of the guests."""
+    if not are_needed(image):
+        return []
+    names = ", ".join(guest.name for guest in _guests(image))
+    sentence = (
+        f"Proxmox VE has {names} locked ({HELD_LOCK}) for a minute or two while the files are exchanged: a start, a "
+        "backup or a snapshot in that time is refused."
+    )
+    return [sentence]
+
+
+def asked(image: Image) -> dict[str, Any]:
+    """What the agent is told of it."""
+    return {"guests": [guest.uid for guest in _guests(image)]} if are_needed(image) else {}
+
+
+def _guests(image: Image) -> list[Guest]:
+    return [guest for guest in neighbours.of(image).guests if guest.host_id == image.host_id]
+
+
+def _is_also_elsewhere(image: Image, known: Collection[tuple[str, str]]) -> bool:
+    """Whether another registered node, of another cluster, has a guest with a disk at that place."""
+    path = bytes(image.path_bytes)
+    for pair in sharing.shared(image.host):
+        if pair.pool.pk == image.pool_id and path.startswith(pair.after):
+            key = path_key(pair.before + path[len(pair.after) :])
+            disks = GuestDisk.objects.filter(guest__host=pair.other.host_id, path_key=key).select_related("guest")
+            if any(
+                (disk.guest.uid, disk.guest.name) not in known for disk in disks if disk.guest.kind == Guest.Kind.VM
+            ):
+                return True
+    return False
+
+
+def take(job: Job, image: Image) -> None:
+    """Locks every guest that needs the image, right before the swap; all of them have to be off then.
+
+    Raises:
+        RefusedError: ``guest_locked``, ``guest_running``, ``guests_unknown``, ``hidden_lines``; ``stale_plan``: a
+            configuration was changed meanwhile, or a change of it waits.
+        HostError: Proxmox VE cannot be asked, or refuses.
+    """
+    if not are_needed(image):
+        return
+    uids = {guest.uid: guest.name for guest in _guests(image)}
+    if against := refusals(image, 1):
+        raise RefusedError(against[0].code, against[0].detail)
+    api = _api(job.host)
+    nodes = _all_off(api, uids)
+    configs = {uid: _free(job.host, api, GuestRef(nodes[uid], int(uid)), name) for uid, name in uids.items()}
+    for uid, config in configs.items():
+        _lock(job, api, config, Kept(uid, uids[uid], _content(config)))
+    # Not of every node once more: a node tells of the guests whose configuration it has and of no others (vzlist of
+    # Proxmox VE), and one that is locked so is moved nowhere. Whoever started before its lock was held shows there.
+    _all_off(api, uids, HELD_LOCK, nodes=set(nodes.values()))
+
+
+def _lock(job: Job, api: Api, config: Config, one: Kept) -> None:
+    before = _kept(job)
+    _owe(job, [*before, one])
+    try:
+        api.put(*config.guest.path, "config", params={"lock": HELD_LOCK, "digest": config.digest})
+    except RefusedError:
+        _owe(job, before)  # what is there now is somebody else's, also where it is called the same
+        raise
+    if read_config(api, config.guest).now.get("lock") != HELD_LOCK:
+        raise HostError(f"Proxmox VE took the lock of {one.name} and does not have it.")
+    claims.log(job, f"Proxmox VE: {one.name} is locked ({HELD_LOCK})")
+
+
+def _owe(job: Job, locked: list[Kept]) -> None:
+    job.kept = job.kept | {"locked": [asdict(one) for one in locked]}
+    if not claims.ours(job).update(kept=job.kept, unlock_due=bool(locked)):
+        raise RefusedError("stale_plan", "The job was taken away from this worker.")
+
+
+def look_again(job: Job) -> None:
+    """Whether every guest is still locked and off, after the files were exchanged; raises as :func:`take`.
+
+    Of every node: what root did past the locks meanwhile, may have been done anywhere.
+    """
+    if locked := _kept(job):
+        _all_off(_api(job.host), {one.uid: one.name for one in locked}, HELD_LOCK)
+
+
+def _api(host: Host) -> Api:
+    return Pvesh(transport.shell(host), host.name)
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """The VMs of a cluster: the rows of each, with their ``node``, by number; why some node has told of none."""
+
+    rows: dict[str, list[dict[str, Any]]]
+    why_not_all: HostError | None = None
+
+
+def _listed(api: Api, nodes: Collection[str] = ()) -> _Listed:
+    """Asks these nodes, or every one."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    failed = None
+    for name in nodes or [str(node.get("node")) for node in api.rows("nodes")]:
+        try:
+            for row in api.rows("nodes", name, PATHS[VM]):
+                found.setdefault(str(row.get("vmid")), []).append(row | {"node": name})
+        except HostError as error:
+            failed = HostError(f"The node {name} does not tell which of its guests run: {error.detail}", error.code)
+    return _Listed(found, failed)
+
+
+def _all_off(api: Api, uids: Mapping[str, str], lock: str = "", nodes: Collection[str] = ()) -> dict[str, str]:
+    """Makes sure that guests are off, as these nodes tell, or every one of the cluster; the node of each, by number."""
+    listed = _listed(api, nodes)
+    if listed.why_not_all is not None:
+        raise RefusedError("guests_unknown", f"{listed.why_not_all.detail} Try again when it does.")
+    for uid, name in uids.items():
+        rows = listed.rows.get(uid, [])
+        if len(rows) != 1:
+            raise RefusedError(
+                "guests_unknown", f"{name} is on {len(rows)} nodes of the cluster, not on one: scan again."
+            )
+        if rows[0].get("status") not in OFF_STATES:
+            raise RefusedError("guest_running", f"{name} runs on {rows[0]['node']}: shut it down first.")
+        if lock and rows[0].get("lock") != lock:
+            raise RefusedError("guests_unknown", f"{name} was unlocked by somebody else: it could be started.")
+    return {uid: str(listed.rows[uid][0]["node"]) for uid in uids}
+
+
+def _free(host: Host, api: Api, guest: GuestRef, name: str) -> Config:
+    """The configuration of a guest that nothing stands against locking."""
+    config = read_config(api, guest)
+    if config.now.get("lock"):
+        raise guest_locked(name, config.now["lock"])
+    if config.now != config.next:
+        raise RefusedError(
+            "stale_plan",
+            f"A change of {name} waits for its next start: start it, or revert the change, then try again.",
+        )
+    hidden_lines.refuse_dropping(host, api, config, name)
+    return config
+
+
+def _content(config: Config) -> str:
+    """A digest of what a configuration says beside its lock."""
+    said = {key: value for key, value in config.now.items() if key not in ("lock", "digest")}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def _kept(job: Job) -> list[Kept]:
+    return [Kept(**one) for one in job.kept.get("locked", [])]
+
+
+def give_back(job: Job) -> None:
+    """Takes the locks away that the job has set, once it has ended and its host is recovered."""
+    job.refresh_from_db(fields=["unlock_due", "state", "needs_recovery", "kept"])
+    if not job.unlock_due or job.active or job.needs_recovery:
+        return
+    try:
+        api = _api(job.host)
+        listed = _listed(api)
+        for one in _kept(job):
+            for row in listed.rows.get(one.uid, []):
+                _unlock(job, api, GuestRef(str(row["node"]), int(one.uid)), one)
+            if one.uid not in listed.rows and listed.why_not_all is not None:
+                raise listed.why_not_all
+    except (HostError, RefusedError) as error:
+        _say_once(job, f"a guest may still be locked ({HELD_LOCK}), which is tried again: {error.detail}")
+        return
+    Job.objects.filter(pk=job.pk).update(unlock_due=False)
+
+
+def _unlock(job: Job, api: Api, guest: GuestRef, one: Kept) -> None:
+    with contextlib.suppress(NotThereError):
+        config = read_config(api, guest)
+        lock = config.now.get("lock")
+        if lock is None:
+            return
+        if lock != HELD_LOCK or _content(config) != one.content:
+            _say_once(job, f"{one.name} has the lock {lock} that is not this job's: it is left; look at it yourself")
+            return
+        unset_config(api, config, "lock")
+        claims.log(job, f"Proxmox VE: {one.name} is not locked any more")
+
+
+def _say_once(job: Job, text: str) -> None:
+    if not job.log_lines.filter(text=text).exists():
+        claims.log(job, text, JobLog.Level.WARNING)
+        audit(SYSTEM, "guest left locked", job.target_label, after={"job": job.pk, "why": text})
+
+
+def settle(host_id: int | None = None, *, but_not: Collection[int] = ()) -> None:
+    """Tries again what :func:`give_back` could not do; arguments: see :func:`images.rewrite.wait_for_guests.look`."""
+    for job in _due(host_id, but_not):
+        give_back(job)
+
+
+def _due(host_id: int | None, but_not: Collection[int]) -> Iterator[Job]:
+    chosen = Job.objects.exclude(host__in=but_not) if host_id is None else Job.objects.filter(host=host_id)
+    due = chosen.filter(unlock_due=True, needs_recovery=False).exclude(state__in=Job.ACTIVE)
+    # Each would cost its timeout, again and again, while others wait: the scan that reaches it again says so.
+    yield from due.exclude(host__status=Host.Status.UNREACHABLE).select_related("host")

@@ -1,0 +1,294 @@
+"""What all kinds that rewrite an image share: their options, their plan, what the agent is asked, what is recorded."""
+
+import shlex
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from django.utils import timezone
+
+from images.kinds.targets import RewriteKind, ancestors, facts, find
+from images.ledger import lines
+from images.models import Image
+from images.orphans.evidence import READS_ON
+from images.policies import bell
+from images.rewrite import (
+    forecasts,
+    guest_locks,
+    moving,
+    neighbours,
+    other_hosts,
+    refusals,
+    running_guests,
+    space,
+    wait_for_guests,
+)
+from images.rewrite import (
+    record as rewriting,
+)
+from storage_admin.accounts.roles import Actor
+from storage_admin.agent.protocol import SPACE, RefusedError, unb64
+from storage_admin.hosts.models import StoragePool
+from storage_admin.jobs import claims
+from storage_admin.jobs.kinds import Target
+from storage_admin.jobs.models import Job
+from storage_admin.jobs.plans import Affected, Plan, Refusal
+
+#: Options that every rewriting kind takes.
+REWRITE_OPTIONS: dict[str, dict[str, Any]] = {
+    "undo_hours": {
+        "type": "number",
+        "minimum": 0,
+        "maximum": 8760,
+        "default": 24,
+        "description": "How long the original is kept beside the new image, in hours; 0 keeps none.",
+    },
+    **rewriting.SPEED_OPTIONS,
+    **wait_for_guests.WAIT_OPTIONS,
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a kind would do to an image with these options. Sizes are in bytes, ``None`` where it is not known.
+
+    Args:
+        after, low, high: allocated bytes afterwards: the best guess, at least, at most.
+        scratch: what the work may take beside the original; ``None`` where only the agent can tell.
+        below: how each base is affected, by its id, where that is not just being read.
+        space_in: the pool that the new file comes into, where that is not the image's own.
+        by_hand: what keeps policies from it; a user may choose it.
+    """
+
+    method: str
+    reason: str
+    commands: list[list[str]] = field(default_factory=list)
+    after: int | None = None
+    low: int | None = None
+    high: int | None = None
+    #: Bytes that are free afterwards and were not before, where that is what the job is for.
+    won: int | None = None
+    #: Seconds that it takes.
+    took: forecasts.Range = forecasts.UNKNOWN
+    scratch: int | None = None
+    keeps_undo: bool = True
+    refusals: list[Refusal] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    below: dict[int, str] = field(default_factory=dict)
+    space_in: StoragePool | None = None
+    by_hand: list[Refusal] = field(default_factory=list)
+
+
+class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
+    """A kind whose verb puts another file in an image's place by protocol P."""
+
+    @abstractmethod
+    def choose(self, image: Image, below: list[Image], options: dict[str, Any]) -> Choice:
+        """What would be done, from the database alone.
+
+        Args:
+            below: the image's ancestors, the immediate base first.
+        """
+
+    @abstractmethod
+    def asked(self, image: Image, below: list[Image], job: Job) -> dict[str, Any]:
+        """The verb's own arguments."""
+
+    def against(self, image: Image, options: dict[str, Any]) -> list[Refusal]:  # noqa: ARG002 (for those that need it)
+        """What stands against it whatever is chosen."""
+        return refusals.for_rewrite(image)
+
+    def plan_for(self, actor: Actor, image: Image, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
+        near = neighbours.of(image)
+        against = self.against(image, options)
+        below: list[Image] = []
+        try:
+            below = near.below
+        except RefusedError as error:
+            against.append(Refusal(error.code, error.detail))
+        choice = self.choose(image, below, options)
+        keeps_undo = bool(choice.keeps_undo and options["undo_hours"])
+        pool, need = _need(image, choice, keeps_undo=keeps_undo)
+        against += [
+            *refusals.for_bases(image, below),
+            *(guest_locks.refusals(image, options["undo_hours"]) if choice.keeps_undo else ()),
+            *choice.refusals,
+            *near.admitted.against(pool, image.host, need),
+        ]
+        against, patience = wait_for_guests.set_aside(image, against, options)
+        return Plan(
+            method=choice.method,
+            reason=choice.reason,
+            commands=tuple(shlex.join(command) for command in choice.commands),
+            facts_at=image.last_scanned,
+            before_bytes=image.allocated_size,
+            predicted_after_bytes=choice.after,
+            predicted_low=choice.low,
+            predicted_high=choice.high,
+            won_bytes=choice.won,
+            predicted_seconds=choice.took.guess,
+            predicted_seconds_low=choice.took.low,
+            predicted_seconds_high=choice.took.high,
+            scratch_bytes=choice.scratch,
+            scratch_pool=pool.pk,
+            lasting_bytes=need.lasting,
+            undo_bytes=image.occupied_bytes if keeps_undo else 0,
+            refusals=tuple({(refusal.code, refusal.detail): refusal for refusal in against}.values()),
+            by_hand=tuple(choice.by_hand),
+            warnings=(
+                *patience,
+                *refusals.age_warning(image),
+                *choice.warnings,
+                *(guest_locks.warnings(image) if choice.keeps_undo else ()),
+                *(one.detail for one in choice.by_hand),
+                *_lasting(choice, near.above, options),
+            ),
+            affected_images=(
+                Affected(image.pk, image.name, choice.below.get(image.pk, "rewritten")),
+                *(Affected(base.pk, base.name, choice.below.get(base.pk, "read, not changed")) for base in below),
+                *(Affected(overlay.pk, overlay.name, READS_ON) for overlay in near.above),
+            ),
+            affected_guests=tuple(
+                # One of another host, on a storage that both mount, may not exist for whoever reads the plan.
+                Affected(guest.pk, guest.name, guest.state)
+                for guest in near.guests
+                if guest.host_id == image.host_id
+            ),
+            options=options,
+        )
+
+    def admit(self, target: Target, plan: Plan) -> None:
+        if not plan.scratch_bytes or plan.scratch_pool is None:
+            return
+        pool = StoragePool.objects.filter(pk=plan.scratch_pool).first()
+        if pool is None:
+            raise RefusedError("stale_plan", "The pool is not registered any more: scan the host again.")
+        for refusal in space.Admitted().against(pool, target.host, space.planned_need(plan, target.host)):
+            raise RefusedError(refusal.code, refusal.detail)
+
+    def prepare(self, job: Job) -> None:
+        image = find(job.target_id)
+        running_guests.check_guests_off(image)
+        other_hosts.refuse_used(image)
+
+    def before_swap(self, job: Job) -> None:
+        guest_locks.take(job, find(job.target_id))
+
+    def exchanged(self, job: Job) -> None:
+        other_hosts.look_again(job, find(job.target_id))
+        guest_locks.look_again(job)
+
+    def request(self, job: Job) -> dict[str, Any]:
+        image = find(job.target_id)
+        below = ancestors(image)
+        against = [*self.against(image, job.options), *refusals.for_bases(image, below)]
+        if against := [*against, *self.choose(image, below, job.options).refusals]:
+            raise RefusedError(against[0].code, against[0].detail)
+        speed = rewriting.speed_for(job)
+        return facts(image) | {
+            "virtual_size": image.virtual_size,
+            "chain": [
+                facts(base) | {"format": format_below(image, base), "for_all": base.pool.share_bases} for base in below
+            ],
+            "children_known": True,
+            "undo_hours": float(job.options.get("undo_hours", 0)),
+            "bandwidth_bytes_sec": speed.bandwidth_bytes_sec,
+            "idle_io": speed.idle_io,
+            "reserve": {"percent": float(refusals.RESERVE_PERCENT), "bytes": refusals.RESERVE_BYTES},
+            "others_bytes": space.needed_by_running(job),
+            **guest_locks.asked(image),
+            **other_hosts.asked(image),
+            **self.asked(image, below, job),
+        }
+
+    def note_ready(self, job: Job, ready: dict[str, Any]) -> None:
+        rewriting.note_ready(job, ready)
+
+    def made_at(self, job: Job) -> tuple[StoragePool, bytes] | None:
+        """The pool and the path of the file that the job makes; ``None`` where its image is not known any more."""
+        image = Image.every.select_related("pool").filter(pk=job.target_id).first()
+        return (image.pool, bytes(image.path_bytes)) if image is not None else None
+
+    def on_event(self, job: Job, event: dict[str, Any]) -> None:
+        if event["event"] != SPACE:
+            super().on_event(job, event)
+        elif event["needed_bytes"] > (job.plan.get("scratch_bytes") or 0):
+            # The plan knew less, as of bases that are compressed: jobs that come after count with the larger one.
+            job.plan = job.plan | {"scratch_bytes": event["needed_bytes"]}
+            claims.ours(job).update(plan=job.plan)
+
+    def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
+        image = find(job.target_id)
+        before, after = result["before_bytes"], result["after_bytes"]
+        held = result["swapped"] and result["undo"] is not None
+        if result["swapped"]:
+            name = result.get("name_b64")
+            rewriting.image_replaced(image, result, moving.sibling(image, unb64(name)) if name else None)
+        if held:
+            rewriting.keep_undo(job, result["held_bytes"], timedelta(hours=job.options["undo_hours"]))
+            lines.write_held(job, image.pool, before, after, result.get("made_bytes"))
+        elif result["swapped"] or before != after:
+            lines.write(job, image.pool, before, after, freed=result["freed_bytes"])
+        shown = {
+            "before_bytes": before,
+            "predicted_after_bytes": job.plan.get("predicted_after_bytes"),
+            "after_bytes": after,
+            "held_bytes": result["held_bytes"],
+            "freed_bytes": result["freed_bytes"],
+            "freed_at": timezone.now().isoformat() if result["swapped"] and not held else None,
+            "method": result["method"],
+            "seconds": result["seconds"],
+            "swapped": result["swapped"],
+        }
+        return shown | {name: result[name] for name in ("compression", "found") if name in result}
+
+    def ended(self, job: Job) -> None:
+        guest_locks.give_back(job)
+        rewriting.rescan(job)
+        bell.ring_after(job)
+
+
+def _need(image: Image, choice: Choice, *, keeps_undo: bool) -> tuple[StoragePool, space.Need]:
+    """Where the new file comes to, and what the job takes there."""
+    # A file with a name of its own stays, and so does an original that waits as an undo copy.
+    goes = not keeps_undo and choice.space_in is None
+    lasting = space.lasting_bytes(choice.scratch, image.occupied_bytes, goes=goes)
+    return choice.space_in or image.pool, space.Need(image.host_id, choice.scratch or 0, lasting)
+
+
+def format_below(image: Image, base: Image) -> str:
+    """A base's format as its overlay declares it, which is what qemu goes by."""
+    return base.declared_format or image.backing_format
+
+
+def beside(image: Image) -> str:
+    """The new file's path, as commands show it."""
+    return image.path.rpartition("/")[0] + "/.sa-JOB.new"
+
+
+def swap_commands(image: Image) -> list[list[str]]:
+    """What the swap amounts to, as an admin would type it."""
+    copy = beside(image)
+    return [["ln", image.path, copy.removesuffix("new") + "orig"], ["mv", copy, image.path]]
+
+
+def verify_commands(image: Image) -> list[list[str]]:
+    """How the new file is looked at before the swap."""
+    form, copy = image.declared_format, beside(image)
+    check = [["qemu-img", "check", "-f", form, copy]] if form != "raw" else []
+    return [*check, ["qemu-img", "compare", "-p", "-f", form, "-F", form, image.path, copy]]
+
+
+def _lasting(choice: Choice, above: list[Image], options: dict[str, Any]) -> list[str]:
+    """Warnings that hold for every replacement."""
+    warnings = []
+    if above:
+        warnings.append(f"{len(above)} overlays read this image. What they read stays the same to the byte.")
+    if not choice.keeps_undo:
+        return warnings
+    if not options["undo_hours"]:
+        warnings.append("No undo copy: the original is removed as soon as the new image stands verified in its place.")
+    else:
+        warnings.append("Until its undo copy goes, the pool holds both: nothing is free before that.")
+    return warnings

@@ -1,0 +1,287 @@
+"""Linked clones of Proxmox VE that are flattened: their VMs name the image by another volume id then.
+
+``store:100/base-100-disk-0.qcow2/101/vm-101-disk-0.qcow2`` and ``store:101/vm-101-disk-0.qcow2`` are one file; the
+first id says that it stands on a base. The configuration is changed right before the swap, by compare-and-set on what
+it was when the work began, so that what Proxmox VE refuses leaves image and configuration as they were. Wherever that
+is cut off, either id leads to the file, and the file is whole: an overlay on its base, or flat. What the ids are to be
+in the end, the job owes (``repoint_due``, :mod:`images.rewrite.repointing`).
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from images.models import Image
+from images.rewrite import neighbours
+from storage_admin.accounts.roles import SYSTEM
+from storage_admin.accounts.services import audit
+from storage_admin.agent.protocol import HostError, RefusedError
+from storage_admin.guests.models import Guest, GuestDisk
+from storage_admin.hosts import asking, transport
+from storage_admin.hosts.models import Host
+from storage_admin.hosts.proxmox import changes, hidden_lines, registration
+from storage_admin.hosts.proxmox.client import Api
+from storage_admin.hosts.proxmox.config import PATHS, Config, GuestRef, read_config, read_snapshots
+from storage_admin.hosts.proxmox.drives import VM, Drive
+from storage_admin.hosts.proxmox.errors import NotThereError
+from storage_admin.hosts.proxmox.permissions import require
+from storage_admin.hosts.proxmox.pvesh import Pvesh
+from storage_admin.hosts.proxmox.volumes import own_id
+from storage_admin.jobs import claims
+from storage_admin.jobs.models import Job
+from storage_admin.jobs.plans import Refusal
+
+#: What stands in the way now and goes by itself.
+PASSING = frozenset({"guest_locked", "busy", "guest_running"})
+
+
+@dataclass(frozen=True)
+class Naming:
+    """A VM that names an image by the id of a linked clone.
+
+    Args:
+        node: that has it.
+        old, new: the ids before and after.
+        digest: of its configuration when the work began.
+    """
+
+    uid: str
+    name: str
+    node: str
+    old: str
+    new: str
+    digest: str = ""
+
+
+def is_linked(disk: GuestDisk) -> bool:
+    """Whether a definition names the disk by the id of a linked clone."""
+    return bool(disk.volume) and own_id(disk.volume) != disk.volume
+
+
+def refusals(image: Image, *, down_to_base: bool) -> list[Refusal]:
+    """What stands against flattening an image that VMs name so, as far as the database knows.
+
+    Args:
+        down_to_base: it is to stand on another base then.
+    """
+    found = []
+    for disk in _linked(image):
+        guest = disk.guest
+        if guest.kind != Guest.Kind.VM or disk.only_in:
+            where = f"the section {disk.only_in} of " if disk.only_in else ""
+            found.append(
+                _recorded(
+                    f"{where}{guest.name} names it as a linked clone ({disk.volume}): delete that snapshot or change "
+                    "first, or move the disk to another storage, which makes a full copy."
+                )
+            )
+        elif disk.target.startswith("unused"):
+            found.append(
+                _recorded(
+                    f"{guest.name} keeps it as {disk.target}, not as a drive: attach it to a bus (qm set {guest.uid} "
+                    f"--scsi1 {disk.volume}) and flatten it then, or remove it."
+                )
+            )
+        elif disk.target in guest.waiting:
+            found.append(
+                Refusal(
+                    "stale_plan",
+                    f"A change of {disk.target} of {guest.name} waits for its next start: start it, or revert the "
+                    "change, then scan again.",
+                )
+            )
+        elif disk.volume.rpartition("/")[2].startswith("base-"):
+            found.append(Refusal("immutable", f"{guest.name} is a template: Proxmox VE protects its disks."))
+        elif down_to_base:
+            found.append(
+                _recorded(f"{guest.name} names it as a linked clone: flatten it down to nothing (leave down_to out).")
+            )
+        elif not _has_a_way(image.host):
+            found.append(
+                _recorded(
+                    f"{guest.name} names it as a linked clone ({disk.volume}), and its configuration cannot be changed "
+                    f"from here: give {image.host.name} an API token, or an account by ssh that is root."
+                )
+            )
+    return found
+
+
+def against_replacing(image: Image) -> list[Refusal]:
+    """What stands against putting a whole copy in the image's place by another way than flattening."""
+    return [
+        _recorded(f"{disk.guest.name} names it as a linked clone ({disk.volume}): flatten it first.")
+        for disk in _linked(image)[:1]
+    ]
+
+
+def warnings(image: Image) -> list[str]:
+    """What happens to the configurations."""
+    return [
+        f"The configuration of {disk.guest.name} names the disk {disk.target} by {own_id(disk.volume)} then; an undo "
+        "changes it back."
+        for disk in _linked(image)
+    ]
+
+
+def commands(image: Image) -> list[list[str]]:
+    """What is done to the configurations, as an admin would type it."""
+    return [["qm", "set", disk.guest.uid, f"--{disk.target}", f"{own_id(disk.volume)},…"] for disk in _linked(image)]
+
+
+def _linked(image: Image) -> list[GuestDisk]:
+    return [disk for disk in neighbours.of(image).own_disks if is_linked(disk)]
+
+
+def _recorded(sentence: str) -> Refusal:
+    return Refusal("guest_records_chain", sentence[:1].upper() + sentence[1:])
+
+
+def _has_a_way(host: Host) -> bool:
+    by_command = transport.is_here(host) or host.transport in (Host.Transport.SSH, Host.Transport.API_SSH)
+    return bool(host.token_id) or by_command
+
+
+@contextlib.contextmanager
+def _api(host: Host) -> Iterator[Api]:
+    """The API of a host's node: by its token, else by the command that root has there."""
+    if host.token_id:
+        with registration.client(host) as client:
+            yield client
+    else:
+        yield Pvesh(transport.shell(host), host.name)
+
+
+def _node(host: Host) -> str:
+    return host.node or str(asking.ask(host, "pve", {}).get("node") or "")
+
+
+def check(job: Job, image: Image) -> None:
+    """Looks at the configurations as they are: before the work, when they are kept with the job, and again after it.
+
+    Raises:
+        RefusedError: ``guest_locked``, ``guest_running``, ``has_internal_snapshots``, ``hidden_lines``;
+            ``stale_plan``: a configuration was changed since the work began.
+        HostError: it cannot be asked, or a right is missing.
+    """
+    linked = _linked(image)
+    if not linked:
+        return
+    begun = {one["uid"]: one for one in job.kept.get("volumes", [])}
+    with _api(image.host) as api:
+        node = _node(image.host)
+        found = [_looked_at(api, node, disk, begun.get(disk.guest.uid)) for disk in linked]
+        if image.host.token_id:
+            for one in found:
+                require(api, "flatten", vmid=int(one.uid))
+    if not begun:
+        kept = {"volumes": [asdict(one) for one in found]}
+        if not claims.ours(job).update(kept=kept):
+            raise RefusedError("stale_plan", "The job was taken away from this worker.")
+        job.kept = kept
+
+
+def _looked_at(api: Api, node: str, disk: GuestDisk, begun: dict[str, Any] | None) -> Naming:
+    guest = disk.guest
+    naming = Naming(guest.uid, guest.name, node, disk.volume, own_id(disk.volume))
+    try:
+        config = read_config(api, _ref(naming))
+    except NotThereError as error:
+        raise RefusedError(
+            "guest_records_chain", f"{guest.name} is not on {node}: flatten its disk where it is. {error.detail}"
+        ) from error
+    config.check_free(begun["digest"] if begun else "")
+    hidden_lines.refuse_dropping(guest.host, api, config, guest.name)
+    targets = changes.naming(config, naming.old)
+    if not targets:
+        raise RefusedError("stale_plan", f"{guest.name} does not name {naming.old} any more: scan again.")
+    for target in targets:
+        config.drive(target)  # that nothing waits to take its place
+    _check_off(api, naming)
+    for name, values in read_snapshots(api, config):
+        if any(_volume(text) in (naming.old, naming.new) for text in values.values()):
+            raise RefusedError(
+                "has_internal_snapshots",
+                f"The snapshot {name} of {guest.name} names {naming.old}: delete the snapshot first.",
+            )
+    return Naming(**(asdict(naming) | {"digest": config.digest}))
+
+
+def _ref(naming: Naming) -> GuestRef:
+    return GuestRef(naming.node, int(naming.uid))
+
+
+def _named(config: Config) -> set[str]:
+    return {_volume(text) for values in (config.now, config.next) for text in values.values()}
+
+
+def _volume(text: str) -> str:
+    try:
+        return Drive.parse(text).volume
+    except ValueError:
+        return ""
+
+
+def _check_off(api: Api, naming: Naming) -> None:
+    for row in api.rows("nodes", naming.node, PATHS[VM]):
+        if str(row.get("vmid")) == naming.uid and row.get("status") != "stopped":
+            raise RefusedError("guest_running", f"{naming.name} runs: its configuration is changed while it is off.")
+
+
+def lead_to_the_flat_one(job: Job) -> None:
+    """Changes the configurations, right before the swap; they have to be what they were when the work began.
+
+    Raises:
+        RefusedError: as :func:`check`.
+        HostError: Proxmox VE refuses it.
+    """
+    if not job.kept.get("volumes"):
+        return
+    if not claims.ours(job).update(repoint_due=True):
+        raise RefusedError("stale_plan", "The job was taken away from this worker.")
+    with _api(job.host) as api:
+        for naming in _kept(job):
+            _put(job, api, naming, naming.new, digest=naming.digest)
+
+
+def put(job: Job, *, flat: bool) -> None:
+    """Makes the configurations name the image as it is by now. Those that name it by neither id are left alone.
+
+    Raises:
+        RefusedError: one of :data:`PASSING`, or something else that somebody has to look at.
+        HostError: it cannot be asked, or refuses.
+    """
+    refused: list[RefusedError] = []
+    with _api(job.host) as api:
+        for naming in _kept(job):
+            try:
+                _put(job, api, naming, naming.new if flat else naming.old)
+            except NotThereError:
+                claims.log(job, f"{naming.name} is not on {naming.node} any more: its configuration is left alone")
+            except RefusedError as error:  # the others are not kept from what is due to them
+                refused.append(error)
+    if refused:
+        raise min(refused, key=lambda one: one.code not in PASSING)
+
+
+def _kept(job: Job) -> list[Naming]:
+    # Jobs of earlier versions kept more.
+    return [Naming(**{name: one[name] for name in Naming.__dataclass_fields__}) for one in job.kept["volumes"]]
+
+
+def _put(job: Job, api: Api, naming: Naming, volume: str, *, digest: str = "") -> None:
+    other = naming.old if volume == naming.new else naming.new
+    config = read_config(api, _ref(naming))
+    if other not in _named(config):
+        if digest and digest != config.digest:
+            raise RefusedError("stale_plan", f"The configuration of {naming.name} was changed meanwhile.")
+        return
+    _check_off(api, naming)
+    if not digest:  # else it is the configuration that was looked at
+        hidden_lines.refuse_dropping(job.host, api, config, naming.name)
+    done = changes.repoint(api, _ref(naming), other, volume, digest=digest or config.digest)
+    if done.left:
+        raise HostError(f"{', '.join(done.left)} of {naming.name} still has the id {other} of the same file.")
+    what = f"{naming.name} names {volume} now"
+    claims.log(job, f"Proxmox VE: {what}")
+    audit(SYSTEM, "volume named anew", naming.name, after={"job": job.pk, "before": other, "now": volume})

@@ -1,0 +1,27 @@
+"""What stands against a job that takes an image's name or content away: who needs the image as it is."""
+
+from typing import Any
+
+from images.kinds.aside import looked_through
+from images.models import Image
+from images.rewrite import neighbours
+from storage_admin.jobs.plans import Refusal
+
+
+def refusals(image: Image, advice: str) -> list[Refusal]:
+    """Who needs it as it is, as far as the database knows; the agent looks again, with :func:`pools`.
+
+    Args:
+        advice: what becomes of those who need it, or what to do instead, as a sentence.
+    """
+    near = neighbours.of(image)
+    standing = [f"{image.overlays_count} overlays stand on the image."] if image.overlays_count else []
+    found = [Refusal("has_overlays", f"{why} {advice}") for why in [*standing, *near.needed_by]]
+    if why := near.needs_unknown:
+        found.append(Refusal("guests_unknown", f"{why} Until it is known who needs the image, it stays as it is."))
+    return found
+
+
+def pools(image: Image) -> dict[str, Any]:
+    """The agent's argument that says where it looks for what needs the image."""
+    return {"pools": looked_through(image.host)}

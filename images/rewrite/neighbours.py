@@ -1,0 +1,231 @@
+"""What a plan asks about an image beyond its row: what it stands on, what stands on it, who uses them, and which jobs
+need space beside it.
+
+It is fetched for many images at once, in a number of queries that depends neither on their count nor on the depth of
+their chains, and kept on the image's row object: the plans of one page share it. A job's own work begins with a fresh
+row, and so with fresh surroundings.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+from django.db.models import Prefetch, QuerySet
+from django.db.models.expressions import RawSQL
+
+from images.models import Image, ImageUse
+from images.orphans import host_facts
+from images.rewrite.space import Admitted
+from storage_admin.agent.protocol import RefusedError
+from storage_admin.guests.models import Guest, GuestDisk
+from storage_admin.hosts.models import Host
+from storage_admin.jobs.models import Job
+
+_TABLE = Image._meta.db_table
+# UNION, not UNION ALL: a row that was found already is not followed again, so that a cycle ends.
+_BELOW = f"""
+    WITH RECURSIVE below(id, backing_id) AS (
+        SELECT id, backing_id FROM {_TABLE} WHERE id IN ({{ids}})
+        UNION SELECT base.id, base.backing_id FROM {_TABLE} base JOIN below ON base.id = below.backing_id)
+    SELECT id FROM below
+"""  # noqa: S608 (our own table's name)
+_ABOVE = f"""
+    WITH RECURSIVE above(id) AS (
+        SELECT id FROM {_TABLE} WHERE id IN ({{ids}})
+        UNION SELECT overlay.id FROM {_TABLE} overlay JOIN above ON overlay.backing_id = above.id)
+    SELECT id FROM above
+"""  # noqa: S608 (our own table's name)
+#: What is asked of an overlay: who it is, and which file.
+_ENOUGH = ("name", "backing_id", "host_id", "pool_id", "path_bytes", "dev", "inode")
+#: Where an image's row object keeps its surroundings.
+_KEPT = "_surroundings"
+
+
+#: Jobs that say how fast the next one will be.
+LAST_JOBS = 40
+
+
+class Done(NamedTuple):
+    """A job that is done: where, the bytes that there were and that came of it, and its seconds."""
+
+    pool: int | None
+    worked: int
+    seconds: float
+
+
+class _Fetched:
+    """What surrounds some images, each part fetched for all of them when it is first asked for."""
+
+    def __init__(self, images: Sequence[Image], admitted: Admitted) -> None:
+        self.admitted = admitted
+        self._needs: dict[int, host_facts.Needs] = {}
+        self._done: dict[tuple[str, int], list[Done]] = {}
+        self._ids = sorted({image.pk for image in images})
+        self._bases = sorted({image.backing_id for image in images if image.backing_id is not None})
+
+    def done(self, kind: str, host: int) -> list[Done]:
+        """The last jobs of a kind on a host that did what they were to do, read once for all images of it."""
+        if (kind, host) not in self._done:
+            rows = Job.objects.filter(kind=kind, host=host, state=Job.State.SUCCEEDED, freed_bytes__isnull=False)
+            columns = ("space_pool_id", "before_bytes", "after_bytes", "result__seconds")
+            told = rows.order_by("-id").values_list(*columns)[:LAST_JOBS]
+            self._done[kind, host] = [
+                Done(pool, (before or 0) + (after or 0), float(took)) for pool, before, after, took in told if took
+            ]
+        return self._done[kind, host]
+
+    def needs(self, host: Host) -> host_facts.Needs:
+        """Who needs which image of a host, read once for all images of it."""
+        if host.pk not in self._needs:
+            self._needs[host.pk] = host_facts.needs(host)
+        return self._needs[host.pk]
+
+    @cached_property
+    def bases(self) -> dict[int, Image]:
+        """All that the images stand on, by id, with hosts, pools and guests."""
+        if not self._bases:
+            return {}
+        rows = Image.objects.filter(pk__in=_walk(_BELOW, self._bases)).select_related("host", "pool")
+        return {row.pk: row for row in rows.prefetch_related(Prefetch("uses", _uses(), to_attr="read_uses"))}
+
+    @cached_property
+    def overlays(self) -> dict[int | None, list[Image]]:
+        """All that stands on the images, by the id of what it stands on right away, without the large columns."""
+        rows = Image.objects.filter(pk__in=_walk(_ABOVE, self._ids)).only(*_ENOUGH).order_by("name", "pk")
+        found: dict[int | None, list[Image]] = defaultdict(list)
+        for row in rows:
+            found[row.backing_id].append(row)
+        return found
+
+    @cached_property
+    def disks(self) -> dict[int, list[GuestDisk]]:
+        """The guests' disks that are the images or stand on them, by the id of what they are."""
+        found: dict[int, list[GuestDisk]] = defaultdict(list)
+        for use in _uses().filter(image__in=_walk(_ABOVE, self._ids)):
+            found[use.image_id].append(use.disk)
+        return found
+
+    @cached_property
+    def with_undo_copy(self) -> set[int]:
+        """Ids of the images of which an undo copy of an earlier job waits."""
+        jobs = Job.objects.filter(target_kind="image", target_id__in=self._ids, undo_state=Job.UndoState.AVAILABLE)
+        return set(jobs.values_list("target_id", flat=True))
+
+
+class Surroundings:
+    """What surrounds one image.
+
+    Args:
+        image: the row.
+        fetched: what was, or will be, fetched for it and others.
+    """
+
+    def __init__(self, image: Image, fetched: _Fetched) -> None:
+        self._image, self._fetched = image, fetched
+
+    @property
+    def admitted(self) -> Admitted:
+        """What jobs need on its filesystem, and on others."""
+        return self._fetched.admitted
+
+    def done(self, kind: str) -> list[Done]:
+        """The last jobs of a kind on its host."""
+        return self._fetched.done(kind, self._image.host_id)
+
+    @property
+    def has_undo_copy(self) -> bool:
+        """Whether an undo copy of an earlier job waits."""
+        return self._image.pk in self._fetched.with_undo_copy
+
+    @cached_property
+    def below(self) -> list[Image]:
+        """The images that it stands on, its immediate base first.
+
+        Raises:
+            RefusedError: ``chain_cycle``; ``chain_broken``, where one of them is not listed any more.
+        """
+        found: list[Image] = []
+        seen, step = {self._image.pk}, self._image.backing_id
+        while step is not None:
+            if step in seen:
+                raise RefusedError("chain_cycle", f"The chain of {self._image.name} comes back to itself.")
+            seen.add(step)
+            base = self._fetched.bases.get(step)
+            if base is None:
+                raise RefusedError("chain_broken", f"What {self._image.name} stands on is gone: scan the host again.")
+            found.append(base)
+            step = base.backing_id
+        return found
+
+    @cached_property
+    def above(self) -> list[Image]:
+        """Every image that needs it, however far above, the nearest first; without the large columns."""
+        found: list[Image] = []
+        seen, layer = {self._image.pk}, [self._image.pk]
+        while layer:
+            overlays = [row for base in layer for row in self._fetched.overlays.get(base, ()) if row.pk not in seen]
+            overlays.sort(key=lambda row: (row.name, row.pk))
+            found += overlays
+            layer = [row.pk for row in overlays]
+            seen.update(layer)
+        return found
+
+    @cached_property
+    def disks(self) -> list[GuestDisk]:
+        """The guests' disks that are the image, or one that stands on it."""
+        return [disk for one in (self._image, *self.above) for disk in self._fetched.disks.get(one.pk, ())]
+
+    @property
+    def own_disks(self) -> list[GuestDisk]:
+        """The guests' disks that are the image itself."""
+        return list(self._fetched.disks.get(self._image.pk, ()))
+
+    @property
+    def needed_by(self) -> list[str]:
+        """Who needs it beside the overlays and guests that are linked to it, in sentences."""
+        return self._fetched.needs(self._image.host).of(self._image)
+
+    @property
+    def needs_unknown(self) -> str:
+        """Why it is not known what else stands on it, in a sentence; empty where it is."""
+        return self._fetched.needs(self._image.host).unknown(self._image)
+
+    @property
+    def guests(self) -> list[Guest]:
+        """The guests that need the image, by name."""
+        found = {disk.guest_id: disk.guest for disk in self.disks}
+        return sorted(found.values(), key=lambda guest: (guest.name, guest.pk))
+
+
+def of(image: Image) -> Surroundings:
+    """An image's surroundings: those that were fetched for it, else those of its own, kept on the row object."""
+    if _KEPT not in vars(image):
+        share([image])
+    kept: Surroundings = vars(image)[_KEPT]
+    return kept
+
+
+def share(images: Sequence[Image], admitted: Admitted | None = None) -> None:
+    """Has the surroundings of these images fetched together.
+
+    Args:
+        admitted: what jobs need, to go on with; without it, as the database knows it.
+    """
+    fetched = _Fetched(images, admitted or Admitted())
+    for image in images:
+        vars(image)[_KEPT] = Surroundings(image, fetched)
+
+
+def fresh(image: Image) -> Surroundings:
+    """An image's surroundings as the database knows them now."""
+    return Surroundings(image, _Fetched([image], Admitted()))
+
+
+def _walk(sql: str, ids: Iterable[int]) -> RawSQL:
+    params = list(ids)
+    return RawSQL(sql.format(ids=", ".join(["%s"] * len(params))), params)  # noqa: S611 (ids are parameters)
+
+
+def _uses() -> QuerySet[ImageUse]:
+    return ImageUse.objects.select_related("disk__guest").defer("disk__path_bytes").order_by("disk__guest__name", "id")

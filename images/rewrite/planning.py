@@ -1,0 +1,40 @@
+"""Plans for images whose rows are fetched already: many images, or many kinds for one, share what surrounds them."""
+
+from typing import Any
+
+from images.kinds.targets import ImageKind
+from images.models import Image
+from storage_admin.accounts.roles import Actor, Role
+from storage_admin.errors import InvalidError
+from storage_admin.jobs import kinds
+from storage_admin.jobs.plans import Plan
+
+
+def image_kinds() -> list[ImageKind]:
+    """The kinds of jobs that work on an image, in the order of the settings."""
+    return [kind for kind in kinds.every() if isinstance(kind, ImageKind)]
+
+
+def image_kind(name: str) -> ImageKind:
+    """The kind of that name, which works on an image.
+
+    Raises:
+        InvalidError: there is none.
+    """
+    for kind in image_kinds():
+        if kind.name == name:
+            return kind
+    raise InvalidError(f"There is no kind of job for images that is called {name!r}.")
+
+
+def plan_for(actor: Actor, kind: ImageKind, image: Image, options: dict[str, Any]) -> Plan:
+    """What a job would do, as :func:`storage_admin.jobs.services.plan` says, but without fetching the image again.
+
+    Args:
+        image: a row that exists for the actor, with its host and pool; see :func:`images.rewrite.neighbours.share`.
+
+    Raises:
+        ForbiddenError, InvalidError: as for :func:`storage_admin.jobs.services.submit`.
+    """
+    actor.require(Role.VIEWER, image.host.slug)
+    return kind.plan_for(actor, image, kind.clean(options))

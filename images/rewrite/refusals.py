@@ -1,0 +1,328 @@
+"""Why an image may not be rewritten, as far as the database knows. The agent looks again, on the spot."""
+
+from django.db.models import Q
+from django.utils import timezone
+
+from images.models import Image
+from storage_admin.agent.host import access
+from storage_admin.guests.models import Guest
+from storage_admin.hosts.libvirt import alone
+from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.hosts.proxmox import by_api_alone
+from storage_admin.jobs.plans import Refusal
+
+#: Chains deeper than that are refused: walking them costs more than they are worth, and they hint at a mistake.
+DEEPEST_CHAIN = 64
+#: Formats whose headers are read; what is unreadable in them is damaged rather than unknown.
+READ_FORMATS = frozenset({"qcow2", "vmdk", "vdi", "vpc", "vhdx", "qed", "luks", "raw"})
+#: An image in one of these states may be lost: its undo copies wait, also after their windows have closed.
+MAY_BE_LOST = (
+    Image.State.MISSING,
+    Image.State.UNREADABLE,
+    Image.State.FORMAT_MISMATCH,
+    Image.State.CHAIN_BROKEN,
+    Image.State.CHAIN_CYCLE,
+)
+#: Kinds of pools whose images are files in a folder, which an agent can look at.
+FOLDERS = (StoragePool.Kind.DIR, StoragePool.Kind.NFS)
+#: States of a pool whose folder no work is done in, with the codes that say so.
+NOT_ENTERED = {"changed": "pool_changed", "not_listed": "folder_not_listed"}
+#: Images that are not to be written: a template's disks, as Proxmox VE calls them, and what is protected (``chattr +i``
+#: or ``+a``) as the last scan found it.
+_BASE = "base-"
+PROTECTED = Q(header__immutable=True) | Q(pool__source=StoragePool.Source.PROXMOX, name__startswith=_BASE)
+#: What must stay free on a filesystem while a job works: the larger of a share of it and a number of bytes.
+RESERVE_PERCENT = 5
+RESERVE_BYTES = 2 * 1024**3
+
+
+def for_rewrite(image: Image) -> list[Refusal]:
+    """What stands against replacing this image, the most fundamental first."""
+    return [*_host(image), *_state(image), *_use(image), *_content(image)]
+
+
+def for_undo(image: Image) -> list[Refusal]:
+    """What stands against putting an original back: its content is known, so only who uses the image counts."""
+    return [*_host(image), *_use(image)]
+
+
+def only_copy(image: Image) -> list[Refusal]:
+    """What stands against removing an undo copy of this image."""
+    if image.state not in MAY_BE_LOST:
+        return []
+    sentence = (
+        f"{image.name} is {Image.State(image.state).label.lower()}: the undo copy may be all that is left of it, and "
+        "stays. Mend the image, or force the removal."
+    )
+    return [Refusal("stale_plan", sentence)]
+
+
+def for_bases(image: Image, below: list[Image]) -> list[Refusal]:
+    """What of an image's bases stands against reading them; ``below`` begins with the immediate one."""
+    away = next((base for base in below if base.pool.state == StoragePool.SILENT), None)
+    undeclared = [base for base in below if not base.declared_format and not image.backing_format]
+    return (silent(away.pool) if away is not None else []) + [
+        Refusal(
+            "format_undeclared", f"Nothing declares the format of {base.name}, which it stands on: declare it first."
+        )
+        for base in undeclared
+    ]
+
+
+def for_taken(image: Image, taken: list[Image]) -> tuple[list[Refusal], list[Refusal]]:
+    """What stands against writing the content of bases into an image that belongs to somebody who may not read them.
+
+    Args:
+        taken: the bases whose content moves into the image.
+
+    Returns:
+        What is refused to everybody, and what an admin has allowed for a pool, which policies leave alone.
+    """
+    refused, allowed = [], []
+    for base in taken:
+        if _readable_by_owner(image, base):
+            continue
+        uid = image.from_header("uid")
+        sentence = f"{base.name} may not be read by user {uid}, who owns {image.name} and would get its content."
+        if base.pool.share_bases:
+            allowed.append(Refusal("foreign_base", f"{sentence} An admin allows that for the pool {base.pool.name}."))
+        else:
+            what_to_do = f"Let that user read it, or have an admin allow it in the settings of {base.pool.name}."
+            refused.append(Refusal("foreign_base", f"{sentence} {what_to_do}"))
+    return refused, allowed
+
+
+def _readable_by_owner(image: Image, base: Image) -> bool:
+    """As far as the last scan tells. What it does not, as of bases far below in closed folders, the agent looks at."""
+    uid, gid, mode = (base.from_header(name) for name in ("uid", "gid", "mode"))
+    owner = image.from_header("uid")
+    if None in (uid, gid, mode, owner) or owner in (0, uid):
+        return True
+    if image.backing_id == base.pk and image.from_header("backing_closed"):
+        return False
+    groups = image.from_header("groups")
+    who = access.Who(owner, frozenset([image.from_header("gid")] if groups is None else groups))
+    acl = bytes.fromhex(base.from_header("acl") or "")
+    return access.Rights(uid, gid, mode, acl).allow(who, access.READ)
+
+
+def _host(image: Image) -> list[Refusal]:
+    host = image.host
+    refusals = without_agent(host)
+    if host.status == Host.Status.UNREACHABLE:
+        refusals.append(
+            Refusal("host_unreachable", f"{host.name} does not answer: {host.status_detail} Scan it again first.")
+        )
+    if not refusals and host.capabilities and not host.capabilities.get("qemu_img"):
+        refusals.append(Refusal("tool_missing", f"qemu-img is not installed on {host.name}: install qemu-utils there."))
+    return [*refusals, *_unconfined(image), *for_pool(image.pool)]
+
+
+def _unconfined(image: Image) -> list[Refusal]:
+    """A host that cannot confine tools, and a file that others than root may write; of folders the agent knows."""
+    if image.host.capabilities.get("confinement", "") is not None:
+        return []
+    uid, mode = image.from_header("uid"), image.from_header("mode")
+    if uid == 0 and not (mode or 0) & 0o022:
+        return []
+    sentence = (
+        f"Others than root can write to {image.name}, and {image.host.name} cannot keep qemu-img from other files that "
+        "its header may name: give it to root, or use a kernel from 5.13 on."
+    )
+    return [Refusal("not_confined", sentence)]
+
+
+def without_agent(host: Host) -> list[Refusal]:
+    """What stands against all that needs an agent on a host."""
+    for way in (alone, by_api_alone):
+        if way.is_alone(host):
+            return [Refusal("tool_missing", way.why_not(host))]
+    return []
+
+
+def for_pool(pool: StoragePool) -> list[Refusal]:
+    """What stands against writing files into a pool."""
+    refusals = silent(pool)
+    if code := NOT_ENTERED.get(pool.state):
+        refusals.append(Refusal(code, f"{pool.name}: {pool.state_detail}"))
+    if pool.kind not in FOLDERS:
+        refusals.append(
+            Refusal("unsupported_pool", f"Images in a {pool.kind} pool are not files: they cannot be rewritten.")
+        )
+    if pool.network and not pool.all_hosts_registered:
+        refusals.append(
+            Refusal(
+                "shared_pool",
+                f"{pool.name} is on a network filesystem. An admin has to declare that every host that uses it "
+                "is registered here.",
+            )
+        )
+    return refusals
+
+
+def silent(pool: StoragePool) -> list[Refusal]:
+    """Whether a pool answers at all: whoever touched it would wait until it does."""
+    if pool.state != StoragePool.SILENT:
+        return []
+    return [
+        Refusal(
+            "pool_silent",
+            f"The storage pool {pool.name} does not answer, so nothing is started there. {pool.state_detail} Check its "
+            "server and the network, then scan the host.",
+        )
+    ]
+
+
+def not_a_file(image: Image) -> list[Refusal]:
+    """What stands against reading an image's data."""
+    if image.pool.kind in FOLDERS:
+        return []
+    return [
+        Refusal("unsupported_pool", f"{image.name} is a volume of a {image.pool.kind} pool, no file: it is not read.")
+    ]
+
+
+def _state(image: Image) -> list[Refusal]:
+    state, detail = image.state, image.state_detail
+    match state:
+        case Image.State.OK:
+            pass
+        case Image.State.MISSING | Image.State.DELETED:
+            return [Refusal("stale_plan", "The image is not where it was any more: scan the host again.")]
+        case Image.State.SET_ASIDE:
+            return [Refusal("set_aside", f"{image.name} is set aside: restore it first.")]
+        case Image.State.UNREADABLE:
+            code = "dirty_or_corrupt" if image.format in READ_FORMATS else "unsupported_subformat"
+            return [Refusal(code, f"Its header cannot be read: {detail}")]
+        case Image.State.MODIFYING:
+            return [Refusal("busy", detail or "A job is rewriting it.")]
+        case _:
+            return [Refusal(str(state), detail)]
+    refusals = []
+    if not image.declared_format:
+        looks = f"it looks like {image.format}, but anybody who can write into it could make it look so"
+        refusals.append(
+            Refusal("format_undeclared", f"Nothing declares the format of {image.name}: {looks}. Declare it first.")
+        )
+    if image.chain_depth > DEEPEST_CHAIN:
+        refusals.append(
+            Refusal(
+                "chain_too_deep", f"Its chain has {image.chain_depth} images; more than {DEEPEST_CHAIN} are refused."
+            )
+        )
+    return refusals
+
+
+def _named(guest: Guest, image: Image) -> str:
+    """One of another host, on a storage that both mount, may not exist for whoever reads the sentence."""
+    return f"Guest {guest.name}" if guest.host_id == image.host_id else "A guest of another host"
+
+
+def _use(image: Image) -> list[Refusal]:
+    if image.in_use is None:
+        why = image.pool.owners_unknown or image.host.owners_unknown or "It was not scanned yet."
+        return [Refusal("guests_unknown", f"{why} Until it is known who uses the image, it is not touched.")]
+    locked = [disk.guest for disk in image.disks if disk.guest.lock]
+    if locked:
+        sentence = (
+            f"{_named(locked[0], image)} is locked ({locked[0].lock}): wait until that is over, or unlock it there."
+        )
+        return [Refusal("guest_locked", sentence)]
+    if not image.in_use:
+        return []
+    running = [disk.guest for disk in image.disks if not disk.guest.off]
+    if running:
+        return [
+            Refusal(
+                "guest_running",
+                f"{_named(running[0], image)} is {running[0].state} and uses it: shut it down first.",
+            )
+        ]
+    return [
+        Refusal(
+            "image_in_use", f"It is in use ({image.in_use_detail}): shut down or stop what uses it, then try again."
+        )
+    ]
+
+
+def _content(image: Image) -> list[Refusal]:
+    refusals = []
+    templates = image.pool.source == StoragePool.Source.PROXMOX and image.name.startswith(_BASE)
+    if image.from_header("immutable") is True or templates:
+        refusals.append(
+            Refusal(
+                "immutable",
+                f"{image.name} is protected (chattr +i or +a), or the disk of a template of Proxmox VE, which linked "
+                "clones use: it is left as it is. Reclaim the clones instead.",
+            )
+        )
+    if image.encrypted:
+        refusals.append(Refusal("encrypted", "It is encrypted: nothing in it can be told from noise without its key."))
+    if image.snapshots:
+        refusals.append(
+            Refusal(
+                "has_internal_snapshots",
+                f"It holds {len(image.snapshots)} internal snapshots, which a rewrite would drop. Delete them first "
+                "(qemu-img snapshot -d), if nobody needs them.",
+            )
+        )
+    if image.from_header("data_file"):
+        refusals.append(
+            Refusal("external_data_file", "Its data lies in a file of its own, which a rewrite would not carry.")
+        )
+    other_size = image.from_header("other_size")
+    if other_size is not None:
+        refusals.append(
+            Refusal(
+                "unsupported_subformat",
+                f"Programs disagree about its size: {image.virtual_size or 0:,} bytes by its geometry, "
+                f"{other_size:,} by its footer. A rewrite could lose its end: use the program that made it.",
+            )
+        )
+    if image.from_header("dirty") or image.from_header("corrupt"):
+        refusals.append(
+            Refusal(
+                "dirty_or_corrupt", "It was not closed cleanly, or is marked corrupt. Check it first (qemu-img check)."
+            )
+        )
+    if image.nlink > 1:
+        refusals.append(
+            Refusal(
+                "hard_linked",
+                f"The file has {image.nlink} names (hard links); a rewrite would part them and free nothing.",
+            )
+        )
+    return refusals
+
+
+def for_space(pool: StoragePool, scratch_bytes: int | None, others_bytes: int = 0) -> list[Refusal]:
+    """Whether the pool has room for that much scratch space, for what other jobs there need, and for the reserve."""
+    capacity, available = pool.capacity_bytes, pool.available_bytes
+    if not scratch_bytes or capacity is None or available is None:
+        return []
+    reserve = reserve_of(capacity)
+    if available - reserve >= scratch_bytes + others_bytes:
+        return []
+    others = f"jobs that are queued or at work up to {others_bytes:,} more, " if others_bytes else ""
+    what_to_do = "wait for their end, cancel some, or keep no undo copies" if others else "reclaim smaller images first"
+    return [
+        Refusal(
+            "not_enough_space",
+            f"It needs up to {scratch_bytes:,} bytes beside the original, {others}and {reserve:,} must stay free; "
+            f"{pool.name} has {available:,} free. Free some space, or {what_to_do}.",
+        )
+    ]
+
+
+def reserve_of(capacity_bytes: int) -> int:
+    """What must stay free on a filesystem of that capacity, in bytes."""
+    return max(capacity_bytes * RESERVE_PERCENT // 100, RESERVE_BYTES)
+
+
+def age_warning(image: Image) -> list[str]:
+    """A warning when the facts are old."""
+    if image.last_scanned is None or (timezone.now() - image.last_scanned).total_seconds() < 3600:
+        return []
+    return [
+        f"The facts are from {image.last_scanned:%Y-%m-%d %H:%M} UTC; the agent checks them again before it starts."
+    ]

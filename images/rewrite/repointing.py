@@ -1,0 +1,250 @@
+"""Guests follow an image that gets another name and format: their definitions name the new file, or the old one again.
+
+A conversion that takes its image's place changes the definitions right before the agent may swap
+(:func:`lead_to_the_new_one`), because libvirt may refuse that, and the image is not touched then. In the moment
+between, they name a file that is not there yet: a guest that is started then does not start. Before that, what they
+were is kept with the job, which owes (``repoint_due``) that they agree with the name that the image has in the end.
+:func:`agree` sees to that when the job, its undo or a recovery has ended, and :func:`settle` where that did not work at
+once.
+"""
+
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+from xml.etree import ElementTree as ET
+
+from django.db.models import Q
+
+from images.models import Image
+from images.rewrite import guest_locks, linked_clones, running_guests
+from storage_admin.accounts.roles import SYSTEM
+from storage_admin.accounts.services import audit
+from storage_admin.agent.protocol import HostError, RefusedError, b64, unb64
+from storage_admin.guests.models import Guest
+from storage_admin.hosts.guest_facts import GuestFacts
+from storage_admin.hosts.libvirt import control
+from storage_admin.hosts.libvirt.disks import Edit
+from storage_admin.hosts.libvirt.relay import why_read_only
+from storage_admin.hosts.models import Host
+from storage_admin.hosts.names import display
+from storage_admin.jobs import claims
+from storage_admin.jobs.models import Job, JobLog
+from storage_admin.jobs.plans import Refusal
+
+#: What libvirt calls the formats that it knows.
+DRIVERS = {"qcow2": "qcow2", "raw": "raw", "vmdk": "vmdk", "vdi": "vdi", "vpc": "vpc"}
+#: A second definition of a running guest, as a scan lists it.
+NEXT_START = " (next start)"
+
+
+@dataclass(frozen=True)
+class Move:
+    """What becomes of an image: its path before and after, the format of the new file, whether guests follow."""
+
+    before: bytes
+    after: bytes
+    format: str
+    repoint: bool
+
+
+def refusals(image: Image, move: Move) -> list[Refusal]:
+    """What stands against it as far as the database knows: guests that would not find the image any more."""
+    if move.before == move.after and move.format == image.declared_format:
+        return []
+    disks = image.disks
+    if disks and not move.repoint:
+        guest = disks[0].guest.name
+        return [
+            _named(f"Guest {guest} names {image.name} and would not find it: choose to have its definition changed.")
+        ]
+    if disks and (why := why_read_only(image.host)):
+        return [Refusal("tool_missing", why)]
+    found = []
+    for disk in disks:
+        if disk.guest.kind != Guest.Kind.DOMAIN:
+            found.append(
+                _named(f"{disk.guest.name} is no guest of libvirt: its definition cannot be changed from here.")
+            )
+        elif disk.only_in not in {"", "pending"}:
+            found.append(_named(f"Guest {disk.guest.name} names the image in {disk.only_in}: delete that first."))
+        elif _new_path(bytes(disk.path_bytes), move) is None:
+            found.append(_named(f"Guest {disk.guest.name} names the image as {disk.path}: change that by hand first."))
+    return found
+
+
+def _named(sentence: str) -> Refusal:
+    return Refusal("guest_names_image", sentence)
+
+
+def _new_path(named: bytes, move: Move) -> bytes | None:
+    """What a definition is to name; ``None`` where it names the image by a link of another name."""
+    folder, _, name = named.rpartition(b"/")
+    if name != move.before.rpartition(b"/")[2]:
+        return None
+    return folder + b"/" + move.after.rpartition(b"/")[2]
+
+
+def look(image: Image, move: Move) -> list[dict[str, Any]]:
+    """The guests that name the image now, and how their disks would change: asked of libvirt, nothing is changed.
+
+    Returns:
+        Each ``uid``, ``name``, ``disks`` (each ``target``, ``path``, ``new_path``, ``before``, ``after``).
+
+    Raises:
+        RefusedError: ``guest_names_image``, ``stale_plan`` or ``guests_unknown``.
+        HostError: libvirt does not answer.
+    """
+    if move.before == move.after and move.format == image.declared_format:
+        return []
+    guests = []
+    for domain, disks in running_guests.domains_that_name(image):
+        if not move.repoint:
+            raise RefusedError("guest_names_image", f"Guest {domain.name} names {image.name} and would not find it.")
+        edits = [_edit(domain, target, path, move) for target, path in disks]
+        changed = {disk.target: disk for disk in control.repoint(image.host, domain.uid, edits, write=False)}
+        guests.append(
+            {
+                "uid": domain.uid,
+                "name": domain.name,
+                "disks": [
+                    {
+                        "target": edit.target, "path": edit.path, "new_path": edit.new_path, "format": edit.new_format,
+                        "before": changed[edit.target].before, "after": changed[edit.target].after,
+                    }
+                    for edit in edits if edit.target in changed
+                ],
+            }
+        )  # fmt: skip
+    return guests
+
+
+def _edit(domain: GuestFacts, target: str, path: str, move: Move) -> Edit:
+    new = _new_path(os.fsencode(path), move)
+    if new is None:
+        raise RefusedError("guest_names_image", f"Guest {domain.name} names the image as {path}: change that first.")
+    return Edit(target.removesuffix(NEXT_START), path, os.fsdecode(new), DRIVERS[move.format])
+
+
+def lead_to_the_new_one(job: Job, image: Image, move: Move) -> None:
+    """Keeps what is changed with the job, and changes the definitions; right before the swap.
+
+    Raises:
+        RefusedError: as :func:`look`; ``stale_plan`` where the job is somebody else's by now.
+        HostError: libvirt refuses it.
+    """
+    guests = look(image, move)
+    kept = {
+        "path_b64": b64(move.before), "new_path_b64": b64(move.after), "admin_format": image.admin_format,
+        "format": move.format, "guests": guests,
+    }  # fmt: skip
+    if not claims.ours(job).update(kept=kept, repoint_due=bool(guests)):
+        raise RefusedError("stale_plan", "The job was taken away from this worker.")
+    job.kept = kept
+    for guest in guests:
+        _define(job, guest, forward=True, check=True)
+        claims.log(job, f"guest {guest['name']}: its definition names {display(move.after)} now")
+
+
+def lead_back(undone: Job) -> None:
+    """Right before an undo: the definitions name the original again.
+
+    Raises:
+        RefusedError, HostError: as :func:`lead_to_the_new_one`.
+    """
+    guests = undone.kept.get("guests", [])
+    by_id = bool(undone.kept.get("volumes"))
+    Job.objects.filter(pk=undone.pk).update(repoint_due=bool(guests) or by_id)
+    if by_id:
+        linked_clones.put(undone, flat=False)
+    for guest in guests:
+        _define(undone, guest, forward=False, check=False)
+
+
+def _define(job: Job, guest: dict[str, Any], *, forward: bool, check: bool) -> bool:
+    """Has libvirt take a guest's disks as they were, or as they are to be; whether anything had to be changed."""
+    edits = [_way(disk, forward=forward) for disk in guest["disks"]]
+    changed = control.repoint(job.host, guest["uid"], edits, write=True, forward=check)
+    if changed:
+        action = "guest led to the new image" if forward else "guest led to the original"
+        disks = [{"target": disk.target, "before": disk.before, "after": disk.after} for disk in changed]
+        audit(SYSTEM, action, guest["name"], after={"job": job.pk, "disks": disks})
+    return bool(changed)
+
+
+def _way(disk: dict[str, Any], *, forward: bool) -> Edit:
+    target, path, new_path = disk["target"], disk["path"], disk["new_path"]
+    if forward:
+        return Edit(target, path, new_path, disk["format"], expect=disk["before"], put=disk["after"])
+    driver = ET.fromstring(disk["before"]).find("driver")  # noqa: S314 (libvirt wrote it, and we kept it)
+    form = driver.get("type", "raw") if driver is not None else "raw"
+    return Edit(target, new_path, path, form, expect=disk["after"], put=disk["before"])
+
+
+def agree(job: Job) -> None:
+    """Makes the definitions agree with the name that the image has by now; what fails is tried again by :func:`settle`.
+
+    Args:
+        job: a conversion or flattening that has ended, not the undo of one.
+    """
+    job.refresh_from_db()
+    if not job.repoint_due or job.active or job.needs_recovery:
+        return
+    image = Image.every.filter(pk=job.target_id).first()
+    if image is None:
+        return
+    if job.kept.get("volumes"):
+        _agree_by_id(job)
+        return
+    forward = bytes(image.path_bytes) == unb64(job.kept["new_path_b64"])
+    for guest in job.kept.get("guests", []):
+        try:
+            if _define(job, guest, forward=forward, check=False):
+                claims.log(job, f"guest {guest['name']}: its definition names {image.path} again")
+        except HostError as error:
+            _say_once(job, f"the definition of guest {guest['name']} could not be changed yet: {error.detail}")
+            return
+        except RefusedError as error:
+            _say_once(job, f"guest {guest['name']} is left as it is; look at its disks yourself. {error.detail}")
+    Job.objects.filter(pk=job.pk).update(repoint_due=False)
+
+
+def _agree_by_id(job: Job) -> None:
+    """The same for a linked clone: which id its image is to have, the way that the job has ended tells."""
+    swapped = job.state == Job.State.SUCCEEDED and bool((job.result or {}).get("swapped"))
+    try:
+        linked_clones.put(job, flat=swapped and job.undo_state != Job.UndoState.UNDONE)
+    except HostError as error:
+        _say_once(job, f"its VM's configuration could not be changed yet: {error.detail}")
+        return
+    except RefusedError as error:
+        if error.code in linked_clones.PASSING:
+            _say_once(job, f"its VM's configuration is changed later: {error.detail}")
+            return
+        _say_once(job, f"its VM's configuration is left as it is; look at its disks yourself. {error.detail}")
+    Job.objects.filter(pk=job.pk).update(repoint_due=False)
+
+
+def _say_once(job: Job, text: str) -> None:
+    if not job.log_lines.filter(text=text).exists():
+        claims.log(job, text, JobLog.Level.WARNING)
+        audit(SYSTEM, "guest not led to its image", job.target_label, after={"job": job.pk, "why": text})
+
+
+def settle(host_id: int | None = None, *, but_not: Collection[int] = ()) -> None:
+    """Tries again what :func:`agree` could not do; arguments: see :func:`images.rewrite.wait_for_guests.look`."""
+    guest_locks.settle(host_id, but_not=but_not)  # a guest that is locked takes no change
+    chosen = Job.objects.exclude(host__in=but_not) if host_id is None else Job.objects.filter(host=host_id)
+    due = chosen.filter(repoint_due=True, needs_recovery=False).exclude(state__in=Job.ACTIVE)
+    # Each would cost its timeout, again and again, while others wait: the scan that reaches it again says so.
+    due = due.exclude(host__status=Host.Status.UNREACHABLE).select_related("host")
+    undoing = Job.objects.filter(Q(state__in=Job.ACTIVE) | Q(needs_recovery=True), kind="undo").values("target_id")
+    for job in due.exclude(pk__in=undoing):
+        agree(job)
+
+
+def restore_declaration(image: Image, undone: Job) -> None:
+    """After an undo: what an admin had declared of the image holds again."""
+    if "admin_format" in undone.kept:
+        image.admin_format = undone.kept["admin_format"]
+        image.save(update_fields=["admin_format"])

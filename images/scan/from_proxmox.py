@@ -1,0 +1,230 @@
+"""Volumes of Proxmox VE that only its API tells of, as the events of a scan: all of a node that is reached by its API
+alone, and beside an agent those that are no files. Nothing in such pools is rewritten.
+
+A storage that several nodes of a cluster share is listed once: :mod:`images.scan.shared_storages`.
+"""
+
+import json
+import posixpath
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+from images.models import Image
+from images.orphans.evidence import NAMED, number_of
+from images.scan import shared_storages
+from storage_admin.agent.protocol import b64
+from storage_admin.agent.scan.records import FINGERPRINT_SIZE, backing_unsafe
+from storage_admin.guests.models import Guest
+from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.hosts.names import path_key
+from storage_admin.hosts.proxmox import by_api_alone, registration, volumes
+from storage_admin.hosts.proxmox.reader import Listing, ProxmoxFacts, VolumeFacts
+from storage_admin.hosts.proxmox.storages import StorageFacts
+
+LARGEST = (1 << 63) - 1
+#: What Proxmox VE calls the content of a file that is not what its name says.
+INVALID = "invalid"
+_INVALID = "Proxmox VE cannot read it as what its name says."
+_UNFINISHED = "?"
+
+
+@dataclass
+class _Seen:
+    """What all storages of one scan share.
+
+    Args:
+        paths: keys of the places that images are at, so far as anybody knows.
+    """
+
+    host: Host
+    scan: int
+    facts: ProxmoxFacts
+    paths: set[str] = field(default_factory=set)
+    _listed: set[str] = field(default_factory=set)
+
+    def is_first(self, place: str) -> bool:
+        """Whether no storage before had a volume there: two may be one folder."""
+        first = place not in self._listed
+        self._listed.add(place)
+        return first
+
+
+def events(host: Host, facts: ProxmoxFacts, scan: int) -> Iterator[dict[str, Any]]:
+    """The ``image`` and ``pool`` events, as an agent would send them; without an agent, all that a scan needs.
+
+    Args:
+        facts: with the listings of the storages to tell of.
+        scan: the job's id.
+    """
+    if by_api_alone.is_alone(host):
+        yield {"event": "host", "agent": False, "libvirt": "absent"}
+    storages = {one.name: one for one in facts.storages}
+    listings = {one.storage: one for one in facts.listings}
+    seen = _Seen(host, scan, facts)
+    known = Image.every.filter(host=host, missing_since=None)
+    seen.paths |= set(known.values_list("path_key", flat=True))
+    for listing in facts.listings:
+        seen.paths |= {_key(volumes.place(one.volume, storages)) for one in listing.volumes}
+    seen.paths |= {_key(path) for guest in facts.guests for path in guest.stands_on}
+    for row in shown_pools(host):
+        storage = storages.get(row.name)
+        if facts.api_away:
+            yield _as_last_seen(row, facts.api_away)
+        elif storage is not None:
+            yield from _pool(seen, row, storage, listings.get(row.name))
+    if by_api_alone.is_alone(host):
+        yield {"event": "seen", "probe": [], "busy": []}
+
+
+def shown_pools(host: Host) -> list[StoragePool]:
+    """The pools of a node that only its API tells of; each is called as its storage is."""
+    return list(StoragePool.objects.filter(host=host, source=StoragePool.Source.PROXMOX, path_bytes=b""))
+
+
+def not_told(host: Host, facts: ProxmoxFacts) -> tuple[set[str], set[str]]:
+    """Storages, and numbers of guests, that are known here and that these facts tell nothing of."""
+    storages = {one.name: one for one in facts.storages}
+    names = {row.name for row in shown_pools(host)} - storages.keys()
+    guests = set(Guest.objects.filter(host=host, kind__in=("vm", "container")).values_list("uid", flat=True))
+    told = {str(one.vmid) for one in facts.guests}
+    listed = {_key(volumes.place(one.volume, storages)) for listing in facts.listings for one in listing.volumes}
+    rows = Image.every.filter(host=host, missing_since=None, pool__path_bytes=b"")
+    found = rows.values_list("path_key", "name", "path")
+    numbers = {number_of(name, path) for key, name, path in found if key not in listed}
+    # Beside an agent the guests are read from their files.
+    lost = guests - told if by_api_alone.is_alone(host) else set()
+    return names, (lost | numbers) - {""}
+
+
+def _pool(seen: _Seen, row: StoragePool, storage: StorageFacts, listing: Listing | None) -> Iterator[dict[str, Any]]:
+    event: dict[str, Any] = {
+        "event": "pool", "id": row.pk, "state": "ok", "detail": "", "kind": str(row.kind),
+        "capacity_bytes": _size(storage.total_bytes), "available_bytes": _available(storage),
+        "reserved_bytes": _size(storage.reserved_bytes),
+        "images": 0, "others": {"count": 0, "bytes": 0}, "undo_bytes": 0, "undo_copies": 0, "leftovers": 0,
+        "vanished_b64": "", "filesystem": storage.type, "network": storage.shared, "shared_key": row.shared_key,
+        "fs_key": row.fs_key, "owners_unknown": by_api_alone.nobody_looks(seen.host),
+    }  # fmt: skip
+    if not storage.active:
+        # What is switched off says so already (sync_storages).
+        state, why = registration.why_away(seen.facts, storage) if storage.enabled else ("missing", row.state_detail)
+        yield event | {"state": state, "detail": why}
+        return
+    why = listing.why_incomplete if listing is not None else "The API does not list its volumes."
+    lister = shared_storages.lister_of(row, is_whole=not why)
+    if lister.pk != row.pk:
+        shared_storages.leave_to(row, lister)
+        event |= {"shared_key": lister.shared_key, "fs_key": lister.fs_key}
+        yield event | {"detail": shared_storages.ELSEWHERE}
+        return
+    shared_storages.take_over(row, seen.scan)
+    rows = Image.every.filter(pool=row, missing_since=None).values_list("fingerprint", "name", "path")
+    known = {bytes(fingerprint): number_of(name, path) for fingerprint, name, path in rows}
+    images = 0
+    for image in _images(seen, row, storage, listing):
+        images += 1
+        fingerprint = bytes.fromhex(image["fp"])
+        if fingerprint in known:
+            del known[fingerprint]
+        else:
+            yield image
+    if why:
+        yield event | {"state": "unreadable", "detail": f"{why} {_AS_LAST_SEEN}", "images": images}
+        return
+    if hidden := {number for number in known.values() if number in seen.facts.hidden}:
+        numbers = ", ".join(sorted(hidden)[:NAMED])
+        detail = f"The token may not see disks of the guests {numbers} any more (their rights on /vms). {_AS_LAST_SEEN}"
+        event |= {"state": "unreadable", "detail": detail}
+    vanished = sorted(fingerprint for fingerprint, number in known.items() if number not in seen.facts.hidden)
+    yield event | {"images": images, "vanished_b64": b64(b"".join(vanished))}
+
+
+_AS_LAST_SEEN = "What it does not tell of is shown as it was last seen."
+
+
+def _as_last_seen(row: StoragePool, why: str) -> dict[str, Any]:
+    """The event of a storage that nobody told of: its row stays as it is."""
+    kept = ("capacity_bytes", "available_bytes", "reserved_bytes", "filesystem", "network", "shared_key", "fs_key")
+    return {
+        "event": "pool", "id": row.pk, "state": "unreadable", "detail": f"{why} {_AS_LAST_SEEN}", "kind": str(row.kind),
+        "images": row.images_count, "others": {"count": row.others_count, "bytes": row.others_bytes},
+        "undo_bytes": row.undo_bytes, "undo_copies": 0, "leftovers": 0, "vanished_b64": "",
+        "owners_unknown": row.owners_unknown, **{name: getattr(row, name) for name in kept},
+    }  # fmt: skip
+
+
+def _images(seen: _Seen, row: StoragePool, storage: StorageFacts, listing: Listing | None) -> Iterator[dict[str, Any]]:
+    told = listing.volumes if listing is not None else ()
+    storages = {one.name: one for one in seen.facts.storages}
+    for volume in sorted((*told, *_snapshots(seen.facts, storage)), key=lambda one: one.volume):
+        place = volumes.place(volume.volume, storages) or volume.path
+        if place and seen.is_first(place):
+            yield _image(seen, row, storage, volume, place)
+
+
+def _snapshots(facts: ProxmoxFacts, storage: StorageFacts) -> Iterator[VolumeFacts]:
+    """Snapshots that are files, which no list of a storage has: known by their guests, their sizes by nobody."""
+    for guest in facts.guests if storage.is_folder else ():
+        for disk in guest.facts.disks:
+            if disk.path in guest.stands_on and disk.volume.startswith(f"{storage.name}:"):
+                below = guest.stands_on[disk.path]
+                parent = _UNFINISHED if below is None else below
+                yield VolumeFacts(disk.volume, disk.path, "images", "qcow2", None, None, guest.vmid, parent)
+
+
+def _image(seen: _Seen, row: StoragePool, storage: StorageFacts, volume: VolumeFacts, place: str) -> dict[str, Any]:
+    raw, broken = _raw(place), volume.format == INVALID
+    base = {} if broken else _base(seen, storage, volume, place)
+    told = json.dumps([asdict(volume), place, base], sort_keys=True).encode()
+    return {
+        "event": "image", "pool": row.pk, "path_b64": b64(raw),
+        "fp": blake2b(told, digest_size=FINGERPRINT_SIZE).hexdigest(),
+        # Nobody tells device and inode. These stand for the place alone, so that no two volumes look like one file.
+        "dev": "", "inode": blake2b(raw, digest_size=8).hexdigest(), "nlink": 1, "mtime_ns": 0, "ctime_ns": 0,
+        "file_size": None, "allocated_size": _size(volume.used_bytes),
+        # A container's folder without a quota has no size of its own.
+        "virtual_size": _size(volume.size_bytes or None) if not broken else None,
+        "format": "" if broken else volume.format[:20], "encrypted": None,
+        "state": "unreadable" if broken else "ok", "detail": _INVALID if broken else "",
+    } | base  # fmt: skip
+
+
+def _base(seen: _Seen, storage: StorageFacts, volume: VolumeFacts, place: str) -> dict[str, Any]:
+    """What a linked clone stands on: by its header in a folder, else by its volume id."""
+    written = volume.parent if storage.is_folder else ""
+    below = ""
+    if written == _UNFINISHED:
+        unfinished = "A change of its VM's snapshots is not finished: what it stands on is not told."
+        return {"backing_b64": b64(b"?"), "backing_unsafe": unfinished}
+    if written and (why := backing_unsafe(_raw(written))):
+        return {"backing_b64": b64(_raw(written)), "backing_unsafe": why}
+    if written:
+        below = posixpath.normpath(posixpath.join(posixpath.dirname(place), written))
+    elif base_id := volumes.base_id(volume.volume, storage):
+        below = volumes.place(base_id, {storage.name: storage})
+        written = written or base_id
+    if not below:
+        return {}
+    told = {"backing_b64": b64(_raw(written)), "backing_path_b64": b64(_raw(below))}
+    if _key(below) in seen.paths:
+        return told
+    return told | {"backing_unsafe": f"The API lists no volume at {below}, which it stands on."}
+
+
+def _available(storage: StorageFacts) -> int | None:
+    told, whole = storage.available_bytes, storage.total_bytes
+    return None if told is None or whole is None else min(told, whole, LARGEST)
+
+
+def _size(told: int | None) -> int | None:
+    return None if told is None else min(told, LARGEST)
+
+
+def _raw(place: str) -> bytes:
+    return place.encode("utf-8", "surrogateescape")
+
+
+def _key(place: str) -> str:
+    return path_key(_raw(place)) if place else ""

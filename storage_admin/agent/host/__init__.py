@@ -1,0 +1,1 @@
+"""This machine: its filesystems, who has a file open, locks, space, priorities."""

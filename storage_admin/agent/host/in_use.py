@@ -1,0 +1,210 @@
+"""Which files something on this machine holds: a lock of qemu, an open descriptor, a loop device, swap.
+
+qemu's locks alone do not tell: a raw image behind a loop device has none (docs/safety.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import struct
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from storage_admin.agent.host.crew import Crew
+from storage_admin.agent.host.hung_mounts import Descriptors
+from storage_admin.agent.host.mounts import unescape
+from storage_admin.agent.host.other_agents import fellow_agents
+
+#: The bytes that qemu locks: 100 + n says that permission n is used, 200 + n that it is not shared (file-posix.c).
+LOCK_RANGES = ((100, 103), (200, 203))
+_LOCK = re.compile(rb"(?:->\s*)?(\w+)\s+\w+\s+(\w+)\s+(-?\d+)\s+([0-9a-f]+):([0-9a-f]+):(\d+)\s+(\d+)\s+(\d+|EOF)")
+_LOOP_GET_STATUS64 = 0x4C05
+_LOOP_INFO64_SIZE = 232
+#: Reasons that are told of one file; a base of a hundred guests needs no hundred.
+_MAX_REASONS = 4
+
+
+@dataclass(frozen=True)
+class Hold:
+    """One reason why a file is in use."""
+
+    device: int
+    inode: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Holds:
+    """What is held. ``complete`` is false where another user's processes could not be looked into."""
+
+    holds: tuple[Hold, ...]
+    complete: bool
+
+
+def holds(
+    files: Mapping[int, Collection[int]],
+    aliases: Mapping[int, int] | None = None,
+    check: Callable[[], None] | None = None,
+) -> Holds:
+    """Why any of these files is in use by anything but this process and its children.
+
+    Args:
+        files: inodes by device (``st_dev``).
+        aliases: where ``st_dev`` is not the device of the superblock (btrfs): the latter to the former.
+        check: called now and then; raises to stop.
+
+    Raises:
+        OSError: /proc cannot be read.
+    """
+    found: dict[tuple[int, int], list[str]] = {}
+    incomplete: list[int] = []
+
+    def note(device: int, inode: int, why: str) -> None:
+        inodes = files.get(device)
+        if inodes is not None and inode in inodes:
+            reasons = found.setdefault((device, inode), [])
+            if why not in reasons and len(reasons) < _MAX_REASONS:
+                reasons.append(why)
+
+    opened: list[tuple[int, int, int]] = []
+    with contextlib.closing(Crew[list[tuple[int, int, str]]](1)) as crew:
+        # The kernel stops all that lock files while it tells of the locks, and may wait for each of them to notice.
+        crew.ask(lambda _is_wanted: list(_locks()))
+        others = Descriptors({*files, *(aliases or ())})
+        for device, inode, pid in _descriptors(incomplete, others, check):
+            if inode in files.get(device, ()):
+                opened.append((device, inode, pid))
+        locks = crew.take()
+    for device, inode, why in locks:
+        note(device, inode, why)
+        if aliases and device in aliases:
+            note(aliases[device], inode, why)
+    # Who is one of ours is asked only where it matters: it takes as long as all the rest.
+    own = _own_processes() if opened or incomplete else set()
+    for device, inode, pid in opened:
+        if pid not in own:
+            note(device, inode, f"open in process {pid} ({_command(pid)})")
+    for device, inode, why in (*_loops(), *swaps()):
+        note(device, inode, why)
+    flat = tuple(Hold(device, inode, why) for (device, inode), reasons in found.items() for why in reasons)
+    return Holds(flat, own.issuperset(incomplete))
+
+
+def _locks() -> Iterator[tuple[int, int, str]]:
+    with open("/proc/locks", "rb") as file:
+        lines = file.read().splitlines()
+    for line in lines:
+        fields = _LOCK.search(line)
+        if fields is None:
+            continue
+        start, end = int(fields[7]), (1 << 63) if fields[8] == b"EOF" else int(fields[8])
+        if any(start <= last and end >= first for first, last in LOCK_RANGES) and fields[1] != b"FLOCK":
+            yield os.makedev(int(fields[4], 16), int(fields[5], 16)), int(fields[6]), "locked by qemu or a like program"
+
+
+def _descriptors(
+    incomplete: list[int], others: Descriptors, check: Callable[[], None] | None = None
+) -> Iterator[tuple[int, int, int]]:
+    """Device and inode of each open file, and the process that has it open."""
+    for number, name in enumerate(os.listdir("/proc")):
+        if check is not None and number % 100 == 0:
+            check()
+        if not name.isdigit():
+            continue
+        folder = f"/proc/{name}/fd/"
+        try:
+            descriptors = os.listdir(folder)
+        except PermissionError:
+            incomplete.append(int(name))
+            continue
+        except OSError:
+            continue  # the process has ended
+        for descriptor in descriptors:
+            try:
+                # Sockets, pipes and devices have no path of a file: no need to look further.
+                target = os.readlink(folder + descriptor)
+                plain = target.startswith("/") and not target.startswith(("/dev/", "/proc/", "/sys/"))
+                if plain and not others.may_wait(name, descriptor):
+                    status = os.stat(folder + descriptor)
+                    yield status.st_dev, status.st_ino, int(name)
+            except OSError:
+                continue  # closed meanwhile
+
+
+def _own_processes() -> set[int]:
+    """This process, other agents of this very program that this user runs, and all below them.
+
+    An agent that samples an image reads it and is gone in a moment. The tools of one that rewrites an image hold qemu's
+    locks on it, which are seen whoever holds them.
+    """
+    waiting, found = [os.getpid(), *fellow_agents()], set()
+    while waiting:
+        pid = waiting.pop()
+        found.add(pid)
+        try:
+            for task in os.listdir(f"/proc/{pid}/task"):
+                with open(f"/proc/{pid}/task/{task}/children", "rb") as file:
+                    waiting += [int(child) for child in file.read().split()]
+        except OSError:
+            continue  # ended, or a kernel without the list of children: it counts as a stranger's process then
+    return found
+
+
+def _command(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            return file.read().rstrip(b"\n").decode("utf-8", "backslashreplace")
+    except OSError:
+        return "ended"
+
+
+def _loops() -> Iterator[tuple[int, int, str]]:
+    for name in os.listdir("/sys/block") if os.path.isdir("/sys/block") else ():
+        if not name.startswith("loop"):
+            continue
+        try:
+            with open(f"/sys/block/{name}/loop/backing_file", "rb") as file:
+                backing = file.read().rstrip(b"\n")
+        except OSError:
+            continue  # this loop device has no file
+        identity = _loop_identity(name) or _identity(backing)
+        if identity is not None:
+            yield (*identity, f"behind the loop device {name}")
+
+
+def _loop_identity(name: str) -> tuple[int, int] | None:
+    """Device and inode as the kernel has them (loop(4), LOOP_GET_STATUS64): the path may lie in another namespace."""
+    try:
+        fd = os.open(f"/dev/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        device, inode = struct.unpack_from("=QQ", fcntl.ioctl(fd, _LOOP_GET_STATUS64, bytes(_LOOP_INFO64_SIZE)))
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return int(device), int(inode)
+
+
+def swaps(table: str = "/proc/swaps") -> Iterator[tuple[int, int, str]]:
+    """Device, inode and reason of each file in a table of swaps, as the kernel writes it."""
+    with open(table, "rb") as file:
+        lines = file.read().splitlines()[1:]
+    for line in lines:
+        fields = line.split()
+        if len(fields) > 1 and fields[1] == b"file":
+            identity = _identity(unescape(fields[0]))
+            if identity is not None:
+                yield (*identity, "used as swap")
+
+
+def _identity(path: bytes) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino

@@ -1,0 +1,325 @@
+"""Whether an image is in use, and how its users are kept away in the moment of the swap.
+
+qemu locks single bytes of an image with open-file-description locks: a byte from 100 on for each thing that it does,
+a byte from 200 on for each thing that it does not let others do (block/file-posix.c, RAW_PERM_* and RAW_LOCK_*).
+A guest that writes holds 100, 101, 103, 201 and 203, a reader 100, 201 and 203. Other programs lock nothing, so
+open descriptors, loop devices and swap are looked at as well.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from storage_admin.agent.host.hung_mounts import Descriptors
+from storage_admin.agent.host.mounts import Mounts
+from storage_admin.agent.host.other_agents import is_fellow, only_reads
+from storage_admin.agent.programs import tools
+from storage_admin.agent.protocol import RefusedError
+
+#: What a program does with an image: 100 reads, 101 writes, 103 resizes; and what it forbids others: 201 and 203.
+WRITE, RESIZE, FORBID_WRITE, FORBID_RESIZE = 101, 103, 201, 203
+ANY_USE = (100, 101, 102, 103, 200, 201, 202, 203)
+#: What our own reading tools never hold, as they share everything.
+CHANGES = (WRITE, RESIZE)
+
+# struct flock as the kernel's 64-bit ABI lays it out: l_type, l_whence, l_start, l_len, l_pid.
+_FLOCK = struct.Struct("hhqqi4x")
+# From asm-generic/fcntl.h; Python's fcntl has no names for them before 3.9 on all builds.
+_OFD_GETLK, _OFD_SETLK = 36, 37
+
+#: The files that this process has locked for itself alone (:mod:`storage_admin.agent.swap.fence`): the descriptors
+#: that hold the locks, which are open for writing.
+fenced: dict[FileId, int] = {}
+
+# linux/fcntl.h
+_SETLEASE = 1024
+
+# struct loop_info64 of linux/loop.h begins with lo_device and lo_inode; the whole is 232 bytes.
+_LOOP_GET_STATUS64, _LOOP_INFO_BYTES = 0x4C05, 232
+_LOOP_HEAD = struct.Struct("=QQ")
+
+
+@dataclass(frozen=True)
+class FileId:
+    """A file by device and inode, whatever its name."""
+
+    dev: int
+    inode: int
+
+
+def file_id(fd: int) -> FileId:
+    """The identity of an open file."""
+    status = os.fstat(fd)
+    return FileId(status.st_dev, status.st_ino)
+
+
+def locked_bytes(fd: int, among: Iterable[int] = ANY_USE) -> list[int]:
+    """Which of qemu's lock bytes somebody else holds.
+
+    Args:
+        fd: descriptor of the image; locks taken on this very descriptor's description do not count.
+        among: the bytes to ask about.
+    """
+    held = []
+    fd = fenced.get(file_id(fd), fd)
+    for byte in among:
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+        if _FLOCK.unpack(fcntl.fcntl(fd, _OFD_GETLK, asked))[0] != fcntl.F_UNLCK:
+            held.append(byte)
+    return held
+
+
+def keep_writers_away(fd: int) -> None:
+    """Hold what makes qemu refuse to start a guest that writes on this image, until the descriptor is closed.
+
+    Writers that run already are not noticed by this: ask :func:`locked_bytes` afterwards, never before.
+
+    Raises:
+        RefusedError: ``image_in_use``, where somebody locked these bytes for himself alone.
+        OSError: the filesystem has no such locks.
+    """
+    _hold(fd, (FORBID_WRITE, FORBID_RESIZE))
+
+
+def keep_everybody_away(fd: int) -> None:
+    """The same for a guest, or a tool of qemu, that would only read: to them the image looks as if it were written to.
+
+    Raises:
+        RefusedError, OSError: as :func:`keep_writers_away`.
+    """
+    _hold(fd, (FORBID_WRITE, FORBID_RESIZE, WRITE, RESIZE))
+
+
+def _hold(fd: int, lock_bytes: Iterable[int]) -> None:
+    for byte in lock_bytes:
+        take(fd, fcntl.F_RDLCK, byte, 1)
+
+
+def take(fd: int, how: int, first: int, length: int) -> None:
+    """Lock some bytes of a file.
+
+    Args:
+        how: ``F_RDLCK``, or ``F_WRLCK`` of a descriptor that is open for writing.
+        first, length: which bytes.
+
+    Raises:
+        RefusedError: ``image_in_use``.
+        OSError: the filesystem has no such locks.
+    """
+    try:
+        fcntl.fcntl(fd, _OFD_SETLK, _FLOCK.pack(how, os.SEEK_SET, first, length, 0))
+    except OSError as error:
+        if error.errno in {errno.EAGAIN, errno.EACCES}:
+            raise RefusedError(
+                "image_in_use", "another program, perhaps on another host, locked the image; stop it and try again"
+            ) from error
+        raise
+
+
+def let_go(fd: int) -> None:
+    """Give back all locks that are held by a descriptor."""
+    fd = fenced.get(file_id(fd), fd)
+    fcntl.fcntl(fd, _OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
+
+
+def user(fd: int) -> str | None:
+    """Who has a file open beside this process and its tools, by what qemu's locks do not tell.
+
+    Args:
+        fd: descriptor of the file, open for reading only.
+
+    Returns:
+        A phrase such as ``process 4711 (qemu-system-x86)``, or ``None``.
+
+    Raises:
+        RefusedError: ``guests_unknown``, where this process may not look.
+    """
+    files = frozenset([file_id(fd)])
+    unseen: list[str] = []
+    if (who := _process(files, unseen) or _loop_device(files) or _swap(files)) is not None:
+        return who
+    written = open_for_writing(fd)
+    if written:
+        return "a program that has it open for writing"
+    # Root may look into every process but a few that the kernel protects. The lease answers for those.
+    if unseen and (written is None or os.geteuid() != 0):
+        raise RefusedError(
+            "guests_unknown", f"the agent may not see what process {unseen[0]} has open; run the agent as root"
+        )
+    return None
+
+
+def opener(files: Iterable[FileId]) -> str | None:
+    """Who, beside this process and its tools, has one of these files open, as far as it can be seen."""
+    wanted = frozenset(files)
+    return _process(wanted, []) or _loop_device(wanted) or _swap(wanted)
+
+
+def open_for_writing(fd: int) -> bool | None:
+    """Whether anybody has a file open for writing: other processes, in whatever container, and the kernel itself.
+
+    The kernel gives a read lease only on a file without writers; it is given back at once. Over NFS it rests on what
+    the server granted with an open, and takes back for good when the file gets another name, also from us: a descriptor
+    that was opened before tells nothing then, a fresh one does.
+
+    Args:
+        fd: descriptor of the file, open for reading only.
+
+    Returns:
+        ``None`` where the filesystem has no leases, or its server gives none.
+    """
+    if file_id(fd) in fenced:
+        return False  # it was asked before the locks were taken, which keep writers away since
+    leased = _is_leased(fd)
+    if leased is False and _is_network(fd):
+        fresh = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            leased = _is_leased(fresh)
+        finally:
+            os.close(fresh)
+        if leased is False and not _gives_leases(fd):
+            return None
+    return None if leased is None else not leased
+
+
+def _is_leased(fd: int) -> bool | None:
+    """Whether a read lease was granted, and given back; ``None`` where the filesystem has no leases."""
+    try:
+        fcntl.fcntl(fd, _SETLEASE, fcntl.F_RDLCK)
+    except OSError as error:
+        if error.errno == errno.EAGAIN:
+            return False
+        if error.errno in {errno.EINVAL, errno.ENOTSUP, errno.ENOLCK, errno.EACCES}:
+            return None
+        raise
+    fcntl.fcntl(fd, _SETLEASE, fcntl.F_UNLCK)
+    return True
+
+
+def _gives_leases(fd: int) -> bool:
+    """Whether the server of a file gives leases at all: asked with a new file beside it that nobody else has.
+
+    Some never do, and none does right after its start. Its name is one that a recovery removes.
+    """
+    folder = os.path.dirname(os.readlink(f"/proc/self/fd/{fd}"))
+    path = f"{folder}/.sa-{os.urandom(8).hex()}.new"
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    except OSError:
+        return True
+    try:
+        probe = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            return _is_leased(probe) is True
+        finally:
+            os.close(probe)
+    finally:
+        os.unlink(path)
+
+
+def _is_network(fd: int) -> bool:
+    mount = Mounts.of_this_machine().of_descriptor(fd)
+    return mount is not None and mount.is_network
+
+
+def _process(files: frozenset[FileId], unseen: list[str]) -> str | None:
+    """The first process with one of the files open; ``unseen`` gets those that may not be looked into.
+
+    A fellow agent that only reads, such as one that takes a sample, does no harm and suffers none.
+    """
+    others = Descriptors({file.dev for file in files})
+    ours = {str(pid) for pid in (os.getpid(), *tools.running)}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or entry in ours:
+            continue
+        folder = f"/proc/{entry}/fd"
+        try:
+            found = [name for name in os.listdir(folder) if _is_one_of(entry, name, files, others)]
+            if found and is_fellow(entry):
+                found = [name for name in found if not only_reads(entry, name)]
+            if found:
+                return f"process {entry} ({_process_name(entry)})"
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended
+        except PermissionError:
+            unseen.append(entry)
+    return None
+
+
+def _is_one_of(pid: str, descriptor: str, files: frozenset[FileId], others: Descriptors) -> bool:
+    """Whether a process's descriptor leads to one of the files. Sockets and pipes are not asked for their status, nor
+    what could make one wait.
+    """
+    link = f"/proc/{pid}/fd/{descriptor}"
+    try:
+        if not os.readlink(link).startswith("/") or others.may_wait(pid, descriptor):
+            return False
+        status = os.stat(link)
+    except OSError as error:
+        if error.errno in {errno.ENOENT, errno.ESRCH}:
+            return False  # closed meanwhile
+        if error.errno in {errno.ESTALE, errno.EIO, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN}:
+            return False  # on a dead network mount, hence none of files that were just read
+        raise
+    return FileId(status.st_dev, status.st_ino) in files
+
+
+def _process_name(pid: str) -> str:
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="backslashreplace") as comm:
+            return comm.read().strip()
+    except OSError:
+        return "it has just ended"
+
+
+def _loop_device(files: frozenset[FileId]) -> str | None:
+    for entry in os.listdir("/sys/block"):
+        if not entry.startswith("loop") or not os.path.exists(f"/sys/block/{entry}/loop/backing_file"):
+            continue
+        identity = _behind_loop(entry)
+        if identity in files:
+            return f"loop device /dev/{entry}"
+    return None
+
+
+def _behind_loop(name: str) -> FileId | None:
+    try:
+        fd = os.open(f"/dev/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            answer = fcntl.ioctl(fd, _LOOP_GET_STATUS64, bytes(_LOOP_INFO_BYTES))
+        finally:
+            os.close(fd)
+        return FileId(*_LOOP_HEAD.unpack_from(answer))
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return None  # detached meanwhile
+    # No device node to ask (a stripped /dev): the path is second best, it may have been renamed since.
+    try:
+        with open(f"/sys/block/{name}/loop/backing_file", "rb") as link:
+            status = os.stat(link.read().rstrip(b"\n"))
+    except OSError:
+        return None
+    return FileId(status.st_dev, status.st_ino)
+
+
+def _swap(files: frozenset[FileId]) -> str | None:
+    try:
+        with open("/proc/swaps", "rb") as table:
+            paths = [line.split()[0] for line in table.read().splitlines()[1:] if line.strip()]
+    except FileNotFoundError:
+        return None  # a kernel without swap
+    for path in paths:
+        # The kernel writes white space and backslashes as octal escapes.
+        plain = path.decode("unicode_escape").encode("latin-1")
+        try:
+            status = os.stat(plain)
+        except OSError:
+            continue
+        if FileId(status.st_dev, status.st_ino) in files:
+            return "the swap area of this host"
+    return None

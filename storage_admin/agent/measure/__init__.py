@@ -1,0 +1,1 @@
+"""What is in an image without rewriting it: clusters, zeros, estimates."""

@@ -1,0 +1,236 @@
+"""Digging holes: what a file keeps on disk as zeros becomes a hole, which reads as the same zeros and takes no space.
+
+Nobody else may have the file open meanwhile (``door.py``): zeros that were read have to be zeros still when they go.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Optional
+
+from storage_admin.agent.host.crew import Crew
+from storage_admin.agent.host.fiemap import has_blocks
+from storage_admin.agent.measure.zeros import MOST_BYTES, zero_runs
+from storage_admin.agent.protocol import RefusedError
+
+# linux/falloc.h
+_KEEP_SIZE, _PUNCH_HOLE = 0x1, 0x2
+
+#: Bytes that a thread looks at before it is asked again, and the most that one call lets go of.
+PIECE_BYTES = MOST_BYTES
+RUN_BYTES = 64 << 20
+GAP_BYTES = 1 << 30
+#: Bytes behind a file's end in which blocks may be reserved: an extent of XFS is no longer.
+BEYOND_BYTES = 8 << 30
+#: Pieces for each thread that are looked at before their turn, and seconds that a step waits for its own.
+AHEAD = 4
+STEP_SECONDS = 0.02
+#: Block sizes that are worked with, and the one for filesystems that name a stranger one.
+_BLOCKS = frozenset(1 << bit for bit in range(9, 21))
+_USUAL_BLOCK = 4096
+
+#: A stretch of a file in bytes, from and to, and whether it is data; the same with the zeros in it, if it is.
+_Stretch = tuple[int, int, bool]
+_Looked = tuple[int, int, Optional[list[tuple[int, int]]]]
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+# Of the two, fallocate64 takes 64-bit offsets on every machine; musl has only the other, with such offsets.
+_fallocate = getattr(_LIBC, "fallocate64", None) or _LIBC.fallocate
+_fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+_fallocate.restype = ctypes.c_int
+
+
+def punch(fd: int, offset: int, length: int) -> None:
+    """Make a part of a file a hole; the file's size stays.
+
+    Args:
+        fd: descriptor, open for writing.
+        offset: in bytes, on a block's boundary.
+        length: in bytes; may reach beyond the end of the file.
+
+    Raises:
+        RefusedError: ``unsupported_pool``, where the filesystem has no holes to offer.
+        OSError: as fallocate(2).
+    """
+    while _fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, offset, length):
+        number = ctypes.get_errno()
+        if number == errno.EINTR:
+            continue
+        if number in {errno.EOPNOTSUPP, errno.ENOSYS}:
+            raise RefusedError(
+                "unsupported_pool",
+                "the filesystem of this storage pool cannot make holes in a file; reclaim the image by a copy instead",
+            )
+        raise OSError(number, os.strerror(number))
+
+
+class Digger:
+    """One way through a file, from its beginning to its end, a piece at a time. Close it in the end.
+
+    While one piece's zeros are let go of, the next ones are looked at already. What was not let go of is looked at
+    again after a :meth:`pause`: over that, nothing is kept but the position.
+
+    Args:
+        file_size: of the file, in bytes.
+        block: the filesystem's block size in bytes, as of :func:`block_size`.
+        piece_bytes: the most that is read at once.
+        at_once: pieces that are read at the same time. With one, no more is read than each :meth:`step` says.
+    """
+
+    def __init__(self, file_size: int, block: int, piece_bytes: int = PIECE_BYTES, at_once: int = 1) -> None:
+        self._file_size, self._block = file_size, block
+        self._piece_bytes = max(piece_bytes // block, 1) * block
+        self._crew: Crew[list[_Looked]] = Crew(at_once)
+        self._ahead = at_once * AHEAD if at_once > 1 else 1
+        self._planned = self._data_end = self._passed = 0
+        #: Zeros that end where the work is: the next piece may begin with more of them.
+        self._run = (0, 0)
+        self._done = False
+        #: Bytes of the file that were let go of.
+        self.dug = 0
+
+    @property
+    def position(self) -> int:
+        """How far it is, in bytes of the file."""
+        return self._run[0] if self._run[0] < self._run[1] else self._passed
+
+    @property
+    def done(self) -> bool:
+        """Whether the whole file was gone through."""
+        return self._done
+
+    def step(self, fd: int) -> int:
+        """Go through the next piece, if it is read within some milliseconds.
+
+        Args:
+            fd: descriptor of the file, open for reading and writing. Nobody else has the file open; between two steps
+                others may, with a :meth:`pause` before.
+
+        Returns:
+            How many bytes were read: none where the disk takes longer.
+
+        Raises:
+            RefusedError: ``unsupported_pool``; ``stale_plan``, where the file has become shorter.
+            OSError: the file cannot be read, or no hole can be made.
+        """
+        while self._planned < self._file_size and self._crew.waiting < self._ahead:
+            self._crew.ask(partial(_look, fd, self._next_piece(fd), self._block))
+        if not self._crew.waiting:
+            self._let_go_of_run(fd)
+            self._let_go_beyond_end(fd)
+            self._done = True
+            return 0
+        if not self._crew.is_ready(STEP_SECONDS):
+            return 0
+        read = 0
+        for start, end, zeros in self._crew.take():
+            if zeros is None:
+                self._let_go_of_run(fd)
+                self._let_go_of_gap(fd, start, end)
+            else:
+                read += end - start
+                self._let_go_of_zeros(fd, zeros)
+            self._passed = end
+            if self._run[1] < end:
+                self._let_go_of_run(fd)
+        return read
+
+    def finish_run(self, fd: int) -> None:
+        """Let go of the zeros that it has come through: call it before a pause, so that each turn brings it on."""
+        self._let_go_of_run(fd)
+
+    def pause(self) -> None:
+        """Be sure that nobody is at work on the file, and forget what was seen: others may have it from now on."""
+        self._crew.drop()
+        self._planned = self._data_end = self._passed = self.position
+        self._run = (0, 0)
+
+    def close(self) -> None:
+        """End its threads."""
+        self._crew.close()
+
+    def _next_piece(self, fd: int) -> list[_Stretch]:
+        """Data and the gaps between, up to a piece of data, a large gap, or a large number of either."""
+        piece: list[_Stretch] = []
+        read = gap = 0
+        while self._planned < self._file_size and read < self._piece_bytes and gap < MOST_BYTES and len(piece) < 64:
+            start = self._planned
+            if start >= self._data_end:
+                data = self._next_data(fd)
+                if data > start:
+                    self._planned = min(data, start + GAP_BYTES)
+                    gap = self._planned - start
+                    piece.append((start, self._planned, False))
+                    continue
+                self._data_end = min(self._up(os.lseek(fd, data, os.SEEK_HOLE)), self._file_size)
+            self._planned = min(self._data_end, start + self._piece_bytes - read, start + MOST_BYTES)
+            read += self._planned - start
+            piece.append((start, self._planned, True))
+        return piece
+
+    def _next_data(self, fd: int) -> int:
+        """Where the next data begins, on a block's boundary."""
+        try:
+            return os.lseek(fd, self._planned, os.SEEK_DATA) // self._block * self._block
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return self._file_size  # none until the end
+            raise
+
+    def _let_go_of_zeros(self, fd: int, zeros: Sequence[tuple[int, int]]) -> None:
+        """What touches goes with one call: where a filesystem tells its disk of each, a call takes its time."""
+        for start, end in zeros:
+            if start != self._run[1]:
+                self._let_go_of_run(fd)
+                self._run = (start, end)
+            else:
+                self._run = (self._run[0], end)
+            if end - self._run[0] >= RUN_BYTES:
+                self._let_go_of_run(fd)
+
+    def _let_go_of_run(self, fd: int) -> None:
+        start, end = self._run
+        if start < end:
+            punch(fd, start, self._up(end) - start)
+            self.dug += end - start
+            self._run = (end, end)
+
+    def _let_go_of_gap(self, fd: int, start: int, end: int) -> None:
+        """A gap may have blocks that were reserved and never written: preallocation. They read as zeros."""
+        if has_blocks(fd, start, end - start):
+            punch(fd, start, self._up(end) - start)
+            self.dug += min(end, self._file_size) - start
+
+    def _let_go_beyond_end(self, fd: int) -> None:
+        """What was reserved for a file that grows, which XFS does by itself; nobody can ever read it."""
+        start = self._up(self._file_size)
+        if has_blocks(fd, start, BEYOND_BYTES):
+            try:
+                punch(fd, start, BEYOND_BYTES)
+            except OSError as error:
+                if error.errno != errno.EFBIG:  # the file is nearly as large as any can be
+                    raise
+
+    def _up(self, offset: int) -> int:
+        """The boundary of a block, at or after an offset."""
+        return -(-offset // self._block) * self._block
+
+
+def _look(fd: int, piece: Sequence[_Stretch], block: int, is_wanted: Callable[[], bool]) -> list[_Looked]:
+    """Where the data of a piece is zeros; who waits at the door does not wait for all of it."""
+    looked: list[_Looked] = []
+    for start, end, data in piece:
+        if not is_wanted():
+            break
+        looked.append((start, end, zero_runs(fd, start, end, block, is_wanted) if data else None))
+    return looked
+
+
+def block_size(fd: int) -> int:
+    """The size in bytes of the blocks in which a file's filesystem keeps data."""
+    found = os.fstatvfs(fd).f_bsize
+    return found if found in _BLOCKS else _USUAL_BLOCK

@@ -1,0 +1,1 @@
+"""How a program of the host is found, confined and run."""

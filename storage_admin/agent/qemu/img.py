@@ -1,0 +1,204 @@
+"""qemu-img: one function per subcommand.
+
+Names of files are chosen by strangers and qemu gives meaning to some (``nbd:x``, ``a,b``), and a path may lead
+elsewhere a moment later. So images are given as descriptors that were opened and checked before, each with its
+format and its base spelled out: qemu opens exactly these files, and none that a header names.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from storage_admin.agent.lifeline import AgentIO
+from storage_admin.agent.programs import tools
+from storage_admin.agent.protocol import HostError, display
+from storage_admin.agent.qemu.compare import compare
+from storage_admin.agent.qemu.convert import Conversion, convert
+from storage_admin.agent.qemu.node import SLOW_QUERY, Effort, Node, answered, fail, formats, text
+
+__all__ = [
+    "CHECKED", "REPAIRED", "CheckReport", "Conversion", "Effort", "Node", "check", "compare", "convert", "info",
+    "measure", "name_base", "rebase", "repair", "supports_zstd", "version",
+]  # fmt: skip
+
+_VERSION = re.compile(rb"qemu-img version ([0-9]+)\.([0-9]+)")
+#: Formats that ``qemu-img check`` knows, and those that it repairs.
+CHECKED = frozenset({"qcow2", "qed", "vdi", "vhdx", "vmdk"})
+REPAIRED = frozenset({"qcow2", "qed", "vhdx"})
+#: What was asked of a qemu-img already, by its device, inode and time of last modification: an upgrade is another one.
+_known_versions: dict[tuple[int, int, int], tuple[int, int]] = {}
+_known_zstd: dict[tuple[int, int, int], bool] = {}
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What ``check`` found: numbers of clusters, and of errors that kept it from looking."""
+
+    corruptions: int
+    leaks: int
+    errors: int
+
+    @property
+    def sound(self) -> bool:
+        """Whether every cluster can be trusted; a leak only wastes space."""
+        return not self.corruptions and not self.errors
+
+
+def version(io: AgentIO) -> tuple[int, int]:
+    """Major and minor version of this host's qemu-img; asked once for each.
+
+    Raises:
+        RefusedError: ``tool_missing``.
+        HostError: it does not say.
+    """
+    program = _program()
+    if program not in _known_versions:
+        done = tools.run(["qemu-img", "--version"], io)
+        found = _VERSION.search(done.stdout)
+        if done.exit_code or found is None:
+            raise HostError(f"qemu-img does not say its version: {done.words()}")
+        _known_versions[program] = int(found.group(1)), int(found.group(2))
+    return _known_versions[program]
+
+
+def supports_zstd(io: AgentIO) -> bool:
+    """Whether this host's qemu-img can compress with zstd: since 5.1, where it was built with it; asked once."""
+    program = _program()
+    if program not in _known_zstd:
+        asked = ["qemu-img", "measure", "-O", "qcow2", "-o", "compression_type=zstd", "--size", "1M"]
+        _known_zstd[program] = version(io) >= (5, 1) and tools.run(asked, io).exit_code == 0
+    return _known_zstd[program]
+
+
+def _program() -> tuple[int, int, int]:
+    status = os.stat(tools.find("qemu-img"))
+    return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+def info(io: AgentIO, image: Node) -> dict[str, Any]:
+    """What ``qemu-img info`` says about one image, without its chain.
+
+    Raises:
+        HostError: it fails.
+    """
+    answer = _query(io, ["info", "-U"], [image], SLOW_QUERY)
+    return answered(answer.stdout) if answer.exit_code == 0 else fail("info", answer)
+
+
+def measure(io: AgentIO, image: Node, options: str) -> int:
+    """Bytes that a new, uncompressed qcow2 image with this image's data would need at most.
+
+    Args:
+        io: the controller.
+        image: without a base, only its own layer is counted.
+        options: creation options, as for ``-o``.
+
+    Raises:
+        HostError: it fails.
+    """
+    answer = _query(io, ["measure", "-U", "-O", "qcow2", "-o", options], [image], SLOW_QUERY)
+    required = answered(answer.stdout).get("required") if answer.exit_code == 0 else None
+    if not isinstance(required, int):
+        return int(fail("measure", answer))
+    return required
+
+
+def check(io: AgentIO, image: Node, effort: Effort) -> CheckReport:
+    """Look through an image's metadata, changing nothing.
+
+    Raises:
+        HostError: it could not be looked through at all.
+    """
+    answer = _query(io, ["check", "-U"], [image], SLOW_QUERY, effort)
+    # 2: corruptions, 3: leaks only; 1 also stands for errors during the check, which the report counts.
+    if answer.exit_code in {0, 1, 2, 3} and answer.stdout.lstrip().startswith(b"{"):
+        report = answered(answer.stdout)
+        counts = [report.get(key, 0) for key in ("corruptions", "leaks", "check-errors")]
+        if all(isinstance(count, int) for count in counts):
+            return CheckReport(*counts)
+    return CheckReport(*fail("check", answer))
+
+
+def rebase(io: AgentIO, image: Node, base: Node | None, effort: Effort) -> tools.Finished:
+    """Have an image hold all that differs between its chain and a lower base, on which it stands afterwards.
+
+    The header then names the base by a descriptor, which :func:`name_base` puts right.
+
+    Args:
+        io: the controller.
+        image: a copy of our own, to be written to, on its present chain.
+        base: that becomes the immediate base; ``None`` for none.
+    """
+    declared = ["-F", base.format] if base is not None else []
+    asked = ["rebase", "-p", "-b", "" if base is None else base.shared(), *declared]
+    shown = ["rebase", "-p", "-f", image.format, "-b", "" if base is None else display(base.path), *declared]
+    return tools.run(
+        ["qemu-img", *asked, image.written()],
+        io,
+        limits=None,
+        idle_io=effort.idle_io,
+        files=image.files(written=True, beside=[] if base is None else [base]),
+        on_output=effort.on_output(),
+        watch=effort.watch,
+        shown=["qemu-img", *shown, display(image.path)],
+    )
+
+
+def name_base(io: AgentIO, image: Node, name: bytes, base_format: str) -> tools.Finished:
+    """Write another base's name and format into an image's header; no data is looked at."""
+    alone = Node(image.fd, image.format, image.path)
+    asked: list[tools.Argument] = ["rebase", "-u", "-b", name, "-F", base_format]
+    return tools.run(
+        ["qemu-img", *asked, alone.argument()],
+        io,
+        limits=SLOW_QUERY,
+        files=alone.files(written=True),
+        shown=["qemu-img", *map(text, asked[:2]), "-f", image.format, *map(text, asked[2:]), display(image.path)],
+    )
+
+
+def repair(io: AgentIO, image: Node, level: str, effort: Effort) -> tools.Finished:
+    """``check -r`` on an image of our own, opened without its base.
+
+    Args:
+        level: ``leaks`` or ``all``.
+
+    Returns:
+        How it ended: 0 clean, 3 with leaks that remain.
+    """
+    asked = ["check", "-r", level]
+    return tools.run(
+        ["qemu-img", *asked, image.written()],
+        io,
+        limits=SLOW_QUERY,
+        idle_io=effort.idle_io,
+        files=image.files(written=True),
+        watch=effort.watch,
+        shown=["qemu-img", *asked, "-f", image.format, display(image.path)],
+    )
+
+
+def _query(
+    io: AgentIO, asked: Sequence[str], images: Sequence[Node], limits: tools.Limits, effort: Effort | None = None
+) -> tools.Finished:
+    return _run(io, [*asked, "--output=json"], images, limits, effort or Effort())
+
+
+def _run(
+    io: AgentIO, asked: Sequence[str], images: Sequence[Node], limits: tools.Limits | None, effort: Effort
+) -> tools.Finished:
+    return tools.run(
+        ["qemu-img", *asked, *(image.argument() for image in images)],
+        io,
+        limits=limits,
+        idle_io=effort.idle_io,
+        files=images[0].files(beside=images[1:]),
+        on_output=effort.on_output(),
+        watch=effort.watch,
+        # As an admin would type it: what is run names descriptors, which mean nothing to anybody else.
+        shown=["qemu-img", *asked, *formats(images), *(display(image.path) for image in images)],
+    )

@@ -1,0 +1,1 @@
+"""Making the new image: checks, chain, copy, and its name."""

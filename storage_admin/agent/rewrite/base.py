@@ -1,0 +1,296 @@
+"""What all rewrites of an image have in common: protocol P around a new file that a recipe makes.
+
+A recipe says how the new file is made from the image and what must be true of it; everything that keeps the image's
+bytes safe (who uses it, space, watching, verifying, attributes, the swap) is here, once.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+from storage_admin.agent import formats
+from storage_admin.agent.folders.pools import open_parent
+from storage_admin.agent.formats.facts import Facts, UnreadableError
+from storage_admin.agent.host import cgroups, space, space_claims
+from storage_admin.agent.host.mounts import Mounts
+from storage_admin.agent.lifeline import AgentIO
+from storage_admin.agent.protocol import SPACE, HostError, RefusedError, Request, display
+from storage_admin.agent.qemu import img
+from storage_admin.agent.qemu.img import Node
+from storage_admin.agent.rewrite import chain as links
+from storage_admin.agent.rewrite import volume_chains
+from storage_admin.agent.rewrite.backing_name import leads_to
+from storage_admin.agent.rewrite.chain import Chain, Link
+from storage_admin.agent.rewrite.wish import Wish
+from storage_admin.agent.swap.journal import file_name
+from storage_admin.agent.swap.swap import Looks, NewFile, Replacement, Swapped, clear_earlier
+
+#: Seconds between two looks at the image and at the free space while a tool works.
+WATCH_INTERVAL = 0.5
+
+
+class Recipe(ABC):
+    """How a new file is made out of an image, and what must be true of it."""
+
+    #: What stands in the log and in the result.
+    method: str
+    #: Whether the new file has to be smaller to be worth the swap.
+    must_shrink = True
+    #: Whether a guest has to read the same bytes from both files.
+    must_equal = True
+    #: Codes of refusals that do not hold for it, because it keeps what they stand for.
+    carries: frozenset[str] = frozenset()
+    #: Whether the image's own name leads to the new file afterwards, or to nothing.
+    replaces = True
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """What the verb's result says beside what all rewrites say."""
+        return {}
+
+    def place(self, work: Rewrite) -> tuple[int, bytes]:
+        """A descriptor of the folder for the new file, which the caller closes, and the name that it will have."""
+        return open_parent(work.wish.image.pool_path, work.wish.image.path)
+
+    def folder_path(self, work: Rewrite) -> bytes:
+        """The path of that folder, for the log."""
+        return os.path.dirname(work.wish.image.path)
+
+    def begin(self, work: Rewrite) -> NewFile:
+        """The new file, still empty, and how it gets its place."""
+        return Replacement(work.folder, work.name, work.chain.image.fd, work.request, work.wish.undo_hours)
+
+    def format(self, work: Rewrite) -> str:
+        """The format of the new file: what takes an image's place is of its format."""
+        return work.chain.image.planned.format
+
+    @abstractmethod
+    def refuse(self, work: Rewrite) -> None:
+        """Refuse what this recipe cannot do to the image; nothing was made yet."""
+
+    def recheck(self, work: Rewrite) -> None:  # noqa: B027 (not every recipe asks more)
+        """Refuse, in the moment of the swap, what has come about since :meth:`refuse`; under the image locks."""
+
+    @abstractmethod
+    def needed(self, work: Rewrite) -> int:
+        """The most that the new file may take, in bytes."""
+
+    @abstractmethod
+    def make(self, work: Rewrite, replacement: NewFile) -> None:
+        """Fill ``replacement.new``; raises HostError or RefusedError."""
+
+    @abstractmethod
+    def base(self, work: Rewrite) -> Node | None:
+        """What the new file stands on."""
+
+    @abstractmethod
+    def differences(self, work: Rewrite, made: Facts) -> list[str]:
+        """In what the new file's header is not as it should be, by name."""
+
+
+@dataclass
+class Rewrite:
+    """One run of a rewriting verb, step by step."""
+
+    request: Request
+    io: AgentIO
+    wish: Wish
+    recipe: Recipe
+    chain: Chain
+    folder: int = -1
+    name: bytes = b""
+    started: float = field(default_factory=time.monotonic)
+    _looked: float = 0.0
+    #: What the new file may take at most, as long as it is not written.
+    _needed: int = 0
+    _made: NewFile | None = None
+    #: The base as the new file's header names it.
+    _named: bytes | None = None
+
+    def run(self) -> dict[str, Any]:
+        """All steps of protocol P.
+
+        Returns:
+            Allocated sizes before and after, what the undo copy holds, what was freed, the new image's identity.
+
+        Raises:
+            RefusedError, HostError, StoppedError: the image is as it was.
+        """
+        self.folder, self.name = self.recipe.place(self)
+        try:
+            image, wish = self.chain.image.fd, self.wish
+            limited = cgroups.limited(self.io, image, idle=wish.idle_io, bandwidth=wish.bandwidth)
+            with limited, space_claims.SpaceClaim(self.request.job, self.folder) as self._claim:
+                return self._run()
+        finally:
+            os.close(self.folder)
+
+    def _run(self) -> dict[str, Any]:
+        self.io.progress("checking", 0, None, "looking at the image and who uses it")
+        clear_earlier(self.folder, self.request)
+        self._refuse()
+        self._needed = self.recipe.needed(self)
+        self._claim.take(self._needed, self.wish.reserve, self.wish.others)
+        self.io.emit(SPACE, needed_bytes=self._needed)  # plans that look for space have to count with all of it
+        before = space.allocated_on_disk(self.chain.image.fd)
+        with self.recipe.begin(self) as replacement:
+            replacement.note_left([(link.planned.path, link.stamp) for link in self._left()])
+            self._made = replacement
+            self.recipe.make(self, replacement)
+            os.fsync(replacement.new)
+            self._needed = 0
+            self._claim.left(0)
+            self._verify(replacement)
+            self.io.progress("syncing", 0, None, "bringing the copy to the disk")
+            # Filesystems set room aside behind the end of a file that is open; it is not needed any more.
+            os.ftruncate(replacement.new, os.fstat(replacement.new).st_size)
+            # It was written through the host's page cache, which belongs to the guests.
+            os.posix_fadvise(replacement.new, 0, 0, os.POSIX_FADV_DONTNEED)
+            after = space.allocated(replacement.new)
+            if self.recipe.must_shrink and after >= before:
+                self.io.log(f"the copy needs {after} bytes, the image {before}: it is left as it is")
+                return self._result(before, before, None)
+            replacement.note_made(self.recipe.format(self), self.chain.image.planned.format)
+            self.io.progress("swapping", 0, None, "waiting for the last word")
+            swapped = replacement.swap(self.io, Looks(self._recheck, self._look_again))
+        # Its descriptor still leads to the original: this much waits as its undo copy, or has just become free.
+        return self._result(space.allocated(self.chain.image.fd), swapped.new.allocated_size, swapped)
+
+    def _left(self) -> list[Link]:
+        """The ancestors that the new file will not stand on, and whose content it holds instead."""
+        kept, node = 0, self.recipe.base(self)
+        while node is not None:
+            kept, node = kept + 1, node.backing
+        return self.chain.links[1 : len(self.chain.links) - kept]
+
+    def _refuse(self) -> None:
+        image, facts = self.chain.image, self.chain.image.facts
+        links.refuse_unsafe(self.chain, children_known=self.wish.children_known, carried=self.recipe.carries)
+        if facts.virtual_size != self.wish.virtual_size:
+            raise RefusedError("stale_plan", f"{image.shown} was resized since it was scanned; scan the host again")
+        if self.recipe.replaces:
+            stays = len(self.chain.ancestors) - len(self._left())
+            volume_chains.refuse_rewriting(self.chain.links, stays=stays)
+        self.recipe.refuse(self)
+        links.refuse_foreign(image, self._left())
+        self.chain.refuse_in_use()
+
+    def with_file_options(self, options: str) -> str:
+        """Creation options with those of the filesystem: on XFS, qemu-img rounds what a file takes up to 1 MiB."""
+        mount = Mounts.of_this_machine().of_descriptor(self.folder)
+        if mount is None or mount.filesystem != "xfs" or img.version(self.io) < (5, 2):
+            return options
+        return ",".join(filter(None, [options, "extent_size_hint=0"]))
+
+    def refuse_damaged(self) -> None:
+        """Refuse an image that ``qemu-img check`` finds errors in; formats without a check are taken as they are."""
+        image = self.chain.image
+        if image.planned.format not in img.CHECKED:
+            return
+        report = img.check(self.io, self.chain.node(), self.effort("checking", 0))
+        if not report.sound:
+            raise RefusedError(
+                "dirty_or_corrupt",
+                f"{image.shown} has {report.corruptions} corruptions and {report.errors} errors; check and repair it",
+            )
+
+    def shown(self, replacement: NewFile) -> bytes:
+        """The new file's path, for the log."""
+        return os.path.join(self.recipe.folder_path(self), replacement.new_name)
+
+    def failed(self, what: str, words: str, stderr: bytes) -> Exception:
+        """What a tool's failure means; raises what is truer: a guest that has started, a disk that is full."""
+        self.chain.refuse_changes()
+        space.watch(self.folder, self.wish.reserve)
+        if b"No space left" in stderr:
+            return RefusedError("not_enough_space", "the disk was full; free some space and try again")
+        return HostError(f"{what} failed, {words}")
+
+    def _verify(self, replacement: NewFile) -> None:
+        """The copy's header says what it should, its metadata is sound, and a guest reads the same bytes from it."""
+        target = self.recipe.format(self)
+        try:
+            size = os.fstat(replacement.new).st_size
+            made = formats.read(replacement.new, size, replacement.new_name, target)
+        except UnreadableError as error:
+            raise HostError(f"the copy cannot be read: {error}") from error
+        if different := self.recipe.differences(self, made):
+            raise HostError("the copy differs from the image in " + ", ".join(different))
+        self._named = made.backing_file
+        self._refuse_astray()
+        copy = Node(replacement.new, target, self.shown(replacement), self.recipe.base(self))
+        if target in img.CHECKED:
+            report = img.check(self.io, copy, self.effort("verifying", 0))
+            if not report.sound or report.leaks:
+                raise HostError(f"the copy has {report.corruptions} corruptions and {report.leaks} leaks")
+        if not self.recipe.must_equal:
+            return
+        virtual_size = self.chain.image.facts.virtual_size
+        effort = self.effort("verifying", virtual_size)
+        if not img.compare(self.io, self.chain.node(), copy, virtual_size, effort):
+            self.chain.refuse_stale()
+            raise HostError("the copy's content differs from the image's")
+
+    def _refuse_astray(self) -> None:
+        """The name in the new header must lead to the base: tools were given descriptors, a guest has only the name."""
+        base = self.recipe.base(self)
+        if (self._named is None) != (base is None):
+            raise HostError("the copy differs from the image in backing_file")
+        if self._named is not None and base is not None and not leads_to(self.folder, self._named, base.fd):
+            raise RefusedError(
+                "stale_plan",
+                f"{display(self._named)} does not lead to {display(base.path)} from the folder of "
+                f"{self.chain.image.shown}; scan the host and try again",
+            )
+
+    def _recheck(self) -> None:
+        """Everything that was true in the beginning must be true in the moment of the swap."""
+        self.recipe.recheck(self)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """The same, but for what takes a while or opens the image."""
+        self.chain.refuse_in_use()
+        self._refuse_astray()
+        self.chain.refuse_stale()
+
+    def effort(self, stage: str, total: int) -> img.Effort:
+        """How a tool is to work: its progress counts for this stage of ``total`` bytes; 0 tells none."""
+
+        def progress(share: float) -> None:
+            self.io.progress(stage, int(total * share), total)
+
+        return img.Effort(self.wish.idle_io, self.watch, progress if total else None)
+
+    def watch(self) -> None:
+        """A guest that starts wins, and so do guests that need the last of the space."""
+        if time.monotonic() - self._looked > WATCH_INTERVAL:
+            self._looked = time.monotonic()
+            self.chain.refuse_changes()
+            space.watch(self.folder, self.wish.reserve)
+            if self._made is not None:
+                self._claim.left(self._needed - space.allocated(self._made.new))
+
+    def _result(self, before: int, after: int, swapped: Swapped | None) -> dict[str, Any]:
+        # A copy may wait and occupy nothing, as that of an image without a single block.
+        held = swapped.goes_bytes if swapped and swapped.undo_waits else None
+        stamp = swapped.new if swapped else self.chain.image.stamp
+        undo = {"path": display(file_name(self.request.job, "orig")), "bytes": held}
+        return {
+            "method": self.recipe.method,
+            "before_bytes": before,
+            "after_bytes": after,
+            "held_bytes": held or 0,
+            "made_bytes": swapped.made_bytes if swapped else 0,
+            "freed_bytes": swapped.goes_bytes - swapped.made_bytes if swapped and held is None else 0,
+            "dev": stamp.dev,
+            "inode": stamp.inode,
+            "swapped": swapped is not None,
+            "seconds": round(time.monotonic() - self.started, 3),
+            "undo": undo if held is not None else None,
+            **self.recipe.result,
+        }

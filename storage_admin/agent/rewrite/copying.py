@@ -1,0 +1,231 @@
+"""Recipes that write an image's own layer anew: compressed, or as it is without its zeros and unused clusters."""
+
+from __future__ import annotations
+
+import os
+
+from storage_admin.agent.formats.facts import Facts
+from storage_admin.agent.protocol import INVALID, HostError, RefusedError
+from storage_admin.agent.qemu import img
+from storage_admin.agent.qemu.img import Node
+from storage_admin.agent.rewrite import identity, vmdk_descriptor
+from storage_admin.agent.rewrite.base import Recipe, Rewrite
+from storage_admin.agent.rewrite.chain import Link
+from storage_admin.agent.swap.swap import NewFile
+
+#: Bytes that tables may take beside the data, in formats that qemu-img does not measure.
+_TABLES = 8 << 20
+_SECTOR = 512
+
+
+class Copy(Recipe):
+    """``qemu-img convert`` into the same format with the same options; an overlay keeps its immediate base."""
+
+    method = "copy"
+    formats = frozenset({"qcow2", "raw", "vdi", "vmdk", "vpc"})
+    compress = False
+
+    def refuse(self, work: Rewrite) -> None:
+        """Refuse formats that are not written anew, and images with errors."""
+        image, form = work.chain.image, work.chain.image.facts.format
+        if form not in self.formats:
+            raise RefusedError("unsupported_subformat", f"{image.shown} is {form}, which {self.method} does not write")
+        refuse_two_sizes(image)
+        if form == "vmdk":
+            if image.facts.backing_file is not None:
+                raise RefusedError(
+                    "unsupported_subformat",
+                    f"{image.shown} is a VMDK on a base, which is not written; convert it to qcow2",
+                )
+            vmdk_descriptor.refuse_unnamed(image.fd, image.shown)
+        work.refuse_damaged()
+
+    def needed(self, work: Rewrite) -> int:
+        """What the plan's estimate says at most, else what qemu-img measures for the layer uncompressed."""
+        if work.wish.predicted_high is not None:
+            return work.wish.predicted_high
+        if work.chain.image.facts.format not in {"qcow2", "raw"}:
+            return work.chain.image.stamp.allocated_size + _TABLES  # qemu-img does not measure these
+        if work.chain.image.facts.format == "raw":
+            return work.chain.image.stamp.allocated_size
+        return img.measure(work.io, work.chain.node(alone=True), self.options(work))
+
+    def options(self, work: Rewrite) -> str:
+        """Creation options of the new file, for ``-o``."""
+        facts = work.chain.image.facts
+        if facts.format == "qcow2":
+            return creation_options(facts, facts.compression or "zlib")
+        return other_options(facts)
+
+    def base(self, work: Rewrite) -> Node | None:
+        """The same as the image's."""
+        return work.chain.node().backing
+
+    def backing(self, work: Rewrite) -> tuple[bytes, str] | None:
+        """The base as the new header is to name it, and its format."""
+        written, base = work.chain.image.facts.backing_file, work.chain.ancestors[:1]
+        return None if written is None else (written, base[0].planned.format)
+
+    def make(self, work: Rewrite, replacement: NewFile) -> None:
+        """Convert the image's own layer, or the whole of it without a base, into the new file."""
+        facts = work.chain.image.facts
+        target = img.Conversion(
+            folder=work.folder,
+            name=replacement.new_name,
+            shown=work.shown(replacement),
+            format=facts.format,
+            options=work.with_file_options(self.options(work)),
+            compress=self.compress or facts.subformat == "streamOptimized",
+            backing=self.backing(work),
+            virtual_size=facts.virtual_size,
+            bitmaps=bool(facts.bitmaps),
+            bandwidth=work.wish.bandwidth,
+        )
+        done = img.convert(work.io, work.chain.node(), target, work.effort("copying", facts.virtual_size))
+        if done.exit_code:
+            raise work.failed("qemu-img convert", done.words(), done.stderr)
+        if facts.format == "vmdk":
+            vmdk_descriptor.carry_over(work.chain.image.fd, replacement.new, work.name)
+        else:
+            identity.carry_over(facts.format, work.chain.image.fd, replacement.new)
+        if facts.format == "raw":
+            cut_padding(work.chain.image, replacement.new)
+
+    def differences(self, work: Rewrite, made: Facts) -> list[str]:
+        """What a copy leaves alone must be as it was."""
+        old, ancestors = work.chain.image.facts, work.chain.ancestors
+        base = ancestors[0].planned.format if ancestors else None
+        return differences(old, made, self.compression_of(work), base)
+
+    def compression_of(self, work: Rewrite) -> str | None:
+        """What the copy's header has to name."""
+        return work.chain.image.facts.compression
+
+
+class Compress(Copy):
+    """The same, compressed; only qcow2 holds compressed clusters."""
+
+    method = "compress"
+    formats = frozenset({"qcow2"})
+    compress = True
+
+    def __init__(self, asked: str) -> None:
+        """Args: ``asked`` is ``zlib``, ``zstd``, or ``auto`` for the better one that the image and qemu-img can."""
+        self.asked = asked
+        self.compression = "zlib"
+
+    @property
+    def result(self) -> dict[str, object]:
+        """The compression that was chosen."""
+        return {"compression": self.compression}
+
+    def refuse(self, work: Rewrite) -> None:
+        """Refuse other formats, errors, and a compression that is not there."""
+        image, form = work.chain.image, work.chain.image.facts.format
+        if form != "qcow2":
+            raise RefusedError(
+                "unsupported_subformat",
+                f"{image.shown} is {form}, which cannot hold compressed data; convert it to qcow2, or reclaim "
+                "it in place where it holds zeros",
+            )
+        super().refuse(work)
+        self.compression = self._choose(work)
+
+    def _choose(self, work: Rewrite) -> str:
+        compat = work.chain.image.facts.compat
+        if self.asked == "zlib" or (self.asked == "auto" and compat == "0.10"):
+            return "zlib"
+        if compat == "0.10":
+            raise RefusedError(INVALID, "zstd needs an image of compat 1.1; choose zlib or auto")
+        if img.supports_zstd(work.io):
+            return "zstd"
+        if self.asked == "zstd":
+            raise RefusedError("tool_missing", "this host's qemu-img cannot compress with zstd; choose zlib or auto")
+        return "zlib"
+
+    def options(self, work: Rewrite) -> str:
+        """Creation options, with the chosen compression."""
+        return creation_options(work.chain.image.facts, self.compression)
+
+    def compression_of(self, work: Rewrite) -> str | None:  # noqa: ARG002 (it was chosen before)
+        """The chosen one."""
+        return self.compression
+
+
+def cut_padding(image: Link, new: int) -> None:
+    """Let a raw copy of a raw image end where that does, also within a sector: qemu fills the last one up with zeros.
+
+    Raises:
+        HostError: the copy ends elsewhere.
+    """
+    end = image.stamp.file_size
+    padding = os.fstat(new).st_size - end
+    if not 0 <= padding < _SECTOR or any(os.pread(new, padding, end)):
+        raise HostError(f"the copy does not end where the image does, but {padding} bytes from there")
+    os.ftruncate(new, end)
+
+
+def refuse_two_sizes(image: Link) -> None:
+    """Refuse a disk that other programs see with another end than qemu, which would be missing from what it writes.
+
+    Raises:
+        RefusedError: ``unsupported_subformat``.
+    """
+    facts = image.facts
+    if facts.other_size is not None:
+        raise RefusedError(
+            "unsupported_subformat",
+            f"programs disagree about the size of {image.shown}: {facts.virtual_size} bytes by its geometry, "
+            f"{facts.other_size} by its footer; use the program that made it",
+        )
+
+
+def creation_options(facts: Facts, compression: str) -> str:
+    """The options that a qcow2 image was created with, for ``-o`` of its copy.
+
+    Args:
+        facts: the image's header.
+        compression: ``zlib`` or ``zstd``.
+    """
+    options = [f"cluster_size={facts.cluster_size}", f"compat={facts.compat}"]
+    if facts.compat != "0.10":
+        options += [f"refcount_bits={facts.refcount_bits}", f"lazy_refcounts={'on' if facts.lazy_refcounts else 'off'}"]
+        # Older versions of qemu-img do not know these.
+        options += ["extended_l2=on"] if facts.extended_l2 else []
+        options += ["compression_type=zstd"] if compression == "zstd" else []
+    return ",".join(options)
+
+
+def other_options(facts: Facts) -> str:
+    """The options that an image of another format than qcow2 was created with, for ``-o`` of its copy."""
+    if facts.format == "vdi":
+        return "static=on" if facts.subformat == "static" else ""
+    if facts.format == "vpc":
+        # Without force_size the virtual size is rounded up to what a disk's geometry can say.
+        return f"subformat={facts.subformat},force_size=on"
+    return f"subformat={facts.subformat}" if facts.format == "vmdk" else ""
+
+
+def differences(old: Facts, new: Facts, compression: str | None, base_format: str | None) -> list[str]:
+    """In what two headers differ that a copy should have left alone, by name.
+
+    Args:
+        old: of the image.
+        new: of the copy.
+        compression: that the copy should have; ``None`` stands for zlib.
+        base_format: of the base, which the copy declares also where the image does not.
+    """
+    same = ["virtual_size", "cluster_size", "compat", "refcount_bits", "extended_l2", "backing_file", "encrypted"]
+    same.append("subformat")
+    different = [name for name in same if getattr(old, name) != getattr(new, name)]
+    if bool(old.lazy_refcounts) != bool(new.lazy_refcounts):
+        different.append("lazy_refcounts")
+    if new.backing_format != (old.backing_format or base_format):
+        different.append("backing_format")
+    if (new.compression or "zlib") != (compression or "zlib"):
+        different.append("compression")
+    if sorted(old.bitmaps) != sorted(new.bitmaps):
+        different.append("bitmaps")
+    if new.snapshots or new.data_file is not None or new.dirty or new.corrupt:
+        different.append("state")
+    return different

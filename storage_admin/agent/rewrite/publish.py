@@ -1,0 +1,114 @@
+"""A new file gets a name that no other file has: what a conversion ends in.
+
+Beside the original (:class:`Publication`) the journal is that of a swap that keeps no undo copy, so that
+:mod:`storage_admin.agent.swap.settle` treats both alike: before the name leads to the new file, all is put back; from
+then on it is finished. In the original's place (:class:`Succession`) the original's own name goes as well; at any
+moment at least one of both names leads to a whole image, and from the moment that the new one does, it is finished.
+"""
+
+from __future__ import annotations
+
+import os
+
+from storage_admin.agent.host import attributes
+from storage_admin.agent.lifeline import AgentIO
+from storage_admin.agent.protocol import RefusedError, Request, b64, display
+from storage_admin.agent.swap import journal, renames
+from storage_admin.agent.swap.exchange import OtherName
+from storage_admin.agent.swap.journal import Stamp
+from storage_admin.agent.swap.moment import refuse_unguarded
+from storage_admin.agent.swap.settle import settle, stat_in
+from storage_admin.agent.swap.swap import Looks, NewFile, Swapped
+
+
+class Publication(NewFile):
+    """A new file that will get a name of its own; nothing may have that name.
+
+    Args:
+        folder, name, original, request: as for :class:`swap.NewFile`.
+
+    Raises:
+        RefusedError: ``target_exists``.
+        OSError: the files cannot be made.
+    """
+
+    def __init__(self, folder: int, name: bytes, original: int, request: Request) -> None:
+        _refuse_taken(folder, name)
+        super().__init__(folder, name, original, request, undo_hours=0)
+
+    def swap(self, io: AgentIO, looks: Looks) -> Swapped:
+        """Give the new file its name. The original keeps its own, so that nothing happens to who opens it meanwhile.
+
+        Args:
+            io: the controller, which has to say ``go``.
+            looks: raise where the original, its base or their users changed.
+
+        Raises:
+            StoppedError: the controller did not say ``go``; nothing was changed.
+            RefusedError: what a look raised, or ``target_exists``; nothing was changed.
+        """
+        self.written()
+        io.wait_for_go(self.generation, **self.facts())
+        looks.thorough()
+        self.check_made()
+        self.dress()
+        try:
+            renames.link(self.new, self.folder, self.name)
+        except FileExistsError:
+            _refuse_taken(self.folder, self.name)
+            raise
+        new = Stamp.of(os.fstat(self.new))
+        self._journal.append(journal.DONE, new=new)
+        settle(self._journal)
+        return Swapped(new, new.allocated_size)
+
+
+class Succession(NewFile):
+    """A new file under a new name, which takes over from an image; that one's own name goes.
+
+    Args:
+        folder, name, original, request, undo_hours: as for :class:`swap.NewFile`; the original is in that folder.
+        old_name: the name of the original.
+
+    Raises:
+        RefusedError: ``target_exists``.
+        OSError: the files cannot be made.
+    """
+
+    def __init__(
+        self, folder: int, name: bytes, original: int, request: Request, undo_hours: float, old_name: bytes
+    ) -> None:
+        _refuse_taken(folder, name)
+        self.old_name = old_name
+        super().__init__(folder, name, original, request, undo_hours, old_name_b64=b64(old_name))
+
+    def _prepare(self) -> None:
+        refuse_unguarded(self.original, self.guard)
+        attributes.copy_flags(self.original, self.new)
+
+    def swap(self, io: AgentIO, looks: Looks) -> Swapped:
+        """Give the new file its name, and take the original's away.
+
+        Args:
+            io: the controller, which has to say ``go``.
+            looks: raise where the original, its base or their users changed.
+
+        Raises:
+            StoppedError: the controller did not say ``go``; nothing was changed.
+            RefusedError: what a look raised, ``target_exists``, ``stale_plan``, ``image_in_use`` or ``immutable``;
+                nothing was changed.
+            HostError: others used both files, or put theirs there, in that very moment: nothing was removed.
+        """
+        comes, goes = os.fstat(self.new).st_ino, os.fstat(self.original).st_ino
+        undo_name = journal.file_name(self.job, "orig")
+        moves = OtherName(self.folder, comes, goes, self.new_name, undo_name, self.name, self.old_name)
+        try:
+            return self._take_over(io, looks, moves, self.old_name)
+        except FileExistsError:
+            _refuse_taken(self.folder, self.name)
+            raise
+
+
+def _refuse_taken(folder: int, name: bytes) -> None:
+    if stat_in(folder, name) is not None:
+        raise RefusedError("target_exists", f"there is a {display(name)} already; choose another name")

@@ -1,0 +1,1 @@
+"""Reading the images of a pool, and who names them."""

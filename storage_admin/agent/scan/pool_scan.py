@@ -1,0 +1,360 @@
+"""One storage pool of a scan: which of its files are images, and which of them are new or changed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import posixpath
+import re
+import stat
+import sys
+from typing import Any
+
+from storage_admin.agent.folders import roots
+from storage_admin.agent.folders.pools import open_parent, open_root
+from storage_admin.agent.formats import UnreadableError, guess, stands_alone, vmdk
+from storage_admin.agent.formats.reader import Reader
+from storage_admin.agent.host import access, attributes, hung_mounts
+from storage_admin.agent.host.mounts import Mount, Mounts
+from storage_admin.agent.lifeline import AgentIO
+from storage_admin.agent.protocol import RefusedError, display
+from storage_admin.agent.scan.own_files import OwnFiles, is_blind
+from storage_admin.agent.scan.records import OPEN_FLAGS, Recorder, b64, fingerprint
+from storage_admin.agent.scan.walk import Folder, Walk
+
+EXTENSIONS = frozenset({"qcow2", "raw", "img", "vmdk", "vdi", "vhd", "vpc", "vhdx", "qed", "qcow", "luks"})
+#: A volume of libvirt or Proxmox needs no extension; smaller files are notes, keys and the like.
+_MIN_BARE_VOLUME = 1 << 20
+_VMDK_PART = re.compile(r"(.+)-(?:flat|delta|s\d{3}|f\d{3})\.vmdk", re.IGNORECASE)
+_MAX_DESCRIPTOR = 64 * 1024
+#: Files between two looks at the lifeline.
+_CHECK_EVERY = 200
+_MAX_DETAILS = 3
+
+
+class PoolScan:
+    """One pass over a pool.
+
+    Args:
+        pool: the pool's id.
+        path: absolute path of its folder.
+        kind: ``dir``, ``libvirt`` or ``proxmox``.
+        known: fingerprints of the images that the controller has; those that are seen are taken out.
+        named: paths that guests name, which are images whatever they look like.
+        nested: folders of the other pools, by device and inode, with their kinds; what they walk is theirs.
+        others: paths that guests name in pools below this one.
+        recorder: opens images.
+        io: the controller.
+        before: images found in the pools before this one, for the progress.
+    """
+
+    def __init__(
+        self,
+        pool: int,
+        path: bytes,
+        kind: str,
+        known: set[bytes],
+        named: frozenset[bytes],
+        recorder: Recorder,
+        io: AgentIO,
+        before: int = 0,
+        nested: dict[tuple[int, int], str] | None = None,
+        others: frozenset[bytes] = frozenset(),
+    ) -> None:
+        self._pool = pool
+        self._path = path
+        self._kind = kind
+        self._known = known
+        self._recorder = recorder
+        self._io = io
+        self._nested = nested or {}
+        self._elsewhere = others
+        self._named = set(named)
+        self._before = before
+        self._seen_files = 0
+        self._failures: list[str] = []
+        self._others = self._others_bytes = 0
+        self._own = OwnFiles()
+        self.images = before
+        self.changed = 0
+        self.inodes: set[int] = set()
+        self.device: int | None = None
+        self.mount: Mount | None = None
+
+    def run(self, mounts: Mounts, machine: str, *, walk: bool = True) -> dict[str, Any]:
+        """Walk the pool and send its images.
+
+        Args:
+            mounts: of this machine.
+            machine: this machine's id, for the keys of its own filesystems.
+            walk: also look for others than the named ones.
+
+        Returns:
+            The fields of the ``pool`` event.
+        """
+        try:
+            root = open_root(self._path)
+        except RefusedError as refused:
+            # Not looked into, so nothing in it has vanished. What root has to run ends without a full stop.
+            state, end = ("changed", ".") if refused.code == "pool_changed" else ("not_listed", "")
+            return self._event(state, refused.detail[:1].upper() + refused.detail[1:] + end)
+        except OSError as error:
+            gone = error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+            return self._event("missing" if gone else "unreadable", f"{error.strerror}")
+        try:
+            place = self._place(root, mounts, machine)
+            walked = Walk(self._nested, mounts.may_wait)
+            for folder in walked.folders(root, self._path, self._kind) if walk else ():
+                self._folder(folder)
+            self._own.leftovers += walked.abandoned
+            self._named_elsewhere(mounts)
+        finally:
+            os.close(root)
+        unread = walked.unread + self._failures
+        notes = [(unread, "could not be read"), (walked.other_filesystems, "on another filesystem, not entered")]
+        if self._kind == "dir":
+            notes.append((walked.too_deep, "has folders that are too deep"))
+        detail = "; ".join(_few(names) + ": " + what for names, what in notes if names)
+        return {**self._event("unreadable" if unread else "ok", detail), **place}
+
+    def without_answer(self) -> dict[str, Any]:
+        """The fields of the ``pool`` event of a folder that gives no sign of life; it is not touched."""
+        said = f"It does not answer: nothing came within {hung_mounts.PATIENCE:.0f} s. Its images are as last seen."
+        return self._event("silent", said)
+
+    def without_mount(self, place: str) -> dict[str, Any]:
+        """The fields of the ``pool`` event of a folder that is a storage only while something is mounted."""
+        return self._event(
+            "missing", f"Nothing is mounted at {place}: mount it, or check its server. Its images are as last seen."
+        )
+
+    def _event(self, state: str, detail: str) -> dict[str, Any]:
+        return {
+            "id": self._pool,
+            "state": state,
+            "detail": detail,
+            **dict.fromkeys(
+                ("dev", "capacity_bytes", "available_bytes", "reserved_bytes", "filesystem", "mount_source")
+            ),
+            **dict.fromkeys(("network", "shared_key", "fs_key", "root")),
+            "images": self.images - self._before,
+            "others": {"count": self._others, "bytes": self._others_bytes},
+            **self._own.facts(),
+            # What was not read has not vanished.
+            "vanished_b64": b64(b"".join(sorted(self._known))) if state == "ok" else "",
+        }
+
+    def _place(self, root: int, mounts: Mounts, machine: str) -> dict[str, Any]:
+        self.device = os.fstat(root).st_dev
+        space = os.fstatvfs(root)
+        self.mount = mounts.of_descriptor(root)
+        mounts.trust(self.mount)
+        found = roots.identity(root)
+        place: dict[str, Any] = {
+            "dev": self.device,
+            "root": None if found is None else vars(found),
+            "capacity_bytes": space.f_blocks * space.f_frsize,
+            "available_bytes": space.f_bavail * space.f_frsize,
+            # Free, but kept for root, as ext4 does: `df` counts it neither as used nor as available.
+            "reserved_bytes": max(space.f_bfree - space.f_bavail, 0) * space.f_frsize,
+        }
+        if self.mount is not None:
+            real = os.readlink(b"/proc/self/fd/%d" % root)
+            fs_key, shared_key = mounts.keys(self.mount, real, machine)
+            place.update(
+                filesystem=self.mount.filesystem,
+                mount_source=self.mount.source.decode("utf-8", "backslashreplace"),
+                network=self.mount.is_network,
+                shared_key=shared_key,
+                fs_key=fs_key,
+            )
+        return place
+
+    def _folder(self, folder: Folder) -> None:
+        """The hot path: an unchanged image costs one ``stat`` and one hash here."""
+        known, inodes, named, elsewhere = self._known, self.inodes, self._named, self._elsewhere
+        prefix, fd, look = folder.path.rstrip(b"/") + b"/", folder.fd, os.stat
+        encoding, errors = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
+        parts = self._vmdk_parts(folder)
+        for name in folder.files:
+            self._seen_files += 1
+            if self._seen_files % _CHECK_EVERY == 0:
+                self._io.check()
+                self._io.progress("scanning", self.images, None, f"{self.images:,} images so far")
+            path = prefix + name.encode(encoding, errors)
+            if name.startswith(".sa-"):
+                self._own.look(fd, name, path)
+                continue
+            if path in elsewhere:
+                continue
+            is_named = path in named
+            if is_named:
+                named.discard(path)
+            try:
+                status = look(name, dir_fd=fd, follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                self._failures.append(f"{name!a} ({error.strerror})")
+                continue
+            if name in parts and not is_named:
+                inodes.add(status.st_ino)
+                continue
+            plain = fingerprint(path, status)
+            if plain in known:
+                known.discard(plain)
+                inodes.add(status.st_ino)
+                self.images += 1
+                continue
+            stem, _, extension = name.rpartition(".")
+            has_extension = bool(stem) and extension.lower() in EXTENSIONS
+            if stat.S_ISREG(status.st_mode):
+                self._regular(fd, name, path, plain, status, has_extension, is_named)
+            elif stat.S_ISLNK(status.st_mode) and (has_extension or is_named):
+                self._tell(path, plain, status, "is a symbolic link; register the folder it points to")
+
+    def _regular(
+        self, fd: int, name: str, path: bytes, plain: bytes, status: os.stat_result, has_extension: bool, named: bool
+    ) -> None:
+        if not (has_extension or named) and (not status.st_size or name.lower().endswith(".iso")):
+            self._other(status)
+            return
+        try:
+            image = os.open(name, OPEN_FLAGS, dir_fd=fd)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if has_extension or named:
+                self._tell(path, plain, status, f"it could not be opened: {error.strerror}")
+            else:
+                self._other(status)
+            return
+        try:
+            self._opened(image, path, plain, status, has_extension, named)
+        except OSError as error:
+            self._tell(path, plain, status, f"it could not be read: {error.strerror}")
+        finally:
+            os.close(image)
+
+    def _opened(
+        self, fd: int, path: bytes, plain: bytes, status: os.stat_result, has_extension: bool, named: bool
+    ) -> None:
+        now = os.fstat(fd)
+        if not stat.S_ISREG(now.st_mode):
+            return
+        if (now.st_ino, now.st_dev) != (status.st_ino, status.st_dev):
+            status, plain = now, fingerprint(path, now)
+        reader = Reader(fd, now.st_size)
+        looks_like = guess(reader, path)
+        if not named and not self._is_image(looks_like, reader.file_size, path, has_extension):
+            self._other(status)
+            return
+        if looks_like == "iso":
+            looks_like = "raw"
+        facts, detail = self._recorder.facts(reader, looks_like)
+        self.inodes.add(status.st_ino)
+        self.images += 1
+        immutable = self._recorder.immutable(fd, status.st_dev)
+        alone = facts is None and stands_alone(reader, looks_like)
+        line = self._recorder.line(
+            self._pool,
+            path,
+            plain,
+            status,
+            looks_like,
+            facts,
+            detail,
+            immutable,
+            self._known,
+            alone=alone,
+            acl=access.acl_of(fd),
+            capabilities=attributes.has_capabilities(fd),
+        )
+        if line is not None:
+            self.changed += 1
+            self._io.emit_raw(line)
+
+    def _is_image(self, looks_like: str, size: int, path: bytes, has_extension: bool) -> bool:
+        if has_extension or looks_like != "raw":
+            return looks_like != "iso"
+        if self._kind == "dir":
+            return False
+        is_bare = b"." not in posixpath.basename(path)
+        return is_bare and size >= _MIN_BARE_VOLUME and size % 512 == 0
+
+    def _tell(self, path: bytes, plain: bytes, status: os.stat_result, detail: str) -> None:
+        """An image that could not be looked into."""
+        self.images += 1
+        self.inodes.add(status.st_ino)
+        line = self._recorder.line(self._pool, path, plain, status, None, None, detail, None, self._known)
+        if line is not None:
+            self.changed += 1
+            self._io.emit_raw(line)
+
+    def _other(self, status: os.stat_result) -> None:
+        self._others += 1
+        self._others_bytes += status.st_blocks * 512
+
+    def _vmdk_parts(self, folder: Folder) -> set[str]:
+        """The names in a folder that are extents of a VMDK whose descriptor is there as well."""
+        names = {name for name in folder.files if name.endswith(("k", "K")) and name[-5:].lower() == ".vmdk"}
+        parts = set()
+        for name in names:
+            found = _VMDK_PART.fullmatch(name)
+            if found and found[1] + name[-5:] in names and not is_blind(folder.fd, name):
+                parts.add(name)
+                continue
+            try:
+                status = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode) and status.st_size <= _MAX_DESCRIPTOR:
+                    parts |= self._extents(folder.fd, name, status.st_size)
+            except OSError:
+                continue  # it is told where its turn comes
+        # An extent is hidden as an image of its own only under a name that claims to be nothing else.
+        return {name for name in parts if name.rpartition(".")[2].lower() not in EXTENSIONS - {"vmdk"}}
+
+    def _extents(self, folder: int, name: str, size: int) -> set[str]:
+        fd = os.open(name, OPEN_FLAGS, dir_fd=folder)
+        try:
+            reader = Reader(fd, size)
+            if not vmdk.is_descriptor(reader.head):
+                return set()
+            return {os.fsdecode(extent) for extent in vmdk.read(reader).extents} - {name}
+        except UnreadableError:
+            return set()
+        finally:
+            os.close(fd)
+
+    def _named_elsewhere(self, mounts: Mounts) -> None:
+        """Files of the pool that guests name and the walk does not come by: deeper, or in another kind of folder."""
+        for path in sorted(self._named):
+            if mounts.may_wait(path):
+                # Not looked at, and so not vanished either.
+                self._failures.append(f"{display(path)}: it lies on a filesystem that is not looked at")
+                continue
+            try:
+                folder, name = open_parent(self._path, path)
+            except (OSError, RefusedError):
+                continue  # missing, or reached through a link: the controller asks for its existence by itself
+            try:
+                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                plain = fingerprint(path, status)
+                if plain in self._known:
+                    self._known.discard(plain)
+                    self.inodes.add(status.st_ino)
+                    self.images += 1
+                elif stat.S_ISREG(status.st_mode):
+                    self._regular(folder, os.fsdecode(name), path, plain, status, has_extension=False, named=True)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                # A guest may name anything: one that no file can have is missing like any other.
+                if error.errno != errno.ENAMETOOLONG:
+                    self._failures.append(f"{name!a} ({error.strerror})")
+            finally:
+                os.close(folder)
+
+
+def _few(names: list[str]) -> str:
+    more = len(names) - _MAX_DETAILS
+    return ", ".join(names[:_MAX_DETAILS]) + (f" and {more} more" if more > 0 else "")

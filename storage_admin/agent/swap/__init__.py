@@ -1,0 +1,1 @@
+"""One file takes another one's name: journal, gate, exchange, and what settles it after a kill."""

@@ -1,0 +1,239 @@
+"""One file of a folder takes over from another one: the steps, and what they come to after a kill or a stranger's move.
+
+Between a look at a name and a step that changes what it leads to, anybody may put another file there. So no step takes
+a name away from a file without giving it one of the job's own: what that leads to is looked at then, by its inode, and
+a stranger's file gets its name back. Nothing is unlinked here but a further name of a file that keeps one.
+
+The file that ``comes`` waits under ``coming``, a name of the job's own; the file that ``goes`` ends under ``going``,
+another one of them. All of it happens within one folder, where files are told apart by inode.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from storage_admin.agent.swap import renames
+from storage_admin.agent.swap.outcome import stat_in, unlink
+
+
+class StrangerError(Exception):
+    """Another file had the name in that very moment, or none.
+
+    Args:
+        settled: whether that is as it was again; else every file is under some name.
+    """
+
+    def __init__(self, settled: bool) -> None:
+        super().__init__()
+        self.settled = settled
+
+
+@dataclass(frozen=True)
+class TakeOver(ABC):
+    """What takes over from what.
+
+    Args:
+        folder: descriptor of the folder.
+        comes: inode of the file that comes.
+        goes: inode of the file that goes.
+        coming: the job's own name that the first one has before.
+        going: the job's own name that the second one has afterwards.
+        name: that the file that comes is to have.
+    """
+
+    folder: int
+    comes: int
+    goes: int
+    coming: bytes
+    going: bytes
+    #: That the file that comes is to have.
+    name: bytes
+
+    @property
+    def public_names(self) -> tuple[bytes, ...]:
+        """By which guests know the files."""
+        return (self.name,)
+
+    def inode(self, name: bytes) -> int | None:
+        """Which file a name leads to."""
+        found = stat_in(self.folder, name)
+        return None if found is None else found.inode
+
+    @property
+    @abstractmethod
+    def is_in(self) -> bool:
+        """Whether the file that comes has its name, and the other one has lost its own."""
+
+    @abstractmethod
+    def forward(self, fd: int) -> None:
+        """Do it; ``fd`` is a descriptor of the file that comes.
+
+        Raises:
+            StrangerError: nothing has taken over.
+            FileExistsError: the name that it should get is taken.
+        """
+
+    @abstractmethod
+    def back(self) -> bool:
+        """Give the file that goes its name again, or a stranger's file that took its place; from wherever it was left.
+
+        Returns:
+            Whether that is all. If not, others came in between: every file stays under the name that it has.
+        """
+
+    @abstractmethod
+    def finish(self) -> None:
+        """The file that goes has ``going`` as its one name, and the one that comes has but its own."""
+
+    def _drop(self, name: bytes, inode: int) -> None:
+        """Take a further name of the job's own away from a file."""
+        if self.inode(name) == inode:
+            unlink(self.folder, name)
+
+    def _give(self, hidden: bytes, name: bytes) -> bool:
+        try:
+            renames.give(self.folder, hidden, name)
+        except FileExistsError:
+            return False
+        return True
+
+
+@dataclass(frozen=True)
+class SameName(TakeOver):
+    """Both files want the same name: in one step where the filesystem can, else out, look, in."""
+
+    @property
+    def is_in(self) -> bool:
+        """Whether the name leads to the file that comes, and a name of the job's own to the other one."""
+        return self.inode(self.name) == self.comes and self.goes in {self.inode(self.coming), self.inode(self.going)}
+
+    def forward(self, fd: int) -> None:
+        """See above; no name is taken here, so that FileExistsError means that the files are in the wrong places."""
+        try:
+            if renames.exchange(self.folder, self.coming, self.name):
+                out = self.inode(self.coming)
+            else:
+                out = self._forward_in_two(fd)
+        except FileNotFoundError:
+            raise StrangerError(True) from None
+        if out != self.goes:
+            raise StrangerError(self.back())
+
+    def _forward_in_two(self, fd: int) -> int | None:
+        """For an instant nothing has the name: a crash just then is put right by :meth:`back`."""
+        renames.take(self.folder, self.name, self.going)
+        out = self.inode(self.going)
+        if out == self.goes:
+            try:
+                renames.link(fd, self.folder, self.name)
+            except FileExistsError:
+                return None  # somebody has made a file where there was none for an instant
+        return out
+
+    def back(self) -> bool:
+        """See above."""
+        named, came, went = (self.inode(name) for name in (self.name, self.coming, self.going))
+        if came == self.goes and named not in {None, self.comes}:
+            self.finish()
+            return False  # somebody has replaced the file that came
+        if came not in {None, self.comes}:  # what came out of an exchange
+            return self._exchange_back() if named is not None else self._give(self.coming, self.name)
+        if named == self.comes and went is not None:
+            self._drop(self.coming, self.comes)
+            renames.take(self.folder, self.name, self.coming)
+            if self.inode(self.coming) != self.comes:  # somebody's file by now, which takes its name back
+                self._give(self.coming, self.name)
+                return False
+            named = None
+        if named is None and went is not None:
+            return self._give(self.going, self.name)
+        return went is None
+
+    def _exchange_back(self) -> bool:
+        try:
+            renames.exchange(self.folder, self.coming, self.name)
+        except FileNotFoundError:
+            return self._give(self.coming, self.name)
+        if self.inode(self.coming) == self.comes:
+            return True
+        # Somebody has put his file there since: the last one who came has the name.
+        renames.exchange(self.folder, self.coming, self.name)
+        return False
+
+    def finish(self) -> None:
+        """See above."""
+        if self.inode(self.coming) == self.goes:
+            if self.inode(self.going) == self.goes:
+                unlink(self.folder, self.coming)
+            else:
+                renames.take(self.folder, self.coming, self.going)
+        self._drop(self.coming, self.comes)
+
+
+@dataclass(frozen=True)
+class OtherName(TakeOver):
+    """The file that comes gets a name that nothing has, and the other one loses its own.
+
+    At any moment at least one of both names leads to its file.
+
+    Args:
+        name_out: of the file that goes.
+    """
+
+    name_out: bytes
+
+    @property
+    def public_names(self) -> tuple[bytes, ...]:
+        """Both."""
+        return (self.name, self.name_out)
+
+    @property
+    def is_half(self) -> bool:
+        """Whether both files have their names."""
+        return self.inode(self.name) == self.comes and self.inode(self.name_out) == self.goes
+
+    @property
+    def is_in(self) -> bool:
+        """Whether the one name leads to the file that comes, and the other one not to the file that goes."""
+        went = self.inode(self.going) == self.goes
+        return went and self.inode(self.name) == self.comes and self.inode(self.name_out) != self.goes
+
+    def forward(self, fd: int) -> None:
+        """See above."""
+        if self.inode(self.name) != self.comes:
+            renames.link(fd, self.folder, self.name)
+        self.retire()
+
+    def retire(self) -> None:
+        """Only the second half: the file that goes loses its name.
+
+        Raises:
+            StrangerError: as :meth:`forward`.
+        """
+        if self.inode(self.name_out) == self.goes:
+            self._drop(self.going, self.goes)  # an older agent gave it this name before it took the other one
+        try:
+            renames.take(self.folder, self.name_out, self.going)
+        except FileNotFoundError:
+            raise StrangerError(self.back()) from None
+        if self.inode(self.going) != self.goes:
+            raise StrangerError(self.back())
+
+    def back(self) -> bool:
+        """See above."""
+        if self.inode(self.name_out) == self.goes:
+            self._drop(self.going, self.goes)
+        given = self.inode(self.going) is None or self._give(self.going, self.name_out)
+        if self.inode(self.name) == self.comes and self.inode(self.name_out) is not None:
+            # Under its own name of the job it can be looked at, should somebody's file be taken with it.
+            self._drop(self.coming, self.comes)
+            renames.take(self.folder, self.name, self.coming)
+            if self.inode(self.coming) != self.comes:
+                self._give(self.coming, self.name)
+                return False
+        return given
+
+    def finish(self) -> None:
+        """See above."""
+        self._drop(self.coming, self.comes)

@@ -1,0 +1,116 @@
+"""Keeps users on other machines away from two files while one takes the other's place, on filesystems of a network.
+
+There, F_OFD_GETLK answers "nobody" over NFSv3 whoever holds a lock, and read locks keep no guest away that asks another
+client. Only a write lock that is granted says that nobody else holds one, on any machine. So the swap takes them, and
+nothing else does: a guest that started in the moment of such a question would fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import time
+from types import TracebackType
+
+from storage_admin.agent.host import locking
+from storage_admin.agent.host.mounts import Mounts
+from storage_admin.agent.lifeline import AgentIO
+from storage_admin.agent.protocol import RefusedError, StoppedError
+
+#: What qemu locks of an image that it uses: first byte and length. Byte 200 says only that others may not read.
+RANGES = ((100, 4), (201, 3))
+#: Seconds for which another client may still open the old file by the name that it had: it keeps folders' entries so
+#: long at most, unless it was mounted otherwise (nfs(5), acdirmax). Measured: 29.5 s.
+NAMES_KEPT = 60.0
+#: Filesystems of which that is known.
+_KEEPS_NAMES = ("nfs", "nfs4")
+
+
+class Fence:
+    """Holds image locks on files from before the last look until after it. Use it as a context manager.
+
+    Args:
+        folder: descriptor of the files' folder.
+        going: descriptor of the file that loses its name, open for reading only.
+        coming: of the one that gets it.
+    """
+
+    def __init__(self, folder: int, going: int, coming: int) -> None:
+        self._files = (going, coming)
+        self._mount = Mounts.of_this_machine().of_descriptor(folder)
+        self._held: list[locking.FileId] = []
+
+    def __enter__(self) -> Fence:  # noqa: PYI034 - Self is younger than Python 3.9
+        """Take the locks, those first and questions afterwards: a writer that was there before shows only then.
+
+        Raises:
+            RefusedError: ``image_in_use``; ``locks_missing``, where the filesystem's locks reach no other machine.
+        """
+        try:
+            if self._mount is None or not self._mount.is_network:
+                for fd in self._files:
+                    locking.keep_writers_away(fd)
+                return self
+            if self._mount.locks_alone:
+                raise _no_locks("it is mounted without locks on the server (nolock or local_lock)")
+            if locking.open_for_writing(self._files[0]):
+                raise RefusedError("image_in_use", "a program on some machine has the image open for writing; stop it")
+            for fd in self._files:
+                self._held.append(_hold(fd))
+        except BaseException:
+            self._let_go()
+            raise
+        return self
+
+    def outlast_names(self, went: int, io: AgentIO) -> None:
+        """Hold the locks until no other machine finds the old file by the name that it had.
+
+        Args:
+            went: descriptor of the file that has lost its name, and lives on under another one.
+        """
+        if not self._held or self._mount is None or self._mount.filesystem not in _KEEPS_NAMES:
+            return
+        locking.let_go(self._files[1])  # whoever opens the image now finds the right file
+        began = time.monotonic()
+        while (passed := time.monotonic() - began) < NAMES_KEPT and os.fstat(went).st_nlink:
+            with contextlib.suppress(StoppedError):  # it is done: nothing is put back any more
+                io.progress("swapping", int(passed), int(NAMES_KEPT), "until other hosts look the image up anew")
+            time.sleep(0.5)
+
+    def _let_go(self) -> None:
+        for file in self._held:
+            os.close(locking.fenced.pop(file))
+        self._held = []
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._let_go()
+
+
+def _hold(fd: int) -> locking.FileId:
+    """Lock a file for this machine alone, by a descriptor of its own: it has to be open for writing."""
+    file = locking.file_id(fd)
+    writing = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        if locking.file_id(writing) != file:
+            raise RefusedError("stale_plan", "the image was exchanged by somebody else; scan the host and try again")
+        for first, length in RANGES:
+            locking.take(writing, fcntl.F_WRLCK, first, length)
+    except BaseException as error:
+        os.close(writing)
+        if isinstance(error, OSError) and error.errno in {errno.ENOLCK, errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}:
+            raise _no_locks(f"its server gives no locks ({error.strerror})") from error
+        raise
+    locking.fenced[file] = writing
+    return file
+
+
+def _no_locks(why: str) -> RefusedError:
+    return RefusedError(
+        "locks_missing",
+        f"the image is on a network filesystem, and {why}: a guest that starts elsewhere could not be kept away; "
+        "mount it with locks, and see that rpc.statd runs",
+    )

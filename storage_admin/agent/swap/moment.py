@@ -1,0 +1,286 @@
+"""The moment in which one file takes over from another: what is looked at before, while and after it happens.
+
+While it lasts, a door (``door.py``) is shut before both files. Behind it everything is compared with the plan for the
+last time, then the names change, then is looked at what came out. Whoever has knocked by then found the old file under
+the name: it gets that again before he is let in. Where a host lets the agent keep no door, who opened the old file in
+the moment is looked for afterwards, for a while; what was written by then shows in the file's time and size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Callable
+
+from storage_admin.agent.host import locking
+from storage_admin.agent.host.open_gate import Doors
+from storage_admin.agent.lifeline import AgentIO
+from storage_admin.agent.protocol import HostError, RefusedError, Request, StoppedError
+from storage_admin.agent.swap import guest_locks
+from storage_admin.agent.swap.exchange import StrangerError, TakeOver
+from storage_admin.agent.swap.guest_locks import Held
+from storage_admin.agent.swap.journal import Stamp
+from storage_admin.agent.swap.outcome import same_content, stamp_now, unlink
+
+#: Seconds for which is waited for those who looked the name up before it changed and are on their way to the file.
+GRACE = 0.3
+#: Seconds after which who still has the old file open is not one that was refused by the locks and goes away.
+PASSING_OPENER = 10.0
+#: Seconds for which is tried again where somebody who passes by knocks before anything has changed.
+PATIENCE = 10.0
+WRITER = "somebody who has written to it"
+_KNOCKED = "somebody who waits for it"
+
+
+class BothUsedError(HostError):
+    """The file that went and the one that came are both in use: each keeps the name that it has."""
+
+
+@dataclass(frozen=True)
+class TakenOver:
+    """The files right afterwards, before anybody else could open them by their names."""
+
+    came: Stamp
+    went: Stamp
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Who keeps guests away where no door can be kept: the controller, by their locks at the hypervisor.
+
+    Args:
+        held: the guests that it has locked.
+        generation: of the request, for what is asked of it.
+        keep: where guests may use either file afterwards, whether the one that came keeps the name.
+    """
+
+    held: Held
+    generation: int
+    keep: bool = True
+
+    @classmethod
+    def of(cls, request: Request, *, keep: bool = True) -> Guard:
+        """As a request says."""
+        return cls(Held.of(request.args), request.generation, keep)
+
+    def refuse_alone(self, doors: Doors) -> None:
+        """Refuse on a node of Proxmox VE where there are neither doors nor locks: its hypervisors take no image locks.
+
+        Raises:
+            RefusedError: ``guests_unknown``.
+        """
+        if not doors.shut and not self.held.guests and guest_locks.is_node():
+            raise RefusedError(
+                "guests_unknown",
+                "QEMU of Proxmox VE takes no image locks, this storage, on a network or without fanotify, lets the "
+                "agent hold nobody back, and no guest was locked: one could start in the moment of the swap. Move the "
+                "disk to a local storage first",
+            )
+
+    def refuse(self, doors: Doors, moves: TakeOver) -> None:
+        """The same in the moment of the swap; raises as :meth:`refuse_alone` and :meth:`Held.refuse_unlocked`."""
+        self.refuse_alone(doors)
+        if self.held.guests:
+            self.held.refuse_unlocked(*moves.public_names)
+
+    def user_elsewhere(self, moves: TakeOver, io: AgentIO) -> str | None:
+        """Who on another host has found the file that went by its name; asks the controller, who asks all of them.
+
+        Raises:
+            BothUsedError: that is not known, or both files are used: neither is removed.
+        """
+        if not self.held.is_asked_for:
+            return None
+        try:
+            if self.held.guests:
+                self.held.refuse_unlocked(*moves.public_names)
+            io.wait_for_go(self.generation, exchanged=1)
+        except StoppedError:
+            raise self._unsure(moves, "the dashboard could not say so of all hosts") from None
+        except (RefusedError, HostError) as error:
+            if error.code == "image_in_use":
+                return "a program on another host"
+            raise self._unsure(moves, error.detail) from error
+        return None
+
+    def _unsure(self, moves: TakeOver, what: str) -> BothUsedError:
+        if self.keep:
+            moves.finish()
+        else:
+            moves.back()
+        return BothUsedError(
+            f"it is not known that nobody used the files elsewhere while they were exchanged: {what}. Both files are "
+            "kept, one as the undo copy: look at both"
+        )
+
+
+def take_over(
+    moves: TakeOver, going: int, coming: int, look: Callable[[], None], io: AgentIO, guard: Guard
+) -> TakenOver:
+    """Let one file take over from another.
+
+    Args:
+        moves: the steps.
+        going: descriptor of the file that goes, with the image locks on it.
+        coming: of the one that comes, likewise.
+        look: raises where anything differs from the plan or somebody uses a file; opens none of both.
+        io: the controller.
+        guard: who keeps guests away beside the doors.
+
+    Raises:
+        RefusedError: what ``look`` raised, ``stale_plan`` or ``image_in_use``; the names are as they were.
+        BothUsedError: it is done, and somebody uses the file that went.
+        HostError: strangers' files came in between, and all of them are under some name.
+        FileExistsError: the new name is taken; nothing was changed.
+        OSError: the host failed; settling the journal puts right what is half done.
+    """
+
+    def look_behind(doors: Doors) -> None:
+        guard.refuse(doors, moves)
+        if not doors.shut:
+            io.log("no door can be kept before the image here: who opens it in the moment of the swap is looked for "
+                   "afterwards", "warning")  # fmt: skip
+        look()
+
+    with shut(look_behind, going, coming) as (doors, before):
+        return _take_over(moves, going, coming, io, guard, doors, before)
+
+
+@contextlib.contextmanager
+def shut(look: Callable[[Doors], None], going: int, coming: int | None = None) -> Iterator[tuple[Doors, Stamp]]:
+    """Behind shut doors, once everything was compared there and nobody has knocked meanwhile.
+
+    Args:
+        look: raises where anything differs from the plan or somebody uses a file; opens none of both.
+        going: descriptor of the file that is about to lose its name.
+        coming: of the one that gets it, if any.
+
+    Yields:
+        The doors, and the first file as it was before the look.
+
+    Raises:
+        RefusedError: ``image_in_use``, where somebody opens it again and again; what ``look`` raised.
+    """
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        with Doors(going, coming) as doors:
+            # Before the look, which compares with the plan: what was written in between would be forgiven else.
+            before = Stamp.of(os.fstat(going))
+            look(doors)
+            if not doors.knocked():
+                yield doors, before
+                return
+        if time.monotonic() > deadline:
+            raise RefusedError("image_in_use", "the image is opened again and again; stop what opens it and try again")
+        time.sleep(0.05)  # who was let in may only pass by
+
+
+def remove(doors: Doors, fd: int, folder: int, name: bytes) -> None:
+    """Unlink a file behind its shut door: who found it by that name does not get one to write to that has none.
+
+    Args:
+        fd: its descriptor.
+        folder, name: where it is.
+    """
+    unlink(folder, name)
+    if not os.fstat(fd).st_nlink:  # else it has another name, by which anybody may use it
+        doors.turn_away(GRACE)
+
+
+def refuse_unguarded(fd: int, guard: Guard) -> None:
+    """What :meth:`Guard.refuse_alone` says of a file, before it is copied for nothing."""
+    if guest_locks.is_node():
+        with Doors(fd) as doors:
+            guard.refuse_alone(doors)
+
+
+def _take_over(
+    moves: TakeOver, going: int, coming: int, io: AgentIO, guard: Guard, doors: Doors, before: Stamp
+) -> TakenOver:
+    made = Stamp.of(os.fstat(coming))
+    try:
+        moves.forward(coming)
+    except StrangerError as error:
+        locking.let_go(going)
+        doors.take_back(GRACE)
+        raise _stranger(error.settled) from error
+    who = late(doors, going, before) or guard.user_elsewhere(moves, io)
+    # Once more: who has written elsewhere without locks, and was gone when his host was asked, has left it there.
+    if who is None and not same_content(stamp_now(going), before):
+        who = WRITER
+    if who is None:
+        moves.finish()
+        if doors.shut:
+            locking.let_go(coming)  # a guest that waits is let in, not refused
+        # Only now, and before anybody else is let in: an undo compares with it.
+        return TakenOver(stamp_now(coming), stamp_now(going))
+    if not doors.shut and (used := _who_uses(coming, made)):
+        moves.finish()
+        raise BothUsedError(
+            f"in the moment of the swap the original was opened by {who}, and the new image by {used}: the "
+            "original is kept as undo copy; look at both"
+        )
+    settled = moves.back()
+    locking.let_go(going)
+    doors.take_back(GRACE)
+    if not settled:
+        raise _stranger(settled)
+    raise RefusedError("image_in_use", f"the image was opened in the moment of the swap by {who}; it is as it was")
+
+
+def _stranger(settled: bool) -> Exception:
+    if settled:
+        return RefusedError("stale_plan", "the image was exchanged by somebody else; scan the host and try again")
+    return HostError(
+        "other files were given the image's name in the very moment of the swap, more than once: all of them are kept, "
+        "the last one has the name, the others have names that begin with .sa- in its folder; look at them yourself"
+    )
+
+
+def late(doors: Doors, going: int, before: Stamp) -> str | None:
+    """Who found the file that went under its name, and has to find it there again; ``None`` where nobody did.
+
+    Also who only reads: that may be the first half of somebody who writes. QEMU as libvirt starts it
+    (``auto-read-only``) opens an image for reading, and then once more, by its name, for writing; libvirt itself has
+    read the headers of the chain before. Let in to the old file, it would go on in the new one with what it read there.
+    """
+    if doors.knocked(GRACE):
+        return _KNOCKED
+    who = user(going) if doors.shut else outlast_late_openers(going)
+    if who is None and not same_content(stamp_now(going), before):
+        return WRITER
+    return who
+
+
+def _who_uses(coming: int, made: Stamp) -> str | None:
+    used = locking.opener([locking.file_id(coming)])
+    return used or (None if same_content(stamp_now(coming), made) else WRITER)
+
+
+def outlast_late_openers(old: int) -> str | None:
+    """Who opened the old file by its name before the rename asks for its lock moments later, and must not get it.
+
+    Args:
+        old: descriptor of the old file, open for reading only.
+
+    Returns:
+        Who has it open still, after seconds; ``None`` where nobody has, as far as can be seen.
+    """
+    time.sleep(GRACE)
+    deadline = time.monotonic() + PASSING_OPENER
+    while (who := user(old)) is not None:
+        if time.monotonic() > deadline:
+            return who
+        time.sleep(GRACE)
+    return None
+
+
+def user(fd: int) -> str | None:
+    """Who has a file open, as far as this process may see."""
+    try:
+        return locking.user(fd)
+    except RefusedError:  # a process that may not be looked into: of the others it is known
+        return locking.opener([locking.file_id(fd)])

@@ -1,0 +1,377 @@
+"""What a journal and the names beside it mean: the original or the result, and what is to be cleared.
+
+It depends on file names and journals alone, so an exception, a cancel and a crash share one path. Files are told apart
+by their inode: they are all in one folder, and a device's number may change with a reboot. Nothing is removed but what
+the journal knows by its inode; whatever else has a name of the job's own is somebody's, and an admin is told.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Any
+
+from storage_admin.agent.protocol import display, unb64
+from storage_admin.agent.swap import journal, settle_aside
+from storage_admin.agent.swap.exchange import OtherName, SameName, TakeOver
+from storage_admin.agent.swap.journal import Journal, JournalError, Stamp
+from storage_admin.agent.swap.outcome import (
+    BUSY,
+    FAILED,
+    FINISHED,
+    KEPT,
+    LOST,
+    REVERTED,
+    Settled,
+    is_back,
+    is_image_name,
+    same_content,
+    stat_in,
+    unlink,
+)
+from storage_admin.agent.swap.straighten import is_free, straighten
+
+__all__ = [
+    "BUSY",
+    "FAILED",
+    "FINISHED",
+    "KEPT",
+    "LOST",
+    "REVERTED",
+    "Settled",
+    "Story",
+    "is_aside",
+    "is_back",
+    "same_content",
+    "settle",
+    "stat_in",
+    "unlink",
+]
+
+
+def settle(one: Journal) -> Settled:
+    """Finish or put back what a journal tells of, by names and the journal alone.
+
+    Args:
+        one: an open journal; it is removed where nothing is left to be kept. That of a lost undo copy stays: it is all
+            that tells of the swap until the controller has that on record.
+
+    Returns:
+        What became of it.
+
+    Raises:
+        OSError: the folder cannot be written or read.
+    """
+    try:
+        records = one.records()
+        if settle_aside.is_aside(records):
+            return settle_aside.settle(one, records)
+        return _with_sizes(_settle(one, story := Story.of(records)), story)
+    except JournalError as error:
+        return _settle_unreadable(one, str(error))
+
+
+def _with_sizes(settled: Settled, story: Story) -> Settled:
+    """With what the journal says of the space that the job and its undo found and left."""
+    made = story.ready or story.done
+    undone = story.undone if story.undo_job is not None else None
+    return replace(
+        settled,
+        made_bytes=made.allocated_size if made is not None else None,
+        undone_bytes=undone.allocated_size if undone is not None else None,
+        discarded_bytes=story.discarded_bytes,
+        # What a copy occupies is told as what it is worth.
+        undo_bytes=max(settled.undo_bytes - story.goes_shared, 0),
+        goes_shared=story.goes_shared,
+        made_shared=story.made_shared,
+        undone_shared=story.undone_shared,
+    )
+
+
+def is_aside(one: Journal) -> bool:
+    """Whether a journal is that of an image that is set aside; raises JournalError where it says nothing."""
+    return settle_aside.is_aside(one.records())
+
+
+@dataclass(frozen=True)
+class Story:
+    """A journal's records, read into one.
+
+    Args:
+        name: of the image, in the journal's folder.
+        original: the image before the swap.
+        keep_undo: whether the original is kept after it; also until other hosts were asked who uses it.
+        records_created: whether the journal says which file was created; that of an older agent does not.
+        created: the new file when it was empty; ``None`` before that.
+        ready: the new file, finished and synced; ``None`` before that.
+        done: the new file under the image's name; ``None`` before that.
+        copy: the original as undo copy, where the agent that swapped could still write it down.
+        undo_job: the undo that has begun, if any.
+        undone: the new file as it was when that undo began.
+        old_name: that the image had before, where the job gave it another one; else ``None``.
+        left: path and stamp of each image that the original stands on, and the new one does not.
+        discarded_bytes: what the filesystem gets back by the removal of the undo copy, where that has begun.
+        goes_shared, made_shared, undone_shared: as in :class:`Settled`; 0 in journals of older agents.
+        exchanging: whether a swap or an undo had come to its names when the journal ended.
+    """
+
+    name: bytes
+    original: Stamp
+    keep_undo: bool
+    records_created: bool = False
+    created: Stamp | None = None
+    ready: Stamp | None = None
+    done: Stamp | None = None
+    copy: Stamp | None = None
+    undo_job: str | None = None
+    undone: Stamp | None = None
+    old_name: bytes | None = None
+    left: tuple[tuple[bytes, Stamp], ...] = ()
+    discarded_bytes: int | None = None
+    exchanging: bool = False
+    goes_shared: int = 0
+    made_shared: int = 0
+    undone_shared: int = 0
+
+    @property
+    def made(self) -> frozenset[int]:
+        """Inodes of files that the job has made."""
+        return frozenset(one.inode for one in (self.created, self.ready, self.done, self.undone) if one is not None)
+
+    @property
+    def name_before(self) -> bytes:
+        """The name under which the original was found."""
+        return self.old_name or self.name
+
+    @classmethod
+    def of(cls, records: list[dict[str, Any]]) -> Story:
+        """The story that a journal's records tell; raises JournalError."""
+        first = records[0]
+        try:
+            name = unb64(first["name_b64"])
+            old_name = unb64(first["old_name_b64"]) if "old_name_b64" in first else None
+            keep_undo = bool(first["undo_hours"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise JournalError("it does not say of which image it is") from error
+        if not is_image_name(name) or not is_image_name(old_name or name) or name == old_name:
+            raise JournalError("it names something that is no image")
+        recorded = first.get("records_created") is True
+        story = cls(name, Stamp.parse(first.get("original")), keep_undo, recorded, old_name=old_name)
+        for record in records[1:]:
+            if record["step"] == journal.LEFT:
+                story = replace(story, left=_left(record))
+            elif record["step"] == journal.CREATED:
+                story = replace(story, created=Stamp.parse(record.get("new")))
+            elif record["step"] == journal.EXCHANGING:
+                story = replace(story, exchanging=True, keep_undo=story.keep_undo or record.get("keeps") is True)
+            elif record["step"] == journal.READY:
+                goes, made = _bytes(record.get("goes_shared")), _bytes(record.get("made_shared"))
+                story = replace(story, ready=Stamp.parse(record.get("new")), goes_shared=goes, made_shared=made)
+            elif record["step"] == journal.DONE:
+                # Of a copy the agent writes that swapped, and asked all; a recovery does not.
+                copy = Stamp.parse(record["undo"]) if "undo" in record else None
+                keep = bool(first["undo_hours"]) if copy is not None else story.keep_undo
+                story = replace(story, done=Stamp.parse(record.get("new")), copy=copy, keep_undo=keep, exchanging=False)
+            elif record["step"] == journal.UNDO:
+                undone = Stamp.parse(record["new"]) if "new" in record else None
+                story = replace(story, undo_job=str(record.get("job")), undone=undone, exchanging=False)
+                story = replace(story, undone_shared=_bytes(record.get("goes_shared")))
+            elif record["step"] == journal.UNDO_REVERTED:
+                story = replace(story, undo_job=None, exchanging=False)
+            elif record["step"] == journal.DISCARD:
+                freed = record.get("freed_bytes")
+                story = replace(story, discarded_bytes=freed if type(freed) is int else None)
+        return story
+
+
+def _bytes(told: Any) -> int:
+    return told if type(told) is int and told > 0 else 0
+
+
+def _left(record: dict[str, Any]) -> tuple[tuple[bytes, Stamp], ...]:
+    try:
+        return tuple((unb64(one["path_b64"]), Stamp.parse(one["stamp"])) for one in record["bases"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise JournalError("it does not say what the original stands on") from error
+
+
+def _settle(one: Journal, story: Story) -> Settled:
+    if story.undo_job is not None:
+        return _settle_undo(one, story)
+    if story.done is not None:
+        return _settle_done(one, story)
+    ready = story.ready
+    if ready is not None and (story.exchanging or story.old_name is not None):
+        straighten(_moves(one, story, ready.inode), story.original, ready)
+    named = stat_in(one.folder, story.name)
+    if ready is not None and named is not None and named.inode == ready.inode:
+        # It has its name, but the last record is missing. Written to since? Then its time and size differ from these.
+        before = stat_in(one.folder, story.name_before)
+        if story.old_name is not None and before is not None and before.inode == story.original.inode:
+            return _two_images(one, story)
+        os.fsync(one.folder)
+        one.append(journal.DONE, new=replace(named, file_size=ready.file_size, mtime_ns=ready.mtime_ns))
+        return replace(_settle_done(one, story), outcome=FINISHED)
+    return _revert(one, story)
+
+
+def _moves(one: Journal, story: Story, made: int) -> TakeOver:
+    """The steps by which the file that the job made takes over from the original."""
+    names = journal.file_name(one.job, "new"), journal.file_name(one.job, "orig")
+    if story.old_name is None:
+        return SameName(one.folder, made, story.original.inode, *names, story.name)
+    return OtherName(one.folder, made, story.original.inode, *names, story.name, story.old_name)
+
+
+def _moves_back(one: Journal, story: Story, made: int) -> TakeOver:
+    """The steps by which the original takes over again."""
+    names = journal.file_name(one.job, "orig"), journal.file_name(one.job, "new")
+    if story.old_name is None:
+        return SameName(one.folder, story.original.inode, made, *names, story.name)
+    return OtherName(one.folder, story.original.inode, made, *names, story.old_name, story.name)
+
+
+def _two_images(one: Journal, story: Story) -> Settled:
+    copy = stat_in(one.folder, journal.file_name(one.job, "orig"))
+    return Settled(
+        one.job,
+        FAILED,
+        story.name,
+        story.original,
+        copy.allocated_size if copy is not None else 0,
+        detail="the original was written to under its old name when the new image stood beside it already: both are "
+        "there; keep the one that is right, and remove the other with the job's files",
+    )
+
+
+def _settle_done(one: Journal, story: Story) -> Settled:
+    undo_name = journal.file_name(one.job, "orig")
+    copy = stat_in(one.folder, undo_name)
+    settled = Settled(one.job, KEPT, story.name, story.original)
+    if story.keep_undo:
+        if copy is None or copy.inode != story.original.inode:
+            return _lost(one, story, copy)
+        return replace(settled, undo_bytes=copy.allocated_size, undo_waits=True)
+    if copy is not None and copy.inode == story.original.inode:
+        if not is_free(one.folder, undo_name, story.original):
+            detail = "somebody opened the original in the moment of the swap: it is kept; look at both"
+            return replace(settled, undo_bytes=copy.allocated_size, undo_waits=True, detail=detail)
+        unlink(one.folder, undo_name)
+    made, named = stat_in(one.folder, journal.file_name(one.job, "new")), stat_in(one.folder, story.name)
+    if made is not None and not made.same_file(named):
+        return _strangers(one, story)
+    # A new file that got a name of its own still has the one that it was made under.
+    unlink(one.folder, journal.file_name(one.job, "new"))
+    one.remove()
+    return replace(settled, outcome=FINISHED)
+
+
+def _lost(one: Journal, story: Story, copy: Stamp | None) -> Settled:
+    named = stat_in(one.folder, story.name_before)
+    put_back, surely_back = is_back(named, story.original)
+    if put_back:
+        detail = "somebody else has put the original back in the image's place"
+    elif copy is None:
+        detail = "the undo copy was removed by somebody else"
+    else:
+        detail = "the undo copy was removed by somebody else, and another file has its name; look at that yourself"
+    return Settled(one.job, LOST, story.name, story.original, put_back=put_back, detail=detail, surely_back=surely_back)
+
+
+def _revert(one: Journal, story: Story) -> Settled:
+    named = stat_in(one.folder, story.name_before)
+    cleared = _clear_made(one, story)
+    undo_name = journal.file_name(one.job, "orig")
+    copy = stat_in(one.folder, undo_name)
+    settled = Settled(one.job, REVERTED, story.name_before, story.original)
+    if copy is not None and (named is None or named.inode != copy.inode):
+        # Somebody else removed or exchanged the image in the moment before the rename: this is its last name.
+        return replace(
+            settled,
+            outcome=FAILED,
+            undo_bytes=copy.allocated_size,
+            detail="the image was removed or exchanged by somebody else; the original is kept as undo copy",
+        )
+    if copy is not None:
+        unlink(one.folder, undo_name)
+    if not cleared:
+        return _strangers(one, story)
+    one.remove()
+    return settled
+
+
+def _clear_made(one: Journal, story: Story) -> bool:
+    """Remove what the job made; whether nothing has that name any more."""
+    name = journal.file_name(one.job, "new")
+    made = stat_in(one.folder, name)
+    if made is None:
+        return True
+    # Created and not written down yet: empty. An older agent never wrote it down, and never exchanged it.
+    nameless = not story.made and (made.file_size == 0 or not story.records_created)
+    ours = nameless or made.inode in story.made
+    if ours:
+        unlink(one.folder, name)
+    return ours
+
+
+def _strangers(one: Journal, story: Story) -> Settled:
+    """Somebody's file has a name of the job's own, and keeps it."""
+    name = display(journal.file_name(one.job, "new"))
+    detail = (
+        f"{name} is none of this job's files: it was given the image's name in the moment of the swap, or that one; "
+        "move it where it belongs"
+    )
+    return Settled(one.job, FAILED, story.name_before, story.original, detail=detail)
+
+
+def _settle_undo(one: Journal, story: Story) -> Settled:
+    undo_job, copy_name = str(story.undo_job), journal.file_name(one.job, "orig")
+    if story.undone is not None and (story.exchanging or story.old_name is not None):
+        straighten(_moves_back(one, story, story.undone.inode), story.undone, story.original)
+    gone = stat_in(one.folder, journal.file_name(one.job, "new"))
+    named = stat_in(one.folder, story.name_before)
+    if named is not None and named.inode == story.original.inode:
+        detail = ""
+        copy = stat_in(one.folder, copy_name)
+        if copy is not None and copy.inode == story.original.inode:
+            unlink(one.folder, copy_name)
+        if story.undone is not None and gone is not None and gone.inode == story.undone.inode:
+            detail = _remove_undone(one, story.undone)
+        elif story.old_name is not None and _is_there(one, story):
+            detail = "the new image was used while it was undone, and was left where it is"
+        one.remove()
+        return Settled(undo_job, FINISHED, story.name_before, story.original, undo_of=one.job, detail=detail)
+    if gone is not None:
+        return replace(_strangers(one, story), job=undo_job, undo_of=one.job)
+    one.append(journal.UNDO_REVERTED, job=undo_job)
+    copy = stat_in(one.folder, copy_name)
+    held = copy.allocated_size if copy is not None else 0
+    return Settled(undo_job, REVERTED, story.name, story.original, held, undo_of=one.job)
+
+
+def _is_there(one: Journal, story: Story) -> bool:
+    named = stat_in(one.folder, story.name)
+    return named is not None and story.undone is not None and named.inode == story.undone.inode
+
+
+def _remove_undone(one: Journal, undone: Stamp) -> str:
+    """Once the original has its name again; what somebody has used since the undo began stays."""
+    name = journal.file_name(one.job, "new")
+    if not is_free(one.folder, name, undone):
+        return f"the new image was used while it was undone, and is kept as {display(name)}"
+    unlink(one.folder, name)
+    return ""
+
+
+def _settle_unreadable(one: Journal, why: str) -> Settled:
+    """A journal that was cut off before its first record was whole: nothing else was made by then, or only a copy."""
+    for kind in ("orig", "aside"):
+        copy = stat_in(one.folder, journal.file_name(one.job, kind))
+        if copy is not None:
+            return Settled(one.job, FAILED, undo_bytes=copy.allocated_size, detail=f"the journal says nothing: {why}")
+    made = stat_in(one.folder, journal.file_name(one.job, "new"))
+    if made is not None and made.file_size:
+        return Settled(one.job, FAILED, undo_bytes=made.allocated_size, detail=f"the journal says nothing: {why}")
+    unlink(one.folder, journal.file_name(one.job, "new"))
+    one.remove()
+    return Settled(one.job, REVERTED)

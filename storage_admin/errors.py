@@ -1,0 +1,45 @@
+"""What a caller did wrong, as services say it."""
+
+
+class InvalidError(Exception):
+    """Input that cannot be used.
+
+    Args:
+        detail: a sentence that says what to do.
+        fields: the same by field, where it belongs to one.
+        code: ``invalid``; ``last_admin`` and ``own_account`` where it would lock out everybody, or whoever asks.
+    """
+
+    def __init__(self, detail: str, fields: dict[str, str] | None = None, *, code: str = "invalid") -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.fields = fields or {}
+        self.code = code
+
+
+def of_field(field: str, sentence: str) -> InvalidError:
+    """What is wrong with one field."""
+    return InvalidError(sentence, {field: sentence})
+
+
+class UnconfirmedError(Exception):
+    """Nobody has confirmed what a host shows as its own.
+
+    Args:
+        detail: a sentence that says how to compare it.
+        shown: what is to be sent back once it is compared, by field: ``host_key`` and its ``fingerprint``.
+    """
+
+    def __init__(self, detail: str, shown: dict[str, str], code: str = "host_key_unconfirmed") -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.shown = shown
+        self.code = code
+
+
+class NotFoundError(Exception):
+    """There is no such thing, or not for this actor. The argument is a sentence."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail)
+        self.detail = detail

@@ -1,0 +1,120 @@
+"""What is asked of libvirt on a host: states, a start, another file for a guest's disk, limits of its I/O."""
+
+import json
+import time
+from dataclasses import asdict
+from typing import Any
+
+from storage_admin.agent.protocol import HostError, RefusedError
+from storage_admin.errors import InvalidError
+from storage_admin.hosts.libvirt.disks import Edit, Edited
+from storage_admin.hosts.libvirt.io import IoOutcome, IoSettings, checked, outcome, settings_of
+from storage_admin.hosts.libvirt.process import ask
+from storage_admin.hosts.libvirt.relay import refuse_to_write, why_read_only
+from storage_admin.hosts.libvirt.uri import uri_of
+from storage_admin.hosts.models import Host
+
+#: Seconds until a question is given up, until a start is, until a definition is, and until limits are.
+STATES_TIMEOUT, START_TIMEOUT, DEFINE_TIMEOUT, TUNE_TIMEOUT = 20.0, 120.0, 20.0, 30.0
+
+
+def states(host: Host) -> dict[str, str]:
+    """The state of every domain on a host, by its uid, in the words of ``libvirt_domains.STATES``.
+
+    Raises:
+        HostError: libvirt does not answer; the argument says why.
+    """
+    answer = _run(host, ["libvirt_states"], STATES_TIMEOUT)
+    return {str(uid): str(state) for uid, state in answer["states"].items()}
+
+
+def start(host: Host, uid: str) -> str:
+    """Starts a domain by its uid.
+
+    Returns:
+        ``started``, or ``running already``.
+
+    Raises:
+        HostError: it was not started, or not within the time limit; the argument says why.
+    """
+    if why := why_read_only(host):
+        raise HostError(why)
+    return str(_run(host, ["libvirt_start", uid], START_TIMEOUT)["outcome"])
+
+
+def repoint(host: Host, uid: str, edits: list[Edit], *, write: bool, forward: bool = True) -> list[Edited]:
+    """Leads disks of a domain that is off to other files, in its definition.
+
+    Args:
+        write: define it; else only look whether it could be.
+        forward: refuse where libvirt keeps something that names the old files, such as snapshots.
+
+    Returns:
+        The disks that were, or would be, changed: those that lead to their new files already are not among them.
+
+    Raises:
+        RefusedError: ``stale_plan``: it runs, or its definition is not what the edits say; ``tool_missing``: libvirt
+            there can only be read.
+        HostError: libvirt does not answer, or refuses it; the argument says why.
+    """
+    refuse_to_write(host)
+    request = {
+        "uid": uid, "edits": [asdict(edit) for edit in edits], "write": write, "forward": forward,
+        "until": time.time() + DEFINE_TIMEOUT / 2,
+    }  # fmt: skip
+    answer = _run(host, ["libvirt_repoint"], DEFINE_TIMEOUT, json.dumps(request).encode())
+    if "contradiction" in answer:
+        raise RefusedError("stale_plan", f"The guest's definition cannot be changed: {answer['contradiction']}.")
+    return [Edited(**disk) for disk in answer["disks"]]
+
+
+def io_of(host: Host, uid: str) -> tuple[IoSettings | None, IoSettings | None]:
+    """What a domain may take of the disks: while it runs (``None`` where it does not), and by its definition.
+
+    Raises:
+        HostError: libvirt does not answer, or does not know it.
+    """
+    told = _tune(host, {"uid": uid, "weight": None, "limits": None, "live": False, "config": False})["now"]
+    return settings_of(told.get("live")), settings_of(told.get("config"))
+
+
+def set_io(
+    host: Host, uid: str, *, weight: int | None = None, limits: dict[str, dict[str, int]] | None = None,
+    live: bool = True, config: bool = True,
+) -> IoOutcome:  # fmt: skip
+    """Sets what a domain may take of the disks, and reads it again.
+
+    Args:
+        weight: its share beside other guests, 1 to 1000; ``None`` leaves it as it is. It counts where the host's I/O
+            scheduler weighs (BFQ).
+        limits: by disk, of :data:`libvirt_limits.SETTABLE`, in bytes or operations a second; 0 for none.
+        live, config: where: in the running domain, if it runs, and in its definition.
+
+    Raises:
+        InvalidError: a value is out of range; nothing was started.
+        RefusedError: ``stale_plan``: the domain has no such disk, or does not run, or its host cannot weigh; nothing
+            was set. ``tool_missing``: libvirt there can only be read.
+        HostError: libvirt does not answer, or does not know it.
+    """
+    refuse_to_write(host)
+    weight, limits = checked(weight, limits)
+    if not live and not config:
+        raise InvalidError("Say where it is to be set.", {"live": "In the running guest, its definition, or both."})
+    request = {"uid": uid, "weight": weight, "limits": limits, "live": live, "config": config}
+    answer = _tune(host, request)
+    if "contradiction" in answer:
+        raise RefusedError("stale_plan", f"Nothing was set: {answer['contradiction']}.")
+    return outcome(answer, weight, limits, host.capabilities.get("weighing_disks"))
+
+
+def _tune(host: Host, request: dict[str, Any]) -> dict[str, Any]:
+    sent = json.dumps(request | {"until": time.time() + TUNE_TIMEOUT / 2}).encode()
+    return _run(host, ["libvirt_tune"], TUNE_TIMEOUT, sent)
+
+
+def _run(host: Host, words: list[str], seconds: float, sent: bytes = b"") -> dict[str, Any]:
+    with uri_of(host) as uri:
+        if uri is None:
+            raise HostError(f"No libvirt listens on {host.name}.")
+        answer: dict[str, Any] = ask(uri, words, seconds, sent)
+        return answer

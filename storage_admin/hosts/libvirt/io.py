@@ -1,0 +1,230 @@
+"""What a domain may take of the disks: what is asked for, checked before anything runs, and what came of it."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard
+
+from storage_admin.errors import InvalidError
+from storage_admin.hosts.libvirt.limits import HIGHEST, SETTABLE, SHOWN
+
+LEAST_WEIGHT, MOST_WEIGHT = 1, 1000
+#: Below it some kernels refuse a weight, and then a guest does not start that has it in its definition.
+SAFE_WEIGHT = 100
+_TARGET = re.compile(r"[a-z][a-z0-9]{0,31}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class IoSettings:
+    """What is set.
+
+    Args:
+        weight: ``None`` where none is.
+        limits: by disk, bytes or operations a second; what is not limited is not there.
+        others: by disk, what else libvirt keeps beside the limits: bursts, lengths, the group that shares them.
+    """
+
+    weight: int | None = None
+    limits: dict[str, dict[str, int]] = field(default_factory=dict)
+    others: dict[str, dict[str, int | str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class IoOutcome:
+    """What was there, what is there now (read again), and since when it counts.
+
+    Args:
+        before, now: what holds: of the running domain where it runs, else of its definition.
+        defined_before, defined_now: of its definition, which holds from the next start on; ``None`` where it has none.
+        running: whether it runs.
+        as_asked: whether all that was asked for is there now, where it was to be set.
+        effect: ``now``, ``next_start``, ``unsupported`` where no disk of the host weighs guests, or ``unknown`` where
+            libvirt has refused a part, or nobody told whether a disk weighs.
+        words: all of it in sentences.
+        notes: what an admin should know beside.
+    """
+
+    before: IoSettings
+    now: IoSettings
+    defined_before: IoSettings | None
+    defined_now: IoSettings | None
+    running: bool
+    as_asked: bool
+    effect: str
+    words: str
+    notes: tuple[str, ...] = ()
+
+
+def checked(weight: object, limits: object) -> tuple[int | None, dict[str, dict[str, int]] | None]:
+    """What is to be set, if it can be.
+
+    Raises:
+        InvalidError: it is nothing, out of range, or libvirt has no such limit.
+    """
+    if weight is None and not limits:
+        raise InvalidError("Say what is to be set: a weight, or limits.", {"weight": "From 1 to 1000."})
+    return _weight(weight), _limits(limits)
+
+
+def _weight(weight: object) -> int | None:
+    if weight is None:
+        return None
+    if not _is_number(weight, LEAST_WEIGHT, MOST_WEIGHT):
+        raise _bad("weight", f"A weight is a whole number from {LEAST_WEIGHT} to {MOST_WEIGHT}.")
+    return weight
+
+
+def _limits(limits: object) -> dict[str, dict[str, int]] | None:
+    if limits is None:
+        return None
+    if not isinstance(limits, Mapping):
+        raise _bad("limits", "Give limits by disk.")
+    checked: dict[str, dict[str, int]] = {}
+    for target, values in limits.items():
+        if not isinstance(target, str) or not _TARGET.fullmatch(target):
+            raise _bad("limits", "Name a disk as its guest knows it, such as vda.")
+        if not isinstance(values, Mapping) or set(values) - set(SETTABLE):
+            raise _bad("limits", f"What can be limited of a disk: {', '.join(SETTABLE)}.")
+        checked[target] = {}
+        for name, value in values.items():
+            if not _is_number(value, 0, HIGHEST):
+                raise _bad("limits", f"{name} is a whole number from 0 (no limit) to {HIGHEST:,}.")
+            checked[target][name] = value
+    return checked
+
+
+def _is_number(value: object, least: int, most: int) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _bad(field: str, sentence: str) -> InvalidError:
+    return InvalidError(sentence, {field: sentence})
+
+
+def settings_of(told: dict[str, Any] | None) -> IoSettings | None:
+    """What ``libvirt_tune`` read; ``None`` where there was nothing to read."""
+    if told is None:
+        return None
+    limits, others = {}, {}
+    for target, values in told["disks"].items():
+        if shown := {name: values[name] for name in SHOWN if name in values}:
+            limits[target] = shown
+        if more := {name: value for name, value in values.items() if name not in SHOWN}:
+            others[target] = more
+    return IoSettings(told["weight"], limits, others)
+
+
+def outcome(
+    answer: dict[str, Any], weight: int | None, limits: dict[str, dict[str, int]] | None, weighing: list[str] | None
+) -> IoOutcome:
+    """What came of it, from the answer of ``libvirt_tune``.
+
+    Args:
+        weighing: disks of the host on which a weight counts, as its last scan saw; ``None`` where no scan told.
+    """
+    before = {scope: settings_of(told) or IoSettings() for scope, told in answer["before"].items()}
+    now = {scope: settings_of(told) or IoSettings() for scope, told in answer["now"].items()}
+    holds = "live" if "live" in now else "config"
+    as_asked = not answer["failed"] and all(_is_there(now[scope], weight, limits or {}) for scope in answer["set"])
+    effect = "unknown" if not as_asked else "now" if "live" in answer["set"] else "next_start"
+    if effect == "now" and weight is not None and not weighing:
+        effect = "unknown" if weighing is None else "unsupported"
+    words = [*_changes(answer, before, now), _since(answer, as_asked=as_asked)]
+    words += [_where_weighed(weighing)] if weight is not None else []
+    notes = tuple(dict.fromkeys(_notes(answer, before, now, weight)))
+    return IoOutcome(
+        before=before.get(holds) or IoSettings(), now=now.get(holds) or IoSettings(),
+        defined_before=before.get("config"), defined_now=now.get("config"), running="live" in now, as_asked=as_asked,
+        effect=effect, words=" ".join(words), notes=notes,
+    )  # fmt: skip
+
+
+def _is_there(now: IoSettings, weight: int | None, limits: dict[str, dict[str, int]]) -> bool:
+    if weight is not None and now.weight != weight:
+        return False
+    return all(
+        now.limits.get(target, {}).get(name, 0) == value
+        for target, values in limits.items()
+        for name, value in values.items()
+    )
+
+
+def _changes(answer: dict[str, Any], before: dict[str, IoSettings], now: dict[str, IoSettings]) -> Iterator[str]:
+    for scope in answer["set"]:
+        old, new = before.get(scope, IoSettings()), now.get(scope, IoSettings())
+        parts = [] if old.weight == new.weight else [f"weight {_or_none(new.weight)} (was {_or_none(old.weight)})"]
+        for target in sorted({*old.limits, *new.limits}):
+            was, became = old.limits.get(target, {}), new.limits.get(target, {})
+            parts += [
+                f"{target} {name} {_or_none(became.get(name))} (was {_or_none(was.get(name))})"
+                for name in SHOWN
+                if became.get(name) != was.get(name)
+            ]
+        yield f"{'Running guest' if scope == 'live' else 'Definition'}: {', '.join(parts) or 'as it was'}."
+
+
+def _or_none(value: int | None) -> str:
+    return "none" if not value else f"{value:,}"
+
+
+def _since(answer: dict[str, Any], *, as_asked: bool) -> str:
+    if answer["failed"]:
+        return f"libvirt refused the rest: {answer['failed']}."
+    if not as_asked:
+        return "What libvirt tells now is not what was asked for."
+    match answer["set"]:
+        case ["live", "config"]:
+            return "Set now, and for every start."
+        case ["live"]:
+            return "Set now, until it is shut down."
+        case _:
+            return "Set from its next start on."
+
+
+def _where_weighed(weighing: list[str] | None) -> str:
+    if weighing:
+        return f"A weight counts on {', '.join(weighing)}, where the kernel weighs guests."
+    if weighing is None:
+        return "A weight counts only where the disk's I/O scheduler is BFQ; whether it is there is not known."
+    return (
+        "It has no effect yet: no disk of this host weighs guests. Choose the I/O scheduler BFQ for the disk "
+        "(/sys/block/DISK/queue/scheduler), or configure io.cost, and scan the host."
+    )
+
+
+def _notes(
+    answer: dict[str, Any], before: dict[str, IoSettings], now: dict[str, IoSettings], weight: int | None
+) -> Iterator[str]:
+    if weight is not None and "config" in answer["set"]:
+        if answer["can_weigh"] is None:
+            yield (
+                "No guest runs there by which to tell whether the host can weigh them: where it cannot, libvirt "
+                "refuses to start one that has a weight."
+            )
+        elif weight < SAFE_WEIGHT and "live" not in answer["set"]:
+            yield f"Some hosts refuse weights below {SAFE_WEIGHT}, and then the guest does not start."
+    for scope in answer["set"]:
+        old, new = before.get(scope, IoSettings()), now.get(scope, IoSettings())
+        for target, limits in old.limits.items():
+            gone = [name for name in limits if name.startswith("total_") and name not in new.limits.get(target, {})]
+            if gone:
+                yield f"{target}: {', '.join(gone)} became a limit of each direction; both kinds cannot stand together."
+        for target, values in old.others.items():
+            kept = new.others.get(target, {})
+            ways = ("read", "write")
+            lost = [
+                name
+                for name in values
+                if name.endswith("_max")
+                and name not in kept
+                and not any(name.replace("total", way) in kept for way in ways)
+            ]
+            if lost:
+                yield f"{target}: {', '.join(lost)} went with the limit that it belonged to."
+    for one in now.values():
+        # A running disk that is in none has one of its own.
+        groups = Counter(str(values["group_name"]) for values in one.others.values() if "group_name" in values)
+        for group, disks in groups.items():
+            if disks > 1:
+                yield f"{disks} disks share their limits, as the group {group}."

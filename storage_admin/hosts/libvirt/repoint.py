@@ -1,0 +1,64 @@
+"""Leads disks of one domain to other files; how that went is one JSON document.
+
+``libvirt_repoint URI``, with the request as JSON on standard input: ``uid``, ``edits`` (the fields of
+:class:`libvirt_disks.Edit`), ``until`` (seconds since the epoch: nothing is defined later than that), ``write`` (else
+it only looks whether it could) and ``forward`` (refuse a domain that runs, or of which libvirt keeps what names the old
+file). Only the definition is changed.
+"""
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from typing import Any
+
+import libvirt
+
+from storage_admin.hosts.libvirt import helper
+from storage_admin.hosts.libvirt.disks import ContradictedError, Edit, edited
+from storage_admin.hosts.libvirt.domains import disk_paths
+
+
+def main(uri: str) -> None:
+    helper.answer(lambda: _answer(uri, json.load(sys.stdin)))
+
+
+def _answer(uri: str, request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return _repoint(libvirt.open(uri), request)
+    except ContradictedError as error:
+        return {"contradiction": str(error)}
+
+
+def _repoint(connection: Any, request: dict[str, Any]) -> dict[str, Any]:
+    domain = connection.lookupByUUIDString(request["uid"])
+    name = domain.name()
+    if domain.isActive() and request["forward"]:
+        raise ContradictedError(f"{name} runs")
+    # Else a password of its screen would be gone from the definition.
+    xml = domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE | libvirt.VIR_DOMAIN_XML_SECURE)
+    edits = [Edit(**fields) for fields in request["edits"]]
+    new, changed = edited(xml, edits, disk_paths(connection, xml))
+    if changed and request["forward"]:
+        _refuse_memories(domain, name)
+    if changed and request["write"]:
+        if time.time() > request["until"]:
+            raise ContradictedError("it took too long until libvirt could be asked")
+        connection.defineXML(new)
+    return {"name": name, "disks": [asdict(disk) for disk in changed]}
+
+
+def _refuse_memories(domain: Any, name: str) -> None:
+    """What libvirt keeps of a domain from an earlier time names the file that its disk was then."""
+    if domain.hasManagedSaveImage():
+        raise ContradictedError(
+            f"{name} was saved with its memory (virsh managedsave); start it and shut it down first"
+        )
+    if domain.snapshotNum():
+        raise ContradictedError(f"{name} has snapshots in libvirt, which name the file; delete them first")
+    if domain.listAllCheckpoints():
+        raise ContradictedError(f"{name} has checkpoints in libvirt, which name the file; delete them first")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,1 @@
+"""What every endpoint of the REST API is built from."""

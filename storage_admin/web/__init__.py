@@ -1,0 +1,1 @@
+"""The pages: URLs, views, lists, forms and template tags. Nothing imports it."""

@@ -1,0 +1,92 @@
+"""What a host offers and lacks, and for which feature: tools, rights of an API token, or why there is no list."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from storage_admin.hosts.libvirt import alone
+from storage_admin.hosts.models import Host
+from storage_admin.hosts.proxmox import by_api_alone
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A program on the host and what cannot be done without it; or a feature of the API, and what is lacking for it."""
+
+    name: str
+    purpose: str
+    package: str
+    #: ``True`` or a version: there; ``False``: missing; ``None``: nobody has looked yet.
+    found: str | bool | None
+
+
+#: Name in the capabilities, what it is called, what it is for, the Debian package that brings it.
+TOOLS = (
+    ("qemu_img", "qemu-img", "every job on an image: analyze, reclaim, flatten, convert, check", "qemu-utils"),
+    ("zstd", "zstd in qemu-img", "compress faster and smaller than zlib", "qemu-utils 5.1 or newer"),
+    ("setpriv", "setpriv", "every rewriting job: tools die with the agent", "util-linux"),
+    (
+        "confinement",
+        "Landlock or namespaces",
+        "qemu-img opens nothing but the images of its job",
+        "a kernel from 5.13 on",
+    ),
+    ("ionice", "ionice", "jobs that give way to guests", "util-linux"),
+)
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """What a host offers, or lacks, and for which feature.
+
+    Args:
+        heading: what the list is of.
+        rights: what is done by the API of Proxmox VE, and what its token lacks for that.
+        sentence: why there is no list, or what holds for all of it; may be empty.
+    """
+
+    heading: str
+    tools: tuple[Tool, ...] = ()
+    rights: tuple[Tool, ...] = ()
+    sentence: str = ""
+
+
+def abilities_of(host: Host) -> Abilities:
+    """What the last scan found, by the way that the host is reached."""
+    if by_api_alone.is_alone(host):
+        return Abilities("What the API token may do", rights=_rights(host), sentence=by_api_alone.why_not(host))
+    if alone.is_alone(host):
+        return Abilities("What can be done here", sentence=alone.why_not(host))
+    if host.transport == Host.Transport.PLAIN:
+        return Abilities("What can be done here", sentence=_PLAIN)
+    unconfined = host.capabilities.get("confinement", "unknown") is None
+    rights = _rights(host) if host.token_id else ()
+    return Abilities("Tools", tuple(tools_of(host)), rights, _UNCONFINED if unconfined else "")
+
+
+_UNCONFINED = (
+    "Nothing on this host can keep qemu-img from other files that a changed image header names: its kernel has no "
+    "Landlock, and the agent may not make namespaces. Images that others than root can write are refused."
+)
+
+
+_PLAIN = (
+    "There is no Python 3 on it, so that no agent can run: its containers are listed, and their I/O priority is set by "
+    "plain commands. Its images are not looked at."
+)
+
+
+def _rights(host: Host) -> tuple[Tool, ...]:
+    """What is done by the API of Proxmox VE, and whether the token may."""
+    looked = "missing_rights" in host.capabilities
+    return tuple(
+        Tool(one.title, one.lacking, "", not one.lacking if looked else None) for one in by_api_alone.features(host)
+    )
+
+
+def tools_of(host: Host) -> list[Tool]:
+    """What the last scan found of each tool."""
+    known: dict[str, Any] = (host.capabilities.get("tools") or {}) | host.capabilities
+    return [
+        Tool(name, purpose, package, known[key] or False if key in known else None)
+        for key, name, purpose, package in TOOLS
+    ]

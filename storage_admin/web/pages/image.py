@@ -1,0 +1,203 @@
+"""One image: its facts, its chain, what can be done with it and what cannot, and why not."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from django.http.response import HttpResponseBase
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.views.decorators.http import require_POST, require_safe
+
+from images import selectors
+from images.models import Image
+from images.orphans import rows
+from images.orphans.selectors import evidence
+from images.rewrite import planning, volume_chains
+from images.scan import vanished
+from images.services import DECLARABLE, declare_format
+from storage_admin.accounts.roles import Role
+from storage_admin.errors import NotFoundError
+from storage_admin.jobs import kinds, services
+from storage_admin.jobs.kinds import JobKind
+from storage_admin.jobs.models import Job
+from storage_admin.jobs.plans import Plan
+from storage_admin.jobs.selectors import jobs_for
+from storage_admin.web.method_words import Verb, verb_of
+from storage_admin.web.page import PageRequest, attempt, page
+from storage_admin.web.pages.chain_tree import tree_of
+
+JOBS_SHOWN = 10
+SAMPLES_SHOWN = 1000
+#: Seconds since 1970 of the year 3000: what a header says beyond it is no time.
+LATEST = 32_503_680_000
+#: The virtual size is drawn beside the physical one where it is at most so many times as large.
+HIGHEST_LINE = 4
+#: In these states an image has lost its way to its base: nothing can be done with it until that is repaired.
+BROKEN = (Image.State.CHAIN_BROKEN, Image.State.CHAIN_CYCLE)
+
+
+@dataclass(frozen=True)
+class Action:
+    """Something that could be done with an image. ``plan.refusals`` say why it cannot be, and what to do about it."""
+
+    image_id: int
+    kind: JobKind
+    plan: Plan
+    verb: Verb
+
+    @property
+    def rewrites(self) -> bool:
+        return self.kind.rewrites
+
+    @property
+    def address(self) -> str:
+        """The page of its plan."""
+        return reverse(self.kind.name, args=[self.image_id])
+
+    @property
+    def offered(self) -> bool:
+        """Whether a button makes sense: what the image's format or place rules out has none."""
+        return not {refusal.code for refusal in self.plan.refusals} & {"unsupported_subformat", "stale_plan"}
+
+    @property
+    def won_bytes(self) -> int | None:
+        """What it would win, as far as that is known."""
+        return self.plan.won_bytes
+
+
+def image_of(request: PageRequest, image_id: int) -> Image:
+    """The image of that id, with host, pool, base and guests.
+
+    Raises:
+        NotFoundError: there is none, or not for who asks.
+    """
+    row = selectors.images_for(request.actor).defer(None).select_related("backing").filter(pk=image_id).first()
+    if row is None:
+        raise NotFoundError(f"There is no image {image_id}.")
+    return row
+
+
+def _actions(request: PageRequest, image: Image) -> list[Action]:
+    """Every kind of job for images, with its plan. Plans come from the database alone."""
+    actions = []
+    for kind in planning.image_kinds():
+        if kind.name in rows.KINDS and not _is_for(request, image, kind.name):
+            continue
+        plan = planning.plan_for(request.actor, kind, image, {})
+        actions.append(Action(image.pk, kind, plan, verb_of(plan.method)))
+    return sorted(actions, key=lambda action: not action.rewrites)
+
+
+def _is_for(request: PageRequest, image: Image, kind: str) -> bool:
+    """Whether setting aside and what follows is worth a word: to admins, of orphans and of what is set aside."""
+    fits = image.orphan is True if kind == "set_aside" else image.state == Image.State.SET_ASIDE
+    return fits and request.actor.role >= Role.ADMIN
+
+
+def _chart(image: Image) -> dict[str, Any] | None:
+    """Sizes over time: each sample holds until the next one, and the last one until the last scan."""
+    samples = list(selectors.history_of(image).order_by("-at", "-id")[:SAMPLES_SHOWN])[::-1]
+    points: list[tuple[datetime, int | None, int | None]] = [
+        (sample.at, sample.allocated_size, sample.virtual_size) for sample in samples
+    ]
+    if points and image.last_scanned and image.last_scanned > points[-1][0]:
+        points.append((image.last_scanned, image.allocated_size, image.virtual_size))
+    if len(points) < 2:
+        return None
+    physical = [{"x": round(at.timestamp()), "y": allocated} for at, allocated, _ in points if allocated is not None]
+    virtual = [{"x": round(at.timestamp()), "y": size} for at, _, size in points if size is not None]
+    shape = {"stepped": "before", "pointRadius": 0}
+    lines = [{"label": "physical", "data": physical, "colour": "--sa-fill", "fill": True} | shape]
+    # Far above the physical size, the virtual one would press it flat onto the axis.
+    if not physical:
+        return None
+    if virtual and max(point["y"] for point in virtual) <= HIGHEST_LINE * max(point["y"] for point in physical):
+        lines.append({"label": "virtual", "data": virtual, "colour": "--sa-muted", "borderDash": [4, 4]} | shape)
+    return {
+        "type": "line",
+        "data": {"datasets": lines},
+        "options": {"scales": {"x": {"type": "linear"}, "y": {"beginAtZero": True}}},
+    }
+
+
+def _snapshots(image: Image) -> list[dict[str, Any]]:
+    """The internal snapshots, with the time that their headers give."""
+    return [snapshot | {"at": _moment(snapshot.get("created"))} for snapshot in image.snapshots]
+
+
+def _rebase(image: Image) -> list[str]:
+    """The command that has an image's header name another backing file, without a look at what is in either."""
+    own, base = image.declared_format or image.format, image.backing_format or "FORMAT"
+    return ["qemu-img", "rebase", "-u", "-f", own, "-F", base, "-b", "NEW_PATH", image.path]
+
+
+def _moment(created: Any) -> datetime | None:
+    """A time from a header, which may claim anything."""
+    if not isinstance(created, int) or not 0 < created < LATEST:
+        return None
+    return datetime.fromtimestamp(created, tz=UTC)
+
+
+@require_safe
+@page()
+def image(request: PageRequest, image_id: int) -> HttpResponseBase:
+    """All that is known of one image."""
+    row = image_of(request, image_id)
+    chain = selectors.chain_of(row, request.actor)
+    jobs = jobs_for(request.actor).filter(target_kind="image", target_id=row.pk)
+    tree = tree_of(chain, row.pk)
+    shown = Image.objects.filter(pk__in=[line.node.id for line in tree.lines])
+    context = {
+        "section": "images",
+        "image": row,
+        "chain": chain,
+        "tree": tree,
+        "part": volume_chains.part_of(row),
+        "reclaimable": {one.pk: one.offered_bytes for one in shown.only("state", "reclaimable_bytes")},
+        "actions": _actions(request, row),
+        "jobs": jobs[:JOBS_SHOWN],
+        "undoable": jobs.filter(undo_state=Job.UndoState.AVAILABLE).first(),
+        "titles": {kind.name: kind.title for kind in kinds.every()},
+        "chart": _chart(row),
+        "snapshots": _snapshots(row),
+        "evidence": evidence(row),
+        "declarable": DECLARABLE,
+        "broken": row.state in BROKEN,
+        "repair": _rebase(row),
+    }
+    return render(request, "images/image.html", context)
+
+
+@require_POST
+@page(Role.OPERATOR)
+def image_analyze(request: PageRequest, image_id: int) -> HttpResponseBase:
+    """Samples the image now."""
+    row = image_of(request, image_id)
+    job = attempt(request, lambda: services.submit(request.actor, "analyze", row.pk, {}))
+    return redirect("job", job.pk) if job else redirect("image", row.pk)
+
+
+@require_POST
+@page(Role.ADMIN)
+def image_format(request: PageRequest, image_id: int) -> HttpResponseBase:
+    """Declares the format, or takes the declaration back."""
+    row = image_of(request, image_id)
+    chosen = request.POST.get("format", "")
+    done = f"{row.name} is declared to be {chosen}." if chosen else f"The declaration of {row.name} is taken back."
+    attempt(request, lambda: declare_format(request.actor, row, chosen), done)
+    return redirect("image", row.pk)
+
+
+@require_POST
+@page(Role.ADMIN)
+def image_forget(request: PageRequest, image_id: int) -> HttpResponseBase:
+    """Removes the row of an image that is gone."""
+    row = image_of(request, image_id)
+
+    def forget() -> bool:
+        vanished.forget(request.actor, row)
+        return True
+
+    done = attempt(request, forget, f"{row.name} is forgotten.")
+    return redirect("images") if done else redirect("image", row.pk)

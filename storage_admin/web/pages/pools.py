@@ -1,0 +1,142 @@
+"""One pool: how full it is and was, its largest images, and what an admin decides of it."""
+
+from functools import partial
+from typing import Any
+
+from django.http.response import HttpResponseBase
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.views.decorators.http import require_POST, require_safe
+
+from images import selectors
+from images.orphans.rows import bytes_aside
+from images.scan import leftovers
+from images.selectors.undo_copies import undo_copies
+from storage_admin.accounts.roles import Role
+from storage_admin.errors import NotFoundError
+from storage_admin.hosts import folders, services
+from storage_admin.hosts.models import StoragePool
+from storage_admin.jobs.models import Job
+from storage_admin.jobs.services import submit
+from storage_admin.web.forms import Form, status_of, typed
+from storage_admin.web.page import PageRequest, attempt, page
+from storage_admin.web.templatetags.storage import bar_scale
+
+#: What an admin decides of a pool, as the form calls it.
+SETTINGS = (
+    "name", "warn_percent", "warn_days", "warn_overcommit", "warn_undo_percent", "all_hosts_registered", "share_bases",
+)  # fmt: skip
+
+
+def _pool(request: PageRequest, pool_id: int) -> StoragePool:
+    pool = StoragePool.objects.select_related("host").filter(pk=pool_id).first()
+    if pool is None or not request.actor.sees(pool.host.slug):
+        raise NotFoundError(f"There is no pool {pool_id}.")
+    return pool
+
+
+@require_safe
+@page()
+def pool(request: PageRequest, pool_id: int) -> HttpResponseBase:
+    """One pool: how full it is and was, its largest images, and what an admin decides of it."""
+    return _shown(request, _pool(request, pool_id))
+
+
+def _shown(request: PageRequest, row: StoragePool) -> HttpResponseBase:
+    largest = selectors.images_for(request.actor).filter(pool=row).order_by("-allocated_size", "-id")[:15]
+    context = {"section": "hosts", "pool": row, "largest": largest, "chart": _chart(row)}
+    context["scale"] = bar_scale((image.virtual_size, image.allocated_size) for image in largest)
+    context["copies"] = undo_copies(row)
+    context["leftovers"] = leftovers.of_pool(row)
+    context["forecast"] = selectors.forecasts([row]).get(row.pk)
+    context["aside"] = bytes_aside([row]).get(row.pk)
+    context["may_list"] = folders.may_list(request.actor, row.host)
+    kept = {name: getattr(row, name) for name in SETTINGS}
+    context["form"] = typed(request, reverse("pool_change", args=[row.pk]), kept)
+    return render(request, "hosts/pool.html", context, status=status_of(request))
+
+
+def _chart(row: StoragePool) -> dict[str, Any] | None:
+    samples = list(row.samples.order_by("-at")[:500])[::-1]
+    if len(samples) < 2:
+        return None
+    used = [{"x": round(at.at.timestamp()), "y": at.used_bytes} for at in samples]
+    whole = [{"x": round(at.at.timestamp()), "y": at.capacity_bytes} for at in samples]
+    return {
+        "type": "line",
+        "data": {
+            "datasets": [
+                {"label": "used", "data": used, "colour": "--sa-fill", "fill": True, "pointRadius": 0},
+                {"label": "capacity", "data": whole, "colour": "--sa-muted", "borderDash": [4, 4], "pointRadius": 0},
+            ]
+        },
+        "options": {"scales": {"x": {"type": "linear"}, "y": {"beginAtZero": True}}},
+    }
+
+
+@require_POST
+@page(Role.ADMIN)
+def pool_change(request: PageRequest, pool_id: int) -> HttpResponseBase:
+    """What an admin decides of a pool: its name, its threshold, whether all hosts that use it are registered."""
+    row, form = _pool(request, pool_id), Form(request)
+    # Optional thresholds: empty for none, left alone where the form has them not.
+    thresholds: dict[str, Any] = {
+        name: read(name)
+        for name, read in (
+            ("warn_days", form.whole), ("warn_undo_percent", form.whole), ("warn_overcommit", form.number),
+        )
+        if name in request.POST
+    }  # fmt: skip
+    warn_percent = form.whole("warn_percent", required=True)
+    changed = form.save(
+        lambda: services.update_pool(
+            request.actor, row, name=form.text("name"), warn_percent=warn_percent, **thresholds,
+            all_hosts_registered="all_hosts_registered" in request.POST if row.network else None,
+            share_bases="share_bases" in request.POST,
+        ),
+        f"{row.name} is changed.",
+    )  # fmt: skip
+    return _shown(request, _pool(request, pool_id)) if changed is None else redirect("pool", row.pk)
+
+
+@require_POST
+@page(Role.ADMIN)
+def pool_confirm_folder(request: PageRequest, pool_id: int) -> HttpResponseBase:
+    """Takes the folder for the pool's that its path leads to now, and scans it."""
+    row = _pool(request, pool_id)
+    confirm = partial(services.confirm_folder, request.actor, row, add_to_list="add_to_list" in request.POST)
+    if attempt(request, confirm, f"The folder of {row.name} is confirmed; a scan is queued."):
+        attempt(request, partial(submit, request.actor, "scan", row.host.pk, {}))
+    return redirect("pool", row.pk)
+
+
+@require_POST
+@page(Role.ADMIN)
+def pool_leftover(request: PageRequest, pool_id: int) -> HttpResponseBase:
+    """Puts an undo copy of another dashboard back, or removes it, when its job is named."""
+    row = _pool(request, pool_id)
+    name, action = request.POST.get("job", ""), request.POST.get("action", "")
+    options = {"job": name, "action": action, "force": "force" in request.POST}
+    form = Form(request)
+
+    def settle() -> Job:
+        form.confirmed(name)
+        return submit(request.actor, "settle_leftover", row.pk, options)
+
+    job = form.save(settle)
+    return redirect("job", job.pk) if job else _shown(request, row)
+
+
+@require_POST
+@page(Role.ADMIN)
+def pool_remove(request: PageRequest, pool_id: int) -> HttpResponseBase:
+    """Forgets a folder, when its name is confirmed. Nothing on the host is touched."""
+    row, form = _pool(request, pool_id), Form(request)
+
+    def remove() -> bool:
+        form.confirmed(row.name.strip())
+        services.remove_pool(request.actor, row)
+        return True
+
+    done = form.save(remove, f"{row.path} is forgotten. Its files are untouched.")
+    return redirect("hosts") if done else _shown(request, row)

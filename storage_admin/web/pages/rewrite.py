@@ -1,0 +1,325 @@
+"""Rewriting an image, step by step: what it costs now, options, plan, confirmation; for a reclaim with guidance."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+from django.contrib import messages
+from django.http import QueryDict
+from django.http.response import HttpResponseBase
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils import timezone
+from django.views.decorators.http import require_http_methods
+
+from images.kinds.targets import ancestors
+from images.models import Image
+from images.rewrite.refusals import RESERVE_BYTES, RESERVE_PERCENT
+from storage_admin.accounts.roles import Role
+from storage_admin.agent.protocol import RefusedError
+from storage_admin.errors import InvalidError
+from storage_admin.hosts.models import StoragePool
+from storage_admin.jobs import kinds, services
+from storage_admin.jobs.kinds import JobKind
+from storage_admin.jobs.plans import Plan
+from storage_admin.web.method_words import VERBS, verb_of
+from storage_admin.web.page import PageRequest, looked_plan, page, plan_digest, wants_fragment, was_planned
+from storage_admin.web.pages.image import image_of
+
+MIB = 1 << 20
+#: A plan lists so many images and guests by name; the others are counted.
+NAMED = 12
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What filling the guest's free space with zeros does to the image before anything is won.
+
+    Args:
+        up_to_bytes: how large the image can become, ``None`` where its virtual size is not known.
+        more_bytes: by how much it grows then.
+        fits: whether the pool has room for that beside its reserve, ``None`` where that is not known.
+    """
+
+    up_to_bytes: int | None
+    more_bytes: int | None
+    available_bytes: int | None
+    fits: bool | None
+
+
+def growth_of(image: Image) -> Growth:
+    """How much room zero-filling needs on the pool."""
+    capacity, available = image.pool.capacity_bytes, image.pool.available_bytes
+    if image.virtual_size is None:
+        return Growth(None, None, available, None)
+    more = max(image.virtual_size - image.occupied_bytes, 0)
+    if capacity is None or available is None:
+        return Growth(image.virtual_size, more, available, None)
+    reserve = max(capacity * RESERVE_PERCENT // 100, RESERVE_BYTES)
+    return Growth(image.virtual_size, more, available, available - reserve >= more)
+
+
+#: Words of options that are one of a few.
+CHOICES: dict[str, tuple[str, dict[str, str]]] = {
+    "format": ("Format of the new file", {}),
+    "method": ("Method", {"auto": "auto: what suits best"}),
+    "compression": ("Compression", {"auto": "auto: zstd where the host has it"}),
+    "repair": (
+        "Repair",
+        {"none": "none: only look", "leaks": "leaks: what nothing refers to", "all": "all: errors, too (admin)"},
+    ),
+    "when_running": (
+        "Where a guest runs on it",
+        {"refuse": "refuse", "wait": "wait until somebody has shut it down"},
+    ),
+}
+#: Words of options that are yes or no.
+SWITCHES: dict[str, tuple[str, dict[str, str]]] = {
+    "replace": (
+        "The image itself",
+        {"false": "stays as it is", "true": "is replaced, and kept as undo copy"},
+    ),
+    "repoint_guest": (
+        "Guests of libvirt that name it",
+        {"false": "are left as they are", "true": "have their definition changed to the new file"},
+    ),
+}
+SPARING = {"": "as its host says", "true": "yes", "false": "no"}
+STARTING = {"false": "leave the guest off", "true": "start the guest again"}
+
+
+def options_from(kind: JobKind, form: QueryDict) -> dict[str, Any]:
+    """The job's options from the form. What is not in it has the kind's default.
+
+    Raises:
+        InvalidError: fields hold something else than they should; it names all of them, as the form does.
+    """
+    options, wrong = _read(kind, form)
+    try:
+        options = kind.clean(options)
+    except InvalidError as error:
+        wrong = _by_field(kind, error.fields) | wrong
+    if wrong:
+        raise InvalidError("Some of the options cannot be used.", wrong)
+    return options
+
+
+def _by_field(kind: JobKind, wrong: dict[str, str]) -> dict[str, str]:
+    """The same with the form's names: creation options of a format are written into one field, a rate in MiB."""
+    names = {"bandwidth_bytes_sec": "bandwidth_mib"}
+    found: dict[str, str] = {}
+    for name, text in wrong.items():
+        if name in kind.properties:
+            found[names.get(name, name)] = text
+        else:
+            found["format_options"] = f"{found.get('format_options', '')} {name}: {text}".strip()
+    return found
+
+
+def _read(kind: JobKind, form: QueryDict) -> tuple[dict[str, Any], dict[str, str]]:
+    """What the form says, and of what it says no number can be made."""
+    fields: dict[str, str] = {}
+    options: dict[str, Any] = {name: form[name] for name in CHOICES if form.get(name) and name in kind.properties}
+    numbers = [("bandwidth_mib", "bandwidth_bytes_sec", MIB)]
+    numbers += [
+        (name, name, 1) for name in ("undo_hours", "wait_hours", "down_to", "target_pool") if name in kind.properties
+    ]
+    for name, wanted, factor in numbers:
+        text = form.get(name, "").strip()
+        if text:
+            try:
+                options[wanted] = _finite(text, factor)
+            except (ValueError, OverflowError):
+                fields[name] = "Give a number."
+    wished = str(form.get("format_options", "")).strip()
+    if wished and "format_options" in kind.properties:
+        pairs = [part.partition("=") for part in wished.split(",")]
+        options["format_options"] = {name.strip(): value.strip() for name, _, value in pairs}
+    if "target_name" in kind.properties and form.get("target_name"):
+        options["target_name"] = form["target_name"]
+    for name in ("idle_io", "start_after", *SWITCHES):
+        if form.get(name) and name in kind.properties:
+            options[name] = form[name] == "true"
+    return options, fields
+
+
+def _finite(text: str, factor: int) -> int | float:
+    value = float(text) * factor
+    return int(value) if value == int(value) else value
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What the form holds, and the plan for it or why there is none."""
+
+    plan: Plan | None
+    error: InvalidError | None
+    options: dict[str, Any]
+
+
+def _planned(request: PageRequest, image: Image, kind: JobKind, form: QueryDict) -> Shown:
+    try:
+        options = options_from(kind, form)
+        return Shown(services.plan(request.actor, kind.name, image.pk, options), None, options)
+    except InvalidError as error:
+        return Shown(None, error, kind.clean({}) | _read(kind, form)[0])
+
+
+@dataclass(frozen=True)
+class Field:
+    """An option that is one of a few: its name, its word, and value, word and whether it is chosen for each."""
+
+    name: str
+    word: str
+    choices: list[tuple[str, str, bool]]
+
+
+#: Options that are written: name, word, hint.
+TEXTS = (
+    ("wait_hours", "Wait for at most (hours)", "Only where it waits for a guest; 24 where nothing is given."),
+    ("target_name", "Name of the new file", "Empty for the image's own with another extension."),
+    ("format_options", "Options of the format", "As qemu-img takes them: cluster_size=64k,compression_type=zstd"),
+)
+
+
+@dataclass(frozen=True)
+class Text:
+    """An option that is written."""
+
+    name: str
+    word: str
+    hint: str
+    value: str
+
+
+def _fields(kind: JobKind, image: Image, options: dict[str, Any]) -> list[Field]:
+    fields = []
+    for name, (word, words) in CHOICES.items():
+        if name in kind.properties:
+            values = kind.properties[name]["enum"]
+            shown = {value: VERBS[value].title if value in VERBS else value for value in values} | words
+            fields.append(Field(name, word, [(value, shown[value], value == options[name]) for value in values]))
+    if "down_to" in kind.properties:
+        bases = _bases(image)
+        choices = [("", "nothing: it stands alone", options["down_to"] is None)]
+        choices += [(str(base.pk), f"{base.name} stays its base", base.pk == options["down_to"]) for base in bases]
+        fields.append(Field("down_to", "Down to", choices))
+    for name, (word, words) in SWITCHES.items():
+        if name in kind.properties:
+            values = [(value, shown_as, (value == "true") == options[name]) for value, shown_as in words.items()]
+            fields.append(Field(name, word, values))
+    if "target_pool" in kind.properties:
+        pools = StoragePool.objects.filter(host=image.host_id).exclude(pk=image.pool_id).order_by("name", "id")
+        choices = [("", f"{image.pool.name}: where the image is", options["target_pool"] is None)]
+        choices += [(str(pool.pk), f"{pool.name}: {pool.path}", pool.pk == options["target_pool"]) for pool in pools]
+        fields.append(Field("target_pool", "Into the pool", choices))
+    sparing = {None: "", True: "true", False: "false"}[options["idle_io"]]
+    choices = [(value, word, value == sparing) for value, word in SPARING.items()]
+    fields.append(Field("idle_io", "Only use the disk when nobody else does", choices))
+    choices = [(value, word, (value == "true") == options["start_after"]) for value, word in STARTING.items()]
+    return [*fields, Field("start_after", "Afterwards", choices)]
+
+
+def _bases(image: Image) -> list[Image]:
+    """What can stay its base: all below the immediate one."""
+    try:
+        return ancestors(image)[1:]
+    except RefusedError:
+        return []
+
+
+def _until(options: dict[str, Any]) -> datetime | None:
+    hours = options.get("undo_hours")
+    return timezone.now() + timedelta(hours=float(hours)) if hours else None
+
+
+def _context(
+    request: PageRequest, image: Image, kind: JobKind, form: QueryDict, refused: InvalidError | None = None
+) -> dict[str, Any]:
+    shown = _planned(request, image, kind, form)
+    plan = shown.plan
+    fields = _fields(kind, image, shown.options)
+    bandwidth = shown.options.get("bandwidth_bytes_sec")
+    bandwidth_mib = form.get("bandwidth_mib", f"{bandwidth / MIB:g}" if bandwidth else "")
+    texts = [Text(name, word, hint, form.get(name, "")) for name, word, hint in TEXTS if name in kind.properties]
+    return {
+        "section": "images",
+        "image": image,
+        "kind": kind,
+        "address": reverse(kind.name, args=[image.pk]),
+        "plan": plan,
+        "error": shown.error or refused,
+        "fields": fields,
+        "texts": texts,
+        "has_undo": "undo_hours" in kind.properties,
+        "undo_hours": form.get("undo_hours", shown.options.get("undo_hours")),
+        "planned": plan_digest(shown.options),
+        "bandwidth_mib": bandwidth_mib,
+        "verb": verb_of(plan.method if plan else ""),
+        "replaces": plan is not None and replaces(kind, plan, shown.options),
+        "undo_until": _until(shown.options) if plan is None or plan.undo_bytes else None,
+        "won_bytes": plan.won_bytes if plan else None,
+        "growth": growth_of(image),
+        "affected_images": plan.affected_images[:NAMED] if plan else (),
+        "more_images": max(len(plan.affected_images) - NAMED, 0) if plan else 0,
+        "affected_guests": plan.affected_guests[:NAMED] if plan else (),
+        "more_guests": max(len(plan.affected_guests) - NAMED, 0) if plan else 0,
+        "key": uuid4().hex,
+    }
+
+
+def replaces(kind: JobKind, plan: Plan, options: dict[str, Any]) -> bool:
+    """Whether another file takes the image's place, so that its original would be gone without an undo copy."""
+    if kind.name == "convert":
+        return bool(options["replace"])
+    return plan.method not in {"check", "in_place"}
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@page()
+def rewrite(request: PageRequest, image_id: int, kind_name: str) -> HttpResponseBase:
+    """The steps; for htmx the plan alone, as the options change. POST starts the job that the plan showed;
+    with ``show``, or where the page had shown another one, it is the plan again.
+    """
+    image, kind = image_of(request, image_id), kinds.get(kind_name)
+    if request.method == "POST" and "show" not in request.POST:
+        return _start(request, image, kind)
+    if wants_fragment(request) and "look" in request.GET:
+        return _looked(request, image, kind)
+    context = _context(request, image, kind, request.POST if request.method == "POST" else request.GET)
+    if wants_fragment(request):
+        return render(request, "images/rewrite.html#plan", context)
+    return render(request, "images/rewrite.html", context)
+
+
+def _looked(request: PageRequest, image: Image, kind: JobKind) -> HttpResponseBase:
+    """The plan after a look at the image on its host; where it is the same, only the age of its facts."""
+    before = _planned(request, image, kind, request.GET).plan
+    kind.look(image.pk)
+    context = _context(request, image_of(request, image.pk), kind, request.GET)
+    return looked_plan(request, "images/rewrite.html", context, before)
+
+
+def _start(request: PageRequest, image: Image, kind: JobKind) -> HttpResponseBase:
+    request.actor.require(Role.OPERATOR, image.host.slug)
+    refused = None
+    try:
+        options = options_from(kind, request.POST)
+        if not was_planned(request, options):
+            return render(request, "images/rewrite.html", _context(request, image, kind, request.POST))
+        plan = services.plan(request.actor, kind.name, image.pk, options, look=True)
+        loses = replaces(kind, plan, options) and not plan.undo_bytes
+        if loses and not plan.refusals and "without_undo" not in request.POST:
+            sentence = f"Confirm that {image.name} is replaced without an undo copy."
+            raise InvalidError(sentence, {"without_undo": sentence})
+        key = "".join(filter(str.isalnum, request.POST.get("key", "")))[:64]
+        job = services.submit(request.actor, kind.name, image.pk, options, idempotency_key=key, look=False)
+    except RefusedError as error:
+        messages.error(request, f"Refused ({error.code}): {error.detail} Nothing was changed.")
+    except InvalidError as error:
+        refused = error
+    else:
+        return redirect("job", job.pk)
+    image = image_of(request, image.pk)
+    return render(request, "images/rewrite.html", _context(request, image, kind, request.POST, refused), status=409)

@@ -1,0 +1,101 @@
+"""The words of a job: its method, its options, the times in its result."""
+
+import shlex
+from datetime import datetime
+from typing import Any
+
+from django import template
+
+from storage_admin.jobs import kinds
+from storage_admin.jobs.models import Job
+from storage_admin.web.method_words import VERBS
+from storage_admin.words import said, size, words
+
+register = template.Library()
+
+WORDS = {
+    "undo_hours": "Undo copy kept for",
+    "bandwidth_bytes_sec": "At most",
+    "idle_io": "Only when the disk is idle",
+    "when_running": "Where a guest runs on it",
+    "start_after": "Afterwards",
+    "format": "Format of the new file",
+    "format_options": "Options of the format",
+    "target_pool": "Into pool",
+    "target_name": "Name of the new file",
+    "replace": "The image itself",
+    "repoint_guest": "Definitions of guests",
+}
+#: Shown even where they are what the kind does by itself.
+ALWAYS = frozenset({"undo_hours", "format", "repair"})
+
+
+@register.filter
+def method_word(method: str, kind: str = "") -> str:
+    """A method's word as on the button that started it."""
+    if kind == "convert" or method not in VERBS:
+        return words(method).capitalize()
+    return VERBS[method].title
+
+
+@register.filter
+def shell(argv: list[str]) -> str:
+    """A command as it would be typed; what the agent says about it in brackets at its end becomes a comment."""
+    if argv and argv[-1].startswith("(") and argv[-1].endswith(")"):
+        return f"{shlex.join(argv[:-1])}  # {argv[-1][1:-1]}"
+    return shlex.join(argv)
+
+
+@register.filter
+def moment(text: str | None) -> datetime | None:
+    """A time in a job's result, which is kept as ISO 8601."""
+    return datetime.fromisoformat(text) if text else None
+
+
+@register.filter
+def asked_for(job: Job) -> list[tuple[str, str]]:
+    """Word and value of each option that differs from what the kind does by itself, and of those in :data:`ALWAYS`."""
+    defaults = {name: schema.get("default") for name, schema in _properties(job.kind).items()}
+    told = {"method", "wait_hours"} if _replaces(job) else {"method", "wait_hours", "undo_hours"}
+    shown = []
+    for name, value in job.options.items():
+        by_itself = name in defaults and value == defaults[name] and name not in ALWAYS
+        if name not in told and not by_itself and value not in (None, {}):
+            shown.append((WORDS.get(name, words(name).capitalize()), _value(job, name, value)))
+    return shown
+
+
+def _replaces(job: Job) -> bool:
+    """Whether an original is to be kept at all."""
+    in_its_place = job.options.get("repair") != "none" and (job.kind != "convert" or job.options.get("replace") is True)
+    return in_its_place and (job.plan or {}).get("method") != "in_place"
+
+
+def _properties(kind: str) -> dict[str, dict[str, Any]]:
+    return next((known.properties for known in kinds.every() if known.name == kind), {})
+
+
+def _value(job: Job, name: str, value: Any) -> str:
+    if name == "undo_hours":
+        return f"{value:g} hours" if value else "none is kept"
+    if name == "bandwidth_bytes_sec":
+        return f"{size(value)}/s"
+    if name == "when_running" and value == "wait":
+        return f"wait for its end, {job.options.get('wait_hours', 0):g} hours at most"
+    if name == "start_after":
+        return "start the guest again" if value else "leave the guest off"
+    if name == "replace":
+        return "is replaced" if value else "stays as it is"
+    if name == "repoint_guest":
+        return "name the new file" if value else "are left as they are"
+    if name == "format_options":
+        return ", ".join(f"{option}={said(wanted)}" for option, wanted in value.items())
+    if name == "down_to":
+        return _name_in(job, value)
+    return said(value)
+
+
+def _name_in(job: Job, image_id: int) -> str:
+    """The image's name as the plan knew it."""
+    names = {affected["id"]: affected["name"] for affected in (job.plan or {}).get("affected_images", [])}
+    return str(names.get(image_id, f"image {image_id}"))
