@@ -13,8 +13,8 @@ from rest_framework.response import Response
 from images.api.shapes import ChainSerializer
 from images.filters import ImageFilters
 from images.models import Image
-from images.selectors import MatchingImages, chain_of, history_of, images_for
 from images.scan import vanished
+from images.selectors import MatchingImages, chain_of, history_of, images_for
 from images.serializers import ImageBody, ImageSerializer, SampleSerializer, SetAsideBody
 from images.services import declare_format
 from storage_admin.accounts.roles import Role

@@ -8,10 +8,10 @@ from django.db.models import Model, QuerySet
 from django.http import HttpRequest, HttpResponseRedirect
 from django.urls import reverse
 
-from images.templatetags.lists import views_on
 from storage_admin.accounts import saved_views
 from storage_admin.accounts.roles import Actor
 from storage_admin.errors import InvalidError
+from storage_admin.web.templatetags.lists import views_on
 
 M = TypeVar("M", bound=Model)
 

@@ -18,8 +18,8 @@ from benchmarks.published import Published
 from benchmarks.results import Result
 from storage_admin.accounts.saved_views import list_page
 from storage_admin.csv_export import Columns, csv_answer
-from storage_admin.hosts.selectors import pool_names
 from storage_admin.errors import NotFoundError
+from storage_admin.hosts.selectors import pool_names
 from storage_admin.web.forms import Wrong
 from storage_admin.web.lists import Filtered, as_choices, filtered
 from storage_admin.web.page import PageRequest, live, live_body, live_context, page, paginated, wants_fragment

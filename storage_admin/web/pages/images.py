@@ -21,8 +21,8 @@ from storage_admin.accounts.roles import Role
 from storage_admin.accounts.saved_views import list_page
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.csv_export import Columns, csv_answer, known
-from storage_admin.hosts.selectors import hosts_for, pool_names
 from storage_admin.errors import InvalidError, NotFoundError
+from storage_admin.hosts.selectors import hosts_for, pool_names
 from storage_admin.jobs.services import submit
 from storage_admin.web.lists import Filtered, as_choices, columns, filtered
 from storage_admin.web.method_words import Verb, verb_of

@@ -7,11 +7,11 @@ from django.template.context import RequestContext
 from django.urls import reverse
 from django.utils.html import format_html
 
-from images.context import active_ids
 from storage_admin.accounts.authentication import actor_of
 from storage_admin.hosts.selectors import in_scope
 from storage_admin.jobs import kinds
 from storage_admin.jobs.models import Job, ResourceLock
+from storage_admin.web.sidebar import active_ids
 
 register = template.Library()
 #: Where a request keeps the jobs of its page.
