@@ -165,7 +165,7 @@ def runs(stage: Stage, markers: list[str]) -> bool:
     return bool(eval(expression, {"__builtins__": {}}, {name: name in markers for name in MARKERS}))
 
 
-NIGHT_WORDS = re.compile(r"pytest\.mark\.night|\b(Trials|trials_of)\((?!.*points=)|\bnight\(\)")
+NIGHT_WORDS = re.compile(r"pytest\.mark\.night|\b(Trials|trials_of)\((?!.*points=)|\b(night\(\)|WHEN|TRIED)")
 
 
 def test_what_only_the_night_sees_is_listed() -> None:

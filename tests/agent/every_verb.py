@@ -20,6 +20,7 @@ from storage_admin.agent.host import space_claims
 from storage_admin.agent.protocol import b64
 from storage_admin.agent.swap.journal import Stamp
 from tests.agent.harness import NO_RESERVE, ROOT, link
+from tests.chance import night
 
 #: Every way that a verb can be asked for one image: verb and what is its own in the arguments.
 REWRITES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -50,6 +51,8 @@ NAMES = frozenset({"set_aside", "restore_aside", "delete_aside"})
 #: How work may end that is neither a bug nor a result.
 CLEAN = protocol.REFUSALS | {protocol.TOOL_FAILED, protocol.INVALID}
 ALL = (*READS, *REWRITES, *UNDOES)
+#: What hostile images go through before a merge; at night that is everything.
+TRIED = ALL if night() else ("analyze sample", "reclaim copy", "undo")
 #: The links that a plan would give at most; deeper ones are refused before anything is opened.
 _LONGEST_PLAN = 70
 

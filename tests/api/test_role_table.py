@@ -4,6 +4,7 @@ The cases are those of ``test_roles``; whatever the API gets in the future needs
 """
 
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from string import Formatter
 from typing import Any
 from uuid import UUID
@@ -15,7 +16,7 @@ from rest_framework.test import APIClient
 
 from storage_admin.jobs.models import Job
 from tests.api.test_roles import ADMIN, ANYBODY, CASES, OPERATOR, RANKS, VIEWER, Case, ids, send, world
-from tests.factories import HostFactory, TokenFactory, UserFactory
+from tests.factories import HostFactory, TokenFactory, UserFactory, an_hour_ago
 
 __all__ = ["world"]
 
@@ -29,9 +30,9 @@ def session(role: str, hosts: list[str] | None = None) -> APIClient:
     return client
 
 
-def token(role: str, hosts: list[str] | None = None) -> APIClient:
-    client, secret = APIClient(), f"sa_{role}-{'-'.join(hosts or ['all'])}"
-    TokenFactory.create(role=role, secret=secret, hosts=hosts or [])
+def token(role: str, hosts: list[str] | None = None, expires: datetime | None = None) -> APIClient:
+    client, secret = APIClient(), f"sa_{role}-{'-'.join(hosts or ['all'])}-{expires is None}"
+    TokenFactory.create(role=role, secret=secret, hosts=hosts or [], expires=expires)
     client.credentials(HTTP_AUTHORIZATION=f"Bearer {secret}")
     return client
 
@@ -60,6 +61,7 @@ def cells(case: Case) -> Iterator[tuple[str, APIClient, bool, int]]:
     """Who asks, whether the object is there, and the answer."""
     for there in (True, False):
         yield "nobody", APIClient(), there, 200 if case.role == ANYBODY else 401
+    yield "who has an expired token", token(ADMIN, expires=an_hour_ago()), True, 401
     kinds: dict[str, Callable[..., APIClient]] = {"session": session, "token": token}
     for name, make in kinds.items():
         for role in (VIEWER, OPERATOR, ADMIN):

@@ -1,6 +1,5 @@
 """Every endpoint with the role that it needs; ``test_role_table`` asks as everybody for everything."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ from tests.factories import (
     UserFactory,
     WatchFactory,
     WebhookFactory,
-    an_hour_ago,
 )
 
 RESULT_LINE = "1.96,1.96,TEST,1,1387339401,4G,,,,374271,39,214541,19,,,392015,17" + "," * 31
@@ -230,8 +228,3 @@ def filled(value: Any, world: dict[str, Any]) -> Any:
 
 def ids(case: Case) -> str:
     return f"{case.method} {case.path} {case.body or ''}"
-
-
-@pytest.mark.parametrize("case", CASES, ids=ids)
-def test_an_expired_token_opens_nothing(world: dict[str, Any], client_of: Callable[..., APIClient], case: Case) -> None:
-    assert send(client_of("admin", expires=an_hour_ago()), case, world) == 401

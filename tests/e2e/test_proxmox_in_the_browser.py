@@ -22,7 +22,7 @@ def nodes(tmp_path: Path) -> Iterator[tuple[ProxmoxServer, ProxmoxServer]]:
         yield running
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.night)])
 def test_every_form_is_accessible_and_reached_by_keyboard(admin_tab: Callable[[Theme], Tab], theme: Theme) -> None:
     seen = admin_tab(theme)
     seen.open("/hosts/add/")

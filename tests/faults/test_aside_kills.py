@@ -10,7 +10,7 @@ from storage_admin.agent import protocol
 from tests.agent.aside import ASIDE, aside_args, back_args, delete_args
 from tests.agent.harness import Agent, ask, leftovers, make_image, recover_args
 from tests.faults.test_kills import MOST_STEPS, run_to_death
-from tests.faults.trials import Trials
+from tests.faults.trials import WHEN, Trials
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 WAITING = {ASIDE, ".sa-j1.journal"}
@@ -45,7 +45,7 @@ class Place:
         return next(iter(names), "")
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", WHEN)
 def test_setting_aside_that_dies_at_any_step_leaves_one_name_or_the_other(tmp_path: Path, when: str) -> None:
     outcomes = set()
     for at in range(1, MOST_STEPS):
@@ -62,7 +62,7 @@ def test_setting_aside_that_dies_at_any_step_leaves_one_name_or_the_other(tmp_pa
     assert outcomes == {place.image.name, ASIDE}
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", WHEN)
 def test_a_restore_that_dies_at_any_step_leaves_one_name_or_the_other(tmp_path: Path, when: str) -> None:
     outcomes = set()
     for at in range(1, MOST_STEPS):
@@ -80,7 +80,7 @@ def test_a_restore_that_dies_at_any_step_leaves_one_name_or_the_other(tmp_path: 
     assert outcomes == {place.image.name, ASIDE}
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", WHEN)
 def test_a_deletion_that_dies_at_any_step_has_happened_or_not(tmp_path: Path, when: str) -> None:
     outcomes = set()
     for at in range(1, MOST_STEPS):

@@ -16,7 +16,7 @@ import pytest
 from storage_admin.agent import protocol
 from tests.agent.harness import Agent, ask, leftovers, reclaim_args, undo_args
 from tests.faults.scene import FORMATS, Scene, Work
-from tests.faults.trials import Trials
+from tests.faults.trials import WHEN, Trials
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 
@@ -46,7 +46,7 @@ def run_to_death(verb: str, args: dict[str, object], job: str, at: int, *how: st
         return died.group(1)
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize(("undo_hours", "first"), [(24, 1), (0, 15)])
 def test_a_reclaim_that_dies_at_any_step_leaves_the_original_or_the_result(
     tmp_path: Path, templates: list[Path], when: str, undo_hours: int, first: int
@@ -69,7 +69,7 @@ def test_a_reclaim_that_dies_at_any_step_leaves_the_original_or_the_result(
     assert outcomes == {True, False} if first == 1 else True in outcomes
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", WHEN)
 def test_an_undo_that_dies_at_any_step_leaves_the_original_or_the_result(
     tmp_path: Path, templates: list[Path], when: str
 ) -> None:
@@ -92,7 +92,7 @@ def test_an_undo_that_dies_at_any_step_leaves_the_original_or_the_result(
     assert outcomes == {True, False}
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize("undo", [False, True], ids=["reclaim", "undo"])
 def test_the_instant_without_a_name_that_other_filesystems_need_ends_with_the_recovery(
     tmp_path: Path, templates: list[Path], undo: bool, when: str

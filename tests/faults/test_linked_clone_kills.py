@@ -14,6 +14,7 @@ from storage_admin.jobs import reaper, runner, services
 from storage_admin.jobs.models import Job
 from tests.faults import kill_self
 from tests.faults.test_kills import MOST_STEPS
+from tests.faults.trials import WHEN
 from tests.harness.proxmox.server import ProxmoxServer
 from tests.images.test_linked_clones import (
     LINKED,
@@ -50,7 +51,7 @@ def run_to_death(job: Job, at: int, when: str, monkeypatch: pytest.MonkeyPatch) 
         return run(job)
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", WHEN)
 def test_an_agent_that_dies_at_any_step_leaves_an_image_that_its_vm_names_as_it_is(
     server: ProxmoxServer, host: Host, clone: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:

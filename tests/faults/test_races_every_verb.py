@@ -28,12 +28,12 @@ from tests.agent.every_verb import (
 )
 from tests.agent.hostile import qcow2
 from tests.agent.stranger import data_of, fingerprints
-from tests.chance import seed
+from tests.chance import night, seed
 from tests.faults.swapper import Swapper, Watch
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 
-RACES = 1000
+RACES = 1000 if night() else 200
 #: As many agents at once as `make test` has processors for.
 AGENTS = 2
 #: Which names change places; see :meth:`Ground.pairs`.
@@ -150,6 +150,8 @@ def test_no_race_leads_a_verb_out_of_the_pool(tmp_path: Path) -> None:
     for at, what in ((0, "asked"), (1, "swapped"), (2, "ended")):
         print(f"  {what}: {dict(Counter(one[at] for one in ended.elements()))}")
     assert sum(ended.values()) == RACES
+    if not night():
+        return
     # Both sides win some of them.
     assert {"stale_plan", "outside_pool"} <= {outcome for _, _, outcome in ended}
     assert {how for how, _, outcome in ended if outcome == "done"} == set(WAYS) - NEVER_DONE

@@ -8,6 +8,7 @@ from tests.agent.harness import ask, leftovers, make_image, qemu_img, recover_ar
 from tests.agent.test_convert import same
 from tests.agent.test_replace import KEPT, replace_args
 from tests.faults.test_kills import MOST_STEPS, run_to_death
+from tests.faults.trials import WHEN
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 
@@ -43,7 +44,7 @@ class Place:
         return self.new.exists()
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize("undo_hours", [24.0, 0.0])
 def test_one_that_dies_at_any_step_leaves_the_original_or_the_result(
     tmp_path: Path, when: str, undo_hours: float
@@ -67,7 +68,7 @@ def test_one_that_dies_at_any_step_leaves_the_original_or_the_result(
     assert outcomes == {True, False}
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", WHEN)
 def test_an_undo_that_dies_at_any_step_leaves_the_original_or_the_result(tmp_path: Path, when: str) -> None:
     outcomes = set()
     for at in range(1, MOST_STEPS):

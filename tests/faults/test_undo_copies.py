@@ -10,6 +10,7 @@ from tests.agent.harness import ask, leftovers, recover_args, undo_args
 from tests.agent.harness import reclaim_args as args_for
 from tests.faults.scene import Scene
 from tests.faults.test_kills import run_to_death
+from tests.faults.trials import WHEN
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 
@@ -35,7 +36,7 @@ def outcomes(scene: Scene) -> list[str]:
     return [str(row["outcome"]) for row in rows]
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", WHEN)
 def test_a_removal_that_dies_at_any_step_leaves_the_whole_copy_or_none(
     tmp_path: Path, templates: list[Path], when: str
 ) -> None:
@@ -61,7 +62,7 @@ def test_a_removal_that_dies_at_any_step_leaves_the_whole_copy_or_none(
     assert found == {True, False}
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", WHEN)
 def test_a_recovery_that_dies_while_it_clears_a_lost_copy_can_be_asked_again(
     tmp_path: Path, templates: list[Path], when: str
 ) -> None:
@@ -81,7 +82,7 @@ def test_a_recovery_that_dies_while_it_clears_a_lost_copy_can_be_asked_again(
     assert at > 1
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", WHEN)
 def test_a_recovery_that_dies_beside_a_copy_that_waits_never_touches_it(
     tmp_path: Path, templates: list[Path], when: str
 ) -> None:

@@ -18,9 +18,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import pytest
+
 from tests.chance import seed
 from tests.faults.figures import trials_of
 
+#: Where an agent dies, of a step. What it leaves after one is mostly what it would leave before the next.
+WHEN = [pytest.param("before", marks=pytest.mark.night), "after"]
 #: Failures after which the rest is not tried.
 PATIENCE = 5
 #: Seconds between two lines that say how far it is.

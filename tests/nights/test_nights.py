@@ -7,7 +7,7 @@ import pytest
 
 from tests.harness.services import ROOT
 
-pytestmark = [pytest.mark.faults, pytest.mark.services, pytest.mark.qemu]
+pytestmark = [pytest.mark.night, pytest.mark.faults, pytest.mark.services, pytest.mark.qemu]
 
 SEED = "6"
 

@@ -61,7 +61,7 @@ FAULTS = """() => {
 }"""
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.night)])
 def test_whatever_can_be_focused_has_a_ring_of_three_to_one(
     chromium: Browser, live_server: LiveServer, theme: str
 ) -> None:

@@ -65,7 +65,7 @@ def addresses(filled: Filled) -> list[str]:
     return filled.pages() + plans + ADMIN_PAGES
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.night)])
 def test_axe_finds_nothing_and_nothing_is_refused(chromium: Browser, live_server: LiveServer, theme: str) -> None:
     filled = fill()
     page = signed_in(chromium, live_server, color_scheme=theme).new_page()
@@ -91,7 +91,7 @@ def test_a_hostile_name_opens_no_dialog_on_any_page(chromium: Browser, live_serv
     page.context.close()
 
 
-@pytest.mark.parametrize("width", [1440, 1024, 420])
+@pytest.mark.parametrize("width", [1440, pytest.param(1024, marks=pytest.mark.night), 420])
 def test_a_name_of_255_bytes_breaks_no_layout(chromium: Browser, live_server: LiveServer, width: int) -> None:
     filled = fill("W" * 249 + ".qcow2")
     page = signed_in(chromium, live_server).new_page()

@@ -55,7 +55,7 @@ def nothing_to_say(page: Page) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.night)])
 def test_a_disk_is_moved_by_hand_from_the_guests_page(
     chromium: Browser, live_server: LiveServer, server: ProxmoxServer, web: Guest, scheme: str
 ) -> None:
