@@ -316,7 +316,8 @@ def test_every_verb_works_where_there_are_only_namespaces(tmp_path: Path, how: s
 REWRITTEN = """
 import sys
 from pathlib import Path
-from storage_admin.agent import main, sparse
+from storage_admin.agent import main
+from storage_admin.agent.rewrite import sparse_copy as sparse
 header, copy_file = Path(sys.argv.pop(1)).read_bytes(), sparse.copy_file
 def copy(source, target, *how):
     copy_file(source, target, *how)

@@ -260,7 +260,7 @@ def test_not_enough_space(image: Path) -> None:
 
 def test_a_missing_tool(image: Path, tmp_path: Path) -> None:
     program = (
-        "import sys; from storage_admin.agent import main, tools\n"
+        "import sys; from storage_admin.agent import main; from storage_admin.agent.programs import tools\n"
         "tools._SEARCH_PATH = '/nowhere'\nsys.exit(main.main())"
     )
     with Agent([*Agent.python(), "-c", program], env={"PATH": "/nowhere"}) as agent:

@@ -23,8 +23,8 @@ from tests.harness.filesystems import loop_filesystem
 OTHER = """
 import os, sys, time
 from storage_admin.agent.protocol import RefusedError
-from storage_admin.agent import space
-from storage_admin.agent.space_claims import Others, SpaceClaim
+from storage_admin.agent.host import space
+from storage_admin.agent.host.space_claims import Others, SpaceClaim
 folder, place, job, needed, kept, pause = sys.argv[1:]
 require = space.require
 def slowly(*given):  # as on a machine that is busy between the look and the claim

@@ -118,7 +118,7 @@ def test_a_stop_ends_all_tools_at_work_and_starts_no_more() -> None:
 
 def test_a_tool_dies_with_its_agent() -> None:
     program = (
-        "from tests.agent.test_tools import Recorder; from storage_admin.agent import tools\n"
+        "from tests.agent.test_tools import Recorder; from storage_admin.agent.programs import tools\n"
         "tools.run(['sh', '-c', 'echo $$ >&2; exec sleep 60 2>&1'], Recorder(), limits=None)"
     )
     with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT) as agent:

@@ -104,7 +104,7 @@ def nothing_happens() -> Iterator[None]:
 
 def test_the_watch_sees_what_happens() -> None:
     with pytest.raises(AssertionError, match=r"subprocess\.Popen"), nothing_happens():
-        process.ask("test:///default", ["libvirt_states"], 20)
+        process.ask("test:///default", ["states"], 20)
 
 
 def test_there_are_sixty_and_each_once() -> None:

@@ -24,7 +24,7 @@ def states(host: Host) -> dict[str, str]:
     Raises:
         HostError: libvirt does not answer; the argument says why.
     """
-    answer = _run(host, ["libvirt_states"], STATES_TIMEOUT)
+    answer = _run(host, ["states"], STATES_TIMEOUT)
     return {str(uid): str(state) for uid, state in answer["states"].items()}
 
 
@@ -39,7 +39,7 @@ def start(host: Host, uid: str) -> str:
     """
     if why := why_read_only(host):
         raise HostError(why)
-    return str(_run(host, ["libvirt_start", uid], START_TIMEOUT)["outcome"])
+    return str(_run(host, ["start", uid], START_TIMEOUT)["outcome"])
 
 
 def repoint(host: Host, uid: str, edits: list[Edit], *, write: bool, forward: bool = True) -> list[Edited]:
@@ -62,7 +62,7 @@ def repoint(host: Host, uid: str, edits: list[Edit], *, write: bool, forward: bo
         "uid": uid, "edits": [asdict(edit) for edit in edits], "write": write, "forward": forward,
         "until": time.time() + DEFINE_TIMEOUT / 2,
     }  # fmt: skip
-    answer = _run(host, ["libvirt_repoint"], DEFINE_TIMEOUT, json.dumps(request).encode())
+    answer = _run(host, ["repoint"], DEFINE_TIMEOUT, json.dumps(request).encode())
     if "contradiction" in answer:
         raise RefusedError("stale_plan", f"The guest's definition cannot be changed: {answer['contradiction']}.")
     return [Edited(**disk) for disk in answer["disks"]]
@@ -109,7 +109,7 @@ def set_io(
 
 def _tune(host: Host, request: dict[str, Any]) -> dict[str, Any]:
     sent = json.dumps(request | {"until": time.time() + TUNE_TIMEOUT / 2}).encode()
-    return _run(host, ["libvirt_tune"], TUNE_TIMEOUT, sent)
+    return _run(host, ["tune"], TUNE_TIMEOUT, sent)
 
 
 def _run(host: Host, words: list[str], seconds: float, sent: bytes = b"") -> dict[str, Any]:

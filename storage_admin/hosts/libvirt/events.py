@@ -1,4 +1,4 @@
-"""Tells whenever a domain starts, stops or pauses: ``libvirt_events URI``, one JSON document a line.
+"""Tells whenever a domain starts, stops or pauses: ``events URI``, one JSON document a line.
 
 Each line has the ``states`` of all domains as libvirt gives them at that time, and the ``event`` that it follows; the
 first comes when the connection stands, so that nothing is missed in between. It ends when the connection does, of which

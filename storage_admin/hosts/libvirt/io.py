@@ -103,7 +103,7 @@ def _bad(field: str, sentence: str) -> InvalidError:
 
 
 def settings_of(told: dict[str, Any] | None) -> IoSettings | None:
-    """What ``libvirt_tune`` read; ``None`` where there was nothing to read."""
+    """What ``tune`` read; ``None`` where there was nothing to read."""
     if told is None:
         return None
     limits, others = {}, {}
@@ -118,7 +118,7 @@ def settings_of(told: dict[str, Any] | None) -> IoSettings | None:
 def outcome(
     answer: dict[str, Any], weight: int | None, limits: dict[str, dict[str, int]] | None, weighing: list[str] | None
 ) -> IoOutcome:
-    """What came of it, from the answer of ``libvirt_tune``.
+    """What came of it, from the answer of ``tune``.
 
     Args:
         weighing: disks of the host on which a weight counts, as its last scan saw; ``None`` where no scan told.

@@ -13,7 +13,7 @@ from storage_admin.agent.protocol import HostError
 def command(uri: str, words: list[str]) -> list[str]:
     """The argument list of a program: its module's name, and what it is given after the URI."""
     module, *arguments = words
-    return [sys.executable, "-m", f"storage_admin.hosts.{module}", uri, *arguments]
+    return [sys.executable, "-m", f"storage_admin.hosts.libvirt.{module}", uri, *arguments]
 
 
 def ask(uri: str, words: list[str], seconds: float, sent: bytes = b"", *, failed: str = "libvirt said") -> Any:

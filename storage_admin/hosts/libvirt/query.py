@@ -1,4 +1,4 @@
-"""What libvirt knows of its pools and domains, as one JSON document: ``libvirt_query URI``."""
+"""What libvirt knows of its pools and domains, as one JSON document: ``query URI``."""
 
 import sys
 from dataclasses import asdict

@@ -99,7 +99,7 @@ def read(host: Host) -> LibvirtFacts | None:
 
 
 def _read(uri: str) -> LibvirtFacts:
-    answer = ask(uri, ["libvirt_query"], TIMEOUT, failed="libvirt does not answer")
+    answer = ask(uri, ["query"], TIMEOUT, failed="libvirt does not answer")
     return LibvirtFacts(
         pools=tuple(PoolFacts(**pool) for pool in answer["pools"]),
         domains=tuple(guest for guest in map(_guest, answer["domains"]) if not _is_of_a_benchmark(guest)),
@@ -129,7 +129,7 @@ def read_volumes(host: Host, pools: Iterable[str]) -> dict[str, tuple[VolumeFact
     with uri_of(host) as uri:
         if uri is None:
             raise HostError(f"No libvirt listens on {host.name}.")
-        said, ended = lines(uri, ["libvirt_volumes"], VOLUMES_TIMEOUT, json.dumps(names).encode())
+        said, ended = lines(uri, ["volumes"], VOLUMES_TIMEOUT, json.dumps(names).encode())
     if said and "pool" not in said[0]:
         raise HostError(f"libvirt does not answer: {said[0]['error']}")
     found: dict[str, tuple[VolumeFacts, ...] | str] = {

@@ -1,4 +1,4 @@
-"""Starts one domain and does nothing else: ``libvirt_start URI UUID``; how that went is one JSON document."""
+"""Starts one domain and does nothing else: ``start URI UUID``; how that went is one JSON document."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The states of a host's domains, as one JSON document: ``libvirt_states URI``.
+"""The states of a host's domains, as one JSON document: ``states URI``.
 
 It is what is asked every few seconds while jobs wait for guests: one call to libvirt, however many domains there are.
 """

@@ -1,4 +1,4 @@
-"""Reads, and sets, what a domain may take of the disks: ``libvirt_tune URI``; how that went is one JSON document.
+"""Reads, and sets, what a domain may take of the disks: ``tune URI``; how that went is one JSON document.
 
 The request is JSON on standard input: ``uid``, ``weight`` and ``limits`` (by disk target) or null, ``live`` and
 ``config`` (where to set them), ``until`` (seconds since the epoch: nothing is set later than that). The running domain

@@ -1,4 +1,4 @@
-"""The volumes of some of libvirt's pools: ``libvirt_volumes URI``, with the pools' names as a JSON list on standard
+"""The volumes of some of libvirt's pools: ``volumes URI``, with the pools' names as a JSON list on standard
 input; one JSON document a pool, as each is read.
 
 libvirt looks at each volume anew when it is asked about it. It is not asked to look for new ones: a refresh that fails

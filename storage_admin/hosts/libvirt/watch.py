@@ -1,4 +1,4 @@
-"""The states of a host's domains as they change, without asking again and again: see :mod:`libvirt_events`."""
+"""The states of a host's domains as they change, without asking again and again: see :mod:`storage_admin.hosts.libvirt.events`."""
 
 import contextlib
 import json
@@ -69,7 +69,7 @@ def _lines(process: "subprocess.Popen[bytes]", tick: float) -> Iterator[bytes | 
 @contextlib.contextmanager
 def _started(uri: str) -> Iterator["subprocess.Popen[bytes]"]:
     process = subprocess.Popen(
-        command(uri, ["libvirt_events"]), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        command(uri, ["events"]), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         cwd=settings.BASE_DIR,
     )  # fmt: skip
     try:
