@@ -79,7 +79,8 @@ def test_an_error_in_the_work_goes_on_and_the_group_is_taken_away(fd: int) -> No
 
 def test_what_a_killed_agent_left_is_taken_away_by_the_next(fd: int) -> None:
     program = (
-        "import os, sys, time; from storage_admin.agent.host import cgroups; from tests.agent.recording import RecordingIO\n"
+        "import os, sys, time; from storage_admin.agent.host import cgroups\n"
+        "from tests.agent.recording import RecordingIO\n"
         "with cgroups.limited(RecordingIO(), 0, idle=True, bandwidth=None): print('in', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdin=fd, stdout=subprocess.PIPE, cwd=ROOT) as agent:

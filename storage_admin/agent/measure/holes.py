@@ -1,6 +1,7 @@
 """Digging holes: what a file keeps on disk as zeros becomes a hole, which reads as the same zeros and takes no space.
 
-Nobody else may have the file open meanwhile (``host/open_gate.py``): zeros that were read have to be zeros still when they go.
+Nobody else may have the file open meanwhile (``open_gate.py``): zeros that were read have to be zeros still when they
+go.
 """
 
 from __future__ import annotations

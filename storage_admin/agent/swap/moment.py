@@ -1,9 +1,9 @@
 """The moment in which one file takes over from another: what is looked at before, while and after it happens.
 
-While it lasts, a door (``host/open_gate.py``) is shut before both files. Behind it everything is compared with the plan for the
-last time, then the names change, then is looked at what came out. Whoever has knocked by then found the old file under
-the name: it gets that again before he is let in. Where a host lets the agent keep no door, who opened the old file in
-the moment is looked for afterwards, for a while; what was written by then shows in the file's time and size.
+While it lasts, a door (``open_gate.py``) is shut before both files. Behind it everything is compared with the plan for
+the last time, then the names change, then is looked at what came out. Whoever has knocked by then found the old file
+under the name: it gets that again before he is let in. Where a host lets the agent keep no door, who opened the old
+file in the moment is looked for afterwards, for a while; what was written by then shows in the file's time and size.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ be half done: a kill or a power cut at any moment leaves the same image with few
 nothing to undo and nothing to finish, hence no journal, no file beside the image, no swap, no question whether to go.
 
 What could do harm is a write between the moment when a block is read as zeros and the moment when it goes. While it
-digs, the agent is the only one that has the file open, and whoever wants to open it waits at a door (``host/open_gate.py``). It
-looks at the door after each piece, some milliseconds, and while it is throttled at once. Whoever knocks is let in,
+digs, the agent is the only one that has the file open, and whoever wants to open it waits at a door (``open_gate.py``).
+It looks at the door after each piece, some milliseconds, and while it is throttled at once. Whoever knocks is let in,
 with no image lock in his way, so no start of a guest is refused or noticeably late. Then it waits: somebody who only
 passes by, a scan, may leave again within seconds, and the work goes on where it was; a guest ends it
 (``image_in_use``), as does any change of the file (``stale_plan``). What was dug until then is won.

@@ -1,8 +1,8 @@
 """What every program that asks libvirt shares. Such a program is a process of its own, because a libvirtd that hangs
 would hang the thread that asks it, and a thread cannot be given up.
 
-It is started as ``python -m storage_admin.hosts.libvirt.NAME URI ...`` (:mod:`storage_admin.hosts.libvirt.process`), answers
-with JSON on standard output, and dies with the thread that started it.
+It is started as ``python -m storage_admin.hosts.libvirt.NAME URI ...`` (``process.py``), answers with JSON
+on standard output, and dies with the thread that started it.
 """
 
 import ctypes

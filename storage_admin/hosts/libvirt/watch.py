@@ -1,4 +1,4 @@
-"""The states of a host's domains as they change, without asking again and again: see :mod:`storage_admin.hosts.libvirt.events`."""
+"""The states of a host's domains as they change, without asking again and again: see ``events.py``."""
 
 import contextlib
 import json
