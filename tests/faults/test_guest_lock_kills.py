@@ -10,8 +10,8 @@ from storage_admin.jobs.models import Job
 from tests.faults.test_kills import MOST_STEPS
 from tests.faults.test_linked_clone_kills import run_to_death
 from tests.harness.proxmox.server import ProxmoxServer
+from tests.images.linked import clone, holds, host, scanned, server, store
 from tests.images.test_guest_locks import on_a_network, reclaim, text
-from tests.images.test_linked_clones import clone, holds, host, scanned, server, store
 from tests.working import run, said
 
 __all__ = ["clone", "host", "on_a_network", "server", "store"]

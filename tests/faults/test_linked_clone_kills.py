@@ -16,7 +16,7 @@ from tests.faults import kill_self
 from tests.faults.test_kills import MOST_STEPS
 from tests.faults.trials import WHEN
 from tests.harness.proxmox.server import ProxmoxServer
-from tests.images.test_linked_clones import (
+from tests.images.linked import (
     LINKED,
     OWN,
     backing,

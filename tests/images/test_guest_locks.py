@@ -17,7 +17,7 @@ from storage_admin.jobs.models import Job
 from tests.factories import GuestDiskFactory, GuestFactory, HostFactory, JobFactory, StoragePoolFactory
 from tests.harness.proxmox import world
 from tests.harness.proxmox.server import ProxmoxServer
-from tests.images.test_linked_clones import LINKED, OWN, backing, by_command, clone, holds, host, server, store
+from tests.images.linked import LINKED, OWN, backing, by_command, clone, holds, host, server, store
 from tests.working import OPERATOR, image_at, run, said
 
 __all__ = ["by_command", "clone", "host", "server", "store"]

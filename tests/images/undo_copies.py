@@ -1,0 +1,43 @@
+"""What the tests of undo copies share."""
+
+from pathlib import Path
+
+import pytest
+
+from storage_admin.jobs.models import Job
+from tests import passing
+from tests.agent.harness import leftovers
+from tests.working import OPERATOR, image_at, run, said, work
+
+
+@pytest.fixture
+def job(path: Path) -> Job:
+    """A finished reclaim whose undo copy waits; the host was scanned since."""
+    job = work("reclaim", image_at(path).pk, OPERATOR, undo_hours=1)
+    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    run(Job.objects.get(kind="scan", state="queued"))
+    return job
+
+
+def allocated(path: Path) -> int:
+    return path.stat().st_blocks * 512
+
+
+def window_closes(job: Job) -> None:
+    passing.undo_window(job)
+
+
+def recovery() -> Job:
+    """The recovery that was asked for, as it ended."""
+    done = run(Job.objects.get(kind="recover", state="queued"))
+    assert done.state == "succeeded", (done.error_code, done.error_detail)
+    return done
+
+
+def by_name(job: Job, path: Path) -> None:
+    (path.parent / f".sa-{job.uid}.orig").unlink()
+
+
+def with_its_journal(job: Job, path: Path) -> None:
+    for name in leftovers(path.parent):
+        (path.parent / name).unlink()
