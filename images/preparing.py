@@ -33,6 +33,7 @@ def prepare(say: Callable[[str], None], *, local: bool) -> str:
     try:
         with database.alone(settings.DATA_DIR):
             collect_if_changed(settings.DATA_DIR / "static.stamp")
+            database.refuse_older()
             call_command("migrate", interactive=False, verbosity=0)
             if local:
                 _register_this_machine(say)

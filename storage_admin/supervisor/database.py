@@ -8,6 +8,8 @@ from pathlib import Path
 
 from django.db import DatabaseError, connection
 from django.db.migrations.executor import MigrationExecutor
+from django.db.migrations.loader import MigrationLoader
+from django.db.migrations.recorder import MigrationRecorder
 
 from storage_admin.supervisor.errors import SetupError
 
@@ -15,6 +17,8 @@ from storage_admin.supervisor.errors import SetupError
 LOCK = 0x5A_AD_4D_16
 #: How long tables are waited for, in seconds; whoever keeps a service running starts it again after that.
 PATIENCE = 120.0
+#: Our apps, whose first migration of version 1.0 stands for many.
+OURS = ("accounts", "benchmarks", "events", "guests", "hosts", "images", "jobs")
 #: Files of the data folder that a first start makes.
 KEYS = ("secret_key", "secrets.key")
 
@@ -41,6 +45,24 @@ def refuse_emptied(data_dir: Path) -> None:
         )
 
 
+def refuse_older() -> None:
+    """Refuses a database that a version before 1.0 made and that its last one has not brought up to date.
+
+    Raises:
+        SetupError: it is.
+        django.db.DatabaseError: it does not answer.
+    """
+    recorded = set(MigrationRecorder(connection).applied_migrations())
+    known = MigrationLoader(None).disk_migrations
+    for (app, _), migration in sorted(known.items()):
+        earlier = {(app, name) for _, name in migration.replaces} if app in OURS else set()
+        if recorded & earlier and (lacks := sorted(earlier - recorded)):
+            raise SetupError(
+                f"This database is older than version 1.0 can read ({app} lacks {lacks[0][1]}). "
+                "Start the last version before 1.0 on it once, then this one. Nothing was changed."
+            )
+
+
 @contextlib.contextmanager
 def alone(data_dir: Path) -> Iterator[None]:
     """Keeps out every other process that prepares this data folder or, with PostgreSQL, this database.
@@ -63,7 +85,7 @@ def wait_for_tables(say: Callable[[str], None], patience_seconds: float = PATIEN
     """Waits until the database answers and has all tables, which the web server makes where it starts.
 
     Raises:
-        SetupError: it has not within ``patience_seconds``.
+        SetupError: it has not within ``patience_seconds``, or is older than this version can read.
     """
     deadline, said = time.monotonic() + patience_seconds, ""
     while missing := _missing():
@@ -80,6 +102,7 @@ def _missing() -> str:
     if connection.vendor == "sqlite" and not Path(connection.settings_dict["NAME"]).exists():
         return "There is no database yet."  # and looking into it would make an empty file
     try:
+        refuse_older()
         executor = MigrationExecutor(connection)
         plan = executor.migration_plan(executor.loader.graph.leaf_nodes())
     except DatabaseError as error:

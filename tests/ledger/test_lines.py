@@ -1,11 +1,8 @@
 """What a job's row says of space, and what becomes of that when its host, pool or image goes."""
 
-from datetime import UTC, datetime
-from importlib import import_module
 from typing import Any
 
 import pytest
-from django.apps import apps
 
 from images.ledger import lines
 from images.ledger.selectors import freed_of, lines_for
@@ -30,7 +27,6 @@ from tests.ledger.rows import freed, held, job_on
 from tests.working import ADMIN
 
 pytestmark = [pytest.mark.django_db, pytest.mark.sql]
-earlier = import_module("storage_admin.jobs.migrations.0007_ledger_of_earlier_jobs")
 
 
 def test_a_line_says_what_where_and_when() -> None:
@@ -150,50 +146,3 @@ def test_a_forced_undo_counts_what_was_written_since_to_the_image_that_it_undid(
     lines.write(undo, image.pool, 6, 9, freed=2)
     told: Any = lines_for(SYSTEM).get(pk=undo.pk)
     assert (told.image_number, told.freed_bytes) == (image.pk, 2)
-
-
-def old_job(**values: Any) -> Job:
-    finished = datetime(2026, 10, 31, 23, 30, tzinfo=UTC)
-    defaults: dict[str, Any] = {"options": {"replace": True}, "finished": finished, "plan": {}}
-    return job_on(**defaults | values)
-
-
-RESULT = {"before_bytes": 10, "after_bytes": 4, "held_bytes": 0, "freed_bytes": 6, "swapped": True}
-AT = "2026-11-03T04:05:06+00:00"
-
-
-@pytest.mark.parametrize(
-    ("values", "line"),
-    [
-        ({"result": RESULT | {"freed_at": AT}}, (10, 4, 6, "2026-11")),
-        ({"result": RESULT | {"held_bytes": 10, "freed_bytes": 0}, "undo_state": "available"}, (10, 4, 0, "")),
-        ({"result": RESULT | {"freed_bytes": 0, "freed_at": AT}, "undo_state": "undone"}, (10, 4, 0, "")),
-        ({"result": RESULT | {"freed_bytes": -4, "freed_at": AT}, "undo_state": "discarded"}, (10, 4, -4, "2026-11")),
-        ({"result": RESULT | {"swapped": False}}, (10, 4, 6, "2026-10")),
-        ({"result": RESULT | {"swapped": False, "after_bytes": 10, "freed_bytes": 0}}, (None, None, None, "")),
-        (
-            {"kind": "convert", "options": {"replace": False}, "result": RESULT | {"swapped": False}},
-            (0, 4, -4, "2026-10"),
-        ),
-        ({"kind": "check", "result": {"found": {}, "swapped": False}}, (None, None, None, "")),
-        ({"kind": "undo", "result": RESULT}, (None, None, None, "")),
-        ({"result": None}, (None, None, None, "")),
-        ({"result": RESULT, "state": "failed"}, (None, None, None, "")),
-    ],
-)
-def test_jobs_from_before_there_was_a_ledger_get_lines_by_their_results(values: Any, line: Any) -> None:
-    pool = StoragePoolFactory.create(name="p")
-    job = old_job(**{"plan": {"scratch_pool": pool.pk, "before_bytes": 9, "predicted_after_bytes": 5}} | values)
-    earlier.write_lines(apps, None)
-    job.refresh_from_db()
-    assert (job.before_bytes, job.after_bytes, job.freed_bytes, job.freed_month) == line
-    assert job.predicted_bytes == (None if line[0] is None else 4)
-    assert (job.space_pool_id, job.pool_name) == ((None, "") if line[0] is None else (pool.pk, "p"))
-
-
-def test_a_pool_that_is_gone_by_then_is_not_made_up() -> None:
-    job = old_job(result=RESULT, plan={"scratch_pool": 4711})
-    earlier.write_lines(apps, None)
-    job.refresh_from_db()
-    assert (job.freed_bytes, job.space_pool_id, job.pool_name, job.predicted_bytes) == (6, None, "", None)
-    assert job.freed_at == job.finished == datetime(2026, 10, 31, 23, 30, tzinfo=UTC)
