@@ -70,8 +70,13 @@ class TestCompose:
         for name, part in self.PARTS.items():
             assert set(part) <= self.WORDS, name
             assert set(part["healthcheck"]) == {"test", "interval", "timeout", "start_period"}, name
-        for done in _with_compose(self.FILE, tmp_path):
-            assert done.returncode == 0, done.stderr
+        for password, done in _with_compose(self.FILE, tmp_path):
+            assert (done.returncode == 0) == password, done.stderr
+
+    def test_it_does_not_start_without_a_password(self) -> None:
+        found = re.findall(r"\$\{POSTGRES_PASSWORD(:.)", self.TEXT)
+        assert found == [":?", ":?"]
+        assert self.PARTS["postgres"]["environment"]["POSTGRES_PASSWORD"].startswith("${POSTGRES_PASSWORD:?")
 
     @pytest.mark.parametrize("part", DASHBOARD)
     def test_each_part_of_ours_runs_a_command_that_there_is(self, part: str) -> None:
@@ -141,20 +146,21 @@ class TestCompose:
         assert done.stdout.strip().endswith("False ['localhost', '127.0.0.1'] [] False")
 
 
-def _with_compose(stack: Path, folder: Path) -> Iterator[subprocess.CompletedProcess[str]]:
-    """What the docker client says of the stack, without values and with those of the example; nothing without it."""
+def _with_compose(stack: Path, folder: Path) -> Iterator[tuple[bool, subprocess.CompletedProcess[str]]]:
+    """What the docker client says of the stack, by whether it has a password; nothing without that client."""
     if not shutil.which("docker") or subprocess.run(["docker", "compose", "version"], capture_output=True).returncode:
         return
-    for example in ("", (ROOT / ".env.example").read_text()):
-        (folder / ".env").write_text(example)
+    example = (ROOT / ".env.example").read_text()
+    for values in ("", example, example.replace("POSTGRES_PASSWORD=", "POSTGRES_PASSWORD=abc", 1)):
+        (folder / ".env").write_text(values)
         argv = ["docker", "compose", "-f", str(stack), "--env-file", str(folder / ".env"), "config", "--quiet"]
-        yield subprocess.run(argv, capture_output=True, text=True)
+        yield "abc" in values, subprocess.run(argv, capture_output=True, text=True)
 
 
 def _default(value: str) -> str:
     """A value of the stack where nothing is set."""
-    while match := re.search(r"\$\{[A-Z_]+:-([^${}]*)\}", value):
-        value = value.replace(match.group(0), match.group(1))
+    while match := re.search(r"\$\{[A-Z_]+:(-([^${}]*)|\?[^{}]*)\}", value):
+        value = value.replace(match.group(0), match.group(2) or "")
     return value
 
 
