@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.db.models import QuerySet
 from django.utils import timezone
@@ -9,6 +10,7 @@ from django.utils import timezone
 from images.models import Image
 from images.rewrite import refusals
 from storage_admin.hosts.models import StoragePool
+from storage_admin.hosts.names import display
 from storage_admin.jobs.models import Job
 
 #: How long a pool's page goes on telling of a copy that somebody else took away.
@@ -55,6 +57,22 @@ def jobs_with_copies(pool: StoragePool) -> QuerySet[Job]:
     """The jobs whose undo copies wait in a pool."""
     images = Image.every.filter(pool=pool).values("pk")
     return Job.objects.filter(undo_state=Job.UndoState.AVAILABLE, target_kind="image", target_id__in=images)
+
+
+def kept_on_hosts() -> list[dict[str, Any]]:
+    """All undo copies, as a backup lists them: host, path and bytes of each."""
+    jobs = Job.objects.filter(undo_state=Job.UndoState.AVAILABLE, target_kind="image").select_related("host")
+    kept = list(jobs.only("uid", "target_id", "undo_bytes", "host__name").order_by("pk"))
+    images = Image.every.in_bulk({job.target_id for job in kept})
+    return [
+        {"host": job.host.name, "path": display(_beside(images[job.target_id], job)), "bytes": job.undo_bytes}
+        for job in kept
+        if job.host is not None and job.target_id in images
+    ]
+
+
+def _beside(image: Image, job: Job) -> bytes:
+    return bytes(image.path_bytes).rpartition(b"/")[0] + f"/.sa-{job.uid}.orig".encode()
 
 
 def undo_copies(pool: StoragePool) -> UndoCopies:
