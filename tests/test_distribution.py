@@ -308,7 +308,7 @@ def _unit(path: Path) -> dict[str, list[str]]:
 
 class TestTheGuide:
     def test_every_command_in_it_is_there(self) -> None:
-        commands = re.findall(r"manage\.py ([a-z_]+(?: --[a-z-]+(?: SLUG| local)?)*)", DEPLOYMENT)
+        commands = re.findall(r"manage\.py ([a-z_]+(?: FILE)?(?: --[a-z-]+(?: SLUG| local)?)*)", DEPLOYMENT)
         assert len(commands) > 8
         for words in commands:
             assert_runs(words.split())
