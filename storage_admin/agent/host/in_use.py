@@ -6,23 +6,19 @@ qemu's locks alone do not tell: a raw image behind a loop device has none (docs/
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
-import struct
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from storage_admin.agent.host.crew import Crew
 from storage_admin.agent.host.hung_mounts import Descriptors
-from storage_admin.agent.host.mounts import unescape
+from storage_admin.agent.host.open_files import loop_devices, of_descriptor, process_name, swap_files
 from storage_admin.agent.host.other_agents import fellow_agents
 
 #: The bytes that qemu locks: 100 + n says that permission n is used, 200 + n that it is not shared (file-posix.c).
 LOCK_RANGES = ((100, 103), (200, 203))
 _LOCK = re.compile(rb"(?:->\s*)?(\w+)\s+\w+\s+(\w+)\s+(-?\d+)\s+([0-9a-f]+):([0-9a-f]+):(\d+)\s+(\d+)\s+(\d+|EOF)")
-_LOOP_GET_STATUS64 = 0x4C05
-_LOOP_INFO64_SIZE = 232
 #: Reasons that are told of one file; a base of a hundred guests needs no hundred.
 _MAX_REASONS = 4
 
@@ -86,9 +82,11 @@ def holds(
     own = _own_processes() if opened or incomplete else set()
     for device, inode, pid in opened:
         if pid not in own:
-            note(device, inode, f"open in process {pid} ({_command(pid)})")
-    for device, inode, why in (*_loops(), *swaps()):
-        note(device, inode, why)
+            note(device, inode, f"open in process {pid} ({process_name(str(pid))})")
+    for name, file in loop_devices():
+        note(*file, f"behind the loop device {name}")
+    for file in swap_files():
+        note(*file, "used as swap")
     flat = tuple(Hold(device, inode, why) for (device, inode), reasons in found.items() for why in reasons)
     return Holds(flat, own.issuperset(incomplete))
 
@@ -114,24 +112,18 @@ def _descriptors(
             check()
         if not name.isdigit():
             continue
-        folder = f"/proc/{name}/fd/"
         try:
-            descriptors = os.listdir(folder)
+            descriptors = os.listdir(f"/proc/{name}/fd")
         except PermissionError:
             incomplete.append(int(name))
             continue
         except OSError:
             continue  # the process has ended
         for descriptor in descriptors:
-            try:
-                # Sockets, pipes and devices have no path of a file: no need to look further.
-                target = os.readlink(folder + descriptor)
-                plain = target.startswith("/") and not target.startswith(("/dev/", "/proc/", "/sys/"))
-                if plain and not others.may_wait(name, descriptor):
-                    status = os.stat(folder + descriptor)
-                    yield status.st_dev, status.st_ino, int(name)
-            except OSError:
-                continue  # closed meanwhile
+            with contextlib.suppress(OSError):
+                file = of_descriptor(name, descriptor, others)
+                if file is not None:
+                    yield (*file, int(name))
 
 
 def _own_processes() -> set[int]:
@@ -151,60 +143,3 @@ def _own_processes() -> set[int]:
         except OSError:
             continue  # ended, or a kernel without the list of children: it counts as a stranger's process then
     return found
-
-
-def _command(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/comm", "rb") as file:
-            return file.read().rstrip(b"\n").decode("utf-8", "backslashreplace")
-    except OSError:
-        return "ended"
-
-
-def _loops() -> Iterator[tuple[int, int, str]]:
-    for name in os.listdir("/sys/block") if os.path.isdir("/sys/block") else ():
-        if not name.startswith("loop"):
-            continue
-        try:
-            with open(f"/sys/block/{name}/loop/backing_file", "rb") as file:
-                backing = file.read().rstrip(b"\n")
-        except OSError:
-            continue  # this loop device has no file
-        identity = _loop_identity(name) or _identity(backing)
-        if identity is not None:
-            yield (*identity, f"behind the loop device {name}")
-
-
-def _loop_identity(name: str) -> tuple[int, int] | None:
-    """Device and inode as the kernel has them (loop(4), LOOP_GET_STATUS64): the path may lie in another namespace."""
-    try:
-        fd = os.open(f"/dev/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return None
-    try:
-        device, inode = struct.unpack_from("=QQ", fcntl.ioctl(fd, _LOOP_GET_STATUS64, bytes(_LOOP_INFO64_SIZE)))
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
-    return int(device), int(inode)
-
-
-def swaps(table: str = "/proc/swaps") -> Iterator[tuple[int, int, str]]:
-    """Device, inode and reason of each file in a table of swaps, as the kernel writes it."""
-    with open(table, "rb") as file:
-        lines = file.read().splitlines()[1:]
-    for line in lines:
-        fields = line.split()
-        if len(fields) > 1 and fields[1] == b"file":
-            identity = _identity(unescape(fields[0]))
-            if identity is not None:
-                yield (*identity, "used as swap")
-
-
-def _identity(path: bytes) -> tuple[int, int] | None:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino

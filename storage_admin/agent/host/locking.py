@@ -13,10 +13,10 @@ import fcntl
 import os
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from storage_admin.agent.host.hung_mounts import Descriptors
 from storage_admin.agent.host.mounts import Mounts
+from storage_admin.agent.host.open_files import FileId, loop_devices, of_descriptor, process_name, swap_files
 from storage_admin.agent.host.other_agents import is_fellow, only_reads
 from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import RefusedError
@@ -38,18 +38,6 @@ fenced: dict[FileId, int] = {}
 
 # linux/fcntl.h
 _SETLEASE = 1024
-
-# struct loop_info64 of linux/loop.h begins with lo_device and lo_inode; the whole is 232 bytes.
-_LOOP_GET_STATUS64, _LOOP_INFO_BYTES = 0x4C05, 232
-_LOOP_HEAD = struct.Struct("=QQ")
-
-
-@dataclass(frozen=True)
-class FileId:
-    """A file by device and inode, whatever its name."""
-
-    dev: int
-    inode: int
 
 
 def file_id(fd: int) -> FileId:
@@ -239,11 +227,11 @@ def _process(files: frozenset[FileId], unseen: list[str]) -> str | None:
             continue
         folder = f"/proc/{entry}/fd"
         try:
-            found = [name for name in os.listdir(folder) if _is_one_of(entry, name, files, others)]
+            found = [name for name in os.listdir(folder) if of_descriptor(entry, name, others) in files]
             if found and is_fellow(entry):
                 found = [name for name in found if not only_reads(entry, name)]
             if found:
-                return f"process {entry} ({_process_name(entry)})"
+                return f"process {entry} ({process_name(entry)})"
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has ended
         except PermissionError:
@@ -251,75 +239,9 @@ def _process(files: frozenset[FileId], unseen: list[str]) -> str | None:
     return None
 
 
-def _is_one_of(pid: str, descriptor: str, files: frozenset[FileId], others: Descriptors) -> bool:
-    """Whether a process's descriptor leads to one of the files. Sockets and pipes are not asked for their status, nor
-    what could make one wait.
-    """
-    link = f"/proc/{pid}/fd/{descriptor}"
-    try:
-        if not os.readlink(link).startswith("/") or others.may_wait(pid, descriptor):
-            return False
-        status = os.stat(link)
-    except OSError as error:
-        if error.errno in {errno.ENOENT, errno.ESRCH}:
-            return False  # closed meanwhile
-        if error.errno in {errno.ESTALE, errno.EIO, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN}:
-            return False  # on a dead network mount, hence none of files that were just read
-        raise
-    return FileId(status.st_dev, status.st_ino) in files
-
-
-def _process_name(pid: str) -> str:
-    try:
-        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="backslashreplace") as comm:
-            return comm.read().strip()
-    except OSError:
-        return "it has just ended"
-
-
 def _loop_device(files: frozenset[FileId]) -> str | None:
-    for entry in os.listdir("/sys/block"):
-        if not entry.startswith("loop") or not os.path.exists(f"/sys/block/{entry}/loop/backing_file"):
-            continue
-        identity = _behind_loop(entry)
-        if identity in files:
-            return f"loop device /dev/{entry}"
-    return None
-
-
-def _behind_loop(name: str) -> FileId | None:
-    try:
-        fd = os.open(f"/dev/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            answer = fcntl.ioctl(fd, _LOOP_GET_STATUS64, bytes(_LOOP_INFO_BYTES))
-        finally:
-            os.close(fd)
-        return FileId(*_LOOP_HEAD.unpack_from(answer))
-    except OSError as error:
-        if error.errno == errno.ENXIO:
-            return None  # detached meanwhile
-    # No device node to ask (a stripped /dev): the path is second best, it may have been renamed since.
-    try:
-        with open(f"/sys/block/{name}/loop/backing_file", "rb") as link:
-            status = os.stat(link.read().rstrip(b"\n"))
-    except OSError:
-        return None
-    return FileId(status.st_dev, status.st_ino)
+    return next((f"loop device /dev/{name}" for name, file in loop_devices() if file in files), None)
 
 
 def _swap(files: frozenset[FileId]) -> str | None:
-    try:
-        with open("/proc/swaps", "rb") as table:
-            paths = [line.split()[0] for line in table.read().splitlines()[1:] if line.strip()]
-    except FileNotFoundError:
-        return None  # a kernel without swap
-    for path in paths:
-        # The kernel writes white space and backslashes as octal escapes.
-        plain = path.decode("unicode_escape").encode("latin-1")
-        try:
-            status = os.stat(plain)
-        except OSError:
-            continue
-        if FileId(status.st_dev, status.st_ino) in files:
-            return "the swap area of this host"
-    return None
+    return "the swap area of this host" if files.intersection(swap_files()) else None

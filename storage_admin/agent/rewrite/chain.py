@@ -13,6 +13,7 @@ from storage_admin.agent import formats
 from storage_admin.agent.folders.pools import open_beneath, open_parent
 from storage_admin.agent.formats.facts import Facts, UnreadableError
 from storage_admin.agent.host import access, attributes, file_mounts, locking
+from storage_admin.agent.host.open_files import FileId
 from storage_admin.agent.protocol import INVALID, RefusedError, display, unb64
 from storage_admin.agent.qemu.img import Node
 from storage_admin.agent.swap.journal import Stamp
@@ -75,9 +76,9 @@ class Link:
         return display(self.planned.path)
 
     @property
-    def id(self) -> locking.FileId:
+    def id(self) -> FileId:
         """Its identity."""
-        return locking.FileId(self.stamp.dev, self.stamp.inode)
+        return FileId(self.stamp.dev, self.stamp.inode)
 
 
 class Chain:

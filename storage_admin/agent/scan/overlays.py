@@ -18,8 +18,8 @@ from storage_admin.agent.folders.pools import open_root
 from storage_admin.agent.formats import UnreadableError, guess, read_as, stands_alone
 from storage_admin.agent.formats.reader import Reader
 from storage_admin.agent.host import hung_mounts
-from storage_admin.agent.host.locking import FileId
 from storage_admin.agent.host.mounts import Mounts
+from storage_admin.agent.host.open_files import FileId
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import INVALID, RefusedError, display, unb64
 from storage_admin.agent.scan.described_backing import names_in

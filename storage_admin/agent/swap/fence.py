@@ -16,6 +16,7 @@ from types import TracebackType
 
 from storage_admin.agent.host import locking
 from storage_admin.agent.host.mounts import Mounts
+from storage_admin.agent.host.open_files import FileId
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import RefusedError, StoppedError
 
@@ -40,7 +41,7 @@ class Fence:
     def __init__(self, folder: int, going: int, coming: int) -> None:
         self._files = (going, coming)
         self._mount = Mounts.of_this_machine().of_descriptor(folder)
-        self._held: list[locking.FileId] = []
+        self._held: list[FileId] = []
 
     def __enter__(self) -> Fence:  # noqa: PYI034 - Self is younger than Python 3.9
         """Take the locks, those first and questions afterwards: a writer that was there before shows only then.
@@ -90,7 +91,7 @@ class Fence:
         self._let_go()
 
 
-def _hold(fd: int) -> locking.FileId:
+def _hold(fd: int) -> FileId:
     """Lock a file for this machine alone, by a descriptor of its own: it has to be open for writing."""
     file = locking.file_id(fd)
     writing = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)

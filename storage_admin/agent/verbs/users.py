@@ -9,6 +9,7 @@ from typing import Any
 from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.folders.pools import open_parent
 from storage_admin.agent.host import locking
+from storage_admin.agent.host.open_files import FileId
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import INVALID, RefusedError, Request, display
 from storage_admin.agent.swap.moment import GRACE
@@ -44,5 +45,5 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:  # noqa: ARG001 (as ev
     finally:
         os.close(folder)
     time.sleep(GRACE)  # who has looked the name up before is on his way to the file
-    used = [inode for inode in inodes if locking.opener([locking.FileId(dev, inode)])]
+    used = [inode for inode in inodes if locking.opener([FileId(dev, inode)])]
     return {"used": used, "inode": None if named is None else named.inode}
