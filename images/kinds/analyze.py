@@ -22,7 +22,7 @@ SAMPLE_SECONDS = 1.0
 
 _REASONS = {
     "sample": "Reads up to 2,000 clusters, spread over the image.",
-    "full": "Reads everything that the image has allocated, when nobody else wants the disk.",
+    "full": "Reads all allocated data at idle I/O priority.",
 }
 
 
@@ -37,21 +37,21 @@ class Analyze(ImageKind):
 
     name = "analyze"
     title = "Analyze"
-    description = "Says what each method of reclaim would win, from a sample or from all data. Nothing is changed."
+    description = "Estimates the reclaimable space by each method, from a sample or from all data. Changes nothing."
     verb = "analyze"
     stages = {"reading": (0, 80), "zeros": (80, 100)}
     properties = {
         "mode": {
             "enum": ["sample", "full"],
             "default": "sample",
-            "description": "sample: about a second, with a range. full: reads everything that is allocated, when "
-            "nobody else wants the disk, and gives an upper bound that a space check can rest on.",
+            "description": "sample: takes about a second and gives a range. full: reads all allocated data at idle I/O "
+            "priority and gives an upper bound that a space check can rely on.",
         },
         "compression": {
             "enum": ["auto", "zlib", "zstd", "all"],
             "default": "auto",
-            "description": "For full: which compression is measured on all data; of the others there is a sample. auto "
-            "takes the one that reclaim's auto takes. zlib takes six times as long as all the rest.",
+            "description": "For full: the compression that is measured on all data; the others are sampled. "
+            "auto measures what reclaim's auto would use. zlib takes six times as long as all the rest.",
         },
     }
 
@@ -74,10 +74,19 @@ class Analyze(ImageKind):
             code = own.get(Image.State(image.state), "stale_plan")
             return [Refusal(code, image.state_detail)]
         if not image.declared_format:
-            return [Refusal("format_undeclared", f"Nothing declares the format of {image.name}: declare it first.")]
+            return [
+                Refusal(
+                    "format_undeclared", f"{image.name} is not analyzed: its format is not declared. Declare it first."
+                )
+            ]
         if image.declared_format not in estimates.SAMPLED_FORMATS:
             known = ", ".join(estimates.SAMPLED_FORMATS)
-            return [Refusal("unsupported_subformat", f"{image.declared_format} images are not analyzed; {known} are.")]
+            return [
+                Refusal(
+                    "unsupported_subformat",
+                    f"{image.declared_format} images are not analyzed. Supported formats: {known}.",
+                )
+            ]
         return []
 
     def __init__(self) -> None:
@@ -108,7 +117,7 @@ class Sample(HostKind):
 
     name = "sample"
     title = "Sample changed images"
-    description = "Samples the images that changed since they were last analyzed, the largest first, at idle priority."
+    description = "Samples the images that changed since their last analysis, largest first, at idle I/O priority."
     verb = "sample"
     single = True
     share = 0.25

@@ -54,7 +54,7 @@ class SetAside(AsideKind):
 
     name = "set_aside"
     title = "Set aside"
-    description = "Takes an image that nobody needs out of use: it keeps its bytes, and can be restored until deleted."
+    description = "Sets an unused image aside: it keeps its data and can be restored until it is deleted."
     verb = "set_aside"
     properties = {
         "grace_days": {
@@ -62,7 +62,7 @@ class SetAside(AsideKind):
             "minimum": 1,
             "maximum": 365,
             "default": rows.GRACE_DAYS,
-            "description": "How long it cannot be deleted, in days. Nothing is ever deleted by itself.",
+            "description": "Days before it can be deleted. Nothing is deleted automatically.",
         }
     }
 
@@ -70,8 +70,9 @@ class SetAside(AsideKind):
         until = timezone.now() + timedelta(days=options["grace_days"])
         return Plan(
             method="set_aside",
-            reason=f"{image.name} gets another name in its folder, under which no guest and no list finds it. It can "
-            f"be restored at any time, and deleted by an admin from {until:%Y-%m-%d} on. Nothing is freed before that.",
+            reason=f"{image.name} is renamed in its folder; no guest and no list finds it under the new name. It can "
+            f"be restored at any time, and an admin can delete it from {until:%Y-%m-%d} on. No space is freed "
+            "before that.",
             commands=(f"mv {image.path} {image.path.rpartition('/')[0]}/.sa-JOB.aside",),
             facts_at=image.last_scanned,
             before_bytes=image.allocated_size,
@@ -105,14 +106,14 @@ class RestoreAside(AsideKind):
 
     name = "restore_aside"
     title = "Restore"
-    description = "Gives an image that is set aside its own name again. Refused where another file has taken that."
+    description = "Gives an image that was set aside its original name again. Refused where another file has that name."
     verb = "restore_aside"
     urgent = True
 
     def plan_for(self, actor: Actor, image: Image, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         return Plan(
             method="restore_aside",
-            reason=f"{image.name} gets its own name again, with all that it was.",
+            reason=f"{image.name} gets its original name again, with its data unchanged.",
             commands=(f"mv {image.path.rpartition('/')[0]}/.sa-JOB.aside {image.path}",),
             facts_at=image.last_scanned,
             before_bytes=image.allocated_size,
@@ -148,7 +149,7 @@ class DeleteAside(AsideKind):
     name = "delete_aside"
     title = "Delete"
     description = (
-        "Deletes an image that is set aside, for good, once its grace period is over. Its name has to be typed."
+        "Deletes an image that is set aside permanently, once its grace period is over. Its name must be typed."
     )
     verb = "delete_aside"
     properties = {
@@ -156,14 +157,14 @@ class DeleteAside(AsideKind):
             "type": "string",
             "maxLength": 1100,
             "default": "",
-            "description": "The image's name, as it is shown: without it nothing is deleted.",
+            "description": "The image's name as shown; required to confirm the deletion.",
         }
     }
 
     def plan_for(self, actor: Actor, image: Image, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         return Plan(
             method="delete_aside",
-            reason=f"{image.name} is deleted for good. There is no way back from that, and no undo copy.",
+            reason=f"{image.name} is deleted permanently. There is no undo copy.",
             commands=(f"rm {image.path.rpartition('/')[0]}/.sa-JOB.aside",),
             facts_at=image.last_scanned,
             before_bytes=image.allocated_size,
@@ -171,7 +172,7 @@ class DeleteAside(AsideKind):
             scratch_bytes=0,
             undo_bytes=0,
             refusals=tuple(against.deleting(image)),
-            warnings=("Nothing of it can be brought back.",),
+            warnings=("It cannot be restored afterwards.",),
             affected_images=(Affected(image.pk, image.name, "deleted"),),
             options=options,
         )
@@ -179,7 +180,7 @@ class DeleteAside(AsideKind):
     def admit(self, target: Target, plan: Plan) -> None:
         image = find(target.id)
         if plan.options.get("confirm_name") != image.name:
-            sentence = f"Type the name of the image, {image.name}, to have it deleted."
+            sentence = f"{image.name} is not deleted: type its name to confirm."
             raise InvalidError(sentence, {"confirm_name": sentence})
 
     def prepare(self, job: Job) -> None:
@@ -216,7 +217,7 @@ def deletion_result(before: int, freed: int, seconds: float | None) -> dict[str,
 def where(image: Image) -> dict[str, Any]:
     """Where an image is that is set aside: its own path, and the job that names its files."""
     if image.aside_job is None:
-        raise RefusedError("aside_missing", f"{image.name} is not set aside any more.")
+        raise RefusedError("aside_missing", f"{image.name} is no longer set aside.")
     return {
         "path_b64": b64(bytes(image.path_bytes)),
         "pool_path_b64": b64(bytes(image.pool.path_bytes)),

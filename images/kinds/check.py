@@ -17,15 +17,15 @@ class Check(Rewriting):
 
     name = "check"
     title = "Check"
-    description = "Looks through an image's tables; repairs leaks, or all errors, on a copy that takes its place."
+    description = "Checks an image's tables; repairs leaks, or all errors, on a copy that replaces it."
     verb = "check"
     stages = {"checking": (0, 20), "copying": (20, 60), "repairing": (60, 70)} | WRITTEN
     properties = {
         "repair": {
             "enum": ["none", "leaks", "all"],
             "default": "none",
-            "description": "leaks gives clusters back that nothing refers to; all also mends errors, after which a "
-            "guest may read other bytes (admin).",
+            "description": "leaks frees clusters that nothing refers to; all also repairs errors, after which "
+            "a guest may read different data (admin).",
         },
         **REWRITE_OPTIONS,
     }
@@ -47,21 +47,21 @@ class Check(Rewriting):
         level, form = options["repair"], image.declared_format
         against = []
         if form and form not in (CHECKED if level == "none" else REPAIRED):
-            what = "look through" if level == "none" else "repair"
+            what = "check" if level == "none" else "repair"
             against.append(Refusal("unsupported_subformat", f"qemu-img cannot {what} {form} images."))
         look = ["qemu-img", "check", "-f", form, image.path]
         if level == "none":
             return Choice(
-                "check", "Looks through the image's tables for errors and leaks. Nothing is written.", [look],
+                "check", "Checks the image's tables for errors and leaks. Writes nothing.", [look],
                 scratch=0, keeps_undo=False, refusals=against, below={image.pk: "read, not changed"},
             )  # fmt: skip
         copy = beside(image)
         verify = verify_commands(image) if level == "leaks" else verify_commands(image)[:1]
-        what = "gives back what nothing refers to" if level == "leaks" else "mends all that it can"
+        what = "frees what nothing refers to" if level == "leaks" else "repairs all errors that it can"
         mend = ["qemu-img", "check", "-r", level, "-f", form, copy]
         return Choice(
             f"repair {level}",
-            f"A copy of the file is repaired (qemu-img {what}), looked through again, and takes the image's place.",
+            f"A copy of the file is repaired (qemu-img {what}), checked again, and replaces the image.",
             [look, ["cp", "--sparse=always", image.path, copy], mend, *verify, *swap_commands(image)],
             scratch=image.occupied_bytes + (image.file_size or 0) // 64,
             refusals=against,
@@ -81,6 +81,6 @@ class Check(Rewriting):
 
 
 _UNSURE = (
-    "Where tables are wrong, nobody knows which data belonged where: a guest may read other bytes than before. Look at "
-    "it before the undo copy goes."
+    "Where tables are wrong, it is unknown which data belonged where: a guest may read different "
+    "data than before. Check the result before the undo copy is removed."
 )

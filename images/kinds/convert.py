@@ -31,7 +31,8 @@ class Convert(Rewriting):
     name = "convert"
     title = "Convert"
     description = (
-        "Writes an image in another format or with other options into a new, verified file, beside it or in its place."
+        "Writes an image in another format or with other options into a new, verified file, beside the "
+        "original or in its place."
     )
     verb = "convert"
     stages = {"checking": (0, 2), "copying": (2, 70)} | WRITTEN
@@ -48,24 +49,24 @@ class Convert(Rewriting):
         "target_pool": {
             "type": ["integer", "null"],
             "default": None,
-            "description": "Id of a pool on the same host; null for the folder that the image is in.",
+            "description": "Id of a pool on the same host; null for the image's own folder.",
         },
         "target_name": {
             "type": ["string", "null"],
             "default": None,
-            "description": "Name of the new file; null for the image's own with another extension, or with -copy.",
+            "description": "Name of the new file; null for the image's own name with another extension, or with -copy.",
         },
         "replace": {
             "type": "boolean",
             "default": False,
-            "description": "Put the new file in the image's place, under its stem with the new extension; "
-            "the original is kept as undo copy for undo_hours.",
+            "description": "Replace the image by the new file, under its stem with the new extension; the "
+            "original is kept as undo copy for undo_hours.",
         },
         "repoint_guest": {
             "type": "boolean",
             "default": False,
-            "description": "With replace: change path and driver type in the definitions of the libvirt guests "
-            "that name the image; an undo changes them back.",
+            "description": "With replace: change path and driver type in the definitions of the libvirt "
+            "guests that name the image; an undo restores them.",
         },
         **REWRITE_OPTIONS,
     }
@@ -74,7 +75,7 @@ class Convert(Rewriting):
         cleaned = super().clean(options)
         form, given = cleaned["format"], cleaned["format_options"]
         fields = {
-            name: f"{form} has no such option; it knows: {', '.join(sorted(OPTIONS[form]))}."
+            name: f"{form} has no such option. Supported: {', '.join(sorted(OPTIONS[form]))}."
             for name in given
             if name not in OPTIONS[form]
         }
@@ -84,14 +85,14 @@ class Convert(Rewriting):
             fields["subformat"] = f"choose one of {', '.join(sorted(SUBFORMATS[form]))}."
         if cleaned["replace"]:
             beside = {"target_pool", "target_name"} & {name for name, value in cleaned.items() if value is not None}
-            fields |= dict.fromkeys(beside, "what takes the image's place has its folder and stem; leave this out.")
+            fields |= dict.fromkeys(beside, "the new file takes the image's folder and stem; leave this out.")
         if cleaned["repoint_guest"] and not cleaned["replace"]:
-            fields["repoint_guest"] = "goes with replace: beside the image, nothing changes for its guests."
+            fields["repoint_guest"] = "requires replace: beside the original, no guest's definition changes."
         if cleaned["repoint_guest"] and form not in repointing.DRIVERS:
             fields["repoint_guest"] = f"libvirt has no driver for {form}: its guests could not use it."
         name = cleaned["target_name"]
         if name is not None and not _is_name(name):
-            fields["target_name"] = "a name of 1 to 255 bytes without a slash, which does not begin with .sa-"
+            fields["target_name"] = "a name of 1 to 255 bytes without a slash, not starting with .sa-"
         elif name is not None and (why := wrong_name(os.fsencode(name), form)):
             fields["target_name"] = f"{why}."
         if fields:
@@ -117,7 +118,7 @@ class Convert(Rewriting):
             found += refusals.for_pool(pool)
         other = Image.objects.filter(host=image.host, path_key=path_key(path), missing_since=None).exclude(pk=image.pk)
         if other.exists() or (path == bytes(image.path_bytes) and options["format"] != image.declared_format):
-            found.append(Refusal("target_exists", f"There is a {display(path)} already: choose another name."))
+            found.append(Refusal("target_exists", f"{display(path)} already exists: choose another name."))
         return found
 
     def plan_for(self, actor: Actor, image: Image, options: dict[str, Any]) -> Plan:
@@ -155,20 +156,22 @@ class Convert(Rewriting):
         if replaces:
             guests = sorted({disk.guest.name for disk in image.disks}) if options["repoint_guest"] else []
             warnings += [
-                f"The definition of guest {name} is changed to the new file; undo changes it back." for name in guests
+                f"The definition of guest {name} is changed to the new file; undo restores it." for name in guests
             ]
         if given.get("subformat") == "streamOptimized" and replaces:
-            warnings.append("Guests cannot write to a streamOptimized vmdk: it is made for carrying images about.")
+            warnings.append("Guests cannot write to a streamOptimized vmdk: it is meant for transport only.")
         if image.snapshots and not replaces:
-            warnings.append(f"Its {len(image.snapshots)} internal snapshots stay in the image: the new file has none.")
+            warnings.append(
+                f"Its {len(image.snapshots)} internal snapshots are not copied; they remain only in the original."
+            )
         size = forecasts.converted(image, below, form, given)
         if not fixed and size.high is None:
-            warnings.append("How large it becomes is not known before: zeros and unused clusters are left out.")
+            warnings.append("The size of the new file is not known in advance: zeros and unused clusters are left out.")
         return Choice(
             "convert",
-            f"The whole of {image.name}{' and what it stands on' if below else ''} is written as {form} into "
-            f"{display(path)}, compared with the image, and named. "
-            + ("It takes the image's place." if replaces else "The image stays as it is."),
+            f"{image.name}{' and its backing chain' if below else ''} is written in full as {form} into "
+            f"{display(path)}, compared with the image, and then named. "
+            + ("It replaces the image." if replaces else "The image is unchanged."),
             _commands(image, path, form, given, options) + (_place_commands(image, path, guests) if replaces else []),
             after=size.guess,
             low=size.low,
@@ -231,7 +234,7 @@ def _against_replacing(image: Image, options: dict[str, Any]) -> list[Refusal]:
     found += [*repointing.refusals(image, move), *linked_clones.against_replacing(image)]
     if _goes(image, move):
         found += needed_as_it_is.refusals(
-            image, "Convert it beside the original instead, or flatten what stands on it first."
+            image, "Convert it beside the original instead, or flatten its overlays first."
         )
     return found
 
@@ -272,7 +275,7 @@ def target_of(image: Image, options: dict[str, Any]) -> tuple[StoragePool, bytes
     if options["target_pool"] is not None and options["target_pool"] != pool.pk:
         found = StoragePool.objects.filter(pk=options["target_pool"], host=image.host_id).first()
         if found is None:
-            raise HostsNotFoundError(f"There is no pool {options['target_pool']} on {image.host.name}.")
+            raise HostsNotFoundError(f"Pool {options['target_pool']} does not exist on {image.host.name}.")
         pool, folder = found, bytes(found.path_bytes).rstrip(b"/")
     if options["target_name"] is not None:
         return pool, folder + b"/" + os.fsencode(options["target_name"])

@@ -34,20 +34,22 @@ class Flatten(Rewriting):
 
     name = "flatten"
     title = "Flatten"
-    description = "Shortens a chain: what lies between moves up into a verified copy that takes the image's place."
+    description = (
+        "Shortens a backing chain: data of the images in between moves up into a verified copy that replaces the image."
+    )
     verb = "flatten"
     stages = {"checking": (0, 2), "copying": (2, 40), "flattening": (40, 70)} | WRITTEN
     properties = {
         "method": {
             "enum": ["auto", "rebase", "convert"],
             "default": "auto",
-            "description": "rebase keeps the image's own clusters as they are and adds what lies below; convert writes "
-            "all anew, without zeros, and always makes the image stand alone; auto is rebase.",
+            "description": "rebase keeps the image's own clusters and adds the data below; convert rewrites everything "
+            "without zeros and without a backing file; auto is rebase.",
         },
         "down_to": {
             "type": ["integer", "null"],
             "default": None,
-            "description": "Id of the image below that stays its base (rebase only); null for none.",
+            "description": "Id of the image below that remains its backing file (rebase only); null for none.",
         },
         **REWRITE_OPTIONS,
     }
@@ -61,12 +63,12 @@ class Flatten(Rewriting):
         held = sum(one.occupied_bytes for one in taken)
         foreign, allowed = refusals.for_taken(image, taken)
         size = forecasts.flattened(image, taken, method, alone=base is None) if taken else forecasts.UNKNOWN
-        stands = f"stand on {base.name}" if base else "stand alone"
+        stands = f"have the backing file {base.name}" if base else "have no backing file"
         return Choice(
             method,
-            f"What {'1 image' if len(taken) == 1 else f'{len(taken)} images'} below can give moves up into a copy of "
-            f"{image.name}, which will then {stands}: "
-            f"its chain depth will be {1 if base is None else 1 + base.chain_depth} instead of {image.chain_depth}.",
+            f"Data of {'1 image' if len(taken) == 1 else f'{len(taken)} images'} below moves up into a copy "
+            f"of {image.name}, which will then {stands}. Its chain depth becomes "
+            f"{1 if base is None else 1 + base.chain_depth} (now {image.chain_depth}).",
             [*_commands(image, below, method, base), *linked_clones.commands(image)],
             after=size.guess,
             low=size.low,
@@ -113,22 +115,23 @@ def _keep(image: Image, below: list[Image], options: dict[str, Any]) -> tuple[in
     if image.declared_format not in {"", "qcow2"}:
         return None, [
             Refusal(
-                "unsupported_subformat", f"Only chains of qcow2 images are shortened; this is {image.declared_format}."
+                "unsupported_subformat",
+                f"Only chains of qcow2 images can be flattened; this image is {image.declared_format}.",
             )
         ]
     if not below:
-        return None, [Refusal("stale_plan", f"{image.name} stands on no other image: there is nothing to flatten.")]
+        return None, [Refusal("stale_plan", f"{image.name} has no backing file: there is nothing to flatten.")]
     wanted = options["down_to"]
     if wanted is None:
         return None, []
     if options["method"] == "convert":
-        return None, [Refusal("stale_plan", "convert makes an image stand alone: leave down_to out, or use rebase.")]
+        return None, [Refusal("stale_plan", "convert leaves no backing file: leave down_to out, or use rebase.")]
     ids = [base.pk for base in below]
     if wanted not in ids:
-        return None, [Refusal("stale_plan", f"Image {wanted} is not among what {image.name} stands on.")]
+        return None, [Refusal("stale_plan", f"Image {wanted} is not in the backing chain of {image.name}.")]
     keep = ids.index(wanted) + 1
     if keep == 1:
-        return None, [Refusal("stale_plan", f"{image.name} stands right on {below[0].name} already.")]
+        return None, [Refusal("stale_plan", f"{image.name} already has {below[0].name} as its direct backing file.")]
     return keep, []
 
 
@@ -141,8 +144,9 @@ def _recorded(image: Image, options: dict[str, Any]) -> list[Refusal]:
 
 def _contradiction(disk: GuestDisk) -> str:
     return (
-        f"The definition of guest {disk.guest.name} itself names what its disk {disk.target} stands on "
-        "(<backingStore>), and would contradict the new chain. Take that out of it (virsh edit) and scan again."
+        f"The definition of guest {disk.guest.name} names the backing file of its disk {disk.target} "
+        "itself (<backingStore>) and would contradict the new chain. Remove that element (virsh edit) "
+        "and scan again."
     )
 
 
@@ -154,18 +158,19 @@ def _needed_by(base: Image, image: Image) -> str:
     needed += [f"guest {name}" for name in guests]
     needed += [f"{len(base.snapshots)} snapshots in it"] if base.snapshots else []
     if not needed:
-        return "its data is taken over; nothing else that is known here needs it afterwards"
-    return f"its data is taken over; still needed by {', '.join(needed)}"
+        return "its data is copied; nothing else known here uses it afterwards"
+    return f"its data is copied; still used by {', '.join(needed)}"
 
 
 def _warnings(image: Image, taken: list[Image]) -> list[str]:
-    warnings = ["What the bases hold is stored once more: the image grows by what it takes over."]
+    warnings = ["Data of the backing files is stored again: the image grows by what it copies."]
     if any(one.compression == "zstd" or one.reclaimable_bytes is None for one in taken):
         warnings.append(
-            "Compressed clusters of its bases are stored uncompressed: it may need more than they take now."
+            "Compressed clusters of the backing files are stored uncompressed: the copy may need more space "
+            "than they occupy now."
         )
     if image.disks:
-        warnings.append("The bases are left as they are: delete them yourself once nothing needs them any more.")
+        warnings.append("The backing files are kept: delete them yourself once nothing uses them.")
     return warnings
 
 

@@ -19,8 +19,8 @@ from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Affected, Plan, Refusal
 
 _ALIVE = (
-    "This database does not know the job that left it: another dashboard does, or did. Where that one is still in use, "
-    "undo or discard it there."
+    "This database does not know the job that left these files: another dashboard does, or did. If "
+    "that one is still in use, undo or discard there."
 )
 
 
@@ -29,7 +29,7 @@ class SettleLeftover(JobKind):
 
     name = "settle_leftover"
     title = "Undo copy of another dashboard"
-    description = "Puts an undo copy back, or removes it, that a job left which this dashboard does not know (admin)."
+    description = "Restores or removes the undo copy of a job that this dashboard does not know (admin)."
     target = "pool"
     role = Role.ADMIN
     rewrites = True
@@ -37,16 +37,17 @@ class SettleLeftover(JobKind):
     verb = "undo"
     stages = {"checking": (0, 40), "swapping": (40, 100)}
     properties = {
-        "job": {"type": "string", "minLength": 1, "maxLength": 40, "description": "As it stands in the files' names."},
+        "job": {"type": "string", "minLength": 1, "maxLength": 40, "description": "Job number as in the files' names."},
         "action": {
             "enum": ["restore", "remove"],
-            "description": "restore: the original takes its place again; remove: the undo copy goes for good.",
+            "description": "restore: the original replaces the image again; remove: the undo copy is deleted "
+            "permanently.",
         },
         "force": {
             "type": "boolean",
             "default": False,
-            "description": "Also where the image was written to since (restore), or the copy may be all that is left "
-            "(remove).",
+            "description": "Also where the image was written to since (restore), or where the copy may be the "
+            "only good one left (remove).",
         },
     }
 
@@ -68,7 +69,7 @@ class SettleLeftover(JobKind):
         against, left, image = self._found(pool, options)
         restores = options["action"] == "restore"
         shown = left.shown if left is not None else options["job"]
-        what = "comes back from its undo copy; the image that is there now goes" if restores else "goes for good"
+        what = "is restored from its undo copy and replaces the current image" if restores else "is deleted permanently"
         return Plan(
             method=options["action"],
             reason=f"The original of {shown} {what}.",
@@ -86,10 +87,16 @@ class SettleLeftover(JobKind):
     def _found(pool: StoragePool, options: dict[str, Any]) -> tuple[list[Refusal], Leftover | None, Image | None]:
         left = leftovers.find(pool, options["job"])
         if left is None or Job.objects.filter(uid=options["job"]).exists():
-            sentence = f"{pool.name} has no files of such a job, or it is one of this dashboard: scan the host again."
+            sentence = (
+                f"{pool.name} has no files of such a job, or the job belongs to this dashboard: scan the host again."
+            )
             return [Refusal("undo_missing", sentence)], None, None
         if not left.has_copy:
-            return [Refusal("undo_missing", "No journal says of which image it is: look at it yourself.")], left, None
+            return (
+                [Refusal("undo_missing", "No journal says which image it belongs to: check it on the host.")],
+                left,
+                None,
+            )
         image, against = leftovers.image_of(pool, left), refusals.without_agent(pool.host)
         if options["action"] == "restore":
             gone = Refusal("stale_plan", f"{left.shown} is not listed: scan the host again.")
@@ -141,5 +148,5 @@ class SettleLeftover(JobKind):
 def _pool(pool_id: int) -> StoragePool:
     pool = StoragePool.objects.select_related("host").filter(pk=pool_id).first()
     if pool is None:
-        raise NotFoundError(f"There is no pool {pool_id}.")
+        raise NotFoundError(f"Pool {pool_id} does not exist.")
     return pool

@@ -28,19 +28,21 @@ class Reclaim(Rewriting):
 
     name = "reclaim"
     title = "Reclaim"
-    description = "Gets physical space back: by a copy that is compared and put in the image's place, or in place."
+    description = "Frees physical space: by a compared copy that replaces the image, or by punching holes in place."
     verb = "reclaim"
     stages = {"checking": (0, 2), "copying": (2, 70), "digging": (2, 99)} | WRITTEN
     properties = {
         "method": {
             "enum": ["auto", *estimates.METHODS],
             "default": "auto",
-            "description": "auto chooses by the image's state, its host's tools, free space and what each would win.",
+            "description": "auto chooses by the image's state, the host's tools, free space and the expected "
+            "savings of each.",
         },
         "compression": {
             "enum": ["auto", "zlib", "zstd"],
             "default": "auto",
-            "description": "For compress: auto takes zstd where the image and the host's qemu-img can, else zlib.",
+            "description": "For compress: auto uses zstd where the image and the host's qemu-img support it, "
+            "else zlib.",
         },
         **REWRITE_OPTIONS,
     }
@@ -108,22 +110,24 @@ def chosen_method(image: Image, options: dict[str, Any]) -> tuple[str, str]:
         if form in formats and not (method == "in_place" and image.from_header("capabilities"))
     ]
     if not possible:
-        return "compress", "No method of reclaim works on images of this format" if form else _SENTENCES["compress"]
+        return "compress", "No reclaim method supports images of this format" if form else _SENTENCES["compress"]
     if "in_place" in possible and (image.snapshots or image.nlink > 1):
         kept = "its internal snapshots" if image.snapshots else "the other names of its file"
-        return "in_place", f"Only digging holes in place keeps {kept}. {_SENTENCES['in_place']}"
+        return "in_place", f"Only punching holes in place keeps {kept}. {_SENTENCES['in_place']}"
     fitting = [method for method in possible if method == "in_place" or _fits(image, method, options)]
     if fitting == ["in_place"]:
-        return "in_place", f"A copy does not fit into what is free and not reserved for jobs. {_SENTENCES['in_place']}"
+        return "in_place", (
+            f"A copy does not fit into the space that is free and not reserved for jobs. {_SENTENCES['in_place']}"
+        )
     best = prediction.best((image.estimate or {}).get("methods") or {}, fitting)
     best = best or next(iter(method for method in ("compress", "in_place", "copy") if method in fitting), possible[0])
     return best, _SENTENCES[best]
 
 
 _SENTENCES = {
-    "compress": "A compressed copy without zeros and unused clusters takes the image's place",
-    "copy": "A copy without zeros and unused clusters, uncompressed, takes the image's place",
-    "in_place": "Blocks that hold zeros are given back to the filesystem, in the file itself and without scratch space",
+    "compress": "A compressed copy without zeros and unused clusters replaces the image",
+    "copy": "An uncompressed copy without zeros and unused clusters replaces the image",
+    "in_place": "Blocks of zeros are returned to the filesystem, in the file itself and without scratch space",
 }
 
 
@@ -146,48 +150,51 @@ def chosen_compression(image: Image, asked: str) -> str:
 
 def _cannot(image: Image, method: str, options: dict[str, Any]) -> list[Refusal]:
     if method == "in_place" and image.from_header("capabilities"):
-        why = f"{image.name} has file capabilities (setcap), which holes would take away. Reclaim it by a copy."
+        why = f"{image.name} has file capabilities (setcap), which punching holes would remove. Reclaim it by a copy."
         return [Refusal("unsupported_subformat", why)]
     if not image.declared_format or image.declared_format in estimates.FORMATS[method]:
         return []
     can = " and ".join(estimates.FORMATS[method])
     if options["method"] == "auto":
-        why = f"No method of reclaim works on {image.declared_format} images. Convert it instead: that leaves out "
+        why = f"No reclaim method supports {image.declared_format} images. Convert it instead: that leaves out "
         why += "zeros, and a qcow2 can be compressed."
     elif method == "compress":
-        why = f"A {image.declared_format} image cannot hold compressed data: only qcow2 images can be compressed."
+        why = f"{image.declared_format} images cannot hold compressed data; only qcow2 images can."
     else:
-        why = f"A {image.declared_format} image cannot be reclaimed by {method}: only {can} images can."
+        why = f"{image.declared_format} images cannot be reclaimed by {method}; only {can} images can."
     return [Refusal("unsupported_subformat", why)]
 
 
 def _reason(image: Image, why: str, after: int | None, won: int | None) -> str:
     if after is None or won is None:
-        return f"{why}. What it wins is not known until the image is sampled."
+        return f"{why}. Its savings are unknown until the image is sampled."
     if shared := estimates.shared_bytes(image):
-        return f"{why}. This frees {max(won, 0):,} bytes: {shared:,} of the image are shared with other files and stay."
+        return (
+            f"{why}. This frees {max(won, 0):,} bytes: {shared:,} of the image are shared with other files "
+            "and stay allocated."
+        )
     if after >= image.occupied_bytes:
-        return f"{why}, but nothing would be won: it is as small as that already."
-    return f"{why}. Sampling says that this wins {won:,} bytes."
+        return f"{why}, but it would free nothing: the image is already that small."
+    return f"{why}. Expected savings by sampling: {won:,} bytes."
 
 
 def _warnings(image: Image, method: str, options: dict[str, Any]) -> list[str]:
     warnings = []
     if image.reclaimable_bytes is None:
         warnings.append(
-            "The image was not sampled yet: the space check assumes that the copy needs as much as the original."
+            "The image has not been sampled: the space check assumes that the copy needs as much as the original."
         )
     if method == "compress":
         if options["compression"] == "zstd" and image.from_header("compat") == "0.10":
             warnings.append("zstd needs an image of compat 1.1; this one is 0.10. Choose zlib.")
-        warnings.append("A guest's later writes are stored uncompressed, so that the image grows again as it is used.")
+        warnings.append("Later guest writes are stored uncompressed; the image grows again as it is used.")
     return warnings
 
 
 def _warnings_in_place(image: Image) -> list[str]:
-    warnings = ["It changes the file itself, so that there is no undo copy; what a guest reads stays the same."]
+    warnings = ["The file itself is changed, without an undo copy; what a guest reads stays the same."]
     if neighbours.of(image).has_undo_copy:
-        warnings.append("An undo copy of an earlier job waits: after this, that undo has to be forced by an admin.")
+        warnings.append("An undo copy of an earlier job exists: after this, only an admin can undo that job, by force.")
     return warnings
 
 

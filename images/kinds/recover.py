@@ -36,7 +36,8 @@ class Recover(HostKind):
     name = "recover"
     title = "Recover"
     description = (
-        "Finishes or puts back what interrupted jobs left on the host, by their journals; removes what benchmarks left."
+        "Finishes or reverts what interrupted jobs left on the host, by their journals; removes leftover "
+        "benchmark files."
     )
     verb = "recover"
     single = True
@@ -44,7 +45,7 @@ class Recover(HostKind):
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         host = self.resolve(target_id).host
         return Plan(
-            reason=f"Looks for journals of interrupted jobs, and for scratch files, in {host.pools.count()} pools.",
+            reason=f"Looks for journals of interrupted jobs and for scratch files in {host.pools.count()} pools.",
             refusals=tuple(refusals.without_agent(host)),
         )
 
@@ -71,7 +72,7 @@ class Recover(HostKind):
                 case "busy":
                     open_.add(found["job"])
                 case "failed":
-                    _say(found, found["detail"] or "it could not be recovered; look at its files on the host", "error")
+                    _say(found, found["detail"] or "it could not be recovered; check its files on the host", "error")
                 case _:
                     settled = self._settle(job, found, seen)
                     replaced |= settled is Settled.REPLACED
@@ -117,7 +118,7 @@ class Recover(HostKind):
         if lost.kind in rows.KINDS:
             return Settled.REPLACED if recovery.settle(job, lost, found) else Settled.DONE
         if found["undo_of"] == lost.uid:
-            claims.log(lost, "recovered: somebody had opened the image in the moment of the swap; the original stands")
+            claims.log(lost, "recovered: the image was opened during the swap; the original is in place")
         elif found["undo_of"] is not None:
             _settle_undo(lost, found)
         elif found["outcome"] in {"finished", "kept", "lost"} and _unrecorded(lost):
@@ -181,8 +182,8 @@ def _say(found: dict[str, Any], text: str, level: str) -> None:
 
 def _cleared(lost: Job) -> str:
     if kinds.get(lost.kind).measures:
-        return "the scratch files that it had left are removed"
-    return "the original stands, and what was left beside it is cleared"
+        return "the scratch files that it left are removed"
+    return "the original is in place, and leftover files beside it are removed"
 
 
 def _unrecorded(lost: Job) -> bool:
@@ -197,7 +198,11 @@ def _finished_after_all(lost: Job, found: dict[str, Any]) -> None:
     goes, given = before - found.get("goes_shared", 0), made - found.get("made_shared", 0)
     freed = goes - given if _in_its_place(lost) and not waits else 0
     if gone and found["put_back"]:
-        claims.log(lost, "recovered: somebody else has put the original back; the job counts as interrupted", "warning")
+        claims.log(
+            lost,
+            "recovered: the original was restored outside this dashboard; the job counts as interrupted",
+            "warning",
+        )
         # Its journal goes with the next recovery, now that this is on record.
         Job.objects.filter(pk=lost.pk).update(undo_state=Job.UndoState.MISSING)
         return
@@ -210,7 +215,7 @@ def _finished_after_all(lost: Job, found: dict[str, Any]) -> None:
             "swapped": _in_its_place(lost),
         },
     )  # fmt: skip
-    claims.log(lost, "recovered: the new image stood in its place already, verified; the job has succeeded")
+    claims.log(lost, "recovered: the verified new image was already in place; the job has succeeded")
     tell_end(lost.pk)
     image = Image.objects.select_related("pool").filter(pk=lost.target_id).first()
     if image is not None and found["inode"] is not None and _in_its_place(lost):
@@ -276,7 +281,7 @@ def _removed_after_all(lost: Job, removal: Job, told: int | None) -> None:
         state=Job.State.SUCCEEDED, error_code="", error_detail="", progress=100.0, stage="", message="",
         result={"copy_bytes": lost.undo_bytes, "of_job": lost.pk, "recovered": True},
     )  # fmt: skip
-    claims.log(removal, "recovered: the undo copy was gone already; its removal has succeeded")
+    claims.log(removal, "recovered: the undo copy was already gone; its removal has succeeded")
     tell_end(removal.pk)
 
 
@@ -292,7 +297,7 @@ def _settle_undo(lost: Job, found: dict[str, Any]) -> None:
     if found["outcome"] == "finished" and undone is None:  # a job of another dashboard (images.kinds.leftover)
         done = Job.objects.filter(pk=lost.pk, state=Job.State.INTERRUPTED)
         done.update(state=Job.State.SUCCEEDED, error_code="", error_detail="", progress=100.0, stage="", message="")
-        claims.log(lost, "recovered: the original stood in its place already; the undo has succeeded")
+        claims.log(lost, "recovered: the original was already in place; the undo has succeeded")
         return
     if found["outcome"] == "finished" and undone is not None:
         image = Image.objects.select_related("pool").filter(pk=undone.target_id).first()
@@ -307,8 +312,8 @@ def _settle_undo(lost: Job, found: dict[str, Any]) -> None:
             state=Job.State.SUCCEEDED, error_code="", error_detail="", progress=100.0, stage="", message="",
             result={"undone_job": undone.pk, "held_bytes": 0, "freed_bytes": 0, "freed_at": None, "recovered": True},
         )  # fmt: skip
-        claims.log(lost, "recovered: the original stood in its place already; the undo has succeeded")
+        claims.log(lost, "recovered: the original was already in place; the undo has succeeded")
         if settled:
             tell_end(lost.pk)
     else:
-        claims.log(lost, "recovered: the undo had not happened; the undo copy waits again")
+        claims.log(lost, "recovered: the undo had not happened; the undo copy is kept")

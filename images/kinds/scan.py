@@ -36,7 +36,7 @@ class HostKind(JobKind):
     def resolve(self, target_id: int) -> Target:
         host = Host.objects.filter(pk=target_id).first()
         if host is None:
-            raise NotFoundError(f"There is no host {target_id}.")
+            raise NotFoundError(f"Host {target_id} does not exist.")
         return Target(kind="host", id=host.pk, host=host, label=host.name)
 
 
@@ -45,7 +45,7 @@ class Scan(HostKind):
 
     name = "scan"
     title = "Scan"
-    description = "Reads which images and guests the host has now. Nothing on the host is changed."
+    description = "Reads the current images and guests of the host. Changes nothing on the host."
     verb = "scan"
     single = True
     share = 0.8
@@ -142,7 +142,7 @@ class Scan(HostKind):
             run.take(event)
             recorder.tick()
             if recorder.cancel_requested:
-                raise StoppedError(protocol.CANCELLED, "Cancelled; the scan before holds.")
+                raise StoppedError(protocol.CANCELLED, "Cancelled; the results of the previous scan are kept.")
         return {}
 
     def on_event(self, job: Job, event: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ def find(image_id: int) -> Image:
     """
     image = Image.objects.select_related("host", "pool").filter(pk=image_id).first()
     if image is None:
-        raise NotFoundError(f"There is no image {image_id}.")
+        raise NotFoundError(f"Image {image_id} does not exist.")
     return image
 
 

@@ -47,7 +47,7 @@ class OfJob(JobKind):
     def _job(job_id: int) -> Job:
         job = Job.objects.select_related("host").filter(pk=job_id).first()
         if job is None:
-            raise NotFoundError(f"There is no job {job_id}.")
+            raise NotFoundError(f"Job {job_id} does not exist.")
         return job
 
     @staticmethod
@@ -65,10 +65,10 @@ class OfJob(JobKind):
         if job.undo_available:
             return self._cut_off(job)
         words = {
-            Job.UndoState.UNDONE: "was undone already",
+            Job.UndoState.UNDONE: "is already undone",
             Job.UndoState.DISCARDED: "has had its undo copy discarded",
-            Job.UndoState.EXPIRED: "has no undo copy any more: its window has closed",
-            Job.UndoState.MISSING: "has lost its undo copy: somebody else deleted it",
+            Job.UndoState.EXPIRED: "no longer has an undo copy: its undo window has closed",
+            Job.UndoState.MISSING: "has lost its undo copy: it was deleted outside this dashboard",
         }
         return [
             Refusal("undo_missing", f"Job {job.pk} {words.get(Job.UndoState(job.undo_state), 'keeps no undo copy')}.")
@@ -81,7 +81,10 @@ class OfJob(JobKind):
         other = Job.objects.filter(there, needs_recovery=True).first()
         if other is None:
             return []
-        sentence = f"Job {other.pk} ({other.kind}) was cut off at it. {job.host.name} is recovered first, by itself."
+        sentence = (
+            f"Job {other.pk} ({other.kind}) was interrupted while working on it. {job.host.name} is recovered "
+            "first, automatically."
+        )
         return [Refusal("busy", sentence)]
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:  # noqa: ARG002 (the same for all)
@@ -111,7 +114,9 @@ class Undo(OfJob):
 
     name = "undo"
     title = "Undo"
-    description = "Puts the original back from its undo copy. Refused once the new image was written to, unless forced."
+    description = (
+        "Restores the original from its undo copy. Refused if the new image was written to since, unless forced."
+    )
     verb = "undo"
     urgent = True
     stages = {"checking": (0, 40), "swapping": (40, 100)}
@@ -119,7 +124,7 @@ class Undo(OfJob):
         "force": {
             "type": "boolean",
             "default": False,
-            "description": "Also when the new image was written to since: what was written is lost (admin).",
+            "description": "Also when the new image was written to since; those writes are lost (admin).",
         }
     }
 
@@ -133,7 +138,7 @@ class Undo(OfJob):
         against += _against_what_goes(job, image, options)
         return Plan(
             method="undo",
-            reason=f"The original of {image.name} comes back from its undo copy; the new image goes.",
+            reason=f"The original of {image.name} is restored from its undo copy and replaces the new image.",
             facts_at=image.last_scanned,
             before_bytes=image.allocated_size,
             predicted_after_bytes=job.undo_bytes or None,
@@ -200,7 +205,7 @@ class DiscardUndo(OfJob):
 
     name = "discard_undo"
     title = "Discard the undo copy"
-    description = "Removes a job's undo copy, which frees the space that it holds. The job cannot be undone any more."
+    description = "Removes a job's undo copy and frees its space. The job can no longer be undone."
     verb = "discard_undo"
     asks = False
     role = Role.ADMIN
@@ -208,8 +213,8 @@ class DiscardUndo(OfJob):
         "force": {
             "type": "boolean",
             "default": False,
-            "description": "Also where the image is gone, damaged, or not known to be what the job made, or somebody "
-            "wrote to the copy: it may be all that is left.",
+            "description": "Also where the image is gone, damaged, or not known to be the job's result, or "
+            "the copy was written to: the copy may be the only good one left.",
         }
     }
 
@@ -218,7 +223,7 @@ class DiscardUndo(OfJob):
         image = self._image(job)
         return Plan(
             method="discard_undo",
-            reason=f"The undo copy of {image.name} goes, and with it the way back.",
+            reason=f"The undo copy of {image.name} is removed; the job can no longer be undone.",
             facts_at=image.last_scanned,
             before_bytes=image.allocated_size,
             predicted_after_bytes=image.allocated_size,
@@ -256,7 +261,7 @@ class DiscardUndo(OfJob):
         undone = self._job(job.target_id)
         freed = int(result["freed_bytes"])
         if not result["found"]:
-            why = "the undo copy was gone already when it was to be removed"
+            why = "the undo copy was already gone when it was due for removal"
             rewriting.undo_copy_lost(undone, why, found=result)
             return {"copy_bytes": 0, "of_job": undone.pk}
         if not freed and undone.undo_bytes:
@@ -269,9 +274,9 @@ class DiscardUndo(OfJob):
 def _takes_away(undone: Job, options: dict[str, Any]) -> str:
     """What an undo takes from those who need the image as it is now, in a sentence; empty where they lose nothing."""
     if len(set(moving.paths_of(undone))) > 1:
-        return "They name the image as it is called now, and would lose it: flatten what stands on it first."
+        return "They use the image under its current name and would lose it: flatten its overlays first."
     if options["force"] or (undone.kind == "check" and undone.options.get("repair") == "all"):
-        return "What they read from the image as it is now must stay: flatten what stands on it first."
+        return "They depend on the image's current content: flatten its overlays first."
     return ""
 
 
@@ -295,10 +300,10 @@ def undone_for_good(undo: Job, undone: Job, image: Image | None, gone: int, free
 
 
 def _warnings(job: Job, options: dict[str, Any]) -> tuple[str, ...]:
-    warnings = ["What was written to the new image since is lost."] if options["force"] else []
+    warnings = ["Data written to the new image since then is lost."] if options["force"] else []
     paths = moving.paths_of(job)
     if len(set(paths)) > 1:
-        warnings.append(f"It gets its old name back: {display(paths[0])}.")
+        warnings.append(f"It gets its original name again: {display(paths[0])}.")
     if guests := [guest["name"] for guest in job.kept.get("guests", [])]:
         warnings.append(f"The definition of {', '.join(guests)} names the original again.")
     warnings += [f"The configuration of {one['name']} names {one['old']} again." for one in job.kept.get("volumes", [])]

@@ -104,9 +104,11 @@ def undone_preallocation(image: Image, method: str = "") -> list[str]:
     if image.preallocation in PREALLOCATED:
         if (image.preallocation, method) == ("metadata", "in_place"):
             return []
-        return [f"The image is preallocated ({image.preallocation}); afterwards it is not: writes allocate anew."]
+        return [
+            f"The image is preallocated ({image.preallocation}); afterwards it is not: writes allocate space again."
+        ]
     if (image.estimate or {}).get("preallocation") == preallocation.FILLED:
-        why = "that looks the same as an image filled with zeros for a reclaim."
+        why = "that looks the same to a reclaim as an image filled with zeros."
         full = "If it was created with preallocation=full and should stay so, leave it as it is"
         return [f"Nearly all of the image is allocated. {full}: {why}"]
     return []

@@ -62,8 +62,8 @@ def refusals(image: Image, undo_hours: float) -> list[Refusal]:
     if not are_needed(image):
         return []
     why = (
-        f"{image.pool.name} is on a network, and QEMU of Proxmox VE takes no image locks: the guests that use "
-        f"{image.name} have to be locked"
+        f"{image.pool.name} is on a network, and QEMU of Proxmox VE takes no image locks: the guests that "
+        f"use {image.name} must be locked"
     )
     guests = _guests(image)
     if not guests:
@@ -72,11 +72,13 @@ def refusals(image: Image, undo_hours: float) -> list[Refusal]:
     if others:
         return [_unknown(f"{why}, and {others[0].name} is no VM. Move its disk to a local storage first.")]
     if _is_also_elsewhere(image, {(guest.uid, guest.name) for guest in guests}):
-        return [_unknown(f"{why}, and one of another cluster names it, too.")]
+        return [_unknown(f"{why}, and a guest of another cluster names it, too.")]
     if not (transport.is_here(image.host) or image.host.transport in (Host.Transport.SSH, Host.Transport.API_SSH)):
-        return [_unknown(f"{why}, which root on the node alone may do: give {image.host.name} such an account by ssh.")]
+        return [
+            _unknown(f"{why}, which only root on the node can do: give {image.host.name} an SSH account that is root.")
+        ]
     if not undo_hours:
-        return [_unknown(f"{why}. Should one be started all the same, the original is needed: keep an undo copy.")]
+        return [_unknown(f"{why}. If one is started anyway, the original is needed: keep an undo copy.")]
     return []
 
 
@@ -90,8 +92,8 @@ def warnings(image: Image) -> list[str]:
         return []
     names = ", ".join(guest.name for guest in _guests(image))
     sentence = (
-        f"Proxmox VE has {names} locked ({HELD_LOCK}) for a minute or two while the files are exchanged: a start, a "
-        "backup or a snapshot in that time is refused."
+        f"Proxmox VE keeps {names} locked ({HELD_LOCK}) for a minute or two while the files are "
+        "exchanged; starts, backups and snapshots are refused during that time."
     )
     return [sentence]
 
@@ -151,14 +153,14 @@ def _lock(job: Job, api: Api, config: Config, one: Kept) -> None:
         _owe(job, before)  # what is there now is somebody else's, also where it is called the same
         raise
     if read_config(api, config.guest).now.get("lock") != HELD_LOCK:
-        raise HostError(f"Proxmox VE took the lock of {one.name} and does not have it.")
+        raise HostError(f"Proxmox VE accepted the lock of {one.name} but does not show it.")
     claims.log(job, f"Proxmox VE: {one.name} is locked ({HELD_LOCK})")
 
 
 def _owe(job: Job, locked: list[Kept]) -> None:
     job.kept = job.kept | {"locked": [asdict(one) for one in locked]}
     if not claims.ours(job).update(kept=job.kept, unlock_due=bool(locked)):
-        raise RefusedError("stale_plan", "The job was taken away from this worker.")
+        raise RefusedError("stale_plan", "Another worker has taken over this job.")
 
 
 def look_again(job: Job) -> None:
@@ -191,7 +193,9 @@ def _listed(api: Api, nodes: Collection[str] = ()) -> _Listed:
             for row in api.rows("nodes", name, PATHS[VM]):
                 found.setdefault(str(row.get("vmid")), []).append(row | {"node": name})
         except HostError as error:
-            failed = HostError(f"The node {name} does not tell which of its guests run: {error.detail}", error.code)
+            failed = HostError(
+                f"Node {name} does not report which of its guests are running: {error.detail}", error.code
+            )
     return _Listed(found, failed)
 
 
@@ -199,17 +203,17 @@ def _all_off(api: Api, uids: Mapping[str, str], lock: str = "", nodes: Collectio
     """Makes sure that guests are off, as these nodes tell, or every one of the cluster; the node of each, by number."""
     listed = _listed(api, nodes)
     if listed.why_not_all is not None:
-        raise RefusedError("guests_unknown", f"{listed.why_not_all.detail} Try again when it does.")
+        raise RefusedError("guests_unknown", f"{listed.why_not_all.detail} Try again once it does.")
     for uid, name in uids.items():
         rows = listed.rows.get(uid, [])
         if len(rows) != 1:
             raise RefusedError(
-                "guests_unknown", f"{name} is on {len(rows)} nodes of the cluster, not on one: scan again."
+                "guests_unknown", f"{name} is on {len(rows)} nodes of the cluster instead of one: scan again."
             )
         if rows[0].get("status") not in OFF_STATES:
-            raise RefusedError("guest_running", f"{name} runs on {rows[0]['node']}: shut it down first.")
+            raise RefusedError("guest_running", f"{name} is running on {rows[0]['node']}: shut it down first.")
         if lock and rows[0].get("lock") != lock:
-            raise RefusedError("guests_unknown", f"{name} was unlocked by somebody else: it could be started.")
+            raise RefusedError("guests_unknown", f"{name} was unlocked by someone else: it could have been started.")
     return {uid: str(listed.rows[uid][0]["node"]) for uid in uids}
 
 
@@ -221,7 +225,8 @@ def _free(host: Host, api: Api, guest: GuestRef, name: str) -> Config:
     if config.now != config.next:
         raise RefusedError(
             "stale_plan",
-            f"A change of {name} waits for its next start: start it, or revert the change, then try again.",
+            f"A pending change of {name} takes effect at its next start: start it or revert the change, then "
+            "try again.",
         )
     hidden_lines.refuse_dropping(host, api, config, name)
     return config
@@ -251,7 +256,7 @@ def give_back(job: Job) -> None:
             if one.uid not in listed.rows and listed.why_not_all is not None:
                 raise listed.why_not_all
     except (HostError, RefusedError) as error:
-        _say_once(job, f"a guest may still be locked ({HELD_LOCK}), which is tried again: {error.detail}")
+        _say_once(job, f"a guest may still be locked ({HELD_LOCK}); unlocking is retried: {error.detail}")
         return
     Job.objects.filter(pk=job.pk).update(unlock_due=False)
 
@@ -263,10 +268,10 @@ def _unlock(job: Job, api: Api, guest: GuestRef, one: Kept) -> None:
         if lock is None:
             return
         if lock != HELD_LOCK or _content(config) != one.content:
-            _say_once(job, f"{one.name} has the lock {lock} that is not this job's: it is left; look at it yourself")
+            _say_once(job, f"{one.name} has the lock {lock}, which is not this job's, and keeps it; check it yourself")
             return
         unset_config(api, config, "lock")
-        claims.log(job, f"Proxmox VE: {one.name} is not locked any more")
+        claims.log(job, f"Proxmox VE: {one.name} is no longer locked")
 
 
 def _say_once(job: Job, text: str) -> None:

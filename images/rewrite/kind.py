@@ -42,7 +42,7 @@ REWRITE_OPTIONS: dict[str, dict[str, Any]] = {
         "minimum": 0,
         "maximum": 8760,
         "default": 24,
-        "description": "How long the original is kept beside the new image, in hours; 0 keeps none.",
+        "description": "Hours to keep the original beside the new image; 0 keeps none.",
     },
     **rewriting.SPEED_OPTIONS,
     **wait_for_guests.WAIT_OPTIONS,
@@ -163,7 +163,7 @@ class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
             return
         pool = StoragePool.objects.filter(pk=plan.scratch_pool).first()
         if pool is None:
-            raise RefusedError("stale_plan", "The pool is not registered any more: scan the host again.")
+            raise RefusedError("stale_plan", "Its pool is no longer registered: scan the host again.")
         for refusal in space.Admitted().against(pool, target.host, space.planned_need(plan, target.host)):
             raise RefusedError(refusal.code, refusal.detail)
 
@@ -284,11 +284,11 @@ def _lasting(choice: Choice, above: list[Image], options: dict[str, Any]) -> lis
     """Warnings that hold for every replacement."""
     warnings = []
     if above:
-        warnings.append(f"{len(above)} overlays read this image. What they read stays the same to the byte.")
+        warnings.append(f"{len(above)} overlays use this image. The data they read stays identical.")
     if not choice.keeps_undo:
         return warnings
     if not options["undo_hours"]:
-        warnings.append("No undo copy: the original is removed as soon as the new image stands verified in its place.")
+        warnings.append("No undo copy: the original is removed as soon as the verified new image is in place.")
     else:
-        warnings.append("Until its undo copy goes, the pool holds both: nothing is free before that.")
+        warnings.append("Until the undo copy is removed, the pool holds both files: no space is freed before that.")
     return warnings

@@ -64,7 +64,7 @@ class Watchers:
             watch(host_id)
             failed = False
         except HostError as error:
-            logger.info("guests of host %s are asked about every ten seconds: %s", host_id, error.detail)
+            logger.info("guests of host %s are polled about every ten seconds: %s", host_id, error.detail)
         except Error as error:
             logger.warning("guests of host %s are not watched while the database is away: %s", host_id, error)
         finally:

@@ -72,14 +72,14 @@ def refusals(image: Image, *, down_to_base: bool) -> list[Refusal]:
             where = f"the section {disk.only_in} of " if disk.only_in else ""
             found.append(
                 _recorded(
-                    f"{where}{guest.name} names it as a linked clone ({disk.volume}): delete that snapshot or change "
+                    f"{where}{guest.name} uses it as a linked clone ({disk.volume}): delete that snapshot or change "
                     "first, or move the disk to another storage, which makes a full copy."
                 )
             )
         elif disk.target.startswith("unused"):
             found.append(
                 _recorded(
-                    f"{guest.name} keeps it as {disk.target}, not as a drive: attach it to a bus (qm set {guest.uid} "
+                    f"{guest.name} has it as {disk.target}, not as a drive: attach it to a bus (qm set {guest.uid} "
                     f"--scsi1 {disk.volume}) and flatten it then, or remove it."
                 )
             )
@@ -87,21 +87,23 @@ def refusals(image: Image, *, down_to_base: bool) -> list[Refusal]:
             found.append(
                 Refusal(
                     "stale_plan",
-                    f"A change of {disk.target} of {guest.name} waits for its next start: start it, or revert the "
-                    "change, then scan again.",
+                    f"A pending change of {disk.target} of {guest.name} takes effect at its next start: start it or "
+                    "revert the change, then scan again.",
                 )
             )
         elif disk.volume.rpartition("/")[2].startswith("base-"):
             found.append(Refusal("immutable", f"{guest.name} is a template: Proxmox VE protects its disks."))
         elif down_to_base:
             found.append(
-                _recorded(f"{guest.name} names it as a linked clone: flatten it down to nothing (leave down_to out).")
+                _recorded(
+                    f"{guest.name} uses it as a linked clone: flatten it down to no backing file (leave down_to out)."
+                )
             )
         elif not _has_a_way(image.host):
             found.append(
                 _recorded(
-                    f"{guest.name} names it as a linked clone ({disk.volume}), and its configuration cannot be changed "
-                    f"from here: give {image.host.name} an API token, or an account by ssh that is root."
+                    f"{guest.name} uses it as a linked clone ({disk.volume}), and its configuration cannot be changed "
+                    f"from here: give {image.host.name} an API token, or an SSH account that is root."
                 )
             )
     return found
@@ -110,7 +112,7 @@ def refusals(image: Image, *, down_to_base: bool) -> list[Refusal]:
 def against_replacing(image: Image) -> list[Refusal]:
     """What stands against putting a whole copy in the image's place by another way than flattening."""
     return [
-        _recorded(f"{disk.guest.name} names it as a linked clone ({disk.volume}): flatten it first.")
+        _recorded(f"{disk.guest.name} uses it as a linked clone ({disk.volume}): flatten it first.")
         for disk in _linked(image)[:1]
     ]
 
@@ -118,8 +120,8 @@ def against_replacing(image: Image) -> list[Refusal]:
 def warnings(image: Image) -> list[str]:
     """What happens to the configurations."""
     return [
-        f"The configuration of {disk.guest.name} names the disk {disk.target} by {own_id(disk.volume)} then; an undo "
-        "changes it back."
+        f"The configuration of {disk.guest.name} will name the disk {disk.target} by {own_id(disk.volume)}; "
+        "an undo restores it."
         for disk in _linked(image)
     ]
 
@@ -177,7 +179,7 @@ def check(job: Job, image: Image) -> None:
     if not begun:
         kept = {"volumes": [asdict(one) for one in found]}
         if not claims.ours(job).update(kept=kept):
-            raise RefusedError("stale_plan", "The job was taken away from this worker.")
+            raise RefusedError("stale_plan", "Another worker has taken over this job.")
         job.kept = kept
 
 
@@ -188,13 +190,14 @@ def _looked_at(api: Api, node: str, disk: GuestDisk, begun: dict[str, Any] | Non
         config = read_config(api, _ref(naming))
     except NotThereError as error:
         raise RefusedError(
-            "guest_records_chain", f"{guest.name} is not on {node}: flatten its disk where it is. {error.detail}"
+            "guest_records_chain",
+            f"{guest.name} is not on {node}: flatten its disk on the node that has it. {error.detail}",
         ) from error
     config.check_free(begun["digest"] if begun else "")
     hidden_lines.refuse_dropping(guest.host, api, config, guest.name)
     targets = changes.naming(config, naming.old)
     if not targets:
-        raise RefusedError("stale_plan", f"{guest.name} does not name {naming.old} any more: scan again.")
+        raise RefusedError("stale_plan", f"{guest.name} no longer names {naming.old}: scan again.")
     for target in targets:
         config.drive(target)  # that nothing waits to take its place
     _check_off(api, naming)
@@ -225,7 +228,10 @@ def _volume(text: str) -> str:
 def _check_off(api: Api, naming: Naming) -> None:
     for row in api.rows("nodes", naming.node, PATHS[VM]):
         if str(row.get("vmid")) == naming.uid and row.get("status") != "stopped":
-            raise RefusedError("guest_running", f"{naming.name} runs: its configuration is changed while it is off.")
+            raise RefusedError(
+                "guest_running",
+                f"{naming.name} is running: shut it down first. Its configuration is changed only while it is off.",
+            )
 
 
 def lead_to_the_flat_one(job: Job) -> None:
@@ -238,7 +244,7 @@ def lead_to_the_flat_one(job: Job) -> None:
     if not job.kept.get("volumes"):
         return
     if not claims.ours(job).update(repoint_due=True):
-        raise RefusedError("stale_plan", "The job was taken away from this worker.")
+        raise RefusedError("stale_plan", "Another worker has taken over this job.")
     with _api(job.host) as api:
         for naming in _kept(job):
             _put(job, api, naming, naming.new, digest=naming.digest)
@@ -257,7 +263,7 @@ def put(job: Job, *, flat: bool) -> None:
             try:
                 _put(job, api, naming, naming.new if flat else naming.old)
             except NotThereError:
-                claims.log(job, f"{naming.name} is not on {naming.node} any more: its configuration is left alone")
+                claims.log(job, f"{naming.name} is no longer on {naming.node}: its configuration is not changed")
             except RefusedError as error:  # the others are not kept from what is due to them
                 refused.append(error)
     if refused:
@@ -284,4 +290,4 @@ def _put(job: Job, api: Api, naming: Naming, volume: str, *, digest: str = "") -
         raise HostError(f"{', '.join(done.left)} of {naming.name} still has the id {other} of the same file.")
     what = f"{naming.name} names {volume} now"
     claims.log(job, f"Proxmox VE: {what}")
-    audit(SYSTEM, "volume named anew", naming.name, after={"job": job.pk, "before": other, "now": volume})
+    audit(SYSTEM, "volume renamed", naming.name, after={"job": job.pk, "before": other, "now": volume})

@@ -15,10 +15,10 @@ def refusals(image: Image, advice: str) -> list[Refusal]:
         advice: what becomes of those who need it, or what to do instead, as a sentence.
     """
     near = neighbours.of(image)
-    standing = [f"{image.overlays_count} overlays stand on the image."] if image.overlays_count else []
+    standing = [f"{image.overlays_count} overlays use the image as their backing file."] if image.overlays_count else []
     found = [Refusal("has_overlays", f"{why} {advice}") for why in [*standing, *near.needed_by]]
     if why := near.needs_unknown:
-        found.append(Refusal("guests_unknown", f"{why} Until it is known who needs the image, it stays as it is."))
+        found.append(Refusal("guests_unknown", f"{why} The image is not changed until it is known who uses it."))
     return found
 
 

@@ -149,11 +149,13 @@ class Surroundings:
         seen, step = {self._image.pk}, self._image.backing_id
         while step is not None:
             if step in seen:
-                raise RefusedError("chain_cycle", f"The chain of {self._image.name} comes back to itself.")
+                raise RefusedError("chain_cycle", f"The backing chain of {self._image.name} loops back on itself.")
             seen.add(step)
             base = self._fetched.bases.get(step)
             if base is None:
-                raise RefusedError("chain_broken", f"What {self._image.name} stands on is gone: scan the host again.")
+                raise RefusedError(
+                    "chain_broken", f"The backing file of {self._image.name} is gone: scan the host again."
+                )
             found.append(base)
             step = base.backing_id
         return found

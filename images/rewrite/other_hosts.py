@@ -58,7 +58,7 @@ def look_again(job: Job, image: Image) -> None:
     if used >= {went, came}:
         raise RefusedError("guests_unknown", f"Both files of {image.name} are open on hosts that share its storage.")
     if went in used:
-        raise _used(image, "It was opened in the moment of the swap.")
+        raise _used(image, "It was opened during the swap.")
 
 
 def _others(image: Image) -> Iterator[tuple[StoragePool, bytes]]:
@@ -79,8 +79,8 @@ def _ask(pool: StoragePool, path: bytes, image: Image, inodes: list[int]) -> dic
     except (HostError, RefusedError) as error:
         raise RefusedError(
             "guests_unknown",
-            f"Another registered host shares the storage of {image.name} and could not be asked who uses the image "
-            f"there ({error.code}). Scan that host and try again.",
+            f"Another registered host shares the storage of {image.name} and did not report who uses the "
+            f"image ({error.code}). Scan that host and try again.",
         ) from error
 
 

@@ -24,7 +24,7 @@ def image_kind(name: str) -> ImageKind:
     for kind in image_kinds():
         if kind.name == name:
             return kind
-    raise InvalidError(f"There is no kind of job for images that is called {name!r}.")
+    raise InvalidError(f"{name!r} is not a kind of job for images.")
 
 
 def plan_for(actor: Actor, kind: ImageKind, image: Image, options: dict[str, Any]) -> Plan:

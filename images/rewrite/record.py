@@ -28,12 +28,12 @@ SPEED_OPTIONS: dict[str, dict[str, Any]] = {
         "type": ["integer", "null"],
         "minimum": 1_048_576,
         "default": None,
-        "description": "At most so many bytes a second; null for what its host says, which may be no limit.",
+        "description": "Limit in bytes per second; null for the host default, which may be no limit.",
     },
     "idle_io": {
         "type": ["boolean", "null"],
         "default": None,
-        "description": "Only use the disk when nobody else does; null for what its host says, which is yes at first.",
+        "description": "Idle I/O priority; null for the host default, which is on initially.",
     },
 }
 
@@ -181,13 +181,13 @@ def undo_copy_lost(job: Job, why: str, *, found: Mapping[str, Any] | None = None
         put_back = put_back or (kept is not None and kept.pk == waiting.target_id)
         state = Job.UndoState.UNDONE if put_back else Job.UndoState.MISSING
         if kept is not None and not put_back:
-            why = f"{why}; it goes on as {kept.name}, so that nothing was freed"
+            why = f"{why}; it is kept as {kept.name}, so no space was freed"
         close_undo(waiting, state, won_bytes(waiting, 0 if kept else None) if known and not put_back else 0)
         if put_back and waiting.kept.get("volumes"):
             # Its VM names it as a flat image, and it is a linked clone again (images.rewrite.linked_clones).
             Job.objects.filter(pk=waiting.pk).update(repoint_due=True)
-        claims.log(waiting, f"{why}: this job cannot be undone any more", JobLog.Level.WARNING)
-        what = "undo copy put back by somebody else" if put_back else "undo copy missing"
+        claims.log(waiting, f"{why}: this job can no longer be undone", JobLog.Level.WARNING)
+        what = "undo copy restored by somebody else" if put_back else "undo copy missing"
         audit(SYSTEM, what, waiting.target_label, before={"job": job.pk, "undo_bytes": held}, after={"found": why})
     return True
 

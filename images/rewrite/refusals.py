@@ -51,8 +51,8 @@ def only_copy(image: Image) -> list[Refusal]:
     if image.state not in MAY_BE_LOST:
         return []
     sentence = (
-        f"{image.name} is {Image.State(image.state).label.lower()}: the undo copy may be all that is left of it, and "
-        "stays. Mend the image, or force the removal."
+        f"The undo copy is not removed: {image.name} is {Image.State(image.state).label.lower()}, and the "
+        "copy may be the only good one left. Repair the image, or force the removal."
     )
     return [Refusal("stale_plan", sentence)]
 
@@ -62,9 +62,7 @@ def for_bases(image: Image, below: list[Image]) -> list[Refusal]:
     away = next((base for base in below if base.pool.state == StoragePool.SILENT), None)
     undeclared = [base for base in below if not base.declared_format and not image.backing_format]
     return (silent(away.pool) if away is not None else []) + [
-        Refusal(
-            "format_undeclared", f"Nothing declares the format of {base.name}, which it stands on: declare it first."
-        )
+        Refusal("format_undeclared", f"The format of its backing file {base.name} is not declared: declare it first.")
         for base in undeclared
     ]
 
@@ -83,11 +81,15 @@ def for_taken(image: Image, taken: list[Image]) -> tuple[list[Refusal], list[Ref
         if _readable_by_owner(image, base):
             continue
         uid = image.from_header("uid")
-        sentence = f"{base.name} may not be read by user {uid}, who owns {image.name} and would get its content."
+        sentence = (
+            f"User {uid} owns {image.name} and would get the content of {base.name}, which that user may not read."
+        )
         if base.pool.share_bases:
-            allowed.append(Refusal("foreign_base", f"{sentence} An admin allows that for the pool {base.pool.name}."))
+            allowed.append(
+                Refusal("foreign_base", f"{sentence} An admin can allow this for the pool {base.pool.name}.")
+            )
         else:
-            what_to_do = f"Let that user read it, or have an admin allow it in the settings of {base.pool.name}."
+            what_to_do = f"Let that user read it, or have an admin allow this in the settings of {base.pool.name}."
             refused.append(Refusal("foreign_base", f"{sentence} {what_to_do}"))
     return refused, allowed
 
@@ -126,8 +128,8 @@ def _unconfined(image: Image) -> list[Refusal]:
     if uid == 0 and not (mode or 0) & 0o022:
         return []
     sentence = (
-        f"Others than root can write to {image.name}, and {image.host.name} cannot keep qemu-img from other files that "
-        "its header may name: give it to root, or use a kernel from 5.13 on."
+        f"Users other than root can write to {image.name}, and {image.host.name} cannot restrict qemu-img "
+        "to the files of its job. Change the file's owner to root, or use kernel 5.13 or newer."
     )
     return [Refusal("not_confined", sentence)]
 
@@ -147,14 +149,14 @@ def for_pool(pool: StoragePool) -> list[Refusal]:
         refusals.append(Refusal(code, f"{pool.name}: {pool.state_detail}"))
     if pool.kind not in FOLDERS:
         refusals.append(
-            Refusal("unsupported_pool", f"Images in a {pool.kind} pool are not files: they cannot be rewritten.")
+            Refusal("unsupported_pool", f"Images in a {pool.kind} pool are not files and cannot be rewritten.")
         )
     if pool.network and not pool.all_hosts_registered:
         refusals.append(
             Refusal(
                 "shared_pool",
-                f"{pool.name} is on a network filesystem. An admin has to declare that every host that uses it "
-                "is registered here.",
+                f"{pool.name} is on a network filesystem. An admin must first declare that every host that uses "
+                "it is registered here.",
             )
         )
     return refusals
@@ -167,8 +169,8 @@ def silent(pool: StoragePool) -> list[Refusal]:
     return [
         Refusal(
             "pool_silent",
-            f"The storage pool {pool.name} does not answer, so nothing is started there. {pool.state_detail} Check its "
-            "server and the network, then scan the host.",
+            f"The storage pool {pool.name} does not answer; no job is started there. {pool.state_detail} "
+            "Check its server and the network, then scan the host.",
         )
     ]
 
@@ -178,7 +180,9 @@ def not_a_file(image: Image) -> list[Refusal]:
     if image.pool.kind in FOLDERS:
         return []
     return [
-        Refusal("unsupported_pool", f"{image.name} is a volume of a {image.pool.kind} pool, no file: it is not read.")
+        Refusal(
+            "unsupported_pool", f"{image.name} is a volume of a {image.pool.kind} pool, not a file: it is not read."
+        )
     ]
 
 
@@ -188,7 +192,7 @@ def _state(image: Image) -> list[Refusal]:
         case Image.State.OK:
             pass
         case Image.State.MISSING | Image.State.DELETED:
-            return [Refusal("stale_plan", "The image is not where it was any more: scan the host again.")]
+            return [Refusal("stale_plan", "The image is no longer in its place: scan the host again.")]
         case Image.State.SET_ASIDE:
             return [Refusal("set_aside", f"{image.name} is set aside: restore it first.")]
         case Image.State.UNREADABLE:
@@ -200,15 +204,13 @@ def _state(image: Image) -> list[Refusal]:
             return [Refusal(str(state), detail)]
     refusals = []
     if not image.declared_format:
-        looks = f"it looks like {image.format}, but anybody who can write into it could make it look so"
+        looks = f"its content looks like {image.format}, but anyone who can write to the file could fake that"
         refusals.append(
-            Refusal("format_undeclared", f"Nothing declares the format of {image.name}: {looks}. Declare it first.")
+            Refusal("format_undeclared", f"The format of {image.name} is not declared: {looks}. Declare it first.")
         )
     if image.chain_depth > DEEPEST_CHAIN:
         refusals.append(
-            Refusal(
-                "chain_too_deep", f"Its chain has {image.chain_depth} images; more than {DEEPEST_CHAIN} are refused."
-            )
+            Refusal("chain_too_deep", f"Its chain has {image.chain_depth} images; the limit is {DEEPEST_CHAIN}.")
         )
     return refusals
 
@@ -220,12 +222,13 @@ def _named(guest: Guest, image: Image) -> str:
 
 def _use(image: Image) -> list[Refusal]:
     if image.in_use is None:
-        why = image.pool.owners_unknown or image.host.owners_unknown or "It was not scanned yet."
-        return [Refusal("guests_unknown", f"{why} Until it is known who uses the image, it is not touched.")]
+        why = image.pool.owners_unknown or image.host.owners_unknown or "It has not been scanned yet."
+        return [Refusal("guests_unknown", f"{why} The image is not changed until it is known who uses it.")]
     locked = [disk.guest for disk in image.disks if disk.guest.lock]
     if locked:
         sentence = (
-            f"{_named(locked[0], image)} is locked ({locked[0].lock}): wait until that is over, or unlock it there."
+            f"{_named(locked[0], image)} is locked ({locked[0].lock}): wait until the lock is released, or "
+            "unlock it there."
         )
         return [Refusal("guest_locked", sentence)]
     if not image.in_use:
@@ -252,23 +255,23 @@ def _content(image: Image) -> list[Refusal]:
         refusals.append(
             Refusal(
                 "immutable",
-                f"{image.name} is protected (chattr +i or +a), or the disk of a template of Proxmox VE, which linked "
-                "clones use: it is left as it is. Reclaim the clones instead.",
+                f"{image.name} is protected (chattr +i or +a), or is the disk of a Proxmox VE template that "
+                "linked clones use. It is not changed; reclaim the clones instead.",
             )
         )
     if image.encrypted:
-        refusals.append(Refusal("encrypted", "It is encrypted: nothing in it can be told from noise without its key."))
+        refusals.append(Refusal("encrypted", "It is encrypted: without its key, its data cannot be told from noise."))
     if image.snapshots:
         refusals.append(
             Refusal(
                 "has_internal_snapshots",
-                f"It holds {len(image.snapshots)} internal snapshots, which a rewrite would drop. Delete them first "
-                "(qemu-img snapshot -d), if nobody needs them.",
+                f"It has {len(image.snapshots)} internal snapshots, which a rewrite would drop. Delete those that "
+                "are not needed first (qemu-img snapshot -d).",
             )
         )
     if image.from_header("data_file"):
         refusals.append(
-            Refusal("external_data_file", "Its data lies in a file of its own, which a rewrite would not carry.")
+            Refusal("external_data_file", "Its data is in a separate data file, which a rewrite would not copy.")
         )
     other_size = image.from_header("other_size")
     if other_size is not None:
@@ -276,7 +279,7 @@ def _content(image: Image) -> list[Refusal]:
             Refusal(
                 "unsupported_subformat",
                 f"Programs disagree about its size: {image.virtual_size or 0:,} bytes by its geometry, "
-                f"{other_size:,} by its footer. A rewrite could lose its end: use the program that made it.",
+                f"{other_size:,} by its footer. A rewrite could truncate it: use the program that created it.",
             )
         )
     if image.from_header("dirty") or image.from_header("corrupt"):
@@ -289,7 +292,7 @@ def _content(image: Image) -> list[Refusal]:
         refusals.append(
             Refusal(
                 "hard_linked",
-                f"The file has {image.nlink} names (hard links); a rewrite would part them and free nothing.",
+                f"The file has {image.nlink} names (hard links); a rewrite would separate them and free nothing.",
             )
         )
     return refusals
@@ -303,13 +306,15 @@ def for_space(pool: StoragePool, scratch_bytes: int | None, others_bytes: int = 
     reserve = reserve_of(capacity)
     if available - reserve >= scratch_bytes + others_bytes:
         return []
-    others = f"jobs that are queued or at work up to {others_bytes:,} more, " if others_bytes else ""
-    what_to_do = "wait for their end, cancel some, or keep no undo copies" if others else "reclaim smaller images first"
+    others = f"queued and running jobs up to {others_bytes:,} more, " if others_bytes else ""
+    what_to_do = (
+        "wait until they finish, cancel some, or keep no undo copies" if others else "reclaim smaller images first"
+    )
     return [
         Refusal(
             "not_enough_space",
-            f"It needs up to {scratch_bytes:,} bytes beside the original, {others}and {reserve:,} must stay free; "
-            f"{pool.name} has {available:,} free. Free some space, or {what_to_do}.",
+            f"It needs up to {scratch_bytes:,} bytes beside the original, {others}and {reserve:,} must stay "
+            f"free; {pool.name} has {available:,} free. Free some space, or {what_to_do}.",
         )
     ]
 

@@ -55,16 +55,14 @@ def refusals(image: Image, move: Move) -> list[Refusal]:
     disks = image.disks
     if disks and not move.repoint:
         guest = disks[0].guest.name
-        return [
-            _named(f"Guest {guest} names {image.name} and would not find it: choose to have its definition changed.")
-        ]
+        return [_named(f"Guest {guest} names {image.name} and would not find it: choose to change its definition.")]
     if disks and (why := why_read_only(image.host)):
         return [Refusal("tool_missing", why)]
     found = []
     for disk in disks:
         if disk.guest.kind != Guest.Kind.DOMAIN:
             found.append(
-                _named(f"{disk.guest.name} is no guest of libvirt: its definition cannot be changed from here.")
+                _named(f"{disk.guest.name} is not a libvirt guest: its definition cannot be changed from here.")
             )
         elif disk.only_in not in {"", "pending"}:
             found.append(_named(f"Guest {disk.guest.name} names the image in {disk.only_in}: delete that first."))
@@ -139,11 +137,11 @@ def lead_to_the_new_one(job: Job, image: Image, move: Move) -> None:
         "format": move.format, "guests": guests,
     }  # fmt: skip
     if not claims.ours(job).update(kept=kept, repoint_due=bool(guests)):
-        raise RefusedError("stale_plan", "The job was taken away from this worker.")
+        raise RefusedError("stale_plan", "Another worker has taken over this job.")
     job.kept = kept
     for guest in guests:
         _define(job, guest, forward=True, check=True)
-        claims.log(job, f"guest {guest['name']}: its definition names {display(move.after)} now")
+        claims.log(job, f"guest {guest['name']}: its definition now names {display(move.after)}")
 
 
 def lead_back(undone: Job) -> None:
@@ -166,7 +164,7 @@ def _define(job: Job, guest: dict[str, Any], *, forward: bool, check: bool) -> b
     edits = [_way(disk, forward=forward) for disk in guest["disks"]]
     changed = control.repoint(job.host, guest["uid"], edits, write=True, forward=check)
     if changed:
-        action = "guest led to the new image" if forward else "guest led to the original"
+        action = "guest repointed to the new image" if forward else "guest repointed to the original"
         disks = [{"target": disk.target, "before": disk.before, "after": disk.after} for disk in changed]
         audit(SYSTEM, action, guest["name"], after={"job": job.pk, "disks": disks})
     return bool(changed)
@@ -205,7 +203,7 @@ def agree(job: Job) -> None:
             _say_once(job, f"the definition of guest {guest['name']} could not be changed yet: {error.detail}")
             return
         except RefusedError as error:
-            _say_once(job, f"guest {guest['name']} is left as it is; look at its disks yourself. {error.detail}")
+            _say_once(job, f"guest {guest['name']} is not changed; check its disks yourself. {error.detail}")
     Job.objects.filter(pk=job.pk).update(repoint_due=False)
 
 
@@ -221,14 +219,14 @@ def _agree_by_id(job: Job) -> None:
         if error.code in linked_clones.PASSING:
             _say_once(job, f"its VM's configuration is changed later: {error.detail}")
             return
-        _say_once(job, f"its VM's configuration is left as it is; look at its disks yourself. {error.detail}")
+        _say_once(job, f"its VM's configuration is not changed; check its disks yourself. {error.detail}")
     Job.objects.filter(pk=job.pk).update(repoint_due=False)
 
 
 def _say_once(job: Job, text: str) -> None:
     if not job.log_lines.filter(text=text).exists():
         claims.log(job, text, JobLog.Level.WARNING)
-        audit(SYSTEM, "guest not led to its image", job.target_label, after={"job": job.pk, "why": text})
+        audit(SYSTEM, "guest not repointed to its image", job.target_label, after={"job": job.pk, "why": text})
 
 
 def settle(host_id: int | None = None, *, but_not: Collection[int] = ()) -> None:

@@ -33,14 +33,14 @@ def _check_proxmox(image: Image) -> None:
     """The same for guests of Proxmox VE, by its files as they are now."""
     for told in hypervisors.ask(image.host):
         if told.unknown:
-            raise RefusedError("guests_unknown", f"{told.unknown} Until that is known, no image is touched.")
+            raise RefusedError("guests_unknown", f"{told.unknown} Until that is known, no image is changed.")
         needed = {bytes(one.path_bytes) for one in (image, *descendants(image))}
         for guest in told.guests:
             if not needed & _paths(guest):
                 continue
             if guest.lock:
                 raise RefusedError(
-                    "guest_locked", f"Guest {guest.name} is locked ({guest.lock}): wait until that is over."
+                    "guest_locked", f"Guest {guest.name} is locked ({guest.lock}): wait until the lock is released."
                 )
             if guest.state not in OFF_STATES:
                 raise RefusedError(
@@ -70,13 +70,13 @@ def _domains(host: Host) -> tuple[GuestFacts, ...]:
         # Also where none was at the scan: a daemon that was started since may have brought guests with it.
         facts = reader.read(host)
         if facts is None and known_to_have_guests:
-            raise HostError("No libvirt listens there any more.")
+            raise HostError("libvirt no longer listens there.")
         return facts.domains if facts is not None else ()
     except HostError as error:
         if not known_to_have_guests:
             return ()  # a socket that nobody listens at, on a host without any guest's definition
         raise RefusedError(
-            "guests_unknown", f"{error.detail} Until libvirt tells which guests run, no image is touched."
+            "guests_unknown", f"{error.detail} No image is changed until libvirt reports which guests are running."
         ) from error
 
 

@@ -41,19 +41,19 @@ WAIT_OPTIONS: dict[str, dict[str, Any]] = {
     "when_running": {
         "enum": ["refuse", "wait"],
         "default": "refuse",
-        "description": "Where a guest runs on the image: refuse, or wait until somebody has shut it down.",
+        "description": "If a guest is running on the image: refuse, or wait until it has been shut down.",
     },
     "wait_hours": {
         "type": "number",
         "minimum": 0,
         "maximum": 168,
         "default": 24,
-        "description": "After so many hours the waiting is given up, and the job has failed.",
+        "description": "Hours to wait; then the job fails.",
     },
     "start_after": {
         "type": "boolean",
         "default": False,
-        "description": "Start the guest again when the job has ended and the image is whole.",
+        "description": "Start the guest again when the job has ended and the image is intact.",
     },
 }
 
@@ -96,8 +96,8 @@ def set_aside(
         return against, ()
     who = _guests([guest.name for guest in running])
     warning = (
-        f"The job waits until {who} has been shut down, for at most {options['wait_hours']:g} hours. "
-        "It shuts nothing down by itself."
+        f"The job waits until {who} has been shut down, for at most {options['wait_hours']:g} hours. It "
+        "does not shut down any guest itself."
     )
     return [refusal for refusal in against if refusal.code not in OF_GUESTS], (warning,)
 
@@ -197,7 +197,9 @@ def _states(host: Host) -> dict[str, str] | None:
 
 def _look_at(job: Job, states: dict[str, str] | None) -> None:
     if _known_to_be_off(job):
-        if claims.let_go_on(job, f"a scan after {job.parked_at:%H:%M:%S} UTC knows of no guest that runs: it goes on"):
+        if claims.let_go_on(
+            job, f"a scan after {job.parked_at:%H:%M:%S} UTC found no running guest: the job continues"
+        ):
             ring_now(job.pk)
         return
     until = job.wait_until or job.created
@@ -221,8 +223,9 @@ def _look_at(job: Job, states: dict[str, str] | None) -> None:
 
 def _give_up(job: Job, code: str) -> None:
     detail = (
-        f"It waited for {job.waiting_for}, which did not happen within {float(job.options['wait_hours']):g} hours. "
-        "Nothing was touched. Shut the guest down and submit the job again, or give it more time."
+        f"It waited for {job.waiting_for}, which did not happen within "
+        f"{float(job.options['wait_hours']):g} hours. Nothing was changed. Shut the guest down and submit "
+        "the job again, or allow more time."
     )
     if claims.give_up(job, code, detail):
         audit(SYSTEM, f"{job.kind} given up", job.target_label, after={"job": job.pk, "waited_for": job.waiting_for})
@@ -276,15 +279,15 @@ def _to_be_started(job: Job) -> tuple[list[Guest], str]:
     if job.state == Job.State.CANCELLED:
         return [], "the job was cancelled"
     if job.state != Job.State.SUCCEEDED and job.error_code in NO_START_AFTER:
-        return [], f"the job has failed ({job.error_code}); look at the image first"
+        return [], f"the job has failed ({job.error_code}); check the image first"
     domains = Guest.objects.filter(host=job.host_id, kind=Guest.Kind.DOMAIN)
     if job.waited_guests:
         waited = list(domains.filter(uid__in=[guest["uid"] for guest in job.waited_guests]))
-        return waited, "" if waited else "the guest that the job waited for is not known to libvirt any more"
+        return waited, "" if waited else "libvirt no longer knows the guest that the job waited for"
     users = list(domains.filter(disks__use__image=job.target_id).distinct())
     if len(users) == 1:
         return users, ""
-    return [], f"{len(users)} guests of libvirt have the image as their disk, and the job waited for none of them"
+    return [], f"{len(users)} libvirt guests have the image as their disk; the job waited for none of them"
 
 
 def _others_need(job: Job, guests: list[Guest]) -> bool:

@@ -83,7 +83,7 @@ def test_a_sound_image_is_told_so_and_a_broken_one_that_only_all_repairs_it(
     seen.assert_accessible()
     seen.page.get_by_role("link", name="Repair all…").click()
     plan = seen.page.locator("#plan")
-    expect(plan).to_contain_text("a guest may read other bytes than before")
+    expect(plan).to_contain_text("a guest may read different data than before")
     seen.page.get_by_label("Repair").select_option("leaks")
     expect(plan.get_by_role("button", name=f"Repair leaks {broken.name}")).to_be_enabled()
     plan.get_by_role("button", name=f"Repair leaks {broken.name}").click()

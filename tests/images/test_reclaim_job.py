@@ -100,7 +100,7 @@ def test_an_undo_brings_the_original_back_and_nothing_was_won(path: Path) -> Non
     assert ((job.result or {})["freed_bytes"], (job.result or {})["held_bytes"]) == (0, 0)
     image = image_at(path)
     assert (image.inode, image.allocated_size, image.pool.undo_bytes) == (str(inode), before, 0)
-    with pytest.raises(RefusedError, match="undone already"):
+    with pytest.raises(RefusedError, match="already undone"):
         services.undo(OPERATOR, job)
 
 
@@ -135,7 +135,7 @@ def test_a_base_is_not_put_back_by_force_below_its_overlays(path: Path) -> None:
     write(path, 0x42, "1M", "64k")
     create(path.with_name("overlay.qcow2"), base=path.name)
     scan(image_at(path).host)
-    with pytest.raises(RefusedError, match="overlays stand on the image") as refused:
+    with pytest.raises(RefusedError, match="overlays use the image") as refused:
         services.undo(ADMIN, job, force=True)
     assert refused.value.code == "has_overlays"
 

@@ -113,7 +113,7 @@ def test_of_several_guests_with_the_same_disk_none_is_started_unasked(image: Ima
     job = ended(image)
     wait_for_guests.look()
     assert started == []
-    assert any("2 guests of libvirt have the image as their disk" in line for line in said(job))
+    assert any("2 libvirt guests have the image as their disk" in line for line in said(job))
 
 
 def test_a_start_that_fails_is_a_warning_and_the_job_has_succeeded(

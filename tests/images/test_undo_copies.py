@@ -150,7 +150,7 @@ def test_a_copy_that_somebody_deleted_is_noticed_by_the_next_scan_and_reported(
     assert image_at(path).pool.undo_bytes == 0
     scan(job.host)
     assert asked("recover") == 0
-    with pytest.raises(RefusedError, match="somebody else deleted it"):
+    with pytest.raises(RefusedError, match="deleted outside this dashboard"):
         services.undo(OPERATOR, job)
 
 

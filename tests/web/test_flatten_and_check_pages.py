@@ -41,9 +41,9 @@ def test_the_page_of_an_overlay_offers_to_flatten_it_and_that_of_a_base_does_not
 def test_a_plan_to_flatten_says_what_moves_and_who_needs_it(operator: Client, chain: list[int]) -> None:
     page = operator.get(f"/images/{chain[2]}/flatten/").content.decode()
     text = text_of(page)
-    assert "What 2 images below can give moves up into a copy of highest.qcow2, which will then stand alone" in text
-    assert "its chain depth will be 1 instead of 3" in text
-    assert "mid.qcow2 its data is taken over" in text
+    assert "Data of 2 images below moves up into a copy of highest.qcow2, which will then have no backing file" in text
+    assert "Its chain depth becomes 1 (now 3)" in text
+    assert "mid.qcow2 its data is copied" in text
     assert "qemu-img rebase" in text
     assert chosen(page, "down_to") == ["", str(chain[0])]
     assert "zero" not in {found.get("id") for _, found in tags_of(page)}
@@ -86,7 +86,7 @@ def test_a_conversion_is_planned_and_queued_with_its_options(operator: Client, c
     address = f"/images/{chain[2]}/convert/"
     asked = {"format": "vmdk", "format_options": "subformat=streamOptimized", "target_name": "export.vmdk"}
     fragment = operator.get(address, asked, headers=HTMX).content.decode()
-    assert "The image stays as it is" in text_of(fragment)
+    assert "The image is unchanged" in text_of(fragment)
     assert "none is needed: the image is not changed" in text_of(fragment)
     operator.post(address, asked | planned(fragment))
     job = Job.objects.get(kind="convert", target_id=chain[2])

@@ -142,7 +142,7 @@ def test_a_pool_or_host_with_images_set_aside_is_not_forgotten(admin: Client, po
 def test_setting_aside_shows_its_plan_first_and_then_queues_a_job(admin: Client, pool: StoragePool) -> None:
     image = orphan(pool)
     page = said(admin.get(f"/images/{image.pk}/set-aside/"))
-    assert "gets another name in its folder" in page
+    assert "is renamed in its folder" in page
     assert EVIDENCE[0] in page
     answer = admin.post(f"/images/{image.pk}/set-aside/", {"grace_days": "30"})
     job = Job.objects.get(kind="set_aside")
@@ -166,7 +166,7 @@ def test_deleting_takes_the_typed_name_and_the_end_of_the_grace_period(admin: Cl
     answer = admin.post(f"/images/{waiting.pk}/delete/", {"confirm_name": waiting.name})
     assert (answer.status_code, "Refused (grace_period)" in said(answer)) == (409, True)
     answer = admin.post(f"/images/{due.pk}/delete/", {"confirm_name": "due"})
-    assert (answer.status_code, "Type the name of the image, due.qcow2" in said(answer)) == (400, True)
+    assert (answer.status_code, "due.qcow2 is not deleted: type its name" in said(answer)) == (400, True)
     assert not Job.objects.filter(kind="delete_aside").exists()
     assert admin.post(f"/images/{due.pk}/delete/", {"confirm_name": "due.qcow2"}).status_code == 302
 
