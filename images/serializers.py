@@ -198,7 +198,7 @@ class PoolSerializer(Shown, serializers.ModelSerializer[StoragePool]):
     leftovers = serializers.SerializerMethodField(help_text="Files of jobs that this dashboard does not know.")
     aside_bytes = serializers.SerializerMethodField(help_text="What images that are set aside occupy in it.")
     days_until_full = serializers.SerializerMethodField(
-        help_text="If it goes on as in the last 30 days. Null unless eight days or more of samples carry it."
+        help_text="Forecast at the growth of the last 30 days. Null unless eight days or more of samples support it."
     )
     days_until_full_low = serializers.SerializerMethodField(help_text="By the fastest growth that the samples allow.")
     days_until_full_high = serializers.SerializerMethodField(help_text="By the slowest one.")

@@ -35,9 +35,9 @@ def stalled(now: datetime) -> Iterator[Trouble]:
         if since is not None and now - since >= patience(job):
             yield Trouble(
                 f"{events.JOB_STALLED}:{job.pk}", "warning", f"{job} makes no progress",
-                f"It has not come further since {since:%Y-%m-%d %H:%M} UTC: {_place(job)}. Its log tells what it does; "
-                "perhaps the disk answers no more, or others leave it nothing. It is not ended by itself. To cancel it "
-                "is safe at any stage.",
+                f"No progress since {since:%Y-%m-%d %H:%M} UTC: {_place(job)}. Its log shows what it "
+                "does; the disk may no longer answer, or other work may slow it down. It is not "
+                "stopped automatically. Cancelling is safe at any stage.",
                 job.host.slug, "job", job.pk, str(job),
             )  # fmt: skip
 

@@ -54,12 +54,12 @@ def _not_entered(pool: StoragePool) -> Trouble | None:
     if pool.state == "changed":
         severity, title, detail = "danger", f"Another folder is in the place of {pool}", pool.state_detail
     elif pool.state == "not_listed" and pool.last_scanned is not None:
-        severity, title = "warning", f"{pool} is not in its host's list of image folders any more"
+        severity, title = "warning", f"{pool} is no longer in its host's list of image folders"
         detail = f"{pool.state_detail.rstrip('.')}."
     else:
         return None
     return Trouble(
-        f"{events.POOL_CHANGED}:{pool.pk}", severity, title, f"{detail} Until then no work is done in it.",
+        f"{events.POOL_CHANGED}:{pool.pk}", severity, title, f"{detail} No job runs in it until then.",
         pool.host.slug, "pool", pool.pk, str(pool),
     )  # fmt: skip
 
@@ -69,7 +69,7 @@ def _unreachable() -> Iterator[Trouble]:
         seen = f"Last seen {host.last_seen:%Y-%m-%d %H:%M} UTC." if host.last_seen else "It was never seen."
         yield Trouble(
             f"{events.HOST_UNREACHABLE}:{host.pk}", "danger", f"{host.name} does not answer",
-            f"{host.status_detail} {seen} Its numbers are those of then.", host.slug, "host", host.pk, host.name,
+            f"{host.status_detail} {seen} Its numbers are as of then.", host.slug, "host", host.pk, host.name,
         )  # fmt: skip
 
 
@@ -87,7 +87,8 @@ def _images(kind: str, states: tuple[str, ...], one: str, many: str) -> Iterator
         if count <= EACH:
             yield Trouble(
                 f"{kind}:{image.pk}", "danger", f"{image.name} {one}",
-                f"{image.state_detail} In {pool}. Guests that use it do not start, and nothing is rewritten.",
+                f"{image.state_detail} In {pool}. Guests that use it do not start, and no job rewrites "
+                "it.",
                 pool.host.slug, "image", image.pk, image.name,
             )  # fmt: skip
     if pool is not None:
@@ -98,7 +99,7 @@ def _rest(kind: str, pool: StoragePool, count: int, many: str) -> Iterator[Troub
     if count > 0:
         yield Trouble(
             f"{kind}:pool:{pool.pk}", "danger", f"More images in {pool} {many}",
-            f"{count:,} more than the {EACH} that have an alert each. The images page lists them.",
+            f"{count:,} more than the {EACH} with an alert each. The images page lists them.",
             pool.host.slug, "pool", pool.pk, str(pool),
         )  # fmt: skip
 

@@ -173,8 +173,8 @@ def over_threshold(pools: list[StoragePool], is_open: Collection[str]) -> Iterat
                 "danger" if percent >= danger else "warning",
                 f"{{pool}} is {'over' if percent >= limit else 'hardly below'} {whose} of {limit} %",
                 f"{int(percent)} % used: {size(pool.used_bytes)} of {size(pool.capacity_bytes)}, "
-                f"{size(pool.available_bytes)} free{_reserved(pool)}. Win space back (the images page lists the "
-                "largest wins), discard undo copies, or make it larger.",
+                f"{size(pool.available_bytes)} free{_reserved(pool)}. Reclaim space (the images page "
+                "lists the top candidates), discard undo copies, or enlarge the pool.",
             )
 
 
@@ -203,9 +203,10 @@ def full_soon(pools: list[StoragePool], is_open: Collection[str], now: datetime)
             kind,
             "danger" if forecast.days <= limit / 4 * (1 + MARGIN_DAYS * in_danger) else "warning",
             "{pool} will be full soon",
-            f"Full in about {days(forecast.days)} (between {forecast.low:.1f} and {forecast.high:.1f}) if it goes on "
-            f"as in the last {forecast.over_days} days: {size(round(forecast.growth_bytes))} a day, "
-            f"{size(pool.available_bytes)} free. Told from {limit:g} days on.",
+            f"Forecast full in about {days(forecast.days)} (between {forecast.low:.1f} and "
+            f"{forecast.high:.1f}) at the growth of the last {forecast.over_days} days: "
+            f"{size(round(forecast.growth_bytes))} a day, {size(pool.available_bytes)} free. The "
+            f"warning starts at {limit:g} days.",
         )
 
 
@@ -226,11 +227,12 @@ def overcommitted(pools: list[StoragePool], is_open: Collection[str]) -> Iterato
                 kind,
                 "warning",
                 _sentence(
-                    f"{place.name} promises {'more' if ratio >= limits[0] else 'hardly less'} than {limits[0]:g} times "
-                    "its capacity"
+                    f"{place.name} has {'more' if ratio >= limits[0] else 'hardly less'} "
+                    f"than {limits[0]:g} times its capacity provisioned"
                 ),
-                f"{ratio:.2f} times: images of {size(virtual)} virtual size on {size(capacity)}. "
-                "Where guests fill what they were promised, it is full: move images, or make it larger.",
+                f"Overcommit ratio {ratio:.2f}: images of {size(virtual)} virtual size on "
+                f"{size(capacity)}. If guests fill their disks, it runs full: move images, or enlarge "
+                "it.",
             )
 
 
@@ -251,8 +253,9 @@ def held_by_undo(pools: list[StoragePool], is_open: Collection[str]) -> Iterator
                 kind,
                 "warning",
                 f"Undo copies hold much of {place.name}",
-                f"{size(held)}, {int(percent)} % of its capacity, is not free until their windows close; "
-                f"told from {limits[0]:g} % on. A pool's page lists its own: discard those that nobody needs.",
+                f"{size(held)}, {int(percent)} % of its capacity, is not free until the undo windows "
+                f"close; the warning starts at {limits[0]:g} %. The pool's page lists its undo copies: "
+                "discard those that are not needed.",
             )
 
 

@@ -28,6 +28,6 @@ def clock() -> Iterator[Trouble]:
     if step := elapsed.jump():
         yield Trouble(
             events.CLOCK_JUMPED, "danger", f"The dashboard's clock was set by {step:+,.0f} s",
-            "Nothing is removed by time until it is right again, or until it has stayed like that for "
-            f"{elapsed.SETTLED / 3600:.0f} hours. Look at the time service of the dashboard's machine.",
+            "Nothing is removed by time until the clock is right again, or has been stable for "
+            f"{elapsed.SETTLED / 3600:.0f} hours. Check the time service of the dashboard's machine.",
         )  # fmt: skip

@@ -73,8 +73,9 @@ class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
 
     @extend_schema(
         summary="Set an orphan aside (admin)",
-        description="A job of the kind `set_aside`: the image gets another name, under which nobody finds it. Nothing "
-        "is freed. After `grace_days` an admin may delete it, by a job of the kind `delete_aside`.",
+        description="A job of the kind `set_aside`: the image is renamed and no longer found by guests and "
+        "lists. No space is freed. After `grace_days` an admin may delete it, by a job of the "
+        "kind `delete_aside`.",
         request=SetAsideBody,
         responses={202: JobSerializer},
     )
@@ -85,7 +86,7 @@ class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
         return self._submitted("set_aside", dict(body.validated_data))
 
     @extend_schema(
-        summary="Give an image that is set aside its own name again (admin)",
+        summary="Give an image that is set aside its original name again",
         request=EmptyBody,
         responses={202: JobSerializer},
     )
@@ -99,7 +100,7 @@ class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
         return Response(JobSerializer(job).data, status=status.HTTP_202_ACCEPTED)
 
     @extend_schema(
-        summary="How large it was, oldest first",
+        summary="Its sizes over time, oldest first",
         parameters=PAGE,
         responses=page_of(SampleSerializer),
     )

@@ -29,15 +29,15 @@ class LineSerializer(Shown, serializers.ModelSerializer[Job]):
     pool = serializers.SerializerMethodField(help_text="Id of the pool whose space changed; null where it was removed.")
     pool_name = serializers.SerializerMethodField()
     by = serializers.CharField(source="created_by")
-    policy = serializers.SerializerMethodField(help_text="Name of the policy that asked for it, null where none did.")
-    predicted_bytes = serializers.IntegerField(allow_null=True, help_text="What the plan expected to win.")
+    policy = serializers.SerializerMethodField(help_text="Name of the policy that requested it; null where none did.")
+    predicted_bytes = serializers.IntegerField(allow_null=True, help_text="Savings that the plan expected.")
     predicted_after_bytes = serializers.SerializerMethodField()
     before_bytes = serializers.IntegerField(allow_null=True, help_text="0 of a new file beside an image.")
     after_bytes = serializers.IntegerField(allow_null=True)
     held_bytes = serializers.IntegerField(source="undo_bytes", help_text="What its undo copy holds now.")
     freed_bytes = serializers.IntegerField(
-        help_text="What became free for good; negative where it was taken; 0 as long as an undo copy holds it, and "
-        "where the job was undone."
+        help_text="Bytes freed permanently; negative where the job consumed space; 0 while an undo copy "
+        "holds them, and where the job was undone."
     )
     freed_at = serializers.DateTimeField(allow_null=True, help_text="Null while it is held, and where it was undone.")
     at = serializers.DateTimeField(allow_null=True, help_text="`freed_at`, else when the job ended.")
@@ -106,15 +106,15 @@ def seconds_of(line: Job) -> float | None:
 class SumsSerializer(serializers.Serializer[Any]):
     """What some lines come to, in bytes."""
 
-    freed_bytes = serializers.IntegerField(help_text="Won less taken: by how much allocated space has become less.")
+    freed_bytes = serializers.IntegerField(help_text="Freed minus consumed: the net decrease of allocated space.")
     won_bytes = serializers.IntegerField(help_text="By jobs that freed something.")
-    taken_bytes = serializers.IntegerField(help_text="By jobs that took something, such as a copy beside its original.")
+    taken_bytes = serializers.IntegerField(help_text="By jobs that consumed space, such as a copy beside its original.")
     copies_bytes = serializers.IntegerField(help_text="Of these, by such copies.")
-    held_bytes = serializers.IntegerField(help_text="What undo copies hold now: nobody has won it yet.")
-    pending_bytes = serializers.IntegerField(help_text="What will be freed when they go.")
+    held_bytes = serializers.IntegerField(help_text="Held by undo copies now, not yet freed.")
+    pending_bytes = serializers.IntegerField(help_text="Freed once the undo copies expire.")
     predicted_bytes = serializers.IntegerField(help_text="What plans expected.")
-    jobs_count = serializers.IntegerField(help_text="Jobs that freed or took something for good.")
-    held_count = serializers.IntegerField(help_text="Jobs whose undo copies wait.")
+    jobs_count = serializers.IntegerField(help_text="Jobs that freed or consumed space permanently.")
+    held_count = serializers.IntegerField(help_text="Jobs whose undo copies still exist.")
 
 
 class OfHostSerializer(SumsSerializer):
@@ -160,9 +160,9 @@ def _flat(one: Any) -> dict[str, Any]:
 
 @extend_schema_view(
     list=extend_schema(
-        summary="Every job that won or lost space, newest first",
-        description="Once no undo copy waits any more, the sum of `freed_bytes` is the change of allocated bytes on "
-        "the disks, to the byte.",
+        summary="Every job that freed or consumed space, newest first",
+        description="Once no undo copy is left, the sum of `freed_bytes` is the change of allocated bytes "
+        "on the disks, to the byte.",
     )
 )
 class LedgerEndpoints(mixins.ListModelMixin, EndpointSet):
@@ -183,8 +183,8 @@ class LedgerEndpoints(mixins.ListModelMixin, EndpointSet):
         return selectors.Matches(rows)
 
     @extend_schema(
-        summary="The same, added up by host, pool and month",
-        description="Of what the list's filters leave.",
+        summary="Totals by host, pool and month",
+        description="Over the lines that the filters select.",
         filters=True,
         responses=SummarySerializer,
     )

@@ -77,7 +77,7 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
     def retrieve(self, request: Request, *args: Any, **kwargs: Any) -> Response:  # noqa: ARG002 (as the base has it)
         return Response(_policies([self.get_object()])[0])
 
-    @extend_schema(summary="Make a policy (admin)", request=PolicyBody, responses={201: PolicySerializer})
+    @extend_schema(summary="Create a policy (admin)", request=PolicyBody, responses={201: PolicySerializer})
     def create(self, request: Request) -> Response:
         body = PolicyBody(data=request.data)
         body.is_valid(raise_exception=True)
@@ -86,8 +86,8 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
 
     @extend_schema(
         summary="Change a policy (admin)",
-        description="A run at work goes on as it began; switched off, it is stopped. With another cron or time zone, "
-        "windows that would have opened before now are not made up for.",
+        description="A running run continues unchanged; disabling the policy stops it. With another cron "
+        "or time zone, windows that would have opened before now are not made up for.",
         request=PolicyPatch,
         responses=PolicySerializer,
     )
@@ -99,7 +99,7 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
 
     @extend_schema(
         summary="Delete a policy and its history (admin)",
-        description="Jobs of it that are at work end as they would.",
+        description="Its running jobs continue to their end.",
         responses={204: None},
     )
     def destroy(self, _request: Request, **_where: Any) -> Response:
@@ -107,7 +107,7 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
         return Response(status=status.HTTP_204_NO_CONTENT)
 
     @extend_schema(
-        summary="What it would do now (operator)",
+        summary="Preview what it would do now (operator)",
         description="Nothing is written. `limit` and `offset` cut both lists: `chosen` in the order of gain, `skipped` "
         "by name. Those of this page of `chosen` whose plans are refused stand at the beginning of `skipped`.",
         parameters=[*PAGE, _REASON],
@@ -118,7 +118,7 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
         return self._preview(request, self.get_object())
 
     @extend_schema(
-        summary="What a policy would do that is not made yet (operator)",
+        summary="Preview a policy that is not created yet (operator)",
         description="Nothing is written.",
         request=PolicyBody,
         parameters=[*PAGE, _REASON],
@@ -141,7 +141,7 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
         return Response(_runs(self.actor, [run])[0], status=status.HTTP_202_ACCEPTED)
 
     @extend_schema(
-        summary="Its runs, the latest first, with their jobs and how many were left out by which rule",
+        summary="Its runs, newest first, with their jobs and the number left out by each rule",
         parameters=PAGE,
         responses=page_of(RunSerializer),
     )
@@ -163,14 +163,14 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
         if given["state"] and given["state"] not in PolicyPick.State.values:
             raise ValidationError({"state": f"One of {', '.join(PolicyPick.State.values)}."})
         if not given["code"].isprintable():  # PostgreSQL takes no NUL
-            raise ValidationError({"code": "There is no such code."})
+            raise ValidationError({"code": "No such code."})
         page: Any = self.paginate_queryset(selectors.picks_of(found, state=given["state"], code=given["code"]))
         return self.get_paginated_response(PickSerializer(page, many=True).data)
 
     @extend_schema(
         summary="Stop a run (operator)",
-        description="Nothing more begins in it, jobs that have not begun are withdrawn, and what is at work goes on to "
-        "its end: until then `finished` is null. One that has ended is refused as `ended`.",
+        description="No further job starts in it, queued jobs are withdrawn, and running jobs continue to "
+        "their end: until then `finished` is null. One that has ended is refused as `ended`.",
         request=EmptyBody,
         responses=RunSerializer,
         operation_id="policies_runs_stop",
@@ -192,7 +192,7 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
         offset = whole_number(request, "offset", 0, 0, LARGEST - MAX_LIMIT)
         code = request.query_params.get("code", "")
         if code and code not in CODES:
-            raise ValidationError({"code": "There is no such code: docs/policies.md and docs/refusals.md list them."})
+            raise ValidationError({"code": "No such code: docs/policies.md and docs/refusals.md list them."})
         found = preview(
             Rules.of(policy), timezone.now(), limit=limit, chosen_from=offset, skipped_from=offset, code=code,
             hosts=hosts_of(self.actor),
@@ -219,8 +219,8 @@ class AutomationEndpoint(Endpoint):
 
     @extend_schema(
         summary="Whether automation is paused",
-        description="While it is, no policy and no benchmark watch starts anything, and undo copies do not expire. "
-        "Scans go on.",
+        description="While paused, no policy and no benchmark watch starts anything, and undo copies do "
+        "not expire. Scans continue.",
         responses=AutomationSerializer,
         tags=["automation"],
     )
@@ -228,7 +228,7 @@ class AutomationEndpoint(Endpoint):
         return Response(AutomationSerializer(automation.state()).data)
 
     @extend_schema(
-        summary="Pause all automation, or let it go on (admin)",
+        summary="Pause or resume all automation (admin)",
         request=AutomationBody,
         responses=AutomationSerializer,
         tags=["automation"],

@@ -56,15 +56,15 @@ class RunSummarySerializer(serializers.ModelSerializer[PolicyRun]):
     def get_counts(self, run: PolicyRun) -> dict[str, int]:
         return self._sums(run).counts
 
-    @extend_schema_field({"type": ["integer", "null"], "description": "What its jobs were expected to win."})
+    @extend_schema_field({"type": ["integer", "null"], "description": "Savings expected of its jobs."})
     def get_predicted_bytes(self, run: PolicyRun) -> int | None:
         return self._sums(run).predicted
 
-    @extend_schema_field({"type": "integer", "description": "What its jobs have freed."})
+    @extend_schema_field({"type": "integer", "description": "Space freed by its jobs."})
     def get_won_bytes(self, run: PolicyRun) -> int:
         return self._sums(run).won
 
-    @extend_schema_field({"type": "integer", "description": "What undo copies of its jobs hold."})
+    @extend_schema_field({"type": "integer", "description": "Space held by undo copies of its jobs."})
     def get_held_bytes(self, run: PolicyRun) -> int:
         return self._sums(run).held
 
@@ -118,16 +118,16 @@ class PolicyBody(Body):
     cron = StrictText(max_length=100, help_text="Five fields: minute, hour, day of the month, month, day of the week.")
     timezone = StrictText(max_length=64, default="UTC", help_text="Of the IANA database, as Europe/Berlin.")
     window_minutes = _whole("window_minutes", "A window ends before that where the next one opens.")
-    quiet_minutes = _whole("quiet_minutes", "Nothing begins in the last minutes of a window.")
+    quiet_minutes = _whole("quiet_minutes", "No job starts in the last minutes of a window.")
     hosts = serializers.ListField(child=StrictInteger(), default=list, max_length=1000, help_text="Ids; empty for all.")
     pools = serializers.ListField(child=StrictInteger(), default=list, max_length=1000, help_text="Ids; empty for all.")
     name_pattern = StrictText(
         max_length=500, allow_blank=True, default="",
-        help_text="Shell patterns with white space between them; one that starts with ! leaves out.",
+        help_text="Shell patterns separated by white space; a pattern that starts with ! excludes.",
     )  # fmt: skip
     formats = serializers.ListField(child=serializers.ChoiceField(FORMATS), default=list, max_length=len(FORMATS))
     min_reclaimable_bytes = _whole("min_reclaimable_bytes")
-    min_reclaimable_percent = _whole("min_reclaimable_percent", "Of what the image takes.")
+    min_reclaimable_percent = _whole("min_reclaimable_percent", "In percent of the physical size.")
     min_age_hours = _whole("min_age_hours", "Since the last job of its kind on the image.")
     min_chain_depth = _whole("min_chain_depth")
     include_decayed = StrictBoolean(default=False, help_text="Also images that grew back after they were reclaimed.")
@@ -136,7 +136,7 @@ class PolicyBody(Body):
     )
     kind = serializers.ChoiceField(KINDS, default="reclaim")
     options = serializers.DictField(default=dict, help_text="As `job-kinds/` says for the kind.")
-    max_jobs_per_host = _whole("max_jobs_per_host", "At once.")
+    max_jobs_per_host = _whole("Maximum number of concurrent jobs per host.", "At once.")
 
 
 class PolicyPatch(PolicyBody):
@@ -157,7 +157,7 @@ class PlannedSerializer(serializers.Serializer[Any]):
     host = serializers.IntegerField()
     label = serializers.CharField()  # type: ignore[assignment]  # a field of that name
     method = serializers.CharField(allow_blank=True)
-    waits = serializers.BooleanField(help_text="Another job has it now: its turn comes when that has ended.")
+    waits = serializers.BooleanField(help_text="Another job has it now; it is submitted when that job has ended.")
     predicted_bytes = serializers.IntegerField(allow_null=True)
     scratch_bytes = serializers.IntegerField(allow_null=True)
 

@@ -27,8 +27,8 @@ class NodeSerializer(serializers.Serializer[Any]):
     )
     freed_if_deleted = serializers.IntegerField(
         allow_null=True,
-        help_text="Bytes: its allocated size where nothing needs it; 0 where something does or another hard link "
-        "remains; null where it is not known who needs it.",
+        help_text="Bytes: its allocated size where nothing uses it; 0 where something does or another "
+        "hard link remains; null where it is not known who uses it.",
     )
 
 
@@ -146,11 +146,11 @@ class ConcernSerializer(serializers.Serializer[Any]):
 class WonSerializer(serializers.Serializer[Any]):
     """Bytes that jobs freed; those that undo copies still hold are not won yet."""
 
-    freed_bytes = serializers.IntegerField(help_text="Won less taken.")
+    freed_bytes = serializers.IntegerField(help_text="Freed minus consumed.")
     held_bytes = serializers.IntegerField()
     jobs_count = serializers.IntegerField()
     won_bytes = serializers.IntegerField()
-    taken_bytes = serializers.IntegerField(help_text="By jobs that left less free than there was.")
+    taken_bytes = serializers.IntegerField(help_text="By jobs that consumed space.")
     copies_bytes = serializers.IntegerField(help_text="Of these, by new files beside their originals.")
 
 

@@ -154,7 +154,7 @@ def _needed_by(base: Image, image: Image) -> str:
     """What else needs a base whose data moves up."""
     others = base.overlays_count - (image.backing_id == base.pk)
     guests = sorted({disk.guest.name for disk in base.disks})
-    needed = [f"{others} other overlays"] if others > 0 else []
+    needed = [f"{others} other {'overlay' if others == 1 else 'overlays'}"] if others > 0 else []
     needed += [f"guest {name}" for name in guests]
     needed += [f"{len(base.snapshots)} snapshots in it"] if base.snapshots else []
     if not needed:

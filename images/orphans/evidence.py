@@ -19,7 +19,7 @@ _LINKED = re.compile(r"[^:/]+:(\d+)/([^/\s]+)/(\d+)/([^/\s]+)")
 NAMED = 3
 
 #: How a plan says that an overlay is affected: it needs the image, and not the other way round.
-READS_ON = "reads it as its base, and goes on to"
+READS_ON = "uses it as its base, and continues to"
 KIND_WORDS = {"domain": "guest", "vm": "VM", "container": "container"}
 
 
@@ -82,7 +82,7 @@ class Blind:
             return ""
         first = [name for one, name in islice(self.names.items(), NAMED + 1) if one != image][:NAMED]
         more = f", and {count - len(first)} more" if count > len(first) else ""
-        return f"What these stand on cannot be read, and it may be this image: {', '.join(first)}{more}."
+        return f"The backing files of these cannot be read, and may include this image: {', '.join(first)}{more}."
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def judge(image: Facts, world: World) -> tuple[bool | None, list[str]]:
     ]
     if any(against):
         return None, [sentence for sentence in against if sentence]
-    told = [world.asked, "No overlay needs it.", "No process has it open."]
+    told = [world.asked, "No overlay uses it.", "No process has it open."]
     if number in world.numbers:
         told.append(f"Its name is that of a disk of {world.numbers[number]}, which does not name it.")
     return True, told
@@ -192,5 +192,5 @@ def bases_in_ids(disks: Iterable[tuple[str, str, str]]) -> dict[str, str]:
         ending = f"/{linked[3]}/{linked[4]}" if linked else ""
         if linked and path.endswith(ending):
             base = f"{path.removesuffix(ending)}/{linked[1]}/{linked[2]}"
-            found[base] = f"Guest {guest} names it as what its disk is a linked clone of."
+            found[base] = f"Guest {guest} names it as the base of a linked clone."
     return found

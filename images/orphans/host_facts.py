@@ -26,7 +26,7 @@ def of(host: Host) -> World:
     claims = _claims(host)
     unseen = list(claims[Claim.Kind.ANY].values())
     if host.capabilities.get("busy_complete") is False:
-        unseen.append(f"What some processes of {host.name} have open could not be seen: run the agent as root.")
+        unseen.append(f"The open files of some processes of {host.name} could not be seen: run the agent as root.")
     guests = list(
         Guest.objects.filter(host=host, kind__in=["vm", "container"]).values_list("kind", "uid", "name", "lock")
     )

@@ -34,7 +34,7 @@ def settle(recovery: Job, lost: Job, found: dict[str, Any]) -> bool:
     if found["outcome"] == "kept":
         return _settle_kept(recovery, lost, image, found)
     if found["outcome"] == "reverted" and lost.needs_recovery:
-        claims.log(lost, "recovered: the image has its own name, as if nothing had happened")
+        claims.log(lost, "recovered: the image has its original name; it was not set aside")
     if found["outcome"] == "lost" and image.aside_job_id == lost.pk and image.state == Image.State.SET_ASIDE:
         return _settle_lost(recovery, lost, image, found)
     return False
@@ -61,7 +61,7 @@ def _settle_found_again(recovery: Job, lost: Job, image: Image) -> bool:
     Job.objects.filter(pk=lost.pk).update(
         result=(lost.result or {}) | {"held_bytes": image.allocated_size or 0}
     )  # fmt: skip
-    claims.log(lost, "the image that was missing waits where it was set aside; its grace period begins anew")
+    claims.log(lost, "the missing image was found where it was set aside; its grace period starts again")
     return True
 
 
@@ -81,7 +81,7 @@ def _later(lost: Job, image: Image) -> QuerySet[Job]:
 def _settle_later(later: Job, image: Image, found: dict[str, Any]) -> bool:
     """A restore or a deletion that was cut off."""
     if found["outcome"] != "finished":
-        claims.log(later, "recovered: it had not happened; the image is set aside still")
+        claims.log(later, "recovered: the change had not happened; the image is still set aside")
         return False
     if image.state != Image.State.SET_ASIDE:
         return False
@@ -99,7 +99,7 @@ def _finish(later: Job, image: Image, found: dict[str, Any]) -> None:
         freed = size if found["discarded_bytes"] is None else found["discarded_bytes"]
         _succeed(later, aside.deletion_result(size, freed, None))
         lines.write(later, image.pool, size, 0, freed=freed)
-    claims.log(later, "recovered: it was done already; the job has succeeded")
+    claims.log(later, "recovered: the change was already done; the job has succeeded")
 
 
 def _succeed(job: Job, result: dict[str, Any]) -> None:
@@ -123,7 +123,7 @@ def _settle_lost(recovery: Job, lost: Job, image: Image, found: dict[str, Any]) 
         return False  # perhaps only a filesystem that is not mounted
     what = "put back by somebody else" if is_back else "missing"
     audit(SYSTEM, f"image set aside {what}", image.path, before={"job": lost.pk}, after={"found": found["detail"]})
-    claims.log(lost, f"{found['detail'] or 'the image is not set aside any more'}: {what}", JobLog.Level.WARNING)
+    claims.log(lost, f"{found['detail'] or 'the image is no longer set aside'}: {what}", JobLog.Level.WARNING)
     if is_back:
         rows.restored(image)
     else:

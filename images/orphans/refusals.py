@@ -42,9 +42,9 @@ def _host(image: Image) -> list[Refusal]:
 def _state(image: Image) -> list[Refusal]:
     match image.state:
         case Image.State.SET_ASIDE:
-            return [Refusal("set_aside", f"{image.name} is set aside already.")]
+            return [Refusal("set_aside", f"{image.name} is already set aside.")]
         case Image.State.MISSING | Image.State.DELETED:
-            return [Refusal("stale_plan", "The image is not where it was any more: scan the host again.")]
+            return [Refusal("stale_plan", "The image is no longer in its place: scan the host again.")]
         case Image.State.MODIFYING:
             return [Refusal("busy", image.state_detail or "A job is rewriting it.")]
     return []
@@ -56,22 +56,22 @@ def _needed(image: Image) -> list[Refusal]:
     because = " ".join(map(str, image.orphan_evidence))
     if image.orphan is None:
         why = because or image.pool.owners_unknown or image.host.owners_unknown or "It was not scanned yet."
-        return [Refusal("guests_unknown", f"{why} Until it is known who needs the image, it stays.")]
+        return [Refusal("guests_unknown", f"{why} It is not set aside until it is known who uses it.")]
     near = neighbours.of(image)
     if near.guests:
-        named = f"Guest {near.guests[0].name} needs it."
+        named = f"Guest {near.guests[0].name} uses it."
         return [Refusal("not_orphan", f"{image.name} is no orphan: {because or named}")]
     if near.above:
-        return [Refusal("has_overlays", f"{near.above[0].name} stands on {image.name}.")]
+        return [Refusal("has_overlays", f"{near.above[0].name} uses {image.name} as its backing file.")]
     if image.in_use:
         return [Refusal("image_in_use", f"It is in use ({image.in_use_detail}).")]
-    return [Refusal("not_orphan", f"{image.name} is no orphan: {because or 'something needs it.'}")]
+    return [Refusal("not_orphan", f"{image.name} is not an orphan: {because or 'something uses it.'}")]
 
 
 def _content(image: Image) -> list[Refusal]:
     found = []
     if image.from_header("data_file"):
-        found.append(Refusal("external_data_file", "Its data lies in a file of its own, which would stay behind."))
+        found.append(Refusal("external_data_file", "Its data is in a separate data file, which would stay behind."))
     if image.from_header("extents"):
         found.append(Refusal("unsupported_subformat", "It consists of several files; the others would stay behind."))
     if image.nlink > 1:
@@ -89,12 +89,17 @@ def _not_aside(image: Image) -> list[Refusal]:
 
 def _grace(image: Image) -> list[Refusal]:
     if step := elapsed.jump():
-        sentence = f"The dashboard's clock was set by {step:+,.0f} s: whether the grace period is over is not known."
+        sentence = f"The dashboard's clock was set by {step:+,.0f} s: it is not known whether the grace period is over."
         return [Refusal("clock_unsure", f"{sentence} Set the clock right, then delete {image.name}.")]
     if image.aside_until is None or image.aside_until <= timezone.now():
         return []
     until = f"{image.aside_until:%Y-%m-%d %H:%M} UTC"
-    return [Refusal("grace_period", f"{image.name} can be deleted from {until} on. Until then it can be restored.")]
+    return [
+        Refusal(
+            "grace_period",
+            f"{image.name} is not deleted: its grace period ends at {until}. Until then it can be restored.",
+        )
+    ]
 
 
 def _missed(image: Image) -> list[Refusal]:
@@ -105,10 +110,10 @@ def _missed(image: Image) -> list[Refusal]:
         return [Refusal("has_overlays", f"{overlay.name} misses it as its base: restore it.")]
     disk = GuestDisk.objects.filter(guest__host=image.host_id, path_key=key).select_related("guest").first()
     if disk is not None:
-        return [Refusal("not_orphan", f"Guest {disk.guest.name} names it by now: restore it.")]
+        return [Refusal("not_orphan", f"Guest {disk.guest.name} now names it: restore it.")]
     overlays = neighbours.of(image).above
     if overlays:
-        return [Refusal("has_overlays", f"{overlays[0].name} stands on {image.name}.")]
+        return [Refusal("has_overlays", f"{overlays[0].name} uses {image.name} as its backing file.")]
     return []
 
 
@@ -121,7 +126,7 @@ def warnings(image: Image) -> list[str]:
             f"It was last changed at {changed:%Y-%m-%d %H:%M} UTC, not long ago: somebody may be about to use it."
         )
     if neighbours.of(image).has_undo_copy:
-        found.append("An undo copy of an earlier job waits beside it, and cannot be put back while it is set aside.")
+        found.append("An undo copy of an earlier job exists and cannot be restored while the image is set aside.")
     return found
 
 

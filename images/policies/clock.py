@@ -98,7 +98,7 @@ def _begin(policy: Policy, window: Window, now: datetime) -> PolicyRun | None:
     late = now - window.opens
     detail = ""
     if late > _IN_TIME:
-        detail = f"Begun {late // timedelta(minutes=1)} minutes late, with what remains of its window."
+        detail = f"Started {late // timedelta(minutes=1)} minutes late, in the rest of its window."
     return _run(policy, window, now, state=PolicyRun.State.RUNNING, detail=detail)
 
 
@@ -118,12 +118,12 @@ def _why(window: Window, switch: Automation, now: datetime) -> str:
         return f"Automation was paused until {switch.since:%Y-%m-%d %H:%M} UTC."
     if now < window.closes:
         return (
-            f"The scheduler was not at work when it opened, and looked again at {now:%H:%M} UTC: only its last minutes "
-            "remained, in which nothing new begins."
+            f"The scheduler was not running when the window opened and checked again at {now:%H:%M} "
+            "UTC: only the last minutes remained, in which no new job starts."
         )
     return (
-        "The scheduler was not at work while it was open: it looked again at "
-        f"{now:%Y-%m-%d %H:%M} UTC. It is not caught up."
+        "The scheduler was not running while the window was open: it checked again at "
+        f"{now:%Y-%m-%d %H:%M} UTC. The run is not made up for."
     )
 
 

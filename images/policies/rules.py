@@ -335,7 +335,7 @@ def _unknown(row: _Row) -> str:
         return row.unknown
     if row.format not in estimates.SAMPLED_FORMATS:
         return f"{row.format} images are not analyzed; {', '.join(estimates.SAMPLED_FORMATS)} are."
-    return "it was not analyzed yet." if row.analyzed_at is None else "it was not analyzed since it changed."
+    return "it has not been analyzed yet." if row.analyzed_at is None else "it has not been analyzed since it changed."
 
 
 def looks_at_gain(rules: Rules) -> bool:

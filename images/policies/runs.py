@@ -181,7 +181,9 @@ def _end_window(run: PolicyRun, rules: Rules, now: datetime) -> None:
 def _closed(run: PolicyRun, rules: Rules, now: datetime) -> str:
     if now >= run.ends or not rules.quiet_minutes:
         return "The window closed before its turn came."
-    return f"The window's last {rules.quiet_minutes} minutes began before its turn came: nothing new begins in them."
+    return (
+        f"The last {rules.quiet_minutes} minutes of the window began before its turn came: no new job starts in them."
+    )
 
 
 def close(run: PolicyRun, rules: Rules, code: str, why: str) -> None:

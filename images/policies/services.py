@@ -57,7 +57,7 @@ def change(actor: Actor, policy: Policy, values: dict[str, Any]) -> Policy:
         saved = _save(actor, row, "policy changed", before=shown_before)
         if was_enabled and not row.enabled:
             for run in row.runs.filter(state=PolicyRun.State.RUNNING):
-                _stop(run, f"The policy was switched off by {actor.name}.")
+                _stop(run, f"The policy was disabled by {actor.name}.")
             alerts.ended_for_good(row.pk)
     return saved
 
@@ -104,14 +104,14 @@ def run_now(actor: Actor, policy: Policy, now: datetime | None = None) -> Policy
     now = now or timezone.now()
     switch = automation.state()
     if switch.paused:
-        raise RefusedError("automation_paused", f"Automation was paused by {switch.by}: let it go on first.")
+        raise RefusedError("automation_paused", f"Automation was paused by {switch.by}: resume it first.")
     with transaction.atomic():
         policy = _locked(policy)
         rules = Rules.of(policy)
         at_work = policy.runs.filter(state=PolicyRun.State.RUNNING).first()
         if at_work is not None:
             raise RefusedError(
-                "busy", f"Its run of {at_work.due:%Y-%m-%d %H:%M} UTC is still at work: wait, or stop it."
+                "busy", f"Its run of {at_work.due:%Y-%m-%d %H:%M} UTC is still running: wait, or stop it."
             )
         run = PolicyRun.objects.create(
             policy=policy, due=now, ends=rules.schedule.by_hand(now).closes, rules=rules.as_json(), by=actor.name,
@@ -135,7 +135,7 @@ def stop(actor: Actor, run: PolicyRun) -> PolicyRun:
         _locked(run.policy)
         if not _stop(run, f"Stopped by {actor.name}."):
             run.refresh_from_db()
-            raise RefusedError("ended", f"This run is {run.state} already: there is nothing to stop.")
+            raise RefusedError("ended", f"This run is already {run.state}: there is nothing to stop.")
         audit(actor, "policy run stopped", run.policy.name, after={"run": run.pk})
     run.refresh_from_db()
     return run

@@ -29,7 +29,10 @@ BOUNDS = {
 _NEVER = {
     "when_running": ("refuse", "A policy never waits for a guest, and never shuts one down: leave this out."),
     "start_after": (False, "A policy starts no guests: leave this out."),
-    "repair": ("none leaks", "A repair of everything may change what a guest reads: that is for an admin, by hand."),
+    "repair": (
+        "none leaks",
+        "A policy cannot repair all errors, which may change what a guest reads: an admin can do that manually.",
+    ),
     "down_to": (None, "It names one image; a policy works on many: leave this out."),
 }
 Fields = dict[str, str]
@@ -76,7 +79,7 @@ def _names(policy: Policy, kept: Policy | None, fields: Fields) -> None:
     elif len(policy.name_pattern) > 500:
         fields["name_pattern"] = "At most 500 characters."
     elif "!" in policy.name_pattern.split():
-        fields["name_pattern"] = "What an exclamation mark leaves out follows it without a space, as in “!*-template*”."
+        fields["name_pattern"] = "An exclusion follows its exclamation mark without a space, as in “!*-template*”."
 
 
 def _numbers(policy: Policy, fields: Fields) -> None:

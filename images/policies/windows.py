@@ -96,8 +96,8 @@ class Schedule:
         if shortest.last_start <= shortest.opens:
             minutes = (shortest.closes - shortest.opens) // timedelta(minutes=1)
             detail = (
-                f"The window that opens at {shortest.opens:%Y-%m-%d %H:%M} has {minutes} minutes: with the last "
-                f"{self.quiet_minutes} quiet, nothing could begin in it."
+                f"The window that opens at {shortest.opens:%Y-%m-%d %H:%M} has {minutes} minutes: with "
+                f"the last {self.quiet_minutes} quiet, no job could start in it."
             )
             raise _wrong("quiet_minutes", detail)
 

@@ -243,7 +243,7 @@ def _base(seen: Seen, facts: PoolFacts, volume: VolumeFacts) -> dict[str, Any]:
         return written | {"backing_path_b64": b64(raw)}
     if not facts.is_folder:
         return {}  # a thin pool, or an origin that libvirt does not list: no image of ours
-    why = f"Its base {path} lies in no pool of libvirt there, so that nobody can tell what it is."
+    why = f"Its base {path} is in no libvirt pool of that host, so nothing more is known about it."
     return written | {"backing_path_b64": b64(raw), "backing_unsafe": why}
 
 

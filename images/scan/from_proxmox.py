@@ -196,7 +196,7 @@ def _base(seen: _Seen, storage: StorageFacts, volume: VolumeFacts, place: str) -
     written = volume.parent if storage.is_folder else ""
     below = ""
     if written == _UNFINISHED:
-        unfinished = "A change of its VM's snapshots is not finished: what it stands on is not told."
+        unfinished = "A change of its VM's snapshots is not finished: its backing file is not reported."
         return {"backing_b64": b64(b"?"), "backing_unsafe": unfinished}
     if written and (why := backing_unsafe(_raw(written))):
         return {"backing_b64": b64(_raw(written)), "backing_unsafe": why}
@@ -210,7 +210,7 @@ def _base(seen: _Seen, storage: StorageFacts, volume: VolumeFacts, place: str) -
     told = {"backing_b64": b64(_raw(written)), "backing_path_b64": b64(_raw(below))}
     if _key(below) in seen.paths:
         return told
-    return told | {"backing_unsafe": f"The API lists no volume at {below}, which it stands on."}
+    return told | {"backing_unsafe": f"The API lists no volume at {below}, which is its backing file."}
 
 
 def _available(storage: StorageFacts) -> int | None:

@@ -182,7 +182,7 @@ class Resolver:
         elif row.missing:
             answer.state, answer.state_detail = (
                 State.MISSING,
-                "It is not where it was; its facts are from when it was last seen.",
+                "It is no longer in its place; its facts are from when it was last seen.",
             )
         elif wrong := self._mismatch(row, answer):
             answer.state, answer.state_detail = State.FORMAT_MISMATCH, wrong
@@ -247,7 +247,7 @@ class Resolver:
         answer.root_id, answer.chain_depth = root_id, depth
         if answer.state not in {State.FORMAT_MISMATCH, *Image.NOT_THERE}:
             answer.state = State.CHAIN_CYCLE
-            answer.state_detail = "Its chain of bases comes back to itself, so that no program can open it."
+            answer.state_detail = "The backing chain loops back on itself; no tool can open it."
 
     def _from_base(self, row_id: int) -> None:
         answer = self.answers[row_id]

@@ -32,12 +32,13 @@ def forget(actor: Actor, image: Image) -> None:
         host = Host.objects.select_for_update().get(pk=image.host_id)
         if not _gone().filter(pk=image.pk).exists():
             raise InvalidError(
-                f"{image.name} is still there. Only an image that vanished or was deleted can be forgotten."
+                f"{image.name} still exists. Only an image that vanished or was deleted can be forgotten."
             )
         if _keeping().filter(target_id=image.pk).exists():
             raise RefusedError(
                 "busy",
-                f"A job works on {image.name}, or keeps an undo copy of it. Wait for its end, or discard the copy.",
+                f"A job is running on {image.name}, or keeps an undo copy of it. Wait until it ends, or "
+                "discard the copy.",
             )
         audit(actor, "image forgotten", image.path, before={"missing_since": str(image.missing_since)}, after=None)
         _remove(host, [image.pk])

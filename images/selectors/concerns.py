@@ -21,7 +21,7 @@ FAILED_WITHIN = timedelta(days=7)
 
 IMAGE_STATES = {
     Image.State.CHAIN_BROKEN: ("Chains with a missing base", "danger"),
-    Image.State.CHAIN_CYCLE: ("Chains that run in a circle", "danger"),
+    Image.State.CHAIN_CYCLE: ("Circular backing chains", "danger"),
     Image.State.FORMAT_MISMATCH: ("Content contradicts the declared format", "danger"),
     Image.State.OUTSIDE_POOL: ("Bases outside of every pool", "warning"),
     Image.State.UNREADABLE: ("Images that cannot be read", "warning"),
@@ -98,7 +98,7 @@ def _orphans(images: QuerySet[Image], hosts: list[Host]) -> list[Concern]:
     orphans = images.filter(orphan=True, host__in=having).exclude(state__in=Image.NOT_THERE)
     first = orphans.order_by("-allocated_size", "id").only("name", "orphan_evidence")[:NAMED]
     items = [ConcernItem("image", image.pk, image.name, "; ".join(map(str, image.orphan_evidence))) for image in first]
-    return _concern("orphan", "Images that nothing uses", "warning", items, orphans.count() if items else 0)
+    return _concern("orphan", "Unused images (orphans)", "warning", items, orphans.count() if items else 0)
 
 
 def _jobs(jobs: QuerySet[Job]) -> list[Concern]:

@@ -18,16 +18,18 @@ VERBS = {
     for verb in (
         Verb("compress", "Compress…", "Compress", "Rewrites the image without its zeros and compresses what is left."),
         Verb("copy", "Copy…", "Copy", "Rewrites the image without its zeros and unused clusters, uncompressed."),
-        Verb("in_place", "Dig holes…", "Dig holes in place", "Gives back the blocks of zeros; needs no scratch space."),
-        Verb("rebase", "Flatten…", "Flatten", "Takes over what the images below hold, and keeps its own clusters."),
-        Verb("convert", "Flatten…", "Flatten into a new copy", "Writes all that the chain holds anew, without zeros."),
-        Verb("check", "Check…", "Check", "Looks through the image's tables for errors and leaks."),
-        Verb("repair leaks", "Repair…", "Repair leaks", "Gives back what nothing refers to, on a copy."),
-        Verb("repair all", "Repair…", "Repair all", "Mends all errors that can be mended, on a copy."),
-        Verb("trim", "Trim in guest…", "Trim in the guest", "The running guest says which blocks it no longer needs."),
+        Verb("in_place", "Punch holes…", "Punch holes in place", "Frees blocks of zeros; needs no scratch space."),
+        Verb("rebase", "Flatten…", "Flatten", "Copies the data of the images below and keeps its own clusters."),
+        Verb("convert", "Flatten…", "Flatten into a new copy", "Rewrites the data of the whole chain, without zeros."),
+        Verb("check", "Check…", "Check", "Checks the image's tables for errors and leaks."),
+        Verb("repair leaks", "Repair…", "Repair leaks", "Frees what nothing refers to, on a copy."),
+        Verb("repair all", "Repair…", "Repair all", "Repairs all errors that can be repaired, on a copy."),
+        Verb(
+            "trim", "Trim in guest…", "Trim in the guest", "The running guest reports which blocks it no longer needs."
+        ),
     )
 }
-OTHER = Verb("", "Reclaim…", "Reclaim", "Gets physical space back by the method that wins most.")
+OTHER = Verb("", "Reclaim…", "Reclaim", "Frees physical space by the method with the highest expected savings.")
 
 
 def verb_of(method: str) -> Verb:

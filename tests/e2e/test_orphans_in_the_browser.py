@@ -24,7 +24,7 @@ def test_an_orphan_is_set_aside_and_restored(admin_tab: Callable[..., Tab], rest
 
     seen.open(listed)
     row = page.locator("#orphans tbody tr").filter(has_text=path.name)
-    expect(row).to_contain_text("No overlay needs it.")
+    expect(row).to_contain_text("No overlay uses it.")
     expect(row).to_contain_text("last changed")
     seen.assert_accessible()
     row.get_by_role("link", name=f"Set {path.name} aside…").click()

@@ -67,7 +67,7 @@ def test_a_policy_is_made_previewed_run_and_read(
     expect(chosen).to_have_count(2)
     left_out = page.get_by_role("region", name="Left out")
     expect(left_out).to_contain_text("night-small.qcow2")
-    expect(left_out).to_contain_text("the policy asks for at least 5 MiB")
+    expect(left_out).to_contain_text("the policy requires at least 5 MiB")
     seen.assert_accessible()
 
     # By hand, to its end, without a reload.

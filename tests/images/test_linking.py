@@ -191,7 +191,7 @@ def test_a_known_running_guest_counts_also_where_others_are_unknown() -> None:
 def test_an_orphan_comes_with_its_evidence() -> None:
     answer = resolve(row(1))[1]
     assert (answer.orphan, answer.orphan_evidence) == (
-        True, [ASKED, "No overlay needs it.", "No process has it open."],
+        True, [ASKED, "No overlay uses it.", "No process has it open."],
     )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ def facts(name: str = "left.qcow2", path: str = "", **more: Any) -> Facts:
 
 
 def test_what_nothing_speaks_against_is_an_orphan_with_its_evidence() -> None:
-    assert judge(facts(), World(ASKED)) == (True, [ASKED, "No overlay needs it.", "No process has it open."])
+    assert judge(facts(), World(ASKED)) == (True, [ASKED, "No overlay uses it.", "No process has it open."])
 
 
 @pytest.mark.parametrize(
@@ -104,9 +104,7 @@ def test_the_base_in_the_id_of_a_linked_clone() -> None:
         [("s:101/base-101-disk-0.qcow2/102/vm-102-disk-0.qcow2", "/s/images/102/vm-102-disk-0.qcow2", "clone"),
          ("s:102/vm-102-disk-1.qcow2", "/s/images/102/vm-102-disk-1.qcow2", "clone"), ("", "", "x")]
     )  # fmt: skip
-    assert told == {
-        "/s/images/101/base-101-disk-0.qcow2": "Guest clone names it as what its disk is a linked clone of."
-    }
+    assert told == {"/s/images/101/base-101-disk-0.qcow2": "Guest clone names it as the base of a linked clone."}
 
 
 #: Each volume, and how a configuration names it.

@@ -85,7 +85,9 @@ def test_what_an_image_that_cannot_be_read_may_stand_on_is_no_orphan(
     scan(host)
     image = image_at(base)
     assert (image.orphan, image_at(top).orphan) == (None, True)
-    assert image.orphan_evidence == [f"What these stand on cannot be read, and it may be this image: {top.name}."]
+    assert image.orphan_evidence == [
+        f"The backing files of these cannot be read, and may include this image: {top.name}."
+    ]
     assert refusal(image) == "guests_unknown"
     job = set_aside_by_surprise(image)
     assert (job.state, job.error_code, base.exists()) == ("failed", "guests_unknown", True), job.error_detail

@@ -62,7 +62,7 @@ def test_a_window_that_is_over_or_has_only_quiet_minutes_left_is_missed_and_told
 ) -> None:
     [run] = clock.advance(TEN + late)
     assert run.state == "missed"
-    assert "scheduler was not at work" in run.detail
+    assert "scheduler was not running" in run.detail
     assert run.finished == TEN + late
     alert = Alert.objects.get(closed=None)
     assert (alert.key, alert.severity) == (f"policy_failed:{policy.pk}", "warning")

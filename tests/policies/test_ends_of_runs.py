@@ -14,7 +14,7 @@ from tests.policies.test_runs import MINUTE, NOW, begun, end, images, picks
 from tests.working import ADMIN, OPERATOR
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
-LATE = "Begun 20 minutes late, with what remains of its window."
+LATE = "Started 20 minutes late, in the rest of its window."
 
 
 def broken(*_about: Any) -> None:

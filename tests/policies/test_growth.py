@@ -55,7 +55,7 @@ def test_what_was_written_beside_is_growth_and_told_without_what_the_job_added()
     assert code_of(PolicyFactory.create(), one) == "decayed"
     reason = look(PolicyFactory.create()).skips[0].reason
     assert "won 3 GiB" in reason
-    assert "10 days later it took 3 GiB more again" in reason
+    assert "10 days later it had grown by 3 GiB again" in reason
 
 
 def test_how_much_it_grew_is_told_as_of_when_that_was_found() -> None:
@@ -64,7 +64,7 @@ def test_how_much_it_grew_is_told_as_of_when_that_was_found() -> None:
     sample(one, days_ago=90, size=4 * GIB)
     sample(one, days_ago=50, size=6 * GIB)
     assert code_of(PolicyFactory.create(), one) == "decayed"
-    assert "10 days later it took 3 GiB more again" in look(PolicyFactory.create()).skips[0].reason
+    assert "10 days later it had grown by 3 GiB again" in look(PolicyFactory.create()).skips[0].reason
 
 
 def test_growth_after_thirty_days_is_none_however_large_a_job_had_made_the_file_before() -> None:

@@ -308,7 +308,7 @@ def test_switching_a_policy_off_stops_its_run() -> None:
     run = begun(PolicyFactory.create())
     services.change(ADMIN, run.policy, {"enabled": False})
     run.refresh_from_db()
-    assert (run.state, run.detail) == ("stopped", "The policy was switched off by ada.")
+    assert (run.state, run.detail) == ("stopped", "The policy was disabled by ada.")
     assert at_work() == []
 
 

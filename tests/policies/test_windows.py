@@ -111,7 +111,7 @@ def test_a_window_ends_when_the_next_one_opens() -> None:
         ({"timezone": ""}, "timezone", "no such time zone"),
         ({"timezone": "localtime"}, "timezone", "no such time zone"),
         ({"timezone": "Factory"}, "timezone", "no such time zone"),
-        ({"quiet": 360}, "quiet_minutes", "nothing could begin"),
+        ({"quiet": 360}, "quiet_minutes", "no job could start"),
         ({"cron": "*/30 * * * *"}, "quiet_minutes", "30 minutes"),
     ],
 )

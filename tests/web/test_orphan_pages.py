@@ -15,7 +15,7 @@ from storage_admin.jobs.models import Job
 from tests.factories import GIB, HostFactory, ImageFactory, JobFactory, StoragePoolFactory
 from tests.web.html import inline_code, tags_of, text_of
 
-EVIDENCE = ["libvirt on pve1 was asked: none of its 2 guests names it.", "No overlay needs it."]
+EVIDENCE = ["libvirt on pve1 was asked: none of its 2 guests names it.", "No overlay uses it."]
 
 
 @pytest.fixture
