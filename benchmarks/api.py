@@ -54,8 +54,8 @@ class BenchmarkEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpo
 
     @extend_schema(
         summary="Start a benchmark on a pool",
-        description="202 with the run, whose `job` can be watched and cancelled; refused: 409 with a code. What it "
-        "would cost: `benchmarks/profiles/`, or `jobs/` with `dry_run`.",
+        description="202 with the run, whose `job` can be watched and cancelled; refused: 409 with a code. "
+        "For its cost, see `benchmarks/profiles/`, or `jobs/` with `dry_run`.",
         request=BenchmarkBody,
         parameters=[
             OpenApiParameter(
@@ -76,7 +76,7 @@ class BenchmarkEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpo
         run = services.submit(self.actor, given["kind"], pool.pk, given.get("options"), idempotency_key=key)
         return Response(BenchmarkSerializer(run).data, status=status.HTTP_202_ACCEPTED)
 
-    @extend_schema(summary="The figures of a run, and what to choose from them", responses=ResultsSerializer)
+    @extend_schema(summary="The figures of a run, and its recommendation", responses=ResultsSerializer)
     @action(detail=True, methods=["get"], pagination_class=None, filter_backends=[])
     def results(self, _request: Request, **_where: Any) -> Response:
         run = self.get_object()
@@ -164,7 +164,7 @@ def _ids(text: str) -> list[int]:
     return numbers
 
 
-@extend_schema_view(list=extend_schema(summary="Profiles that are run again and again"))
+@extend_schema_view(list=extend_schema(summary="Profiles that run regularly"))
 class WatchEndpoints(mixins.ListModelMixin, EndpointSet):
     queryset = Watch.objects.none()
     serializer_class = WatchSerializer
@@ -175,7 +175,7 @@ class WatchEndpoints(mixins.ListModelMixin, EndpointSet):
         return selectors.watches_for(self.actor)
 
     @extend_schema(
-        summary="Run a quick profile on a pool again and again",
+        summary="Run a quick profile on a pool regularly",
         description="A second time for the same pool and kind changes how often.",
         request=WatchBody,
         responses={201: WatchSerializer},
@@ -187,7 +187,7 @@ class WatchEndpoints(mixins.ListModelMixin, EndpointSet):
         row = services.watch(self.actor, pool_of(self, given["pool"]), given["kind"], given["every_hours"])
         return Response(WatchSerializer(row).data, status=status.HTTP_201_CREATED)
 
-    @extend_schema(summary="End a watch; what it measured stays", responses={204: None})
+    @extend_schema(summary="End a watch; its results are kept", responses={204: None})
     def destroy(self, _request: Request, **where: Any) -> Response:
         services.unwatch(self.actor, get_object_or_404(self.get_queryset(), pk=where["pk"]))
         return Response(status=status.HTTP_204_NO_CONTENT)

@@ -36,14 +36,12 @@ class RunBenchmark(JobKind):
 
     name = "benchmark"
     title = "Benchmark"
-    description = "Measures a pool on scratch files of its own, which it removes. No image is written to."
+    description = "Measures a pool on scratch files of its own, which it removes afterwards. Writes to no image."
     target = "pool"
     verb = "benchmark"
     measures = True
     progress_in_bytes = False
-    when_lost = (
-        "Its scratch files, where some are left, are removed by a recovery of the host, or by the next benchmark."
-    )
+    when_lost = "Leftover scratch files are removed by a recovery of the host or by the next benchmark."
     properties = {
         "kind": {"enum": BenchmarkKind.values, "description": "What is measured."},
         "quick": {"type": "boolean", "default": True, "description": "The quick variant instead of the thorough one."},
@@ -53,7 +51,7 @@ class RunBenchmark(JobKind):
         },
         "alongside": {
             "type": "boolean", "default": False,
-            "description": "Also while rewriting jobs run on the host. Both then disturb each other.",
+            "description": "Also while rewriting jobs run on the host; both then slow each other down.",
         },
         "size_bytes": {
             "type": ["integer", "null"], "minimum": 1 << 20, "maximum": 1 << 40, "multipleOf": 1 << 20, "default": None,
@@ -67,7 +65,7 @@ class RunBenchmark(JobKind):
         },
         "idle_io": {
             "type": "boolean", "default": False,
-            "description": "Only use the disk when nobody else does. On a busy host it then measures what is left.",
+            "description": "Idle I/O priority. On a busy host it then measures the remaining capacity.",
         },
         "boot": boot.SCHEMA,
     }  # fmt: skip
@@ -196,7 +194,7 @@ def _no_room(pool: StoragePool, scratch: int) -> list[Refusal]:
     worst = Admitted().worst_with(pool, pool.host, Need(pool.host_id, scratch, scratch))
     if available - reserve >= worst:
         return []
-    others = f"jobs that are queued or at work up to {worst - scratch:,} more, " if worst > scratch else ""
+    others = f"queued and running jobs up to {worst - scratch:,} more, " if worst > scratch else ""
     return [
         Refusal(
             "not_enough_space",

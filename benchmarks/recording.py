@@ -147,4 +147,7 @@ def _company(benchmark: Benchmark) -> str:
     if not named:
         return ""
     more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
-    return f"Other jobs were at work on the host meanwhile, and disturbed it: {', '.join(named[:MOST_NAMED])}{more}."
+    return (
+        "Other jobs were running on the host meanwhile and affected the figures: "
+        f"{', '.join(named[:MOST_NAMED])}{more}."
+    )

@@ -121,7 +121,9 @@ class CostSerializer(serializers.Serializer[Any]):
     """What a run costs, before it starts."""
 
     bytes_written = serializers.IntegerField(help_text="About, over all repetitions.")
-    scratch_bytes = serializers.IntegerField(help_text="The most that it takes of the pool; all of it is given back.")
+    scratch_bytes = serializers.IntegerField(
+        help_text="Largest space that it takes in the pool; all of it is freed afterwards."
+    )
     seconds_about = serializers.IntegerField()
 
 

@@ -227,7 +227,8 @@ MADE: dict[str, Made] = {
         GIB, 4 * GIB, "fio", "fio",
     ),
     "preallocation": Made(
-        "Preallocation", "What does each preallocation cost when an image is created, and win when it is written?",
+        "Preallocation", "What does each preallocation cost when an image is created, and save when it is "
+        "written?",
         _preallocation, 256 * MIB, 2 * GIB, "qemu-img", "qemu-utils",
     ),
     "cluster_size": Made(

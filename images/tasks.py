@@ -72,7 +72,7 @@ def expire_undo() -> None:
         except RefusedError:
             continue
         except NotFoundError:
-            why = "its image is not listed any more, so nobody knows where the copy would be"
+            why = "its image is no longer listed, so the place of the copy is not known"
             record.undo_copy_lost(job, why, known=False)
 
 

@@ -136,7 +136,7 @@ class PolicyBody(Body):
     )
     kind = serializers.ChoiceField(KINDS, default="reclaim")
     options = serializers.DictField(default=dict, help_text="As `job-kinds/` says for the kind.")
-    max_jobs_per_host = _whole("Maximum number of concurrent jobs per host.", "At once.")
+    max_jobs_per_host = _whole("max_jobs_per_host", "Maximum number of concurrent jobs per host.")
 
 
 class PolicyPatch(PolicyBody):

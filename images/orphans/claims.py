@@ -39,15 +39,19 @@ def of_disk(told: dict[str, Any]) -> Told:
     """A guest's disk outside of every pool that stands on something."""
     shown, base = display(unb64(told["path_b64"])), told.get("base")
     if base:
-        return Told(Claim.Kind.FILE, inode(*base), f"{shown}, a guest's disk outside of every pool, stands on it.")
-    why = f"{shown} is a guest's disk outside of every pool, and what it stands on is not known: {told['why']}."
+        return Told(
+            Claim.Kind.FILE,
+            inode(*base),
+            f"{shown}, a guest's disk outside of every pool, uses it as its backing file.",
+        )
+    why = f"{shown} is a guest's disk outside of every pool, and its backing file is not known: {told['why']}."
     return Told(Claim.Kind.ANY, display(unb64(told["path_b64"]))[:100], why)
 
 
 def of_blind(path: bytes) -> Told:
     """An undo copy whose header cannot be read."""
     shown = display(path)
-    return Told(Claim.Kind.ANY, shown[-100:], f"What the undo copy {shown} stands on cannot be read.")
+    return Told(Claim.Kind.ANY, shown[-100:], f"The backing file of the undo copy {shown} cannot be read.")
 
 
 def record(host: Host, told: list[Told]) -> bool:

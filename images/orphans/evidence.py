@@ -144,7 +144,7 @@ def judge(image: Facts, world: World) -> tuple[bool | None, list[str]]:
     """Whether it is an orphan (``None``: not known), and why."""
     if image.namings or image.has_overlays:
         told = [naming.sentence for naming in image.namings]
-        told += [f"{name}, which is set aside, stands on it." for name in image.aside]
+        told += [f"{name}, which is set aside, uses it as its backing file." for name in image.aside]
         return False, list(dict.fromkeys(filter(None, told)))
     needed = [
         world.kept.get(image.id, ""), world.needed_paths.get(image.path, ""), world.needed_files.get(image.inode, ""),

@@ -185,7 +185,7 @@ def _described(host: Host) -> dict[str, str]:
     for there, name, base in rows.values_list("host_id", "name", "backing_file"):
         # One of another host may not exist for whoever reads the sentence.
         who = name if there == host.pk else "An image of another host, on a storage that both mount,"
-        why = f"{who} describes what it stands on instead of naming a plain file, and may mean it."
+        why = f"{who} describes its backing file instead of naming a plain file, and may mean it."
         found |= {one.rpartition("/")[2]: why for one in names_in(base)}
     return found
 
@@ -212,5 +212,5 @@ def _kept(host: Host) -> dict[int, str]:
     for number, target, plan in jobs.values_list("pk", "target_id", "plan"):
         for affected in plan.get("affected_images", []):
             if affected["id"] != target and affected.get("how") != READS_ON:
-                found[affected["id"]] = f"{_KEPT}{number} stands on it."
+                found[affected["id"]] = f"{_KEPT}{number} uses it as its backing file."
     return found

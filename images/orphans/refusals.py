@@ -60,7 +60,7 @@ def _needed(image: Image) -> list[Refusal]:
     near = neighbours.of(image)
     if near.guests:
         named = f"Guest {near.guests[0].name} uses it."
-        return [Refusal("not_orphan", f"{image.name} is no orphan: {because or named}")]
+        return [Refusal("not_orphan", f"{image.name} is not an orphan: {because or named}")]
     if near.above:
         return [Refusal("has_overlays", f"{near.above[0].name} uses {image.name} as its backing file.")]
     if image.in_use:

@@ -99,7 +99,7 @@ def needed_paths(host: Host) -> dict[str, str]:
         for pair in pairs:
             path = pair.here(bytes(row.backing_path_bytes)) if pair.other.host_id == row.host_id else None
             if path is not None:
-                found[display(path)] = "An image of another host stands on it."
+                found[display(path)] = "An image of another host uses it as its backing file."
     return found | _needed_parts(pairs)
 
 

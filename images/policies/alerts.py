@@ -24,7 +24,7 @@ def ended(run: PolicyRun) -> None:
 
 def cannot_be_told(policy: Policy, why: str) -> None:
     """Nobody can tell when a policy's windows open."""
-    detail = f"{why} No run of it begins until its times are given anew, or it is switched off."
+    detail = f"{why} No run of it starts until its times are set again, or it is disabled."
     _open(policy, "danger", f"Policy {policy.name}: its windows cannot be told", detail)
 
 

@@ -60,7 +60,7 @@ def planned(
     for candidate in candidates:
         plan = _plan(rules, candidate, images)
         if plan is None:
-            found.append(Planned(candidate, None, Refusal("gone", "It is not there any more.")))
+            found.append(Planned(candidate, None, Refusal("gone", "It is no longer there.")))
             continue
         against = (*plan.refusals, *plan.by_hand)
         refusal = against[0] if against else _not_worth(rules, candidate, plan)

@@ -89,7 +89,7 @@ _SENTENCES: dict[str, Callable[..., str]] = {
 #: What each code means, without the numbers of one image.
 WORDS = NOT_MEANT | {
     "not_analyzed": "savings unknown",
-    "savings too small": "too little to win",
+    "too_little": "savings too small",
     "too_young": "too soon after the last one",
     "undone": "the last one was undone",
     "decayed": "grew back after it was reclaimed",
@@ -104,7 +104,7 @@ WORDS = NOT_MEANT | {
     "too_long": "would not be done before the window ends",
     "window_closed": "its turn did not come",
     "policy_stopped": "the run was stopped",
-    "gone": "not there any more",
+    "gone": "no longer there",
 }
 
 

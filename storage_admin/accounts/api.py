@@ -45,14 +45,14 @@ class AdminEndpoints(EndpointSet):
 
 
 @extend_schema_view(
-    list=extend_schema(summary="API tokens (admin)"), destroy=extend_schema(summary="Take a token away (admin)")
+    list=extend_schema(summary="API tokens (admin)"), destroy=extend_schema(summary="Delete a token (admin)")
 )
 class TokenEndpoints(mixins.ListModelMixin, mixins.DestroyModelMixin, AdminEndpoints):
     queryset = Token.objects.all()
     serializer_class = TokenSerializer
 
     @extend_schema(
-        summary="Make a token (admin)",
+        summary="Create a token (admin)",
         description="The answer carries the token's secret. It is not kept, and cannot be shown again.",
         request=TokenBody,
         responses={201: NewTokenSerializer},
@@ -99,8 +99,9 @@ class UserEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, AdminEndpo
 
     @extend_schema(
         summary="Change a user (admin)",
-        description="It holds from their next request on; one who is not active any more is signed out everywhere. "
-        "Refused with `last_admin` and `own_account` where it would lock out everybody, or whoever asks.",
+        description="Takes effect with the user's next request; a deactivated user is signed out "
+        "everywhere. Refused with `last_admin` and `own_account` where it would lock out "
+        "everybody, or the requesting user.",
         request=UserChanges,
         responses=UserSerializer,
     )
@@ -135,7 +136,7 @@ class UserEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, AdminEndpo
         _given(request, NothingBody)
         return Response({"removed": second_factor.reset(self.actor, user)})
 
-    @extend_schema(summary="Where a user is signed in (admin)", responses=SessionSerializer(many=True))
+    @extend_schema(summary="Active sessions of a user (admin)", responses=SessionSerializer(many=True))
     @action(detail=True, methods=["get"])
     def sessions(self, _request: Request, **_where: Any) -> Response:
         rows = self.paginate_queryset(selectors.sessions_of(self.get_object()))
@@ -165,7 +166,7 @@ class UserEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, AdminEndpo
         return Response({"ended": users.end_sessions(self.actor, user)})
 
 
-@extend_schema_view(list=extend_schema(summary="Who is locked out of signing in (admin)"))
+@extend_schema_view(list=extend_schema(summary="Locked accounts (admin)"))
 class LockoutEndpoints(AdminEndpoints):
     queryset = AccessAttempt.objects.none()
     serializer_class = LockoutSerializer
@@ -174,7 +175,7 @@ class LockoutEndpoints(AdminEndpoints):
         rows: Any = self.paginate_queryset(_Listed(lockouts.lockouts()))
         return self.get_paginated_response(LockoutSerializer(rows, many=True).data)
 
-    @extend_schema(summary="Let somebody sign in again (admin)", responses={204: None})
+    @extend_schema(summary="Lift a lockout (admin)", responses={204: None})
     def destroy(self, _request: Request, pk: int) -> Response:
         found = next((one for one in lockouts.lockouts() if one.id == pk), None)
         if found is None:
@@ -185,7 +186,7 @@ class LockoutEndpoints(AdminEndpoints):
 
 @extend_schema_view(
     list=extend_schema(
-        summary="Who did what, newest first (admin)",
+        summary="Activity, newest first (admin)",
         description="What was refused again and again stands there once, and once more with how often, after ten "
         "minutes.",
     )

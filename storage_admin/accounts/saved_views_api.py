@@ -77,7 +77,7 @@ class SavedViewFilters(GivenFilters):
 
 @extend_schema_view(
     list=extend_schema(summary="Saved views: one's own, and shared ones"),
-    destroy=extend_schema(summary="Take a view away; another's shared one: admin"),
+    destroy=extend_schema(summary="Delete a view; another user's shared view: admin"),
 )
 class SavedViewEndpoints(mixins.ListModelMixin, mixins.DestroyModelMixin, EndpointSet):
     queryset = SavedView.objects.none()

@@ -65,8 +65,8 @@ class AlertEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
         return selectors.alerts_for(self.actor)
 
     @extend_schema(
-        summary="Acknowledge: somebody sees to it",
-        description="Who did so first stays there.",
+        summary="Acknowledge an alert",
+        description="The first acknowledgement is kept.",
         request=Nothing,
         responses=AlertSerializer,
     )
@@ -95,7 +95,7 @@ class WebhookEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoin
         return selectors.webhooks()
 
     @extend_schema(
-        summary="Make a webhook (admin)",
+        summary="Create a webhook (admin)",
         description="The answer carries the secret of its signatures, which cannot be shown again. See docs/alerts.md.",
         request=WebhookBody,
         responses={201: NewWebhookSerializer},
@@ -109,7 +109,7 @@ class WebhookEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoin
 
     @extend_schema(
         summary="Change a webhook (admin)",
-        description="What is due to one that is switched off is given up.",
+        description="Pending deliveries are dropped when it is disabled.",
         request=WebhookChanges,
         responses=WebhookSerializer,
     )
@@ -119,12 +119,12 @@ class WebhookEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoin
         _taken(lambda: writes.update(self.actor, hook, **given))
         return Response(WebhookSerializer(self.get_object()).data)
 
-    @extend_schema(summary="Take a webhook away, with the history of its deliveries (admin)", responses={204: None})
+    @extend_schema(summary="Delete a webhook, with the history of its deliveries (admin)", responses={204: None})
     def destroy(self, _request: Request, **_where: Any) -> Response:
         writes.remove(self.actor, self.get_object())
         return Response(status=status.HTTP_204_NO_CONTENT)
 
-    @extend_schema(summary="Give it another secret (admin)", request=Nothing, responses=SecretSerializer)
+    @extend_schema(summary="Rotate the secret (admin)", request=Nothing, responses=SecretSerializer)
     @action(detail=True, methods=["post"], url_path="rotate-secret")
     def rotate_secret(self, request: Request, **_where: Any) -> Response:
         _body(request, Nothing)

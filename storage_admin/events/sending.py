@@ -74,9 +74,7 @@ def _serve(receiver: Receiver, moment: datetime) -> int:
         if not claim(delivery, moment):
             continue
         if is_for_nobody(delivery):
-            _ours(delivery).update(
-                state=Delivery.State.GIVEN_UP, problem="Its address is not in ALERT_EMAILS any more."
-            )
+            _ours(delivery).update(state=Delivery.State.GIVEN_UP, problem="Its address is no longer in ALERT_EMAILS.")
             continue
         outcome = _tried(delivery, moment)
         sent += not outcome.problem

@@ -55,7 +55,7 @@ class WebhookSerializer(serializers.ModelSerializer[Webhook]):
     old_secret_until = serializers.DateTimeField(
         read_only=True, allow_null=True, help_text="Until then signatures are made with the secret before, too."
     )
-    on_their_way = serializers.IntegerField(read_only=True, help_text="Deliveries that are due.")
+    on_their_way = serializers.IntegerField(read_only=True, help_text="Pending deliveries.")
     failing = serializers.IntegerField(read_only=True, help_text="Of these, those that were tried already.")
     given_up = serializers.IntegerField(read_only=True)
     last_sent = serializers.DateTimeField(read_only=True, allow_null=True)
@@ -115,8 +115,8 @@ class DeliverySerializer(serializers.ModelSerializer[Delivery]):
     event_id = serializers.IntegerField(read_only=True)
     at = serializers.DateTimeField(source="event.at", read_only=True)
     webhook = serializers.IntegerField(source="webhook_id", read_only=True)
-    next_try = serializers.SerializerMethodField(help_text="Null when it is not on its way any more.")
-    problem = TextOrNull(help_text="Why the last try did not count.")
+    next_try = serializers.SerializerMethodField(help_text="Null when it is no longer pending.")
+    problem = TextOrNull(help_text="Why the last attempt failed.")
 
     class Meta:
         model = Delivery

@@ -47,8 +47,8 @@ DELIVERY_GIVEN_UP = "delivery_given_up"
 #: Every kind of alert and its words.
 KINDS = {
     POOL_OVER_THRESHOLD: "pool over its threshold",
-    POOL_DAYS_UNTIL_FULL: "pool full soon",
-    POOL_OVERCOMMIT: "pool promises too much",
+    POOL_DAYS_UNTIL_FULL: "pool forecast to fill up",
+    POOL_OVERCOMMIT: "pool overcommitted",
     BROKEN_CHAIN: "broken chain",
     FORMAT_MISMATCH: "format mismatch",
     HOST_UNREACHABLE: "host unreachable",

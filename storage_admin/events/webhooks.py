@@ -126,7 +126,7 @@ def send_test(actor: Actor, hook: Webhook) -> Delivery:
     """
     actor.require_everywhere(Role.ADMIN)
     if not hook.enabled:
-        raise InvalidError(f"{hook.name} is switched off: switch it on first.", {"enabled": "It is switched off."})
+        raise InvalidError(f"{hook.name} is disabled: enable it first.", {"enabled": "It is switched off."})
     with transaction.atomic():
         delivery = Delivery.objects.create(event=_test(actor), webhook=hook)
         audit(actor, "webhook tested", hook.name)
@@ -143,7 +143,7 @@ def send_test_mail(actor: Actor) -> list[Delivery]:
     """
     actor.require_everywhere(Role.ADMIN)
     if not settings.ALERT_EMAILS:
-        raise InvalidError("Nobody is told by mail: set ALERT_EMAILS and EMAIL_URL (docs/alerts.md), and start anew.")
+        raise InvalidError("Mail is not set up: set ALERT_EMAILS and EMAIL_URL (docs/alerts.md), and restart.")
     with transaction.atomic():
         event = _test(actor)
         sent = [Delivery.objects.create(event=event, recipients=[address]) for address in settings.ALERT_EMAILS]
@@ -161,11 +161,11 @@ def resend(actor: Actor, delivery: Delivery) -> Delivery:
     """
     actor.require_everywhere(Role.ADMIN)
     if sending.is_for_nobody(delivery):
-        raise InvalidError(f"{delivery.recipients[0]} is not in ALERT_EMAILS any more: nothing is sent there.")
+        raise InvalidError(f"{delivery.recipients[0]} is no longer in ALERT_EMAILS: nothing is sent there.")
     if delivery.webhook is not None and not delivery.webhook.enabled:
-        raise InvalidError(f"{delivery.webhook.name} is switched off: switch it on first.")
+        raise InvalidError(f"{delivery.webhook.name} is disabled: enable it first.")
     if delivery.state == Delivery.State.DUE and not delivery.attempts:
-        raise InvalidError("It is on its way already.")
+        raise InvalidError("It is already pending.")
     with transaction.atomic():
         sending.put_again(Delivery.objects.filter(pk=delivery.pk), timezone.now())
         audit(actor, "delivery sent again", delivery.webhook or delivery.recipients[0], after={"delivery": delivery.pk})
@@ -183,7 +183,7 @@ def _test(actor: Actor) -> Event:
 
 def _give_up(hook: Webhook) -> None:
     due = Delivery.objects.filter(webhook=hook, state=Delivery.State.DUE)
-    due.update(state=Delivery.State.GIVEN_UP, problem="The webhook was switched off before it arrived.")
+    due.update(state=Delivery.State.GIVEN_UP, problem="The webhook was disabled before it arrived.")
     close_alert(sending.given_up_key(Delivery(webhook_id=hook.pk)))
 
 

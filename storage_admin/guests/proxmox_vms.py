@@ -213,7 +213,9 @@ def still_needed(guest: Guest, target: str) -> list[Refusal]:
         return []
     image, found, keep = use.image, [], "keep the old volume (delete_source off)."
     if image.overlays_count:
-        sentence = f"{image.overlays_count} images stand on {image.name}: flatten them first, or {keep}"
+        sentence = (
+            f"{image.overlays_count} images use {image.name} as their backing file: flatten them first, or {keep}"
+        )
         found.append(Refusal("has_overlays", sentence))
     others = set(image.uses.exclude(disk__guest=guest).values_list("disk__guest__name", flat=True))
     if others:

@@ -233,7 +233,9 @@ def changed_to(actor: Actor, host: Host, changed: Host) -> Host:
     """
     moves = any(getattr(host, name) != getattr(changed, name) for name in ("address", "port", "ssh_port", "node"))
     if moves and host.jobs.filter(state="running", rewrites=True).exists():
-        raise InvalidError(f"A job is at work on {host.name}: wait for its end, or cancel it, then change the address.")
+        raise InvalidError(
+            f"A job is running on {host.name}: wait until it ends, or cancel it, then change the address."
+        )
     before = _shown(host)
     for column in CONNECTION:
         setattr(host, column, getattr(changed, column))
@@ -256,10 +258,10 @@ def remove_host(actor: Actor, host: Host) -> None:
     with transaction.atomic():
         Host.objects.select_for_update().get(pk=host.pk)  # no job is submitted meanwhile
         if host.jobs.filter(state__in=("queued", "running")).exists():
-            raise InvalidError(f"A job is queued or at work on {host.name}: wait for its end, or cancel it first.")
+            raise InvalidError(f"A job is queued or running on {host.name}: wait until it ends, or cancel it first.")
         if host.jobs.filter(undo_state="available").exists():
             raise InvalidError(
-                f"Undo copies wait on {host.name}, which nobody would remove any more: undo or discard them first."
+                f"{host.name} has undo copies, which nothing would remove afterwards: undo or discard them first."
             )
         if host.images.filter(aside_since__isnull=False).exists():
             raise InvalidError(

@@ -41,7 +41,7 @@ class HostSerializer(serializers.ModelSerializer[Host]):
             "bandwidth_bytes_sec": {
                 "help_text": "A rewriting job's limit where it has none of its own; null for none."
             },
-            "idle_io": {"help_text": "Rewriting jobs that say nothing else only use the disk when nobody else does."},
+            "idle_io": {"help_text": "Default I/O priority of rewriting jobs is idle; a job can override it."},
             "owners_unknown": {"help_text": "Why it is not known which guests use which images; empty where it is."},
         }
 
@@ -61,9 +61,10 @@ class HostBody(Body):
     max_jobs = StrictInteger(required=False, min_value=1, max_value=64, help_text="Rewriting jobs at once.")
     bandwidth_bytes_sec = StrictInteger(
         required=False, allow_null=True, min_value=LEAST_BANDWIDTH,
-        help_text="At most so many bytes a second for a rewriting job that does not say otherwise; null for no limit.",
+        help_text="Default limit of a rewriting job in bytes per second; null for no limit. A job can "
+        "override it.",
     )  # fmt: skip
-    idle_io = StrictBoolean(required=False, help_text="Rewriting jobs only use the disk when nobody else does.")
+    idle_io = StrictBoolean(required=False, help_text="Idle I/O priority for rewriting jobs.")
     address = StrictText(max_length=300, required=False, help_text="Of a host that is reached by ssh; it is tried.")
     port = StrictInteger(required=False)
     user = StrictText(max_length=64, required=False)

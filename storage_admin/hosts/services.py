@@ -139,7 +139,7 @@ def _folder(host: Host, path: str) -> Found:
     found = folders.look(host, given)
     if found.kind == "missing":
         raise _bad_path(
-            f"{display(given)} does not exist on {host.name}. Make the folder first, or check the spelling."
+            f"{display(given)} does not exist on {host.name}. Create the folder first, or check the spelling."
         )
     if found.kind == "unknown":
         raise _bad_path(f"This path cannot be looked at: {found.detail}.")
@@ -213,10 +213,10 @@ def in_the_way_of_removal(pool: StoragePool) -> str:
     """Why a pool may not be forgotten now: a sentence, empty where nothing speaks against it."""
     jobs = pool.host.jobs
     if jobs.filter(state__in=("queued", "running"), rewrites=True).exists():
-        return f"A job is at work on {pool.host.name}: wait for its end, or cancel it first."
+        return f"A job is running on {pool.host.name}: wait until it ends, or cancel it first."
     images = pool.images.values("pk")
     if jobs.filter(undo_state="available", target_kind="image", target_id__in=images).exists():
-        return f"{pool.name} holds undo copies, which nobody would remove any more: undo or discard them first."
+        return f"{pool.name} holds undo copies, which nothing would remove afterwards: undo or discard them first."
     if pool.images.filter(aside_since__isnull=False).exists():
         return f"Images of {pool.name} are set aside, and nobody would find them again: restore or delete them first."
     return ""

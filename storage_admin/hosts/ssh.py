@@ -205,7 +205,7 @@ def why_not(endpoint: Endpoint, stderr: bytes) -> str:
     if "Permission denied" in said:
         return f"{where} rejected the key. Add its public key to ~{endpoint.user}/.ssh/authorized_keys there."
     if "no matching host key type" in said:
-        return f"{where} has no host key of the pinned kind any more. Compare its new key, and take that."
+        return f"{where} no longer has a host key of the pinned kind. Compare its new key, and accept that."
     last = said.rsplit("\n", 1)[-1][-200:]
     return f"{where} cannot be reached: {last or 'the connection ended'}"
 

@@ -137,7 +137,7 @@ def _unreachable_where_it_is(where: ssh.Endpoint) -> Iterator[None]:
             raise HostError(ssh.why_not(where, error.said), "host_unreachable") from error
         if error.exit_code is None:
             raise HostError(
-                f"{where.address} lets us in and does no work. {error.detail}", "host_unreachable"
+                f"{where.address}: connected, but the agent did not start. {error.detail}", "host_unreachable"
             ) from error
         raise
 

@@ -83,13 +83,13 @@ def _must_wait(job: Job, worker: str) -> str:
     if job.rewrites and running.filter(rewrites=True).count() >= job.host.max_jobs:
         return f"a free slot on {job.host.name} ({job.host.max_jobs} rewriting at once)"
     if kind.single and running.filter(kind=job.kind).exists():
-        return f"the {job.kind} at work on {job.host.name}"
+        return f"the running {job.kind} on {job.host.name}"
     if disturbed := _would_disturb(job, kind, running):
         return disturbed
     if kind.share < 1:
         most = max(1, int(threads * kind.share))
         if Job.objects.filter(state=Job.State.RUNNING, worker=worker, kind=job.kind).count() >= most:
-            return f"one of the {most} {job.kind} jobs at work on other hosts"
+            return f"one of the {most} running {job.kind} jobs on other hosts"
     return ""
 
 
@@ -100,13 +100,13 @@ def _would_disturb(job: Job, kind: JobKind, running: QuerySet[Job]) -> str:
     measuring = running.filter(kind__in=[one.name for one in kinds.every() if one.measures])
     at_work = list(measuring.values_list("kind", "options"))
     if kind.measures and at_work:
-        return f"the {at_work[0][0]} at work on {job.host.name}"
+        return f"the running {at_work[0][0]} on {job.host.name}"
     if kind.measures and not kind.may_disturb(job.options) and running.filter(rewrites=True).exists():
-        return f"the rewriting job at work on {job.host.name}"
+        return f"the running rewriting job on {job.host.name}"
     if kind.urgent:
         return ""
     if job.rewrites and any(not kinds.get(name).may_disturb(options) for name, options in at_work):
-        return f"the {at_work[0][0]} at work on {job.host.name}"
+        return f"the running {at_work[0][0]} on {job.host.name}"
     return ""
 
 

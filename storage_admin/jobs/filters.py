@@ -34,7 +34,10 @@ class JobFilters(period_filters("created")):  # type: ignore[misc]  # an untyped
     pool = WholeNumberFilter(method="by_target")
     guest = WholeNumberFilter(method="by_target")
     by = django_filters.CharFilter(
-        field_name="created_by", lookup_expr="icontains", max_length=150, label="Part of the name of who asked for it."
+        field_name="created_by",
+        lookup_expr="icontains",
+        max_length=150,
+        label="Part of the name of the user or token that requested it.",
     )
     search = django_filters.CharFilter(
         field_name="target_label", lookup_expr="icontains", max_length=1100, label="Part of what it works on."

@@ -116,7 +116,7 @@ def _first_answer(actor: Actor, key: str, request_digest: str) -> Job | None:
     if answer is None:
         return None
     if answer.request_digest != request_digest:
-        raise InvalidError("This Idempotency-Key was used for another request: make a new one for each request.")
+        raise InvalidError("This Idempotency-Key was used for another request: use a new one for each request.")
     return answer.job
 
 

@@ -21,7 +21,7 @@ _ALWAYS = {
     "403": "The role or the token's hosts do not allow it.",
 }
 _CHANGES = {"409": "Refused: `code` says why, `detail` what to do."}
-_ONE = {"404": "There is no such thing, or not for you."}
+_ONE = {"404": "Not found, or no access."}
 
 
 class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]  # an untyped registry

@@ -155,7 +155,7 @@ def test_it_waits_for_a_rewriting_job_unless_asked(pool: StoragePool) -> None:
     rewrite = jobs.submit(OPERATOR, "reclaim", ImageFactory.create(pool=pool).pk, {})
     patient, other = submitted(pool), submitted(pool, alongside=True)
     assert claimed(rewrite)
-    assert waiting_for(patient) == "the rewriting job at work on Host mine"
+    assert waiting_for(patient) == "the running rewriting job on Host mine"
     assert claimed(other)
 
 
@@ -182,14 +182,14 @@ def test_an_undo_waits_for_no_benchmark_and_the_benchmark_says_that_it_was_there
     measuring.refresh_from_db()
     kind.record(measuring, {"caches": "direct"})
     (note,) = Benchmark.objects.get(job=measuring).notes
-    assert note == f"Other jobs were at work on the host meanwhile, and disturbed it: undo {undo.pk}."
+    assert note == f"Other jobs were running on the host meanwhile and affected the figures: undo {undo.pk}."
 
 
 def test_a_benchmark_waits_for_an_undo(pool: StoragePool) -> None:
     JobFactory.create(
         kind="undo", target=ImageFactory.create(pool=pool), state="running", started=timezone.now(), rewrites=True,
     )  # fmt: skip
-    assert waiting_for(submitted(pool)) == "the rewriting job at work on Host mine"
+    assert waiting_for(submitted(pool)) == "the running rewriting job on Host mine"
 
 
 def test_a_run_that_had_the_host_to_itself_says_nothing_of_others(pool: StoragePool) -> None:

@@ -162,10 +162,10 @@ def test_an_address_that_is_told_of_nothing_any_more_has_no_open_alert_and_gets_
         settings.EMAIL_PORT = box.port
         sending.deliver(now + timedelta(hours=1))
     assert {recipients[0] for recipients, _ in box.got} == {BOB}
-    dropped = Delivery.objects.filter(problem="Its address is not in ALERT_EMAILS any more.")
+    dropped = Delivery.objects.filter(problem="Its address is no longer in ALERT_EMAILS.")
     assert {(one.recipients[0], one.state) for one in dropped} == {(ANN, "given_up")}
     old = Delivery.objects.get(recipients=[ANN], event__data__title=FULL.title)
-    with pytest.raises(InvalidError, match=f"{ANN} is not in ALERT_EMAILS any more"):
+    with pytest.raises(InvalidError, match=f"{ANN} is no longer in ALERT_EMAILS"):
         webhooks.resend(SYSTEM, old)
     settings.ALERT_EMAILS = [ANN, BOB]
     assert webhooks.resend(SYSTEM, old).state == "due"

@@ -77,7 +77,10 @@ def test_an_overlay_outside_of_every_pool_that_a_guest_names_keeps_its_base(
     domains.define([Disk(create(elsewhere / "top.qcow2", base=str(base)))])
     host = this_machine(pool)
     scan(host)
-    assert evidence(base) == (False, f"{elsewhere}/top.qcow2, a guest's disk outside of every pool, stands on it.")
+    assert evidence(base) == (
+        False,
+        f"{elsewhere}/top.qcow2, a guest's disk outside of every pool, uses it as its backing file.",
+    )
     assert evidence(left)[0] is True
     subprocess.run(
         [

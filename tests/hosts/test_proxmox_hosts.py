@@ -138,7 +138,7 @@ def test_a_host_is_not_taken_elsewhere_while_a_job_rewrites_something_there(serv
     Host.objects.filter(pk=host.pk).update(address="192.0.2.1")
     host.refresh_from_db()
     job = JobFactory.create(kind="reclaim", host=host, state="running", rewrites=True)
-    with pytest.raises(InvalidError, match="A job is at work on pve"):
+    with pytest.raises(InvalidError, match="A job is running on pve"):
         registration.change_node(ADMIN, host, {"address": server.address})
     host.refresh_from_db()
     assert host.address == "192.0.2.1"

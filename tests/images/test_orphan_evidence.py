@@ -216,7 +216,7 @@ def test_what_an_undo_copy_stands_on_is_needed() -> None:
         ]
     }
     job = JobFactory.create(target=top, kind="flatten", state="succeeded", undo_state="available", plan=plan)
-    assert resolved(image) == (False, [f"The undo copy of job {job.pk} stands on it."])
+    assert resolved(image) == (False, [f"The undo copy of job {job.pk} uses it as its backing file."])
     Job.objects.update(undo_state="discarded")
     assert resolved(image)[0] is True
 
@@ -232,7 +232,7 @@ def test_a_scan_after_an_undo_copy_went_says_that_nothing_stands_on_the_base_any
     job = work("flatten", image_at(top).pk, OPERATOR)
     assert job.state == "succeeded", job.error_detail
     scan(host)
-    told = f"The undo copy of job {job.pk} stands on it."
+    told = f"The undo copy of job {job.pk} uses it as its backing file."
     assert image_at(base).orphan_evidence == [told]
     # Nothing but the copy goes: no image's file changes.
     assert work("discard_undo", job.pk, ADMIN).state == "succeeded"
@@ -292,7 +292,7 @@ def test_an_overlay_on_another_host_that_shares_the_storage_keeps_its_base() -> 
         pool=own, name="top.qcow2", backing_file="/srv/b/left.qcow2", backing_key="x", backing_path="/srv/b/left.qcow2",
         backing_path_bytes=b"/srv/b/left.qcow2",
     )  # fmt: skip
-    assert resolved(image) == (False, ["An image of another host stands on it."])
+    assert resolved(image) == (False, ["An image of another host uses it as its backing file."])
 
 
 @pytest.mark.django_db

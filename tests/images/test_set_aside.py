@@ -145,7 +145,10 @@ def test_what_is_needed_is_not_set_aside(pool: Path, host: Host) -> None:
     assert work("set_aside", top.pk, ADMIN).state == "succeeded"
     scan(host)
     base = fresh(base)
-    assert (base.orphan, base.orphan_evidence) == (False, ["top.qcow2, which is set aside, stands on it."])
+    assert (base.orphan, base.orphan_evidence) == (
+        False,
+        ["top.qcow2, which is set aside, uses it as its backing file."],
+    )
     assert refusal("set_aside", base) == "has_overlays"
     assert refusal("reclaim", top) == "set_aside"
     assert refusal("analyze", top) == "set_aside"

@@ -70,7 +70,7 @@ def test_what_starts_by_itself_leaves_threads_for_what_somebody_asked_for(
     taken = [claims.claim(job.pk, "worker") for job in samples]
     assert [job is not None for job in taken] == [True] * 4 + [False] * 3
     samples[-1].refresh_from_db()
-    assert samples[-1].waiting_for == "one of the 4 sample jobs at work on other hosts"
+    assert samples[-1].waiting_for == "one of the 4 running sample jobs on other hosts"
     assert claims.claim(samples[4].pk, "another worker") is not None, "which has threads of its own"
     asked = JobFactory.create(kind="reclaim", target=ImageFactory.create())
     assert claims.claim(asked.pk, "worker") is not None

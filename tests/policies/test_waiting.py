@@ -37,7 +37,7 @@ def test_an_image_that_another_job_has_waits_its_turn_and_keeps_no_other_from_th
     policy = PolicyFactory.create()
     run = begun(policy)
     assert picks(run) == [("disk0", "chosen", "busy"), ("disk1", "submitted", "")]
-    assert run.picks.get(label="disk0").reason == "Another job has it: it waits for its end."
+    assert run.picks.get(label="disk0").reason == "Another job has it: it waits until that job has ended."
     own = Job.objects.get(created_by=f"policy {policy.name}")
     ended(job)
     runs.work(NOW + MINUTE)

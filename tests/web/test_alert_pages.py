@@ -129,7 +129,7 @@ def test_what_is_due_to_a_webhook_that_is_switched_off_is_given_up(admin: Client
     delivery = DeliveryFactory.create(webhook=hook)
     admin.post(f"/webhooks/{hook.pk}/change/", {"name": "x", "url": hook.url})
     delivery.refresh_from_db()
-    assert (delivery.state, delivery.problem) == ("given_up", "The webhook was switched off before it arrived.")
+    assert (delivery.state, delivery.problem) == ("given_up", "The webhook was disabled before it arrived.")
     assert "is switched off" in text_of(admin.post(f"/webhooks/{hook.pk}/test/", follow=True).content.decode())
 
 

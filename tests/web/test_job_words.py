@@ -19,7 +19,7 @@ def test_only_options_that_say_something_are_shown() -> None:
     assert asked == [
         ("Undo copy kept for", "none is kept"),
         ("At most", "3 MiB/s"),
-        ("Only when the disk is idle", "no"),
+        ("Idle I/O priority", "no"),
     ]
 
 
@@ -63,7 +63,7 @@ def test_a_command_can_be_typed_as_it_is_shown() -> None:
 
 
 def test_methods_have_the_word_of_their_button() -> None:
-    assert (method_word("in_place"), method_word("convert")) == ("Dig holes in place", "Flatten into a new copy")
+    assert (method_word("in_place"), method_word("convert")) == ("Punch holes in place", "Flatten into a new copy")
     assert (method_word("convert", "convert"), method_word("discard_undo")) == ("Convert", "Discard undo")
 
 

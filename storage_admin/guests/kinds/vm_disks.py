@@ -149,7 +149,7 @@ class MoveDisk(VmKind):
             "type": ["integer", "null"],
             "minimum": 1_048_576,
             "default": None,
-            "description": "At most so many bytes a second; null for what the cluster's settings say.",
+            "description": "Limit in bytes per second; null for the cluster's setting.",
         },
         **proxmox_vms.ACCEPT,
     }
@@ -371,7 +371,7 @@ def _without_discard(vm: Vm) -> list[str]:
 def _of_template(vm: Vm) -> list[Refusal]:
     if not vm.is_template:
         return []
-    sentence = f"{vm.guest.name} is a template: linked clones stand on its disks, which stay as they are."
+    sentence = f"{vm.guest.name} is a template: linked clones use its disks, which are not changed."
     return [Refusal("immutable", sentence)]
 
 

@@ -122,6 +122,6 @@ def alert(request: PageRequest, alert_id: int) -> HttpResponseBase:
 def alert_ack(request: PageRequest, alert_id: int) -> HttpResponseBase:
     """Somebody sees to it."""
     row = _alert(request, alert_id)
-    attempt(request, lambda: services.acknowledge(request.actor, row), f"You see to it: {row.title}.")
+    attempt(request, lambda: services.acknowledge(request.actor, row), f"Acknowledged: {row.title}.")
     where = request.POST.get("next", "")
     return HttpResponseRedirect(local(where, reverse("alerts")))

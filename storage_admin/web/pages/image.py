@@ -184,7 +184,7 @@ def image_format(request: PageRequest, image_id: int) -> HttpResponseBase:
     """Declares the format, or takes the declaration back."""
     row = image_of(request, image_id)
     chosen = request.POST.get("format", "")
-    done = f"{row.name} is declared to be {chosen}." if chosen else f"The declaration of {row.name} is taken back."
+    done = f"{row.name} is declared to be {chosen}." if chosen else f"The format of {row.name} is no longer declared."
     attempt(request, lambda: declare_format(request.actor, row, chosen), done)
     return redirect("image", row.pk)
 

@@ -130,9 +130,9 @@ def _field(kind: JobKind, name: str, form: QueryDict) -> Field:
     word = name.replace("_", " ").replace("idle io", "idle I/O")
     hint = schema.get("description", "").replace("null for", "empty for")
     if "boolean" in schema.get("type", ""):
-        hint = hint.replace("empty for what its host says, which is", "what a host says is")
+        hint = hint.replace("empty for the host default", "the host default")
     if in_mib(name):
-        hint = hint.replace("so many bytes a second", "so much")
+        hint = hint.replace("Limit in bytes per second", "Limit")
         word = f"{word.removesuffix(' sec').removesuffix(' bytes')} (MiB{'/s' if name.endswith('sec') else ''})"
     if name.endswith("_hours"):
         word = f"{word.removesuffix(' hours')} (hours)"

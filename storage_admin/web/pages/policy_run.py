@@ -108,7 +108,7 @@ def policy_run_csv(request: PageRequest, policy_id: int, run_id: int) -> HttpRes
 def policy_run_stop(request: PageRequest, policy_id: int, run_id: int) -> HttpResponseBase:
     """Ends a run early."""
     run = _run(request, policy_id, run_id)
-    attempt(request, lambda: services.stop(request.actor, run), "Stopped: what is at work ends as it would.")
+    attempt(request, lambda: services.stop(request.actor, run), "Stopped: running jobs continue to their end.")
     return redirect("policy_run", policy_id, run_id)
 
 

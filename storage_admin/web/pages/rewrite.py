@@ -82,7 +82,7 @@ SWITCHES: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "repoint_guest": (
         "Guests of libvirt that name it",
-        {"false": "are left as they are", "true": "have their definition changed to the new file"},
+        {"false": "are not changed", "true": "have their definition changed to the new file"},
     ),
 }
 SPARING = {"": "as its host says", "true": "yes", "false": "no"}
@@ -216,7 +216,7 @@ def _fields(kind: JobKind, image: Image, options: dict[str, Any]) -> list[Field]
         fields.append(Field("target_pool", "Into the pool", choices))
     sparing = {None: "", True: "true", False: "false"}[options["idle_io"]]
     choices = [(value, word, value == sparing) for value, word in SPARING.items()]
-    fields.append(Field("idle_io", "Only use the disk when nobody else does", choices))
+    fields.append(Field("idle_io", "Idle I/O priority", choices))
     choices = [(value, word, (value == "true") == options["start_after"]) for value, word in STARTING.items()]
     return [*fields, Field("start_after", "Afterwards", choices)]
 

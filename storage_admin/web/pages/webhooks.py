@@ -173,7 +173,7 @@ def webhook_secret(request: PageRequest, webhook_id: int) -> HttpResponseBase:
 def webhook_test(request: PageRequest, webhook_id: int) -> HttpResponseBase:
     """Sends a test."""
     hook = _hook(request, webhook_id)
-    attempt(request, lambda: writes.send_test(request.actor, hook), "A test is on its way: see below how it goes.")
+    attempt(request, lambda: writes.send_test(request.actor, hook), "The test is pending; its result appears below.")
     return redirect("webhook", webhook_id)
 
 
@@ -183,7 +183,7 @@ def webhook_delete(request: PageRequest, webhook_id: int) -> HttpResponseBase:
     """Takes a webhook away."""
     hook = _hook(request, webhook_id)
     writes.remove(request.actor, hook)
-    messages.success(request, f"The webhook {hook.name} is deleted: it is told nothing any more.")
+    messages.success(request, f"The webhook {hook.name} is deleted and receives no more events.")
     return redirect("webhooks")
 
 
@@ -195,7 +195,7 @@ def delivery_resend(request: PageRequest, delivery_id: int) -> HttpResponseBase:
     delivery = selectors.deliveries().filter(pk=delivery_id).first()
     if delivery is None:
         raise NotFoundError(f"There is no delivery {delivery_id}.")
-    attempt(request, lambda: writes.resend(request.actor, delivery), "It is on its way once more.")
+    attempt(request, lambda: writes.resend(request.actor, delivery), "The delivery is pending again.")
     return redirect("webhook", delivery.webhook_id) if delivery.webhook_id else redirect("webhooks")
 
 
@@ -203,5 +203,7 @@ def delivery_resend(request: PageRequest, delivery_id: int) -> HttpResponseBase:
 @page(Role.ADMIN)
 def mail_test(request: PageRequest) -> HttpResponseBase:
     """Sends every address a test."""
-    attempt(request, lambda: writes.send_test_mail(request.actor), "A test mail is on its way: see below how it goes.")
+    attempt(
+        request, lambda: writes.send_test_mail(request.actor), "The test mail is pending; its result appears below."
+    )
     return redirect("webhooks")

@@ -16,7 +16,7 @@ register = template.Library()
 WORDS = {
     "undo_hours": "Undo copy kept for",
     "bandwidth_bytes_sec": "At most",
-    "idle_io": "Only when the disk is idle",
+    "idle_io": "Idle I/O priority",
     "when_running": "Where a guest runs on it",
     "start_after": "Afterwards",
     "format": "Format of the new file",
