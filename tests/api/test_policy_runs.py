@@ -76,7 +76,7 @@ def test_a_run_is_stopped_once_and_only_as_one_of_its_policy(operator: APIClient
     assert (entry.target, entry.after) == (policy.name, {"run": run.pk})
     again = operator.post(address, format="json")
     assert (again.status_code, again.json()["code"], again.json()["fields"]) == (409, "ended", {})
-    assert "stopped already" in again.json()["detail"]
+    assert "already stopped" in again.json()["detail"]
     assert AuditEntry.objects.filter(what="policy run stopped").count() == 1
 
 

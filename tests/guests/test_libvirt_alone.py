@@ -192,7 +192,7 @@ def test_a_base_that_libvirt_does_not_list_is_not_called_missing(
     pool_on(connection, folder)
     scan(host)
     assert rows()["over.qcow2"].state == "outside_pool"
-    assert "nobody can tell" in rows()["over.qcow2"].state_detail
+    assert "nothing more is known" in rows()["over.qcow2"].state_detail
     pool_on(connection, folder / "sub", "more")
     scan(host)
     over = rows()["over.qcow2"]

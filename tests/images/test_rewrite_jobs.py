@@ -95,7 +95,7 @@ def test_a_plan_says_who_else_needs_what_moves_up(pool: Path) -> None:
     plan = services.plan(OPERATOR, "flatten", image_at(pool / "top.qcow2").pk, {})
     told = {thing.name: thing.how for thing in plan.affected_images}
     assert "still used by 1 other overlay" in told["middle.qcow2"]
-    assert "needed by 1 other overlays" in told["base.qcow2"]  # by middle.qcow2, which other.qcow2 stands on
+    assert "used by 1 other overlay" in told["base.qcow2"]  # by middle.qcow2, which other.qcow2 stands on
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def test_of_many_looks_at_once_one_lets_it_go_on(image: Image, rung: list[int]) 
     for same in [Job.objects.get(pk=job.pk) for _ in range(3)]:
         wait_for_guests._look_at(same, {})
     assert rung == [job.pk]
-    assert len([line for line in said(job) if "goes on" in line]) == 1
+    assert len([line for line in said(job) if "the job continues" in line]) == 1
 
 
 def test_it_waits_again_for_a_guest_that_was_started_meanwhile(image: Image) -> None:

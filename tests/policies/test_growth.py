@@ -54,7 +54,7 @@ def test_what_was_written_beside_is_growth_and_told_without_what_the_job_added()
     sample(one, days_ago=10, size=8 * GIB)
     assert code_of(PolicyFactory.create(), one) == "decayed"
     reason = look(PolicyFactory.create()).skips[0].reason
-    assert "won 3 GiB" in reason
+    assert "freed 3 GiB" in reason
     assert "10 days later it had grown by 3 GiB again" in reason
 
 

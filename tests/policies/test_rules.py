@@ -268,7 +268,7 @@ def test_an_image_that_has_grown_back_by_now_is_told_before_a_sample_is() -> Non
     reclaimed(one, days_ago=3)
     assert code_of(PolicyFactory.create(), one) == "decayed"
     skip = look(PolicyFactory.create()).skips[0]
-    assert "won 3 GiB" in skip.reason
+    assert "freed 3 GiB" in skip.reason
     assert "3 GiB more again" in skip.reason
 
 

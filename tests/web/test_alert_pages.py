@@ -130,7 +130,7 @@ def test_what_is_due_to_a_webhook_that_is_switched_off_is_given_up(admin: Client
     admin.post(f"/webhooks/{hook.pk}/change/", {"name": "x", "url": hook.url})
     delivery.refresh_from_db()
     assert (delivery.state, delivery.problem) == ("given_up", "The webhook was disabled before it arrived.")
-    assert "is switched off" in text_of(admin.post(f"/webhooks/{hook.pk}/test/", follow=True).content.decode())
+    assert "is disabled" in text_of(admin.post(f"/webhooks/{hook.pk}/test/", follow=True).content.decode())
 
 
 def test_a_test_is_sent_and_what_was_given_up_is_sent_again(admin: Client) -> None:

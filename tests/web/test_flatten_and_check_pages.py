@@ -52,7 +52,7 @@ def test_a_plan_to_flatten_says_what_moves_and_who_needs_it(operator: Client, ch
 def test_flattening_down_to_an_image_is_confirmed_and_queued(operator: Client, chain: list[int]) -> None:
     address = f"/images/{chain[2]}/flatten/"
     fragment = operator.get(address, {"down_to": str(chain[0])}, headers=HTMX).content.decode()
-    assert "stand on lowest.qcow2" in text_of(fragment)
+    assert "have the backing file lowest.qcow2" in text_of(fragment)
     operator.post(address, {"down_to": str(chain[0])} | planned(fragment))
     job = Job.objects.get(kind="flatten", target_id=chain[2])
     assert job.options["down_to"] == chain[0]
