@@ -190,7 +190,7 @@ def _given_up(delivery: Delivery, key: str, outcome: Outcome) -> Trouble:
     return Trouble(
         key,
         "warning",
-        f"{who} cannot be told of events",
+        f"{who} does not receive events",
         f"{delivery.attempts} tries over {_span()} failed. {outcome.problem} Mend it, then send it again on the "
         "webhooks page; this closes when something arrives.",
         target_kind="webhook" if delivery.webhook_id else "",

@@ -77,7 +77,7 @@ def test_an_address_that_is_refused_does_not_keep_the_others_from_theirs(setting
     given_up = Delivery.objects.get(state="given_up")
     assert (given_up.recipients, given_up.status_code) == ([ANN], 550)
     assert given_up.problem == "The mail server refuses the address: no such user"
-    assert Alert.objects.get(kind="delivery_given_up").title == f"{ANN} cannot be told of events"
+    assert Alert.objects.get(kind="delivery_given_up").title == f"{ANN} does not receive events"
 
 
 def test_the_test_mail_goes_to_everybody(settings: Any) -> None:

@@ -94,7 +94,7 @@ def test_after_the_last_try_it_is_given_up_and_an_alert_says_so_until_something_
         assert Delivery.objects.get().state == "given_up"
         alert = Alert.objects.get(closed=None)
         assert (alert.kind, alert.target_id) == ("delivery_given_up", hook.pk)
-        assert alert.title == "The webhook ops cannot be told of events"
+        assert alert.title == "The webhook ops does not receive events"
         sending.deliver(now + timedelta(days=1))
         assert len(there.got) == len(sending.DELAYS) + 1, "given up means given up"
         there.answers = [204]

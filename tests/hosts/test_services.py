@@ -108,7 +108,7 @@ def test_a_pool_of_somebody_else_is_not_removed(source: str) -> None:
 def test_a_pool_is_not_removed_under_a_job(state: str) -> None:
     image = ImageFactory.create()
     JobFactory.create(kind="reclaim", target=image, state=state)
-    with pytest.raises(InvalidError, match="at work"):
+    with pytest.raises(InvalidError, match="running"):
         services.remove_pool(ADMIN, image.pool)
     assert StoragePool.objects.filter(pk=image.pool_id).exists()
 

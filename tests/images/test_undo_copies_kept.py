@@ -55,7 +55,7 @@ def test_the_copy_of_an_image_that_may_be_lost_stays_after_its_window(
     assert not Job.objects.filter(kind="discard_undo").exists()
     (copy,) = undo_copies(image_at(path).pool).rows
     assert copy.overdue
-    assert "may be all that is left" in copy.trouble
+    assert "may be the only good one left" in copy.trouble
     with pytest.raises(RefusedError) as refused:
         services.discard_undo(ADMIN, job)
     assert refused.value.code == "stale_plan"
@@ -151,7 +151,7 @@ def test_a_copy_that_was_moved_goes_on_and_frees_nothing(path: Path, job: Job) -
     recovery()
     job.refresh_from_db()
     assert (job.undo_state, job.freed_bytes) == ("missing", -allocated(path))
-    assert any("it goes on as moved.qcow2" in line for line in said(job))
+    assert any("it is kept as moved.qcow2" in line for line in said(job))
 
 
 def test_a_copy_with_a_second_name_frees_nothing(path: Path, job: Job) -> None:
