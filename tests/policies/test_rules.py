@@ -269,7 +269,7 @@ def test_an_image_that_has_grown_back_by_now_is_told_before_a_sample_is() -> Non
     assert code_of(PolicyFactory.create(), one) == "decayed"
     skip = look(PolicyFactory.create()).skips[0]
     assert "freed 3 GiB" in skip.reason
-    assert "3 GiB more again" in skip.reason
+    assert "grown by 3 GiB again" in skip.reason
 
 
 def test_an_image_that_a_job_of_the_kind_has_is_left_out_and_one_that_another_job_needs_waits() -> None:
