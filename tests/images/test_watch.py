@@ -176,7 +176,7 @@ def test_overcommit_is_told_of_only_where_a_threshold_is_set_and_once_for_a_shar
         for _ in range(2)
     ]
     look(now())
-    assert told() == {f"pool_overcommit:{pools[0].pk}": f"{pools[0]} promises more than 2 times its capacity"}
+    assert told() == {f"pool_overcommit:{pools[0].pk}": f"{pools[0]} has more than 2 times its capacity provisioned"}
     StoragePool.objects.update(virtual_bytes=191 * GIB)
     look(now())
     assert len(told()) == 1
@@ -200,7 +200,7 @@ def test_what_folders_of_one_filesystem_promise_and_hold_is_added_up() -> None:
     )
     look(now())
     assert told() == {
-        f"pool_overcommit:{first.pk}": f"The filesystem of {first} promises more than 1.5 times its capacity",
+        f"pool_overcommit:{first.pk}": f"The filesystem of {first} has more than 1.5 times its capacity provisioned",
         f"undo_held:{first.pk}": f"Undo copies hold much of the filesystem of {first}",
     }
     promised, held = (Alert.objects.get(kind=kind).detail for kind in ("pool_overcommit", "undo_held"))

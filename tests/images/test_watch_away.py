@@ -180,6 +180,6 @@ def test_page_and_alert_agree_right_below_the_threshold_and_what_is_hardly_below
 
 def test_overcommit_that_is_hardly_less_than_its_threshold_is_called_so() -> None:
     pool = StoragePoolFactory.create(virtual_bytes=200 * GIB, warn_overcommit=2.0)
-    assert list(looked().values()) == [f"{pool} promises more than 2 times its capacity"]
+    assert list(looked().values()) == [f"{pool} has more than 2 times its capacity provisioned"]
     StoragePool.objects.update(virtual_bytes=195 * GIB)
-    assert list(looked().values()) == [f"{pool} promises hardly less than 2 times its capacity"]
+    assert list(looked().values()) == [f"{pool} has hardly less than 2 times its capacity provisioned"]
