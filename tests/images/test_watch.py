@@ -143,7 +143,7 @@ def test_a_pool_that_is_full_soon_is_told_of_with_its_range() -> None:
     assert open_ones() == {f"pool_days_until_full:{soon.pk}": "warning"}
     detail = Alert.objects.get().detail
     assert detail.startswith(
-        "Full in about 10 days (between 10.0 and 10.0) if it goes on as in the last 10 days: 2 GiB a"
+        "Forecast full in about 10 days (between 10.0 and 10.0) at the growth of the last 10 days: 2 GiB a"
     )
     StoragePool.objects.filter(pk=soon.pk).update(available_bytes=34 * GIB)
     look(now())
@@ -165,8 +165,8 @@ def test_of_several_thresholds_the_one_that_tells_the_earliest_counts() -> None:
     grow(early, 2 * GIB)
     look(now())
     assert list(told()) == [f"pool_days_until_full:{early.pk}"]
-    assert Alert.objects.filter(told_under="").get().detail.startswith("Full in about 20 days")
-    assert "Told from 30 days on." in Alert.objects.filter(told_under="").get().detail
+    assert Alert.objects.filter(told_under="").get().detail.startswith("Forecast full in about 20 days")
+    assert "The warning starts at 30 days." in Alert.objects.filter(told_under="").get().detail
 
 
 def test_overcommit_is_told_of_only_where_a_threshold_is_set_and_once_for_a_shared_storage() -> None:
@@ -204,7 +204,7 @@ def test_what_folders_of_one_filesystem_promise_and_hold_is_added_up() -> None:
         f"undo_held:{first.pk}": f"Undo copies hold much of the filesystem of {first}",
     }
     promised, held = (Alert.objects.get(kind=kind).detail for kind in ("pool_overcommit", "undo_held"))
-    assert promised.startswith("1.60 times: images of 160 GiB virtual size on 100 GiB.")
+    assert promised.startswith("Overcommit ratio 1.60: images of 160 GiB virtual size on 100 GiB.")
     assert held.startswith("40 GiB, 40 % of its capacity, is not free until")
     assert all(f"On the same filesystem: {second}." in detail for detail in (promised, held))
     assert (first.overcommit_ratio, second.overcommit_ratio) == (0.8, 0.8), "a pool's own page says what is its own"
@@ -239,7 +239,7 @@ def test_a_storage_of_several_hosts_is_added_up_once_and_told_to_whoever_is_limi
     for pool in pools:
         promised, held = alerts_for(Actor("x", Role.OPERATOR, frozenset({pool.host.slug}))).order_by("kind")
         assert (promised.target_id, held.target_id) == (pool.pk, pool.pk)
-        assert promised.detail.startswith("1.60 times: images of 160 GiB")
+        assert promised.detail.startswith("Overcommit ratio 1.60: images of 160 GiB")
         assert held.detail.startswith("40 GiB, 40 %")
         others = {one.host.name for one in pools} - {pool.host.name}
         assert not [name for name in others if name in promised.title + promised.detail + held.title + held.detail]
