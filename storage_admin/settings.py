@@ -182,6 +182,7 @@ TEMPLATES = [
                 "template_partials.templatetags.partials",
                 "storage_admin.web.templatetags.storage",
                 "storage_admin.web.templatetags.icons",
+                "storage_admin.web.templatetags.parts",
                 "storage_admin.web.templatetags.lists",
                 "storage_admin.web.templatetags.busy",
                 "storage_admin.web.templatetags.forms",

@@ -1,0 +1,127 @@
+"""Shapes that stand on many pages: a card, a fact, a notice, a note, a field of a form."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from django import template
+from django.forms.utils import flatatt
+from django.urls import reverse
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+
+from storage_admin.web.templatetags.icons import icon
+
+register = template.Library()
+
+#: The icon of each kind of notice.
+ICONS = {"bad": "stop", "good": "check", "info": "info", "warn": "alert"}
+
+
+@register.simple_block_tag
+def card(content: str, title: str) -> SafeString:
+    """A card under its title: ``{% card "Log" %}…{% endcard %}``."""
+    return format_html(
+        '<section class="card"><div class="card-header"><h2>{}</h2></div>{}</section>', title, content
+    )  # fmt: skip
+
+
+@register.simple_block_tag
+def fact(content: str, word: str, css: str = "") -> SafeString:
+    """A line of a list of facts (``<dl class="facts">``)."""
+    return format_html("<div><dt>{}</dt><dd{}>{}</dd></div>", word, _attributes({"class": css}), content)
+
+
+@register.simple_block_tag
+def note(content: str, title: str) -> SafeString:
+    """A line of a list of notes (``<ul class="notes">``): a title, and what is to be said about it."""
+    return format_html('<li><div><b>{}</b><div class="sub">{}</div></div></li>', title, content)
+
+
+@register.simple_block_tag
+def notice(content: str, kind: str, css: str = "", shape: str = "", **attributes: Any) -> SafeString:
+    """A sentence on a colour, with an icon.
+
+    Args:
+        kind: ``bad``, ``good``, ``info`` or ``warn``.
+        css: classes besides.
+        shape: an icon other than the kind's own.
+        attributes: of the element.
+    """
+    attributes = {"class": f"say {kind} {css}".strip(), **attributes}
+    return format_html("<div{}>{}<div>{}</div></div>", _attributes(attributes), icon(shape or ICONS[kind]), content)
+
+
+@register.simple_block_tag
+def empty_page(content: str, title: str, **attributes: Any) -> SafeString:
+    """What stands where a list has no rows: that, and how it gets some."""
+    return format_html(
+        '<div{}><h2>{}</h2><p>{}</p></div>', _attributes({"class": "empty-page", **attributes}), title, content
+    )  # fmt: skip
+
+
+@register.simple_block_tag
+def sheet(content: str, name: str, css: str = "") -> SafeString:
+    """A table that scrolls by itself where the window is too narrow for it."""
+    return format_html(
+        '<div class="wide" tabindex="0" role="region" aria-label="{}"><table class="{}">{}</table></div>',
+        name, f"sheet {css}".strip(), content,
+    )  # fmt: skip
+
+
+@register.simple_tag
+def field(name: str, label: str, value: Any = None, hint: str = "", **attributes: Any) -> SafeString:
+    """A line of text in a form, with its label and its hint.
+
+    Args:
+        name: in the form; its id as well, unless ``id`` is given.
+        attributes: of the input; ``_`` in a name stands for ``-``.
+    """
+    about = {"id": name, **attributes}
+    if hint:
+        about["aria_describedby"] = f"{about['id']}-hint"
+    shown = format_html('<div class="hint" id="{}-hint">{}</div>', about["id"], hint) if hint else ""
+    return format_html(
+        '<div><label for="{}">{}</label><input{}>{}</div>',
+        about["id"], label, _attributes({"class": "form-control", "name": name, "value": value, **about}), shown,
+    )  # fmt: skip
+
+
+@register.simple_tag
+def checkbox(name: str, label: str, checked: Any = False, **attributes: Any) -> SafeString:
+    """A checkbox with its label."""
+    about = {"class": "form-check-input", "type": "checkbox", "id": name, "name": name, **attributes}
+    return format_html(
+        '<div class="check"><input{}><label for="{}">{}</label></div>',
+        _attributes({**about, "checked": bool(checked)}), about["id"], label,
+    )  # fmt: skip
+
+
+@register.simple_tag
+def pick(name: str, label: str, options: Iterable[Mapping[str, Any]], first: str = "any") -> SafeString:
+    """A choice in the filters of a list.
+
+    Args:
+        options: each with its value, its word, and whether it is chosen.
+        first: what leaves it open.
+    """
+    lines = format_html_join(
+        "", '<option value="{}"{}>{}</option>',
+        ((one["value"], _attributes({"selected": bool(one["chosen"])}), one["word"]) for one in options),
+    )  # fmt: skip
+    return format_html(
+        '<div><label for="{0}">{1}</label><select class="form-select" id="{0}" name="{0}">'
+        '<option value="">{2}</option>{3}</select></div>',
+        name, label, first, lines,
+    )  # fmt: skip
+
+
+@register.simple_tag
+def address_of(kind: str, identifier: int) -> str:
+    """The page of an image, a pool or a job; that of all hosts for anything else."""
+    return reverse(kind, args=[identifier]) if kind in ("image", "pool", "job") else reverse("hosts")
+
+
+def _attributes(given: Mapping[str, Any]) -> SafeString:
+    """Attributes of an element, without those that are empty."""
+    shown = {name.replace("_", "-"): value for name, value in given.items() if value is not None}
+    return flatatt({name: value for name, value in shown.items() if value != "" or name == "value"})
