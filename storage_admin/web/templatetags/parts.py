@@ -10,6 +10,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from storage_admin.web.templatetags.icons import icon
+from storage_admin.web.templatetags.storage import size_bar
 
 register = template.Library()
 
@@ -113,6 +114,21 @@ def pick(name: str, label: str, options: Iterable[Mapping[str, Any]], first: str
         '<option value="">{2}</option>{3}</select></div>',
         name, label, first, lines,
     )  # fmt: skip
+
+
+@register.simple_tag
+def pool_bar(pool: Any, *, long: bool = False) -> SafeString:
+    """How much of a pool is used, as a share of what can be, and how much of that is reclaimable."""
+    return size_bar(
+        pool.usable_bytes, pool.used_bytes, pool.reclaimable_bytes, pool.usable_bytes, "usable used reclaimable",
+        long=long, share=True,
+    )  # fmt: skip
+
+
+@register.inclusion_tag("fragments/live.html")
+def live(part: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A part of a page that asks for itself again while something goes on."""
+    return part
 
 
 @register.simple_tag
