@@ -23,7 +23,7 @@ AXE = Path(__file__).resolve().parents[2] / "node_modules/axe-core/axe.min.js"
 Theme = Literal["light", "dark"]
 
 # A machine that does other work as well is slow; who waits for nothing waits no longer for that.
-expect.set_options(timeout=20_000)
+expect.set_options(timeout=60_000)
 
 _VIOLATIONS = """
 document.addEventListener("securitypolicyviolation", (event) =>
@@ -97,7 +97,7 @@ class Tab:
 
     def _wait_until_it_fits(self) -> None:
         """Asked from here: a page whose policy allows no eval cannot be told to look again and again by itself."""
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 20
         while not self.page.evaluate("document.documentElement.scrollWidth <= innerWidth"):
             assert time.monotonic() < deadline, f"{self.page.url} is wider than its window"
             self.page.wait_for_timeout(50)
@@ -130,7 +130,7 @@ def tab(browser: Browser, base: str, theme: Theme = "light", state: Path | None 
     context = browser.new_context(
         color_scheme=theme, viewport={"width": 1440, "height": 1000}, storage_state=state, reduced_motion="reduce"
     )
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(60_000)
     try:
         page = context.new_page()
         page.add_init_script(_VIOLATIONS)
