@@ -1,6 +1,7 @@
 """For all tests: their order, and the markers that they do not give themselves."""
 
 import sys
+from collections import Counter
 from typing import Any
 
 import hypothesis
@@ -32,8 +33,14 @@ def _uses_database(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what tries at random and what touches the database. The longest files come first."""
+    """Marks what is tried at random, touches the database, or waits for the night. The longest files come first."""
+    cases: Counter[str] = Counter()
     for item in items:
+        if (sampled := item.get_closest_marker("sampled")) is not None:
+            test = item.nodeid.partition("[")[0]
+            if cases[test] % sampled.args[0]:
+                item.add_marker("night")
+            cases[test] += 1
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("fuzz")
         if _uses_database(item):

@@ -215,6 +215,7 @@ class TestImage:
             assert not any(entry == name or entry.startswith(name + "/") for entry in self.LET_IN)
         assert all((ROOT / entry).exists() for entry in self.LET_IN)
 
+    @pytest.mark.services
     def test_what_it_holds_is_enough_to_start(self, tmp_path: Path) -> None:
         app = tmp_path / "app"
         for source, target in self._copied():

@@ -165,7 +165,9 @@ def runs(stage: Stage, markers: list[str]) -> bool:
     return bool(eval(expression, {"__builtins__": {}}, {name: name in markers for name in MARKERS}))
 
 
-NIGHT_WORDS = re.compile(r"pytest\.mark\.night|\b(Trials|trials_of)\((?!.*points=)|\b(night\(\)|WHEN|TRIED)")
+NIGHT_WORDS = re.compile(
+    r"pytest\.mark\.night|\b(Trials|trials_of)\((?!.*points=)|\b(night\(\)|WHEN|TRIED)|mark\.sampled"
+)
 
 
 def test_what_only_the_night_sees_is_listed() -> None:

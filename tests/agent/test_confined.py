@@ -170,6 +170,7 @@ def ways(image: Node, folder: int, form: str) -> dict[str, Callable[[], object]]
     return wanted
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     ("how", "header"), [*(("landlock", header) for header in HEADERS), ("namespaces", "data file")]

@@ -175,6 +175,7 @@ def assert_holds(numbers: dict[str, Any], after: int, before: int, what: str, wi
     assert abs(guess - after) <= slack, (what, before, after, numbers)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", IMAGES)
 def test_each_method_wins_what_was_predicted(tmp_path: Path, name: str) -> None:
     path = tmp_path / "disk.qcow2"
@@ -210,6 +211,7 @@ def test_a_raw_image_is_predicted_for_a_copy_and_in_place(
             assert_holds(result["methods"][method], after, before, f"{method}, {mode}")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", [noise, mixed, sparse])
 @pytest.mark.parametrize(
     ("image_format", "options"),

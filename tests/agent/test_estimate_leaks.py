@@ -59,6 +59,7 @@ LAYOUTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("options", LAYOUTS)
 @pytest.mark.parametrize("forgotten", [0, 5])
 def test_counts_what_check_counts_in_any_layout(tmp_path: Path, options: str, forgotten: int) -> None:

@@ -67,6 +67,7 @@ def random_content(rng: random.Random) -> bytes:
     return content[: len(content) - rng.choice([0, 0, 1, 511, 512, BLOCK - 1])]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.fuzz
 @pytest.mark.parametrize("trial", range(12))
 def test_every_block_of_zeros_goes_and_no_byte_changes(disk: Path, trial: int) -> None:

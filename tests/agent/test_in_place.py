@@ -101,6 +101,7 @@ def wins_what_was_predicted(answer: dict[str, Any], path: Path) -> None:
     assert answer["changed"] is (answer["before_bytes"] != answer["after_bytes"])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "options",
     [

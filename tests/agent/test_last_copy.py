@@ -129,6 +129,7 @@ def test_a_journal_that_says_nonsense_of_what_was_made_keeps_the_copy(image: Pat
     assert removal(image) == "undo_kept"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["qcow2", "raw", "vmdk", "vdi", "vpc", "vhdx", "qed"])
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
 def test_blocks_of_every_format_are_compared_as_a_guest_reads_them(tmp_path: Path, form: str, share: float) -> None:

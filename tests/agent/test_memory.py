@@ -104,6 +104,7 @@ VERBS: dict[str, tuple[str, Args, tuple[str, ...]]] = {
 CASES = [(name, form) for name, (_, _, forms) in VERBS.items() for form in forms]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "form"), CASES, ids=[f"{name}-{form}" for name, form in CASES])
 def test_a_tebibyte_takes_no_more_memory_than_a_gibibyte(tmp_path: Path, name: str, form: str) -> None:
     verb, args, _ = VERBS[name]

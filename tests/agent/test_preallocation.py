@@ -26,6 +26,7 @@ def told(path: Path, form: str = "qcow2") -> str:
     return found.pop()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("options", ["", ",cluster_size=4k", ",cluster_size=2M", ",extended_l2=on", ",compat=0.10"])
 @pytest.mark.parametrize(
     ("mode", "expected"), [("off", "off"), ("metadata", "metadata"), ("falloc", "falloc"), ("full", "filled")]

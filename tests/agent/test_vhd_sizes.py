@@ -78,6 +78,7 @@ def assert_refused(answer: dict[str, Any]) -> None:
     assert f"{BY_GEOMETRY} bytes by its geometry, {SIZE} by its footer" in answer["detail"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", ["force_size=on", "force_size=off", "force_size=off,subformat=fixed"])
 @pytest.mark.parametrize("size", ["1M", "8M", "100M", "10000001", "200G"])
 def test_about_images_of_qemu_nobody_disagrees(tmp_path: Path, options: str, size: str) -> None:

@@ -69,6 +69,7 @@ def test_a_kind_is_measured_and_leaves_nothing(here: StoragePool, folder: Path, 
     assert done.environment_after["load"]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", METRICS)
 @pytest.mark.parametrize("quick", [True, False])
 @pytest.mark.parametrize("size_bytes", [MIB, 5 * MIB, None])

@@ -90,6 +90,7 @@ def two(server: Sshd, tmp_path: Path) -> tuple[Host, Host]:
     return hosts[0], hosts[1]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("transport_of", ["ssh", "forced"])
 @pytest.mark.parametrize("libvirt_is_asked", [False, True], ids=["agent", "libvirt and agent"])
 @pytest.mark.parametrize("how", ["gone", "silent", "hanging"])

@@ -83,6 +83,7 @@ def inside(told: forecasts.Range, taken: int) -> bool:
     return told.low <= taken <= told.high
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [*IMAGES, *RAW])
 def test_a_conversion_is_as_large_as_was_predicted(tmp_path: Path, name: str) -> None:
     form = "raw" if name in RAW else "qcow2"
@@ -149,6 +150,7 @@ def chains() -> dict[str, list[dict[int, bytes]]]:
     }  # fmt: skip
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("base_form", ["qcow2", "raw", "clusters of 4K", "clusters of 1M"])
 @pytest.mark.parametrize("name", chains())
 def test_a_flatten_is_as_large_as_was_predicted(tmp_path: Path, name: str, base_form: str) -> None:

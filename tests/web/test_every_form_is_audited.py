@@ -189,6 +189,7 @@ def test_no_text_in_any_field_is_an_error_of_the_server(
 WITH_FORM = sorted({page.name for page in PAGES if page.method == "get"} & set(NOT_HERE))
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("name", WITH_FORM)
 def test_no_text_in_a_field_that_a_page_shows_is_an_error_of_the_server(
     things: dict[str, Any], client: Client, name: str
