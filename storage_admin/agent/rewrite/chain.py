@@ -17,6 +17,7 @@ from storage_admin.agent.host.open_files import FileId
 from storage_admin.agent.protocol import INVALID, RefusedError, display, unb64
 from storage_admin.agent.qemu.img import Node
 from storage_admin.agent.swap.journal import Stamp
+from storage_admin.agent.swap.outcome import stamp_now
 
 #: Longest chain that is worked on.
 MAX_DEPTH = 64
@@ -217,7 +218,8 @@ class Chain:
             RefusedError: ``stale_plan``, or ``hard_linked`` where the image was mounted by itself meanwhile.
         """
         for link in self.links:
-            if not link.planned.is_as_planned(Stamp.of(os.fstat(link.fd))):
+            # What another client of NFS wrote may show in a fresh stamp alone; while the work goes on, that can wait.
+            if not link.planned.is_as_planned(stamp_now(link.fd) if names else Stamp.of(os.fstat(link.fd))):
                 raise RefusedError("stale_plan", f"{link.shown} was changed while the work went on; scan and try again")
             if names and not _still_named(link):
                 raise RefusedError("stale_plan", f"{link.shown} is another file by now; scan the host and try again")

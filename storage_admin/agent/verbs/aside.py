@@ -22,6 +22,7 @@ from storage_admin.agent.scan.overlays import LookedAt, Wanted, refuse_needed
 from storage_admin.agent.swap import set_aside as aside
 from storage_admin.agent.swap import settle, swap
 from storage_admin.agent.swap.journal import Journal, JournalError, Stamp, file_name, parse_name
+from storage_admin.agent.swap.outcome import stamp_now
 from storage_admin.agent.swap.settle_aside import AsideStory
 
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -131,7 +132,7 @@ def restore(request: Request, io: AgentIO) -> dict[str, Any]:
                 raise aside.name_is_taken()
 
         recheck()
-        if _content(Stamp.of(os.fstat(fd))) != _content(story.original):
+        if _content(stamp_now(fd)) != _content(story.original):
             io.log("the image was written to while it was set aside; it is restored as it is now", "warning")
         try:
             aside.put_back(one, story.name, request, io, recheck)
@@ -173,7 +174,7 @@ def delete(request: Request, io: AgentIO) -> dict[str, Any]:
 
         def look() -> None:
             _refuse_other_file(one, story, fd)
-            now = Stamp.of(os.fstat(fd))
+            now = stamp_now(fd)
             if now.inode != inode or _content(now) != _content(story.original):
                 raise RefusedError("stale_plan", f"{shown} was written to since it was set aside; restore it and look")
             _refuse_used(fd, shown)
@@ -232,8 +233,7 @@ def _opened(args: Arguments) -> Iterator[_Image]:
 
 def _refuse(image: _Image, planned: tuple[int, ...]) -> None:
     """What has to be true of the image itself, before and in the moment of the change."""
-    status = os.fstat(image.fd)
-    now = Stamp.of(status)
+    now, status = stamp_now(image.fd), os.fstat(image.fd)
     if (now.dev, now.inode, *_content(now), now.ctime_ns) != planned:
         raise RefusedError("stale_plan", f"{image.shown} has changed since it was scanned; scan the host and try again")
     named = settle.stat_in(image.folder, image.name)

@@ -21,6 +21,7 @@ from storage_admin.agent.rewrite import last_copy
 from storage_admin.agent.scan.overlays import LookedAt, Wanted, refuse_needed
 from storage_admin.agent.swap import guest_locks, journal, moment, settle, swap
 from storage_admin.agent.swap.journal import Journal, JournalError, Stamp, file_name, parse_name
+from storage_admin.agent.swap.outcome import stamp_now
 
 _KNOWN = frozenset({"path_b64", "pool_path_b64", "undo_job"})
 
@@ -70,7 +71,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
 
         def look() -> None:
             _refuse(place, story, new, old, force=force)
-            if _content(Stamp.of(os.fstat(new))) != _content(found):
+            if _content(stamp_now(new)) != _content(found):
                 raise RefusedError("undo_written_to", "the image was written to in this very moment; look at it again")
 
         def look_everywhere() -> None:
@@ -157,7 +158,7 @@ def discard(request: Request, io: AgentIO) -> dict[str, Any]:
 
 def _refuse_changed(folder: int, name: bytes, old: int, before: os.stat_result) -> None:
     """Also by force the copy stays where it was opened, written to or exchanged while it was looked at."""
-    here, named = Stamp.of(os.fstat(old)), settle.stat_in(folder, name)
+    here, named = stamp_now(old), settle.stat_in(folder, name)
     if named is None or not named.same_file(here):
         raise RefusedError("undo_missing", "the undo copy is another file by now; look at it yourself")
     if _content(here) != _content(Stamp.of(before)):
@@ -167,8 +168,7 @@ def _refuse_changed(folder: int, name: bytes, old: int, before: os.stat_result) 
 
 def _refuse_needed_still(place: _Place, story: settle.Story, old: int, name: bytes, form: str) -> None:
     """The copy stays where it holds what nothing else does: the image is gone, or damaged, or the copy written to."""
-    copy = os.fstat(old)
-    if not settle.same_content(Stamp.of(copy), story.original):
+    if not settle.same_content(stamp_now(old), story.original):
         raise RefusedError(
             "undo_written_to",
             "somebody wrote to the undo copy, perhaps who had the image open when it was replaced: look at both. "
@@ -265,7 +265,7 @@ def _open(folder: int, name: bytes) -> int:
 
 def _refuse(place: _Place, story: settle.Story, new: int, old: int, *, force: bool) -> None:
     """All that has to be true before and in the moment of the undo."""
-    here, copy = Stamp.of(os.fstat(new)), Stamp.of(os.fstat(old))
+    here, copy = stamp_now(new), stamp_now(old)
     done = story.done
     named = settle.stat_in(place.folder, place.name)
     if done is None or here.inode != done.inode or named is None or named.inode != done.inode:
