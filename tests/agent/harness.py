@@ -253,7 +253,7 @@ class Writer:
 
         self._listener = threading.Thread(target=listen)
         self._listener.start()
-        assert done.wait(20), "qemu-io does not come up"
+        assert done.wait(60), "qemu-io does not come up"
         self.refused = self.process.poll() is not None or b"qemu-io>" not in self.said
 
     def write(self, pattern: int, offset: str, length: str) -> None:

@@ -76,6 +76,10 @@ class Machine:
         given = [word for option in options for word in ("-o", option)]
         return ["ssh", "-F", "/dev/null", "-i", str(self.key), "-p", str(self.port), *given, "root@127.0.0.1", line]
 
+    def connection(self, port: int) -> list[str]:
+        """An argument list that talks with a port of the machine's own."""
+        return [*self.command("")[:-2], "-W", f"127.0.0.1:{port}", "root@127.0.0.1"]
+
     def run(self, line: str, given: bytes = b"") -> str:
         """What a line of shell printed.
 

@@ -4,13 +4,14 @@ import hashlib
 import os
 import subprocess
 import threading
-import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from storage_admin.agent import bundle, protocol
 from storage_admin.agent.protocol import b64
 from tests.agent.harness import NO_RESERVE, Agent, Writer
+from tests.harness.processes import wait_until
+from tests.machines.inside import FIRST_PORT, HOWS
 from tests.machines.lab import ADDRESSES, Machine
 
 #: Where both have it mounted, and where the first one has it itself.
@@ -18,7 +19,7 @@ MOUNTED, EXPORTED = "/var/lib/libvirt/images", "/srv/images"
 SIZE, DATA = 1 << 20, 256 << 10
 #: What a guest there writes: byte, place and length; an image has only zeros there.
 PATTERN, PLACE, LENGTH = 0x77, 512 << 10, 64 << 10
-_AGENT = "/root/agent.pyz"
+_INSIDE = "exec python3 -IS /root/inside.py"
 
 
 class Pinged(Agent):
@@ -40,29 +41,58 @@ class Pinged(Agent):
         return super().close()
 
 
+class Inside:
+    """A program of ``inside.py`` that runs on the server until it ends, or ``with`` does."""
+
+    def __init__(self, server: Machine, *argv: object) -> None:
+        command = server.command(" ".join([_INSIDE, *map(str, argv)]))
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    def says(self) -> str:
+        """Its next line."""
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def load_agents(machine: Machine, folder: Path) -> None:
+    """Has a machine wait for connections that want an agent.
+
+    Args:
+        folder: for what is made here.
+    """
+    machine.run("cat >/root/agent.pyz", bundle.build(folder).path.read_bytes())
+    machine.run("cat >/root/inside.py", Path(__file__).with_name("inside.py").read_bytes())
+    machine.run("setsid python3 /root/inside.py agents /root/agent.pyz </dev/null >/root/agents 2>&1 &")
+    loaded = f"ss -Hltn | grep -c :{FIRST_PORT + len(HOWS) - 1} || true"
+    wait_until(lambda: machine.run(loaded).strip() == "1", 300, "agents are loaded")
+
+
 class Export:
     """The storage; of every image the same content is known.
 
     Args:
         both: the machines; the first one is the server.
         version: of NFS.
-        folder: for what is made here.
     """
 
-    def __init__(self, both: tuple[Machine, Machine], version: str, folder: Path) -> None:
+    def __init__(self, both: tuple[Machine, Machine], version: str) -> None:
         self.server, self.client, self.version = *both, version
-        archive = bundle.build(folder).path.read_bytes()
         source = "/images" if version.startswith("4") else EXPORTED
         for machine in both:
-            machine.run(f"cat >{_AGENT}", archive)
+            write = f"write -P {0x61} 0 {DATA}' -c 'write -P 0 {DATA} {SIZE - DATA}"
+            machine.run(f"truncate -s {SIZE} /root/image; qemu-io -f raw -c '{write}' /root/image")
             machine.run(
                 f"umount {MOUNTED} 2>/dev/null; mount -t nfs -o vers={version},hard {ADDRESSES[0]}:{source} {MOUNTED} "
                 f"&& grep -q 'vers={version}' /proc/mounts"
             )
-        self.server.run(
-            f"rm -rf {EXPORTED}/* {EXPORTED}/.sa-*; truncate -s {SIZE} /root/image; "
-            f"qemu-io -f raw -c 'write -P {0x61} 0 {DATA}' -c 'write -P 0 {DATA} {SIZE - DATA}' /root/image"
-        )
+        self.server.run(f"rm -rf {EXPORTED}/* {EXPORTED}/.sa-*")
 
     def image(self, name: str) -> str:
         """A fresh one, which both machines know already; its path."""
@@ -77,40 +107,35 @@ class Export:
         told = self.server.run(f"sha256sum {EXPORTED}/{name}")
         return told.split()[0] == hashlib.sha256(expected).hexdigest()
 
-    def names(self, name: str) -> list[str]:
-        """An image's name, where it is there."""
-        return self.server.run(f"ls -A {EXPORTED} | grep -x {name} || true").split()
+    def named(self, pattern: str) -> list[str]:
+        """The names of files that match a pattern as a whole."""
+        return self.server.run(f"ls -A {EXPORTED} | grep -x '{pattern}' || true").split()
 
     def left(self, job: str) -> list[str]:
         """The names of a job's files."""
-        return self.server.run(f"ls -A {EXPORTED} | grep '^.sa-{job}[.]' || true").split()
+        return self.named(f"[.]sa-{job}[.].*")
 
-    def agent(self, machine: Machine | None = None, program: str = _AGENT) -> Pinged:
-        """The real agent, on the second machine unless another one is given."""
-        return Pinged((machine or self.client).command(f"exec python3 {program}"))
+    def agent(self, machine: Machine | None = None, how: str = "") -> Pinged:
+        """The real agent, on the second machine unless another one is given; what is done to it says ``inside.py``."""
+        return Pinged((machine or self.client).connection(FIRST_PORT + HOWS.index(how)))
 
-    def reclaim(self, path: str, **changes: Any) -> dict[str, Any]:
-        """The arguments of a reclaim of an image, as the second machine sees it now."""
+    def link(self, path: str, form: str = "raw") -> dict[str, Any]:
+        """An image as the second machine sees it now."""
         told = self.client.run(f"stat -c '%d %i %s %.9Y %.9Z' {path}").replace(".", "").split()
         names = ("dev", "inode", "file_size", "mtime_ns", "ctime_ns")
-        return {
-            "path_b64": b64(path.encode()),
-            "pool_path_b64": b64(MOUNTED.encode()),
-            "format": "raw",
-            **dict(zip(names, map(int, told), strict=True)),
-            "virtual_size": SIZE,
-            "chain": [],
-            "children_known": True,
-            "method": "copy",
-            "idle_io": False,
-            "reserve": NO_RESERVE,
-            "undo_hours": 0,
-            **changes,
-        }
+        where = {"path_b64": b64(path.encode()), "pool_path_b64": b64(bytes(Path(path).parent)), "format": form}
+        return where | dict(zip(names, map(int, told), strict=True))
 
-    def ask(self, verb: str, args: dict[str, Any], job: str, machine: Machine | None = None) -> dict[str, Any]:
+    def reclaim(self, path: str, **changes: Any) -> dict[str, Any]:
+        """The arguments of a reclaim of an image."""
+        asked = {"virtual_size": SIZE, "chain": [], "children_known": True, "method": "copy", "idle_io": False}
+        return self.link(path) | asked | {"reserve": NO_RESERVE, "undo_hours": 0} | changes
+
+    def ask(
+        self, verb: str, args: dict[str, Any], job: str, machine: Machine | None = None, how: str = ""
+    ) -> dict[str, Any]:
         """One request to an agent of its own, answered with go: the result's data, or the error event."""
-        with self.agent(machine) as agent:
+        with self.agent(machine, how) as agent:
             agent.request(verb, args, job)
             return agent.answer()
 
@@ -126,31 +151,6 @@ class Export:
         folder = EXPORTED if at_server else MOUNTED
         return Writer(os.fsencode(f"{folder}/{name}"), form="raw", elsewhere=self.server.command)
 
-
-class Passing(threading.Thread):
-    """A guest on the first machine that opens an image after some seconds, writes, and ends.
-
-    Args:
-        tries: how often it does so, as long as it is refused.
-    """
-
-    def __init__(self, export: Export, path: str, seconds: float, tries: int = 1) -> None:
-        super().__init__()
-        self._seconds, self._tries = seconds, tries
-        write = f"qemu-io -f raw -c 'write -P {PATTERN} {PLACE} {LENGTH}' -c flush {path}"
-        self._argv = export.server.command(write)
-        #: Whether it was told that its bytes are safe, and what it failed by, beside that it was refused.
-        self.acknowledged, self.wrong = False, ""
-        self.start()
-
-    def run(self) -> None:
-        time.sleep(self._seconds)
-        for _ in range(self._tries):
-            done = subprocess.run(self._argv, capture_output=True, text=True)
-            said = done.stdout + done.stderr
-            if done.returncode == 0 and f"wrote {LENGTH}" in said:
-                self.acknowledged = True
-                return
-            if "can't open device" not in said:  # refused: for its locks, or as the file is no more
-                self.wrong = said
-                return
+    def inside(self, *argv: object) -> Inside:
+        """A program of ``inside.py`` on the first machine."""
+        return Inside(self.server, *argv)

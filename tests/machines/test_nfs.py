@@ -2,25 +2,28 @@
 
 import contextlib
 import itertools
+import json
 import random
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import b64
+from tests.faults.figures import trials_of
 from tests.faults.trials import Trials
 from tests.harness.processes import wait_until
 from tests.machines.lab import Machine, machines
-from tests.machines.nfs import LENGTH, MOUNTED, PATTERN, PLACE, Export, Passing
+from tests.machines.nfs import EXPORTED, LENGTH, MOUNTED, PATTERN, PLACE, Export, load_agents
 
-pytestmark = [pytest.mark.machines, pytest.mark.night]
+pytestmark = pytest.mark.machines
 
 #: So many trials at once, each on an image of its own.
-TOGETHER = 5
+TOGETHER = 10
 _numbers = itertools.count(1)
 _AWAY: dict[str, tuple[Callable[[Export], object], Callable[[Export], object]]] = {
     "cut off": (
@@ -35,24 +38,25 @@ _AWAY: dict[str, tuple[Callable[[Export], object], Callable[[Export], object]]] 
 
 
 @pytest.fixture(scope="module")
-def both() -> Iterator[tuple[Machine, Machine]]:
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machine, Machine]]:
     with machines() as running:
+        for machine in running:
+            load_agents(machine, tmp_path_factory.mktemp("agent"))
         yield running
 
 
 @pytest.fixture(scope="module", params=["3", "4.2"])
-def export(
-    request: pytest.FixtureRequest, both: tuple[Machine, Machine], tmp_path_factory: pytest.TempPathFactory
-) -> Export:
-    return Export(both, request.param, tmp_path_factory.mktemp("agent"))
+def export(request: pytest.FixtureRequest, both: tuple[Machine, Machine]) -> Export:
+    return Export(both, request.param)
 
 
-def hold(what: str, version: str, single: Callable[[random.Random, str], str]) -> None:
+def hold(what: str, version: str, single: Callable[[random.Random, str], str], part: float = 1) -> None:
     """All trials: ``single`` gets random numbers and a job's id, and returns in a few words what came of it."""
-    for trial in Trials("nfs", f"{what}, NFS {version}", worth=TOGETHER):
-        with trial, ThreadPoolExecutor(TOGETHER) as pool:
-            rngs = [random.Random(trial.rng.random()) for _ in range(TOGETHER)]
-            done = [pool.submit(single, rng, f"n{next(_numbers)}") for rng in rngs]
+    together = min(TOGETHER, trials_of("nfs", part))
+    for trial in Trials("nfs", f"{what}, NFS {version}", part=part, worth=together):
+        with trial, ThreadPoolExecutor(together) as pool:
+            rngs = [random.Random(trial.rng.random()) for _ in range(together)]
+            done = [pool.submit(single, rng, str(next(_numbers))) for rng in rngs]
             trial.note(*(one.result() for one in done))
 
 
@@ -75,25 +79,70 @@ def test_an_image_that_another_machine_has_open_keeps_what_is_written_there(expo
     hold("open elsewhere", export.version, single)
 
 
-def test_a_guest_that_starts_elsewhere_in_the_moment_of_the_swap_loses_nothing(export: Export) -> None:
+def test_a_guest_that_starts_elsewhere_around_the_swap_loses_nothing(export: Export) -> None:
     def single(rng: random.Random, job: str) -> str:
-        path, kept = export.image(job), rng.random() < 0.2
-        with export.agent() as agent:
-            agent.request("reclaim", export.reclaim(path, undo_hours=24 if kept else 0), job)
-            agent.until(protocol.READY)
-            guest = Passing(export, path, rng.uniform(0, 4), tries=100 if kept else 1)
-            time.sleep(rng.uniform(0, 2))
-            agent.say(protocol.GO, generation=1)
+        path, stays = export.image(job), rng.choice(["stays", "stays", "passes", "passes", "tries"])
+        step, delay = rng.choice([("ready", rng.uniform(0, 2)), ("exchanging", rng.uniform(0, 1.5))])
+        journal = f"{EXPORTED}/.sa-{job}.journal"
+        with export.inside("guest", path, journal, step, delay, stays) as guest, export.agent() as agent:
+            agent.request("reclaim", export.reclaim(path, undo_hours=24 if stays == "tries" else 0), job)
             answer = agent.answer()
-        guest.join()
-        assert guest.wrong == ""
-        assert export.holds(job, written=guest.acknowledged)
+            came = json.loads(guest.says())
+        wrote = came.get("wrote", False)
+        assert came.get("named", True), (came, answer)
+        assert wrote == came["let_in"]
+        assert export.holds(job, written=wrote), (came, answer)
         assert answer.get("swapped") or answer["code"] in {"image_in_use", "stale_plan"}, answer
-        return (
-            f"{'swapped' if answer.get('swapped') else answer['code']}, {'let in' if guest.acknowledged else 'refused'}"
-        )
+        print(f"{export.version} {job} {step} {delay:.2f} {stays} {came} {answer.get('code')} {answer.get('detail')}")
+        fell = "nameless" if came["nameless"] else "fell in" if came["fell"] else "beside"
+        end = "swapped" if answer.get("swapped") else str(answer["code"])
+        return f"{fell}: {end}, {'let in' if wrote else 'refused'}"
 
     hold("starts elsewhere", export.version, single)
+
+
+def _image(export: Export, job: str, path: str) -> tuple[str, str, dict[str, Any], str, str]:
+    return "late", "reclaim", export.reclaim(path), f"{MOUNTED}/.sa-{job}.orig", "image_in_use"
+
+
+def _base(export: Export, _: str, path: str) -> tuple[str, str, dict[str, Any], str, str]:
+    export.client.run(f"qemu-img create -q -f qcow2 -F raw -b {path} {path}.qcow2")
+    args = export.reclaim(f"{path}.qcow2", format="qcow2", chain=[export.link(path)], method="convert")
+    return "last look", "flatten", args, path, "stale_plan"
+
+
+def _set_aside(export: Export, job: str, path: str) -> tuple[str, str, dict[str, Any], str, str]:
+    image = export.link(path)
+    del image["format"]
+    export.ask("set_aside", image | {"children_known": True, "pools": []}, job)
+    args = {name: image[name] for name in ("path_b64", "pool_path_b64", "inode")} | {"aside_job": job, "pools": []}
+    return "door", "delete_aside", args, f"{MOUNTED}/.sa-{job}.aside", "stale_plan"
+
+
+def _undo_copy(export: Export, job: str, path: str) -> tuple[str, str, dict[str, Any], str, str]:
+    args = export.reclaim(path, undo_hours=24)
+    assert export.ask("reclaim", args, job).get("swapped")
+    args = {name: args[name] for name in ("path_b64", "pool_path_b64")} | {"undo_job": job, "force": True}
+    return "door", "discard_undo", args, f"{MOUNTED}/.sa-{job}.orig", "undo_written_to"
+
+
+@pytest.mark.parametrize("which", [_image, _base, _set_aside, _undo_copy])
+def test_what_is_written_elsewhere_without_locks_in_the_last_moment_is_seen(export: Export, which: Any) -> None:
+    """A client of NFS remembers files' times for seconds, also of those that it has open."""
+
+    def single(_: random.Random, job: str) -> str:
+        path, later = export.image(job), str(next(_numbers))
+        how, verb, args, written, code = which(export, job, path)
+        later = job if which is _image else later
+        with export.inside("stranger", written, later) as stranger:
+            assert stranger.says() == "ready"
+            answer = export.ask(verb, args, later, how=how)
+            assert stranger.says() == "written", answer
+        assert answer.get("code") == code, answer
+        assert export.server.run(f"cat {written} {path} 2>/dev/null | head -c 4") == "ssss"
+        return str(code)
+
+    hold(f"written to late:{which.__name__}", export.version, single, 0.2)
 
 
 def test_what_nobody_uses_is_swapped(export: Export) -> None:
@@ -109,18 +158,15 @@ def test_what_nobody_uses_is_swapped(export: Export) -> None:
 
 
 def test_a_kill_in_the_instant_without_a_name_is_put_right(export: Export) -> None:
-    script = Path(__file__).with_name("kill_nameless.py").read_bytes()
-    export.client.run("cat >/root/kill_nameless.py", script)
-
     def single(rng: random.Random, job: str) -> str:
-        path, where = export.image(job), rng.choice(["", "back"])
-        with export.agent(program=f"/root/kill_nameless.py /root/agent.pyz {where}") as agent:
+        path = export.image(job)
+        with export.agent(how=rng.choice(["die", "die back"])) as agent:
             agent.request("reclaim", export.reclaim(path, undo_hours=24), job)
             agent.until(protocol.READY)
             agent.say(protocol.GO, generation=1)
             while agent.next() is not None:
                 pass
-        assert export.names(job) == []
+        assert export.named(job) == []
         machine = rng.choice([export.server, export.client])
 
         def is_put_right() -> bool:
@@ -140,7 +186,7 @@ def test_a_server_that_goes_away_while_images_are_copied_costs_time_and_nothing_
     for trial in Trials("nfs", f"server away, NFS {export.version}", worth=TOGETHER):
         with trial, contextlib.ExitStack() as stack:
             jobs = {}
-            for job in (f"n{next(_numbers)}" for _ in range(TOGETHER)):
+            for job in (str(next(_numbers)) for _ in range(TOGETHER)):
                 jobs[job] = stack.enter_context(export.agent())
                 jobs[job].request("reclaim", export.reclaim(export.image(job), bandwidth_bytes_sec=25 << 10), job)
             for agent in jobs.values():
@@ -149,9 +195,15 @@ def test_a_server_that_goes_away_while_images_are_copied_costs_time_and_nothing_
             trial.note(how)
             begin, end = _AWAY[how]
             begin(export)
+            began = time.monotonic()
             try:
                 for agent in jobs.values():
                     agent.until(protocol.STORAGE, silent=[b64(MOUNTED.encode())])
+                print(f"all of them said so after {time.monotonic() - began:.1f} s")
+                beside = f"{MOUNTED.replace('libvirt/images', 'vz')}/{next(_numbers)}"
+                export.client.run(f"mkdir -p {Path(beside).parent}; cp /root/image {beside}")
+                done = export.ask("reclaim", export.reclaim(beside), Path(beside).name)
+                assert done.get("swapped"), done
                 cancelled = {job for job in jobs if trial.rng.random() < 0.3}
                 for job in cancelled:
                     jobs[job].say(protocol.CANCEL)
