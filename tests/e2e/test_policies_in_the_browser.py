@@ -49,7 +49,7 @@ def test_a_policy_is_made_previewed_run_and_read(
     expect(rows).to_have_count(2)
     expect(rows.nth(0)).to_contain_text("night-more.qcow2")
     expect(rows.nth(1)).to_contain_text("night-less.qcow2")
-    expect(answer).to_contain_text("too little to win")
+    expect(answer).to_contain_text("savings too small")
     expect(answer).to_contain_text("nothing begins from")
     # Another job has other options.
     page.get_by_label("Job", exact=True).select_option("analyze")

@@ -239,4 +239,4 @@ def test_a_scan_is_done_by_one_job_at_a_time(tmp_path: Path) -> None:
     first = work("scan", host.pk)
     Job.objects.filter(pk=first.pk).update(state="running")
     second = work("scan", host.pk)
-    assert (second.state, second.waiting_for) == ("queued", f"the scan at work on {host.name}")
+    assert (second.state, second.waiting_for) == ("queued", f"the running scan on {host.name}")
