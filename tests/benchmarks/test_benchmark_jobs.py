@@ -145,7 +145,7 @@ def test_one_at_a_time_on_a_host_whatever_its_pool(pool: StoragePool) -> None:
     elsewhere = submitted(StoragePoolFactory.create())
     assert first.pk != second.pk
     assert claimed(first)
-    assert waiting_for(second) == waiting_for(other) == "the benchmark at work on Host mine"
+    assert waiting_for(second) == waiting_for(other) == "the running benchmark on Host mine"
     assert claimed(elsewhere)
     Job.objects.filter(pk=first.pk).update(state="succeeded")
     assert claimed(second)
@@ -163,7 +163,7 @@ def test_a_rewriting_job_waits_for_a_benchmark_unless_that_was_asked_for(pool: S
     rewrite = jobs.submit(OPERATOR, "reclaim", ImageFactory.create(pool=pool).pk, {})
     run = submitted(pool)
     assert claimed(run)
-    assert waiting_for(rewrite) == "the benchmark at work on Host mine"
+    assert waiting_for(rewrite) == "the running benchmark on Host mine"
     Job.objects.filter(pk=run.pk).update(options=run.options | {"alongside": True})
     assert claimed(rewrite)
 
