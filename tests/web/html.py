@@ -1,5 +1,6 @@
 """What a browser with a strict content security policy would refuse to run, and other facts about a page."""
 
+import re
 from html.parser import HTMLParser
 
 #: Attributes whose value a browser, or htmx, goes to.
@@ -55,6 +56,11 @@ def errors_of(page: str) -> list[str]:
 def text_of(page: str) -> str:
     """The text of a page, spaces folded."""
     return " ".join(" ".join(_read(page).text).split())
+
+
+def flat(page: str) -> str:
+    """A page's source without the white space that only lays it out: none beside a tag, one space elsewhere."""
+    return re.sub(r"(?<=>) | (?=<)", "", " ".join(page.split()))
 
 
 def _read(page: str) -> _Reader:

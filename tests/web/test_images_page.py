@@ -9,7 +9,7 @@ from django.test import Client
 from images.models import Image
 from tests.factories import GIB, ImageFactory, ImageUseFactory, StoragePoolFactory
 from tests.web.conftest import Filled
-from tests.web.html import tags_of, text_of
+from tests.web.html import flat, tags_of, text_of
 
 pytestmark = pytest.mark.sql
 
@@ -155,7 +155,7 @@ def test_a_line_that_was_shown_before_shows_what_changed_since(
     viewer: Client, three: list[Image], change: dict[str, object], said: str
 ) -> None:
     def line() -> str:
-        page = viewer.get("/images/").content.decode()
+        page = flat(viewer.get("/images/").content.decode())
         return next(part for part in page.split("<tr>") if f'href="/images/{three[1].pk}/"' in part)
 
     before = line()
