@@ -45,6 +45,7 @@ LINT = (
     _lint("ruff check", str(BIN / "ruff"), "check", "."),
     _lint("ruff format", str(BIN / "ruff"), "format", "--check", "."),
     _lint("mypy", str(BIN / "mypy"), "."),
+    _lint("templates", str(BIN / "djlint"), "templates", "--lint", "--quiet"),
     _lint("imports", str(BIN / "lint-imports")),
     _lint("migrations", sys.executable, "manage.py", "makemigrations", "--check", "--dry-run"),
 )
