@@ -11,11 +11,11 @@ from storage_admin.agent.protocol import b64
 from tests.agent.every_verb import NEVER_DONE, READS, REWRITES, TRIED, UNDOES, Crew, pool_request, request
 from tests.agent.hostile import Hostile, all_images, qcow2
 from tests.agent.stranger import NO_FILES, Scene
-from tests.chance import night, seed
+from tests.chance import seed
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 
-IMAGES = 250 if night() else 120
+IMAGES = 250
 #: Taking a replacement back looks at names and journals only, so that not every image has to go through it.
 EACH_OF_SO_MANY_IS_UNDONE = 3
 

@@ -20,13 +20,11 @@ from typing import Any, Self
 
 import pytest
 
-from tests.chance import night, seed
+from tests.chance import seed
 from tests.faults.figures import trials_of
 
 #: Where an agent dies, of a step. What it leaves after one is mostly what it would leave before the next.
 WHEN = [pytest.param("before", marks=pytest.mark.night), "after"]
-#: How far one death at a step is from the next.
-STRIDE = 1 if night() else 3
 #: Failures after which the rest is not tried.
 PATIENCE = 5
 #: Seconds between two lines that say how far it is.
