@@ -167,7 +167,7 @@ def dug(path: Path) -> int:
 
 
 def assert_holds(numbers: dict[str, Any], after: int, before: int, what: str, within: float = 0.05) -> None:
-    """The truth lies in the range, and what was won is within 5 % of what was predicted (or a few blocks of it)."""
+    """The truth lies in the range, and what was freed is within that share of what was predicted (or a few blocks)."""
     low, guess, high = (numbers[f"predicted_{which}"] for which in ("low", "after_bytes", "high"))
     assert low <= after <= high, (what, before, after, numbers)
     assert numbers["reclaimable_low"] <= max(before - after, 0) <= numbers["reclaimable_high"], what
@@ -187,8 +187,9 @@ def test_each_method_wins_what_was_predicted(tmp_path: Path, name: str) -> None:
     for mode, result in results.items():
         methods = result["methods"]
         each = methods["compress"]["compressions"]
+        within = 0.1 if mode == "sample" else 0.05  # of whatever programs this machine has; its promise is the range
         for method, after in really_taken.items():
-            assert_holds(each.get(method) or methods[method], after, before, f"{name}, {method}, {mode}")
+            assert_holds(each.get(method) or methods[method], after, before, f"{name}, {method}, {mode}", within)
             if method in each:  # the method's own range holds whichever compression is taken
                 assert methods["compress"]["predicted_low"] <= after <= methods["compress"]["predicted_high"]
 

