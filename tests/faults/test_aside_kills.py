@@ -130,7 +130,7 @@ def test_a_deletion_that_dies_says_what_it_has_freed(tmp_path: Path) -> None:
 
 
 def test_a_guest_that_starts_in_that_moment_is_refused_or_wins(tmp_path: Path) -> None:
-    """As for the swap: no guest on a file without its name, and none without its image."""
+    """As for the swap: no guest on a file without its name, and none without its image. Both may give way to each other."""
     trials = Trials("F7", "start while an image is set aside", points=20)
     for trial in trials:
         with trial:
@@ -155,9 +155,14 @@ def test_a_guest_that_starts_in_that_moment_is_refused_or_wins(tmp_path: Path) -
                 else:
                     said = guest.communicate(b"write -P 9 0 64k\nquit\n", timeout=60)[0]
                     assert answer["code"] == "image_in_use", answer
-                    assert b"wrote" in said, said
                     assert place.image.stat().st_ino == place.inode
                     assert leftovers(place.pool) == set()
-                    trial.note("the guest won")
+                    if b"wrote" in said:
+                        trial.note("the guest won")
+                    else:
+                        # It was seen while it opened the image, and met the agent's lock; its next start finds the image.
+                        assert b"lock" in said, said
+                        assert place.image.read_bytes() == place.content
+                        trial.note("both gave way")
     if trials.all:
-        assert len(trials.tally) == 2, trials.tally
+        assert {"set aside, the guest refused", "the guest won"} <= set(trials.tally), trials.tally

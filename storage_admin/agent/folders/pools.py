@@ -122,15 +122,12 @@ def _open(folder: int, name: bytes, flags: int, path: bytes) -> int:
     try:
         return os.open(name, flags | os.O_NOFOLLOW, dir_fd=folder)
     except OSError as error:
-        # O_DIRECTORY|O_NOFOLLOW on a link answers ENOTDIR, without O_DIRECTORY it is ELOOP.
-        if error.errno == errno.ELOOP or (error.errno == errno.ENOTDIR and _is_link(folder, name)):
+        # O_DIRECTORY|O_NOFOLLOW on a link answers ENOTDIR, as on a file, without O_DIRECTORY it is ELOOP. What is neither
+        # was a link a moment ago: somebody exchanges them.
+        if error.errno == errno.ELOOP or (error.errno == errno.ENOTDIR and not _is_file(folder, name)):
             raise RefusedError("outside_pool", f"{display(name)} in {display(path)} is a symbolic link") from error
         raise
 
 
-def _is_link(folder: int, name: bytes) -> bool:
-    try:
-        os.readlink(name, dir_fd=folder)
-    except OSError:
-        return False
-    return True
+def _is_file(folder: int, name: bytes) -> bool:
+    return stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
