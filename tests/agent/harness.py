@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -22,6 +23,8 @@ AGENT = [sys.executable, "-m", "storage_admin.agent"]
 #: For tools that are scripts.
 UNCONFINED = [sys.executable, "-m", "tests.agent.other_confinement", "open"]
 NO_RESERVE = {"percent": 0, "bytes": 0}
+#: How often an agent is told that its controller lives: five minutes long. What takes longer hangs.
+PINGS = 60
 
 
 class Agent:
@@ -37,6 +40,7 @@ class Agent:
             env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
         )
         self.events: list[dict[str, Any]] = []
+        self._over = threading.Event()
 
     @staticmethod
     def python() -> list[str]:
@@ -54,6 +58,15 @@ class Agent:
     def request(self, verb: str, args: dict[str, Any], job: str = "j1", generation: int = 1) -> None:
         self.generation = generation
         self.say(protocol.REQUEST, verb=verb, job=job, generation=generation, args=args)
+        threading.Thread(target=self._ping, daemon=True).start()
+
+    def _ping(self) -> None:
+        """As every controller does: on a machine that is busy a job may take longer than the agent bears silence."""
+        for _ in range(PINGS):
+            if self._over.wait(protocol.PING_INTERVAL):
+                return
+            with contextlib.suppress(ValueError, OSError):  # the line is closed
+                self.say(protocol.PING)
 
     def next(self) -> dict[str, Any] | None:
         assert self.process.stdout is not None
@@ -86,6 +99,7 @@ class Agent:
         return self.process.stderr.read().decode("utf-8", "replace")
 
     def close(self) -> int:
+        self._over.set()
         for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
             assert pipe is not None
             try:
