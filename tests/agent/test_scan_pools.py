@@ -6,9 +6,11 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from storage_admin.agent.folders import roots
 from storage_admin.agent.folders.pools import open_beneath, open_parent
 from storage_admin.agent.protocol import RefusedError, display
 
@@ -97,6 +99,25 @@ def test_somebody_who_swaps_folders_for_links_never_gets_the_secret_read(pool: P
         swapper.join()
     assert b"secret" not in seen
     assert wanted <= seen
+
+
+def test_a_link_that_is_a_folder_at_the_second_look_is_gone_into(pool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, really_open = pool.with_name("kept"), os.open
+    pool.rename(kept)
+    pool.symlink_to(kept)
+
+    def exchanging(path: Any, *how: Any, **where: Any) -> int:
+        try:
+            return really_open(path, *how, **where)
+        except NotADirectoryError:
+            pool.unlink()
+            kept.rename(pool)
+            raise
+
+    monkeypatch.setattr(os, "open", exchanging)
+    found = roots.reach(bytes(pool))
+    assert (found.real, os.fstat(found.fd).st_ino) == (bytes(pool), pool.stat().st_ino)
+    os.close(found.fd)
 
 
 def test_shows_any_bytes_as_text_that_harms_nobody() -> None:

@@ -122,8 +122,8 @@ def _open(folder: int, name: bytes, flags: int, path: bytes) -> int:
     try:
         return os.open(name, flags | os.O_NOFOLLOW, dir_fd=folder)
     except OSError as error:
-        # O_DIRECTORY|O_NOFOLLOW on a link answers ENOTDIR, as on a file, without O_DIRECTORY it is ELOOP. What is neither
-        # was a link a moment ago: somebody exchanges them.
+        # O_DIRECTORY|O_NOFOLLOW on a link answers ENOTDIR, as on a file, without O_DIRECTORY it is ELOOP. What is
+        # neither was a link a moment ago: somebody exchanges them.
         if error.errno == errno.ELOOP or (error.errno == errno.ENOTDIR and not _is_file(folder, name)):
             raise RefusedError("outside_pool", f"{display(name)} in {display(path)} is a symbolic link") from error
         raise

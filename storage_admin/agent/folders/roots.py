@@ -113,13 +113,16 @@ def _below(above: _Step, name: bytes) -> _Step | _Link:
         if error.errno not in {errno.ENOTDIR, errno.ELOOP}:
             raise
         fd = os.open(name, _LOOK, dir_fd=above.fd)
-        try:
-            status = os.fstat(fd)
-            if not stat.S_ISLNK(status.st_mode):
-                raise
-            return _Link(os.readlink(b"", dir_fd=fd), above.takes_links and status.st_uid in {0, os.geteuid()})
-        finally:
-            os.close(fd)
+        mode = os.fstat(fd).st_mode
+        # A folder by now, where somebody exchanges it with a link: then that is what is gone into.
+        if not stat.S_ISDIR(mode):
+            try:
+                if not stat.S_ISLNK(mode):
+                    raise
+                is_roots = above.takes_links and os.fstat(fd).st_uid in {0, os.geteuid()}
+                return _Link(os.readlink(b"", dir_fd=fd), is_roots)
+            finally:
+                os.close(fd)
     return _Step(fd, name, above.only_root and (is_roots_folder(os.fstat(fd)) or is_sticky(os.fstat(fd))))
 
 
