@@ -38,11 +38,14 @@ PROPERTIES: dict[str, dict[str, Any]] = {
     },
     "kernel": {
         "type": "string", "maxLength": 1000, "default": "",
-        "description": "Absolute path of a kernel on the host, which then starts guests instead of their disk (admin).",
+        "description": (
+            "Absolute path of a kernel on the host, which then starts guests instead of their disk (admin). It is in an "
+            "image folder, or below /boot or /lib/modules if everybody may read it."
+        ),
     },
     "initrd": {
         "type": "string", "maxLength": 1000, "default": "",
-        "description": "Absolute path of the initial file system that goes with the kernel (admin).",
+        "description": "Absolute path of the initial file system that goes with the kernel, as that (admin).",
     },
     "append": {
         "type": "string", "maxLength": 2000, "default": "",

@@ -11,9 +11,11 @@ import pytest
 
 from storage_admin.agent.bench import boot, boot_files, memory, scratch
 from storage_admin.agent.bench.step import Bench
+from storage_admin.agent.folders import image_folders
 from storage_admin.agent.host import facts, space, space_claims
 from storage_admin.agent.protocol import RefusedError, b64
 from tests.agent.recording import RecordingIO
+from tests.faults.swapper import Watch
 
 MIB = 1 << 20
 IMAGE = {
@@ -118,9 +120,69 @@ def test_a_file_that_is_no_kernel_and_no_archive_is_not_copied(bench: Bench, tmp
                 boot_files.bring(bench, str(tmp_path / name), "copy", marks, what)
             assert caught.value.code == "invalid", name
     for device in ("/dev/zero", "/proc/kcore", "/proc/1/mem"):
-        with pytest.raises(RefusedError):
-            boot_files.bring(bench, device, "copy", boot_files.KERNELS, "kernel")
+        assert refusal(bench, device) == "folder_not_listed"
     assert bench.scratch.names() == []
+
+
+def refusal(bench: Bench, path: Path | str) -> str:
+    """The code with which a file is not copied; the files that are tried begin as an archive does."""
+    with pytest.raises(RefusedError) as caught:
+        boot_files.bring(bench, str(path), "copy", boot_files.ARCHIVES, "archive")
+    return caught.value.code
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Watch]:
+    """A folder ``hidden`` with an archive that only root may read, and who opens something in it."""
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / "backup.gz").write_bytes(b"\x1f\x8b\x08" + os.urandom(5000))
+    (tmp_path / "hidden" / "backup.gz").chmod(0o600)
+    watch = Watch(tmp_path / "hidden")
+    yield watch
+    watch.close()
+
+
+@pytest.mark.parametrize("folder", ["hidden", "root", "strange", "images/../hidden"])
+def test_an_archive_of_roots_outside_of_the_image_folders_is_not_even_opened(
+    bench: Bench, tmp_path: Path, opened: Watch, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    lists = tmp_path / "image-folders"
+    lists.write_text(f"{tmp_path}/images\n")
+    monkeypatch.setenv(image_folders.VARIABLE, str(lists))
+    (tmp_path / "images").mkdir()
+    (tmp_path / "root").symlink_to("hidden")
+    (tmp_path / "strange").symlink_to("hidden")
+    os.lchown(tmp_path / "strange", 65534, 65534)
+    code = "pool_changed" if folder == "strange" else "folder_not_listed"
+    assert refusal(bench, tmp_path / folder / "backup.gz") == code
+    (tmp_path / "images" / "link").symlink_to(tmp_path / "hidden" / "backup.gz")
+    assert refusal(bench, tmp_path / "images" / "link") == "invalid"
+    assert (opened.seen(), bench.scratch.names()) == ([], [])
+    (tmp_path / "hidden" / "backup.gz").rename(tmp_path / "images" / "backup.gz")
+    boot_files.bring(bench, str(tmp_path / "images" / "backup.gz"), "copy", boot_files.ARCHIVES, "archive")
+    assert bench.scratch.names() == ["copy"]
+
+
+def test_of_the_systems_own_files_those_are_booted_that_everybody_may_read(
+    bench: Bench, shared_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder of kernels is one of the test's own here."""
+    own, file = shared_folder / "boot", shared_folder / "boot" / "initrd"
+    own.mkdir()
+    file.write_bytes(b"\x1f\x8b\x08" + os.urandom(5000))
+    monkeypatch.setattr(boot_files, "_OF_THE_SYSTEM", (bytes(own),))
+    watch = Watch(own)
+    for mode, uid, folder in ((0o600, 0, 0o755), (0o640, 0, 0o755), (0o644, 65534, 0o755), (0o644, 0, 0o700)):
+        file.chmod(mode)
+        os.chown(file, uid, 0)
+        own.chmod(folder)
+        watch.seen()
+        assert refusal(bench, file) == "invalid"
+        assert watch.seen() == []
+    watch.close()
+    own.chmod(0o755)
+    boot_files.bring(bench, str(file), "copy", boot_files.ARCHIVES, "archive")
+    assert bench.scratch.names() == ["copy"]
 
 
 def test_a_file_that_is_larger_than_any_kernel_is_not_copied(bench: Bench, tmp_path: Path) -> None:
@@ -135,8 +197,7 @@ def test_a_file_that_is_larger_than_any_kernel_is_not_copied(bench: Bench, tmp_p
 def test_a_kernel_is_copied_whole_for_its_owner_alone(bench: Bench, tmp_path: Path) -> None:
     content = b"\0" * 0x202 + b"HdrS" + os.urandom(3 * MIB)
     (tmp_path / "vmlinuz-1").write_bytes(content)
-    (tmp_path / "vmlinuz").symlink_to("vmlinuz-1")
-    boot_files.bring(bench, str(tmp_path / "vmlinuz"), "kernel", boot_files.KERNELS, "kernel")
+    boot_files.bring(bench, str(tmp_path / "vmlinuz-1"), "kernel", boot_files.KERNELS, "kernel")
     copy = Path(bench.scratch.named_path.decode()) / "kernel"
     assert copy.read_bytes() == content
     assert copy.stat().st_mode & 0o777 == 0o600

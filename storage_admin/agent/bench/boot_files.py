@@ -1,8 +1,8 @@
 """A kernel and an initial file system, copied into the scratch folder before libvirt is shown them.
 
 libvirt gives the files of a guest to the user that runs it, and takes them back afterwards: what is not a copy would
-change its owner meanwhile. What does not begin as a kernel or an archive does is not copied, so that this is no way to
-read other files of the host.
+change its owner meanwhile. A guest can show what it boots. So this is no way to other files of the host: they are in an
+image folder, as all that the agent reads, or where the system keeps its kernels, and then everybody may read them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import stat
 from collections.abc import Sequence
 
 from storage_admin.agent.bench.step import Bench
-from storage_admin.agent.host import space
+from storage_admin.agent.folders import image_folders, roots
+from storage_admin.agent.host import access, space
 from storage_admin.agent.protocol import INVALID, RefusedError, display
 
 #: The most that a kernel and its initial file system may take together, in bytes.
@@ -29,6 +30,9 @@ ARCHIVES = tuple(
         b"\x5d\x00\x00", b"\x89LZO",
     )
 )  # fmt: skip
+#: Where the system keeps its kernels, and what belongs to them.
+_OF_THE_SYSTEM = (b"/boot", b"/lib/modules", b"/usr/lib/modules")
+_ANYBODY = access.Who(-1, frozenset())
 _CHUNK = 1 << 20
 
 
@@ -36,30 +40,51 @@ def bring(bench: Bench, path: str, name: str, marks: Sequence[tuple[int, bytes]]
     """Copy a file of this host into the scratch folder.
 
     Args:
-        path: absolute; may lead through symbolic links, as ``/vmlinuz`` does.
+        path: absolute; only root's own links to folders are followed.
         name: of the copy.
         marks: offset and content, of which one has to be there.
         what: the file is to be, as in "is no *kernel*".
 
     Raises:
-        RefusedError: ``invalid``: it is not there, or none of these; ``not_enough_space``.
+        RefusedError: ``folder_not_listed``; ``invalid``: it is not there, or none of these, or a system's file that not
+            everybody may read; ``not_enough_space``; as :func:`roots.reach`.
     """
     shown = display(os.fsencode(path))
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise RefusedError(INVALID, f"{shown} is no regular file")
-        source = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        source = _open(os.fsencode(path), shown)
     except OSError as error:
         raise RefusedError(INVALID, f"{shown} cannot be opened on this host: {error.strerror}") from error
     try:
-        status = os.fstat(source)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:
-            raise RefusedError(INVALID, f"{shown} is no regular file of at most {MOST_BYTES} bytes")
         if not any(os.pread(source, len(mark), offset) == mark for offset, mark in marks):
             raise RefusedError(INVALID, f"{shown} is no {what}")
-        _copy(bench, source, name, status.st_size)
+        _copy(bench, source, name, os.fstat(source).st_size)
     finally:
         os.close(source)
+
+
+def _open(path: bytes, shown: str) -> int:
+    """The file, open; it is looked at before, since already to open it may do something."""
+    folder = roots.reach(os.path.dirname(path))
+    try:
+        of_the_system = image_folders.is_beneath(folder.real, _OF_THE_SYSTEM)
+        if not of_the_system:
+            image_folders.check(folder)
+        seen = os.open(os.path.basename(path), os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder.fd)
+    finally:
+        os.close(folder.fd)
+    try:
+        status = os.fstat(seen)
+        if stat.S_ISLNK(status.st_mode):
+            raise RefusedError(INVALID, f"{shown} is a symbolic link; name the file that it leads to")
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:
+            raise RefusedError(INVALID, f"{shown} is no regular file of at most {MOST_BYTES} bytes")
+        if of_the_system and not (status.st_uid == 0 and access.may_read(_ANYBODY, seen)):
+            raise RefusedError(
+                INVALID, f"not everybody on this host may read {shown}; put a copy into an image folder, and name that"
+            )
+        return os.open(f"/proc/self/fd/{seen}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(seen)
 
 
 def _copy(bench: Bench, source: int, name: str, size: int) -> None:
