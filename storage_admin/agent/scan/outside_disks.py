@@ -18,7 +18,7 @@ from storage_admin.agent.protocol import RefusedError
 from storage_admin.agent.scan.records import Recorder, absolute, b64, backing_unsafe
 
 _LARGEST = 4 * 1024 * 1024
-_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+_NOT_READ = "no hypervisor of this host names it, and it is in no folder of images"
 
 
 def bases(named: Iterable[bytes], files: dict[int, set[int]], mounts: Mounts) -> Iterator[dict[str, Any]]:
@@ -39,12 +39,12 @@ def bases(named: Iterable[bytes], files: dict[int, set[int]], mounts: Mounts) ->
         if mounts.may_wait(path):
             yield _row(path, "it lies on a filesystem that is not looked at")
             continue
-        if not _may_be_read(path):
-            yield _row(path, "no hypervisor of this host names it, and it is in no folder of images")
-            continue
         try:
             facts = _facts(path)
         except FileNotFoundError:
+            continue
+        except RefusedError:
+            yield _row(path, _NOT_READ)
             continue
         except OSError as error:
             yield _row(path, f"it cannot be read: {error.strerror}")
@@ -64,25 +64,44 @@ def _definitions() -> bytes:
     return b"\n".join(found)
 
 
-def _may_be_read(path: bytes) -> bool:
-    """Whether it is in a folder of images, a volume, or a file that a hypervisor here gives a guest.
+def _open(path: bytes) -> int | None:
+    """A disk, open; ``None`` where it is neither a file nor a volume: already to open a device may do something.
+
+    Raises:
+        RefusedError: it is not read, or as :func:`roots.reach`.
+        OSError: it is not there, or cannot be opened.
+    """
+    folder, name = roots.reach(os.path.dirname(path)), os.path.basename(path)
+    try:
+        status = os.stat(name, dir_fd=folder.fd)
+        if stat.S_ISREG(status.st_mode):
+            _refuse_hidden(path, folder, status)
+        elif not stat.S_ISBLK(status.st_mode):
+            return None
+        seen = os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=folder.fd)
+    finally:
+        os.close(folder.fd)
+    try:
+        if not os.path.samestat(os.fstat(seen), status):  # somebody exchanges them
+            raise RefusedError("folder_not_listed", _NOT_READ)
+        return os.open(f"/proc/self/fd/{seen}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    finally:
+        os.close(seen)
+
+
+def _refuse_hidden(path: bytes, folder: roots.Reached, status: os.stat_result) -> None:
+    """Refuse a file that is in no folder of images, and that no hypervisor here gives a guest.
 
     What a request calls a guest's disk may be any file of root's.
     """
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            return True  # as it is opened, it is a volume or nothing
-        folder = roots.reach(os.path.dirname(path))
-    except FileNotFoundError:
-        return True
-    except (OSError, RefusedError):
-        return False
-    os.close(folder.fd)
     if image_folders.is_listed(folder.real) and not image_folders.forbidden(folder.real):
-        return not os.path.islink(path)
-    # As it stands in a definition; the library that knows how loads all of HTTP.
-    escaped = path.replace(b"&", b"&amp;").replace(b">", b"&gt;").replace(b"<", b"&lt;")
-    return escaped in _definitions()
+        itself = os.stat(os.path.basename(path), dir_fd=folder.fd, follow_symlinks=False)
+        readable = os.path.samestat(itself, status)  # no link led there
+    else:
+        # As it stands in a definition; the library that knows how loads all of HTTP.
+        readable = path.replace(b"&", b"&amp;").replace(b">", b"&gt;").replace(b"<", b"&lt;") in _definitions()
+    if not readable:
+        raise RefusedError("folder_not_listed", _NOT_READ)
 
 
 def _base(path: bytes, name: bytes, files: dict[int, set[int]], recorder: Recorder) -> Iterator[dict[str, Any]]:
@@ -103,11 +122,10 @@ def _row(path: bytes, why: str, base: list[int] | None = None) -> dict[str, Any]
 
 def _facts(path: bytes) -> Facts | None:
     """What the header of a disk says; ``None`` for a damaged one, on which no guest could start, or for none."""
-    fd = os.open(path, _FLAGS)
+    fd = _open(path)
+    if fd is None:
+        return None
     try:
-        mode = os.fstat(fd).st_mode
-        if not stat.S_ISREG(mode) and not stat.S_ISBLK(mode):
-            return None
         reader = Reader(fd, os.lseek(fd, 0, os.SEEK_END))
         return read_as(reader, guess(reader, path))
     except UnreadableError:
