@@ -94,3 +94,13 @@ def test_a_line_that_does_not_wait_is_told_without_parsing_it() -> None:
         line = f"30 22 0:40 / /srv/a rw shared:1 - {filesystem} none rw".encode()
         assert not (is_quiet(line) and mount(filesystem).may_wait)
     assert is_quiet(b"30 22 0:40 / /srv/a rw - ext4 /dev/sda rw")
+
+
+def test_what_is_trusted_is_looked_at_also_below_an_automatic_mount() -> None:
+    mounts = Mounts(
+        parse(b"30 22 0:40 / /none/net rw - autofs auto rw\n31 30 0:41 / /none/net/nas rw - nfs4 nas:/vm rw")
+    )
+    assert mounts.may_wait_there(b"/none/net/nas/a")
+    mounts.trust(mounts.of_path(b"/none/net/nas"))
+    paths = (b"/none/net/nas/a", b"/none/net/other/a", b"/none/net/nas/../other/a", b"/none/a/../net/b", b"/none/netto")
+    assert [mounts.may_wait_there(path) for path in paths] == [False, True, True, True, False]

@@ -242,7 +242,7 @@ def _real(folders: Collection[bytes]) -> list[bytes]:
     found = []
     for folder in folders:
         try:
-            if not mounts.may_wait(folder):
+            if not mounts.may_wait_there(folder):
                 found.append(roots.real_path(folder))
         except (OSError, RefusedError):
             continue  # it is not there, or somebody else's link leads to it

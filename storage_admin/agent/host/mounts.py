@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,6 +38,8 @@ _CLUSTER = frozenset({"gfs2", "ocfs2", "vmfs"})
 _PMXCFS = b"/etc/pve"
 _QUIET = frozenset(name.encode() for name in LOCAL - {"autofs"})
 
+#: So many links does the kernel follow on the way to a file.
+_MOST_LINKS = 40
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 
@@ -185,6 +188,30 @@ class Mounts:
             return False
         mount = self.of_path(path)
         return mount is not None and mount.may_wait and mount.device not in self._trusted
+
+    def may_wait_there(self, path: bytes) -> bool:
+        """As :meth:`may_wait`, of all that the kernel would come by on its way there: links may lead anywhere.
+
+        Args:
+            path: absolute. What lies below a mount that may make one wait is told by words alone.
+        """
+        at, names, links = b"", deque(path.split(b"/")), 0
+        while names and self._waits and links <= _MOST_LINKS:
+            name = names.popleft()
+            if name in (b"", b".", b".."):
+                at = at.rpartition(b"/")[0] if name == b".." else at
+                continue
+            below = at + b"/" + name
+            if self.may_wait(below):
+                return self.may_wait(os.path.normpath(b"/".join([below, *names])))
+            try:
+                target = os.readlink(below)
+            except (OSError, ValueError):
+                at = below  # a file or folder, or nothing
+                continue
+            at, links = b"" if target.startswith(b"/") else at, links + 1
+            names.extendleft(reversed(target.split(b"/")))
+        return False
 
     def keys(self, mount: Mount, path: bytes, machine: str) -> tuple[str, str]:
         """The names of a filesystem and of a folder in it, equal wherever the same one is mounted.

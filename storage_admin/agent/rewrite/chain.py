@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from storage_admin.agent.host import access, attributes, file_mounts, locking
 from storage_admin.agent.host.open_files import FileId
 from storage_admin.agent.protocol import INVALID, RefusedError, display, unb64
 from storage_admin.agent.qemu.img import Node
+from storage_admin.agent.rewrite import backing_name
 from storage_admin.agent.swap.journal import Stamp
 from storage_admin.agent.swap.outcome import stamp_now
 
@@ -80,6 +82,15 @@ class Link:
     def id(self) -> FileId:
         """Its identity."""
         return FileId(self.stamp.dev, self.stamp.inode)
+
+    @contextlib.contextmanager
+    def folder(self) -> Iterator[int]:
+        """The folder that it is in, open; raises as :func:`open_parent`."""
+        folder, _ = open_parent(self.planned.pool_path, self.planned.path)
+        try:
+            yield folder
+        finally:
+            os.close(folder)
 
 
 class Chain:
@@ -294,11 +305,14 @@ def _check_names(link: Link, named: bytes, below: Link | None) -> None:
     """The backing file as qemu would find it must be the next link's file."""
     if b":" in named.split(b"/", 1)[0]:
         raise RefusedError("outside_pool", f"{link.shown} names {display(named)}, which is no file of a storage pool")
-    try:
-        # As a guest will open it: relative to the image's folder, through whatever links lead to the pool.
-        found = os.stat(os.path.join(os.path.dirname(link.planned.path), named))
-    except (OSError, ValueError) as error:
-        raise RefusedError("chain_broken", f"{link.shown} names {display(named)}, which is not there") from error
+    # As a guest will open it: relative to the image's folder, through whatever links lead on.
+    with link.folder() as folder:
+        found = backing_name.found(folder, named, [] if below is None else [below.fd])
+    if found is None:
+        raise RefusedError(
+            "chain_broken",
+            f"{link.shown} names {display(named)}, which is not there, or on a filesystem that is not looked at",
+        )
     if below is None or (found.st_dev, found.st_ino) != (below.stamp.dev, below.stamp.inode):
         raise RefusedError(
             "stale_plan", f"{link.shown} stands on {display(named)}, not on what the plan says; scan the host again"

@@ -36,7 +36,7 @@ def bases(named: Iterable[bytes], files: dict[int, set[int]], mounts: Mounts) ->
     """
     recorder = Recorder(mounts)
     for path in sorted(named):
-        if mounts.may_wait(path):
+        if mounts.may_wait_there(path):
             yield _row(path, "it lies on a filesystem that is not looked at")
             continue
         try:

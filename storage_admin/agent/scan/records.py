@@ -103,7 +103,7 @@ class Recorder:
 
     def look(self, path: bytes) -> os.stat_result | None:
         """The status of the file that a header names; ``None`` where there is none or looking could hang."""
-        if path.startswith((b"/dev/", b"/proc/", b"/sys/")) or self._mounts.may_wait(path):
+        if path.startswith((b"/dev/", b"/proc/", b"/sys/")) or self._mounts.may_wait_there(path):
             return None
         try:
             return os.stat(path)

@@ -173,7 +173,7 @@ def _prefix(pool: Pool) -> bytes:
 
 def _existence(path: bytes, mounts: Mounts) -> list[int] | bool | None:
     """Device and inode; ``False`` where there is nothing; ``None`` where it cannot be told."""
-    if not path.startswith(b"/") or b"\0" in path or mounts.may_wait(path):
+    if not path.startswith(b"/") or b"\0" in path or mounts.may_wait_there(path):
         return None
     try:
         status = os.stat(path)
