@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,15 +30,22 @@ STEP: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    fd = os.open(tmp_path, os.O_RDONLY)
+@contextlib.contextmanager
+def bench_in(pool: Path) -> Iterator[Bench]:
+    """A run in the folder of a pool."""
+    fd = os.open(pool, os.O_RDONLY)
     try:
         claimed = space_claims.SpaceClaim("job1", fd)
-        with scratch.made(fd, bytes(tmp_path), "job1", RecordingIO()) as folder, claimed as claim:
+        with scratch.made(fd, bytes(pool), "job1", RecordingIO()) as folder, claimed as claim:
             yield Bench(RecordingIO(), folder, space.Reserve(0.0, 0), space_claims.Others(), "ext4", "job1", claim)
     finally:
         os.close(fd)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with bench_in(tmp_path) as bench:
+        yield bench
 
 
 @pytest.mark.parametrize(

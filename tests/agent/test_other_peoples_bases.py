@@ -1,5 +1,6 @@
 """What an overlay's owner may not read does not become his by a job that shortens the chain."""
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Iterator
@@ -9,8 +10,12 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent.protocol import b64
-from tests.agent.harness import ask, leftovers, make_image, qemu_img, reclaim_args, write
+from storage_admin.agent.bench import boot
+from storage_admin.agent.protocol import GO, READY, RefusedError, b64
+from storage_admin.agent.rewrite import foreign_bases
+from storage_admin.agent.rewrite.chain import Chain, Planned
+from tests.agent.harness import Agent, ask, leftovers, link, make_image, qemu_img, reclaim_args, write
+from tests.agent.test_boot_steps import STEP, bench_in
 
 pytestmark = pytest.mark.qemu
 
@@ -152,3 +157,68 @@ def test_a_middle_image_of_somebody_else_is_refused_too(overlay: Path) -> None:
     args = reclaim_args(top, overlay, base_of(overlay), method="rebase")
     assert ask("flatten", args).get("code") == "foreign_base"
     assert ask("flatten", args | {"keep": 2}).get("swapped")  # it still stands on it, as it did
+
+
+# Who keeps a folder
+
+
+def convert_into(folder: Path, overlay: Path) -> dict[str, Any]:
+    """The arguments of a conversion beside the image, into another pool."""
+    target = {"path_b64": b64(os.fsencode(folder / "new.raw")), "pool_path_b64": b64(os.fsencode(folder))}
+    args = reclaim_args(overlay, base_of(overlay), target={**target, "format": "raw", "replaces": False})
+    del args["method"]
+    return args
+
+
+def test_roots_overlay_is_not_converted_into_the_folder_of_somebody_who_may_not_read_its_base(overlay: Path) -> None:
+    own(overlay, 0, 0o644)
+    target = overlay.parent.parent / "carol"
+    target.mkdir(mode=0o755)
+    assert ask("convert", convert_into(target, overlay)).get("code") is None
+    (target / "new.raw").unlink()
+    os.chown(target, GROUP, GROUP)
+    assert ask("convert", convert_into(target, overlay)).get("code") == "foreign_base"
+    assert list(target.iterdir()) == []
+    own(overlay, 0, 0o600)
+    assert ask("convert", convert_into(target, overlay)).get("swapped"), "which he could not read"
+
+
+def test_who_takes_a_folder_over_while_a_copy_is_made_gets_nothing(overlay: Path) -> None:
+    own(overlay, 0, 0o644)
+    with Agent() as agent:
+        agent.request("flatten", reclaim_args(overlay, base_of(overlay), method="rebase"))
+        agent.until(READY)
+        os.chown(overlay.parent, ALICE, ALICE)
+        agent.say(GO, generation=1)
+        assert agent.answer().get("code") == "foreign_base"
+    assert leftovers(overlay.parent) == set()
+
+
+def test_who_puts_a_link_in_the_place_of_his_folder_is_not_taken_for_the_keeper_of_another(overlay: Path) -> None:
+    own(overlay, 0, 0o644)
+    own(overlay.parent.parent, ALICE, 0o755)
+    args = reclaim_args(overlay, base_of(overlay))
+    with contextlib.closing(Chain(Planned.parse(args), [Planned.parse(args["chain"][0])])) as chain:
+        overlay.parent.rename(overlay.parent.parent / "kept")
+        overlay.parent.symlink_to("/")
+        os.chown(overlay.parent, ALICE, ALICE, follow_symlinks=False)
+        with pytest.raises(RefusedError) as refused:
+            foreign_bases.refuse(chain.image, chain.ancestors)
+    assert refused.value.code == "pool_changed"
+
+
+def test_guests_are_not_booted_from_what_the_images_owner_may_not_read(overlay: Path) -> None:
+    args = reclaim_args(overlay, base_of(overlay))
+    fields = {"image": args, "chain": args["chain"], "virtual_bytes": 8 << 20, "image_bytes": 8 << 20}
+    with bench_in(overlay.parent.parent) as bench:
+        (step,) = boot.parse([STEP | {"kernel": "", "initrd": "", "append": ""} | fields])
+        assert isinstance(step, boot.BootStep)
+        with pytest.raises(RefusedError) as refused:
+            boot.make_source(bench, step.boots)
+        assert (refused.value.code, bench.scratch.names()) == ("foreign_base", [])
+        own(base_of(overlay), BOB, 0o644)
+        args["chain"] = [link(base_of(overlay))]
+        (step,) = boot.parse([STEP | {"kernel": "", "initrd": "", "append": ""} | fields | {"chain": args["chain"]}])
+        assert isinstance(step, boot.BootStep)
+        boot.make_source(bench, step.boots)
+        assert bench.scratch.names() == ["source.raw"]

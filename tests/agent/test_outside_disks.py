@@ -65,7 +65,7 @@ def test_a_name_that_is_exchanged_with_a_link_leads_to_no_other_file(
     disk, link = overlay(tmp_path / "disk.qcow2"), tmp_path / "link"
     link.symlink_to(hidden / "secret.qcow2")
     opened.seen()
-    seen = set()
+    seen: set[str] = set()
     with swapping(disk, link):
         for _ in range(2000):
             seen.update(told(disk).values())

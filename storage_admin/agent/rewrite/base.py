@@ -22,7 +22,7 @@ from storage_admin.agent.protocol import SPACE, HostError, RefusedError, Request
 from storage_admin.agent.qemu import img
 from storage_admin.agent.qemu.img import Node
 from storage_admin.agent.rewrite import chain as links
-from storage_admin.agent.rewrite import volume_chains
+from storage_admin.agent.rewrite import foreign_bases, volume_chains
 from storage_admin.agent.rewrite.backing_name import leads_to
 from storage_admin.agent.rewrite.chain import Chain, Link
 from storage_admin.agent.rewrite.wish import Wish
@@ -176,7 +176,7 @@ class Rewrite:
             stays = len(self.chain.ancestors) - len(self._left())
             volume_chains.refuse_rewriting(self.chain.links, stays=stays)
         self.recipe.refuse(self)
-        links.refuse_foreign(image, self._left())
+        foreign_bases.refuse(image, self._left(), self.folder)
         self.chain.refuse_in_use()
 
     def with_file_options(self, options: str) -> str:
@@ -256,6 +256,7 @@ class Rewrite:
         """The same, but for what takes a while or opens the image."""
         self.chain.refuse_in_use()
         self._refuse_astray()
+        foreign_bases.refuse(self.chain.image, self._left(), self.folder)
         self.chain.refuse_stale()
 
     def effort(self, stage: str, total: int) -> img.Effort:

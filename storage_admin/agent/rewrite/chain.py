@@ -13,7 +13,7 @@ from typing import Any
 from storage_admin.agent import formats
 from storage_admin.agent.folders.pools import open_beneath, open_parent
 from storage_admin.agent.formats.facts import Facts, UnreadableError
-from storage_admin.agent.host import access, attributes, file_mounts, locking
+from storage_admin.agent.host import attributes, file_mounts, locking
 from storage_admin.agent.host.open_files import FileId
 from storage_admin.agent.protocol import INVALID, RefusedError, display, unb64
 from storage_admin.agent.qemu.img import Node
@@ -357,34 +357,6 @@ def refuse_unsafe(chain: Chain, *, children_known: bool, carried: Collection[str
         raise RefusedError("immutable", f"{image.shown} is protected (chattr +i or +a); a template is left as it is")
     if not children_known:
         raise RefusedError("guests_unknown", f"which images stand on {image.shown} is not known; scan the host first")
-
-
-def refuse_foreign(image: Link, taken: Sequence[Link]) -> None:
-    """Refuse to write into an image what its owner may not read: an overlay can name anybody's image.
-
-    Root's overlays may stand on anything, unless the folder is somebody else's who may read them: he chooses what the
-    names in it lead to.
-
-    Args:
-        image: what is rewritten, as it is owned and may be read afterwards as well.
-        taken: the bases whose content moves into it.
-
-    Raises:
-        RefusedError: ``foreign_base``.
-    """
-    folder = os.stat(os.path.dirname(image.planned.path) or b"/")
-    readers = [access.Who.owns(os.fstat(image.fd), folder)]
-    keeper = access.Who(folder.st_uid, frozenset([folder.st_gid]))
-    if access.Rights.of(image.fd).allow(keeper, access.READ):
-        readers.append(keeper)
-    for base in taken:
-        for who in readers:
-            if not base.planned.for_all and not access.may_read(who, base.fd):
-                raise RefusedError(
-                    "foreign_base",
-                    f"{base.shown} may not be read by user {who.uid}, who would get its content with {image.shown}; "
-                    "let that user read it, or have an admin allow it for the pool",
-                )
 
 
 def _refuse_content(link: Link, carried: Collection[str]) -> None:
