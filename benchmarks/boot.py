@@ -39,8 +39,8 @@ PROPERTIES: dict[str, dict[str, Any]] = {
     "kernel": {
         "type": "string", "maxLength": 1000, "default": "",
         "description": (
-            "Absolute path of a kernel on the host, which then starts guests instead of their disk (admin). It is in an "
-            "image folder, or below /boot or /lib/modules if everybody may read it."
+            "Absolute path of a kernel on the host, which then starts guests instead of their disk (admin). It is in "
+            "an image folder, or below /boot or /lib/modules if everybody may read it."
         ),
     },
     "initrd": {
@@ -232,7 +232,8 @@ def against(boots: Boots) -> list[Refusal]:
                 "unsupported_subformat", f"Guests boot from qcow2 and raw images, not from {image.declared_format}."
             )
         )
-    return [*found, *refusals.for_bases(image, below)]
+    foreign, _ = refusals.for_taken(image, below)
+    return [*found, *refusals.for_bases(image, below), *foreign]
 
 
 def read(boots: Boots) -> list[Affected]:
@@ -260,7 +261,10 @@ def told(host: Host, steps: Sequence[dict[str, Any]], options: dict[str, Any]) -
         raise RefusedError(stands[0].code, stands[0].detail)
     image: dict[str, Any] = {}
     if boots.image is not None:
-        chain = [facts(base) | {"format": format_below(boots.image, base)} for base in boots.below]
+        chain = [
+            facts(base) | {"format": format_below(boots.image, base), "for_all": base.pool.share_bases}
+            for base in boots.below
+        ]
         image = {"image": facts(boots.image), "chain": chain}
     return [{name: value for name, value in step.items() if name != "image_id"} | image for step in steps]
 

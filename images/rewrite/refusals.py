@@ -1,5 +1,7 @@
 """Why an image may not be rewritten, as far as the database knows. The agent looks again, on the spot."""
 
+from collections.abc import Iterator
+
 from django.db.models import Q
 from django.utils import timezone
 
@@ -78,12 +80,10 @@ def for_taken(image: Image, taken: list[Image]) -> tuple[list[Refusal], list[Ref
     """
     refused, allowed = [], []
     for base in taken:
-        if _readable_by_owner(image, base):
+        if (kept_out := _kept_out(image, base)) is None:
             continue
-        uid = image.from_header("uid")
-        sentence = (
-            f"User {uid} owns {image.name} and would get the content of {base.name}, which that user may not read."
-        )
+        uid, owns = kept_out
+        sentence = f"User {uid} owns {owns} and would get the content of {base.name}, which that user may not read."
         if base.pool.share_bases:
             allowed.append(
                 Refusal("foreign_base", f"{sentence} An admin can allow this for the pool {base.pool.name}.")
@@ -94,18 +94,41 @@ def for_taken(image: Image, taken: list[Image]) -> tuple[list[Refusal], list[Ref
     return refused, allowed
 
 
-def _readable_by_owner(image: Image, base: Image) -> bool:
-    """As far as the last scan tells. What it does not, as of bases far below in closed folders, the agent looks at."""
-    uid, gid, mode = (base.from_header(name) for name in ("uid", "gid", "mode"))
-    owner = image.from_header("uid")
-    if None in (uid, gid, mode, owner) or owner in (0, uid):
-        return True
-    if image.backing_id == base.pk and image.from_header("backing_closed"):
-        return False
-    groups = image.from_header("groups")
-    who = access.Who(owner, frozenset([image.from_header("gid")] if groups is None else groups))
-    acl = bytes.fromhex(base.from_header("acl") or "")
-    return access.Rights(uid, gid, mode, acl).allow(who, access.READ)
+def _kept_out(image: Image, base: Image) -> tuple[int, str] | None:
+    """Who may not read a base and would get its content, and what of the image is that user's; ``None`` for nobody.
+
+    As far as the last scan tells. What it does not, as of bases far below in closed folders, the agent looks at.
+    """
+    rights = _rights(base)
+    if rights is None:
+        return None
+    for who, owns, closed in _readers(image):
+        stopped = closed and image.backing_id == base.pk
+        if who.uid not in (0, rights.uid) and (stopped or not rights.allow(who, access.READ)):
+            return who.uid, owns
+    return None
+
+
+def _readers(image: Image) -> Iterator[tuple[access.Who, str, bool]]:
+    """Who gets what is written into an image: its owner, and who owns its folder, if he may read it.
+
+    With each of them, what is his, and whether a folder keeps him from the base.
+    """
+    rights, groups, keeper = _rights(image), image.from_header("groups"), image.from_header("keeper")
+    if rights is None:
+        return
+    owner = access.Who(rights.uid, frozenset([rights.gid] if groups is None else groups))
+    yield owner, image.name, bool(image.from_header("backing_closed"))
+    if keeper is not None and rights.allow(who := access.Who(keeper[0], frozenset(keeper[1:])), access.READ):
+        yield who, f"the folder of {image.name}", bool(image.from_header("keeper_closed"))
+
+
+def _rights(image: Image) -> access.Rights | None:
+    """Who may read a file, as the last scan found it; ``None`` where none has told."""
+    uid, gid, mode = (image.from_header(name) for name in ("uid", "gid", "mode"))
+    if None in (uid, gid, mode):
+        return None
+    return access.Rights(uid, gid, mode, bytes.fromhex(image.from_header("acl") or ""))
 
 
 def _host(image: Image) -> list[Refusal]:

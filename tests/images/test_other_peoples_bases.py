@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from django.utils import timezone
 
+from benchmarks import boot
 from images.policies.planned import planned
 from images.policies.rules import Candidate
 from images.policies.shape import Rules
@@ -91,6 +92,37 @@ def test_the_same_owner_and_root_are_no_strangers(overlay: Path) -> None:
     assert codes_after_scan(overlay) == []
     own(overlay, BOB, 0o600)
     assert codes_after_scan(overlay) == []
+
+
+def test_the_plan_knows_who_owns_the_folder_of_roots_overlay(overlay: Path) -> None:
+    own(overlay.parent, ALICE, 0o755)
+    own(overlay, 0, 0o644)
+    assert codes_after_scan(overlay) == ["foreign_base"]
+    own(overlay, 0, 0o600)  # which she may not read
+    assert codes_after_scan(overlay) == []
+    own(overlay, BOB, 0o644)
+    assert codes_after_scan(overlay) == ["foreign_base"]
+    own(base_of(overlay), BOB, 0o644)
+    own(base_of(overlay).parent, BOB, 0o700)
+    own(overlay, 0, 0o640)
+    own(overlay, 0, 0o644)
+    assert codes_after_scan(overlay) == ["foreign_base"]
+    own(base_of(overlay).parent, BOB, 0o755)
+    own(overlay, 0, 0o640)
+    own(overlay, 0, 0o644)
+    assert codes_after_scan(overlay) == []
+
+
+def test_a_boot_benchmark_is_refused_by_its_plan_unless_an_admin_allows_it(overlay: Path) -> None:
+    image = image_at(overlay)
+    boots = boot.of(image.host, boot.clean(boot.KIND, {"image": image.pk}))
+    assert "foreign_base" in [one.code for one in boot.against(boots)]
+    with pytest.raises(RefusedError) as refused:
+        boot.told(image.host, [{}], boots.options)
+    assert refused.value.code == "foreign_base"
+    allow(overlay)
+    [step] = boot.told(image.host, [{}], boots.options)
+    assert [one["for_all"] for one in step["chain"]] == [True]
 
 
 def test_a_right_that_went_since_the_scan_is_noticed_by_the_agent(overlay: Path) -> None:

@@ -32,6 +32,11 @@ class Who:
         given = folder.st_mode & stat.S_ISGID and folder.st_gid == file.st_gid
         return cls(file.st_uid, frozenset() if given else frozenset([file.st_gid]))
 
+    @classmethod
+    def keeps(cls, folder: os.stat_result) -> Who:
+        """A folder's owner."""
+        return cls(folder.st_uid, frozenset([folder.st_gid]))
+
 
 @dataclass(frozen=True)
 class Rights:

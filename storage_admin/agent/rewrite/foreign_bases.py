@@ -30,8 +30,7 @@ def refuse(image: Link, taken: Sequence[Link], *folders: int) -> None:
         places = [os.fstat(fd) for fd in (folder, *folders)]
     readers = [access.Who.owns(os.fstat(image.fd), places[0])]
     rights = access.Rights.of(image.fd)
-    keepers = [access.Who(place.st_uid, frozenset([place.st_gid])) for place in places]
-    readers += [keeper for keeper in keepers if rights.allow(keeper, access.READ)]
+    readers += [keeper for keeper in map(access.Who.keeps, places) if rights.allow(keeper, access.READ)]
     for base in taken:
         for who in readers:
             if not base.planned.for_all and not access.may_read(who, base.fd):

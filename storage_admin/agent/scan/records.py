@@ -220,10 +220,10 @@ class Recorder:
         told = (
             f'"backing_b64":"{b64(name)}","backing_path_b64":"{b64(base)}","backing_unsafe":null,"backing_dev":{place}'
         )
-        return told if status is None or owner.st_uid == 0 else told + self._owner(owner, path, base)
+        return told if status is None else told + self._readers(owner, path, base)
 
-    def _owner(self, owner: os.stat_result, path: bytes, base: bytes) -> str:
-        """The groups of an overlay's owner, and whether a folder keeps him from its base."""
+    def _readers(self, owner: os.stat_result, path: bytes, base: bytes) -> str:
+        """The groups of an overlay's owner, who else owns its folder, and whether a folder keeps them from its base."""
         key = owner.st_uid, owner.st_gid, posixpath.dirname(path), posixpath.dirname(base)
         if key not in self._owners:
             if len(self._owners) >= _MAX_HEADERS:
@@ -231,9 +231,15 @@ class Recorder:
             folder = self.look(key[2] or b"/")
             if folder is None:  # it went away meanwhile
                 return ""
-            who = access.Who.owns(owner, folder)
-            closed = access.closed_folder(who, os.path.realpath(base)) is not None
-            self._owners[key] = f',"groups":{sorted(who.groups)},"backing_closed":{_WORDS[closed]}'
+            told, who = "", access.Who.owns(owner, folder)
+            if who.uid != 0:
+                closed = access.closed_folder(who, os.path.realpath(base)) is not None
+                told = f',"groups":{sorted(who.groups)},"backing_closed":{_WORDS[closed]}'
+            if folder.st_uid not in (0, who.uid):
+                who = access.Who.keeps(folder)
+                closed = access.closed_folder(who, os.path.realpath(base)) is not None
+                told += f',"keeper":[{who.uid},{folder.st_gid}],"keeper_closed":{_WORDS[closed]}'
+            self._owners[key] = told
         return self._owners[key]
 
 
