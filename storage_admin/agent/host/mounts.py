@@ -40,6 +40,7 @@ _QUIET = frozenset(name.encode() for name in LOCAL - {"autofs"})
 
 #: So many links does the kernel follow on the way to a file.
 _MOST_LINKS = 40
+_MOST_PLAIN = 4096
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 
@@ -135,6 +136,8 @@ class Mounts:
         self._by_point = {mount.point: mount for mount in mounts}
         self._waits = any(mount.may_wait for mount in mounts)
         self._trusted: set[int] = set()
+        #: Folders on the way to what was looked at that are no links: most images of a pool stand on a few bases.
+        self._plain: set[bytes] = set()
         self._uuids: dict[int, str] | None = None
 
     @classmethod
@@ -202,12 +205,17 @@ class Mounts:
                 at = at.rpartition(b"/")[0] if name == b".." else at
                 continue
             below = at + b"/" + name
+            if below in self._plain:
+                at = below
+                continue
             if self.may_wait(below):
                 return self.may_wait(os.path.normpath(b"/".join([below, *names])))
             try:
                 target = os.readlink(below)
             except (OSError, ValueError):
                 at = below  # a file or folder, or nothing
+                if names and len(self._plain) < _MOST_PLAIN:
+                    self._plain.add(below)
                 continue
             at, links = b"" if target.startswith(b"/") else at, links + 1
             names.extendleft(reversed(target.split(b"/")))
