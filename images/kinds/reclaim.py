@@ -99,18 +99,15 @@ def chosen_method(image: Image, options: dict[str, Any]) -> tuple[str, str]:
 
     ``auto`` takes what wins most among what can be done, or what is gentler and wins nearly as much
     (:func:`storage_admin.agent.measure.prediction.best`): in place where only that keeps internal snapshots or further
-    names, and where a copy does not fit into the pool beside what jobs that are queued or at work may need.
+    names, and where a copy does not fit into the pool beside what jobs that are queued or at work may need; never on a
+    network.
     """
     if options["method"] != "auto":
         return options["method"], _SENTENCES[options["method"]]
-    form = image.declared_format
-    possible = [
-        method
-        for method, formats in estimates.FORMATS.items()
-        if form in formats and not (method == "in_place" and image.from_header("capabilities"))
-    ]
+    possible = estimates.offered(image)
     if not possible:
-        return "compress", "No reclaim method supports images of this format" if form else _SENTENCES["compress"]
+        known = bool(image.declared_format)
+        return "compress", "No reclaim method supports images of this format" if known else _SENTENCES["compress"]
     if "in_place" in possible and (image.snapshots or image.nlink > 1):
         kept = "its internal snapshots" if image.snapshots else "the other names of its file"
         return "in_place", f"Only punching holes in place keeps {kept}. {_SENTENCES['in_place']}"
@@ -152,6 +149,9 @@ def _cannot(image: Image, method: str, options: dict[str, Any]) -> list[Refusal]
     if method == "in_place" and image.from_header("capabilities"):
         why = f"{image.name} has file capabilities (setcap), which punching holes would remove. Reclaim it by a copy."
         return [Refusal("unsupported_subformat", why)]
+    if method == "in_place" and image.pool.network:
+        why = f"{image.pool.name} is on a network filesystem. Nobody on another machine could be kept from writing to "
+        return [Refusal("unsupported_pool", f"{why}{image.name} while holes are punched in it. Reclaim it by a copy.")]
     if not image.declared_format or image.declared_format in estimates.FORMATS[method]:
         return []
     can = " and ".join(estimates.FORMATS[method])

@@ -35,7 +35,7 @@ AT_ONCE, CHOOSES_WITHIN = 1000, timedelta(minutes=5)
 _WORLD_MOVED = frozenset(
     {
         "guest_running", "image_in_use", "guests_unknown", "guest_locked", "stale_plan", "not_enough_space", "busy",
-        "has_internal_snapshots", "hard_linked", "shared_pool", "chain_broken", "format_mismatch",
+        "has_internal_snapshots", "hard_linked", "shared_pool", "chain_broken", "format_mismatch", "unsupported_pool",
     }
 )  # fmt: skip
 

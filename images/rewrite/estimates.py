@@ -25,6 +25,15 @@ UNDOES_PREALLOCATION = ("reclaim", "flatten")
 SAMPLED_FORMATS = tuple(sorted({name for formats in FORMATS.values() for name in formats}))
 
 
+def offered(image: Image) -> list[str]:
+    """The methods that there are for an image's format, and for where it lies.
+
+    Nobody on another machine can be kept from the file itself while it gets holes, and these drop file capabilities.
+    """
+    digs = not image.pool.network and not image.from_header("capabilities")
+    return [name for name in METHODS if image.declared_format in FORMATS[name] and (name != "in_place" or digs)]
+
+
 def due(host_id: int) -> QuerySet[Image]:
     """The images of a host that have no estimate for their present content, the largest first."""
     files = Image.objects.filter(host=host_id, pool__kind__in=refusals.FOLDERS)
@@ -61,7 +70,7 @@ def record(image: Image, fingerprint: bytes, estimate: dict[str, Any], at: datet
 def _offer(image: Image) -> None:
     """Takes the numbers from the estimate; none in a state in which no job rewrites the image."""
     methods = (image.estimate or {}).get("methods") or {}
-    method = best(methods, [name for name in METHODS if image.declared_format in FORMATS[name]])
+    method = best(methods, offered(image))
     numbers = methods[method] if method and image.state == Image.State.OK else {}
     image.reclaimable_bytes = numbers.get("reclaimable_bytes")
     image.reclaimable_low = numbers.get("reclaimable_low")
@@ -72,16 +81,18 @@ def _offer(image: Image) -> None:
 def settle_offers(host: Host, sound_again: Collection[int]) -> None:
     """What a job cannot rewrite now offers nothing, in no list and no sum; its estimate stays for when it can.
 
+    Nor is a method offered that is none for where the image lies, as it may have been before that was known.
+
     Args:
         sound_again: images that are, by their ids.
     """
     away = Image.every.filter(host=host, reclaimable_bytes__isnull=False).exclude(state=Image.State.OK)
     away.update(reclaimable_bytes=None, reclaimable_low=None, reclaimable_high=None, reclaimable_method="")
-    if sound_again:
-        back = Image.every.filter(host=host, analyzed_fingerprint=F("fingerprint"), estimate__isnull=False)
-        for image in back.filter(pk__in=sound_again):
-            _offer(image)
-            image.save(update_fields=OFFER)
+    known = Image.every.filter(host=host, analyzed_fingerprint=F("fingerprint"), estimate__isnull=False)
+    otherwise = Q(pk__in=sound_again) | Q(pool__network=True, reclaimable_method="in_place")
+    for image in known.filter(otherwise).select_related("pool"):
+        _offer(image)
+        image.save(update_fields=OFFER)
 
 
 def _as_made(image: Image) -> str:

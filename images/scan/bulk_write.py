@@ -64,7 +64,8 @@ def resolve_host(host: Host) -> None:
             if answer.state == Image.State.OK != plain[RESOLVED_COLUMNS.index("state")]:
                 sound_again.append(row_id)
     _update(Image, RESOLVED_COLUMNS, changed)
-    if sound_again or any(answer.state != Image.State.OK for answer in answers.values()):
+    away = any(answer.state != Image.State.OK for answer in answers.values())
+    if sound_again or away or any(pool.network for pool in pools):
         estimates.settle_offers(host, sound_again)
     _write_uses(host, answers)
 

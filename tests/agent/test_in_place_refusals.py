@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from storage_admin.agent.host.mounts import Mount, Mounts
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.agent.rewrite import chain as links
 from storage_admin.agent.rewrite.chain import Chain
@@ -129,6 +130,16 @@ def test_a_filesystem_without_holes(tmp_path: Path) -> None:
         assert same_content(path, before)
     finally:
         subprocess.run(["umount", place], check=True)
+
+
+@pytest.mark.parametrize("filesystem", ["nfs4", "ceph", "cifs", "ocfs2", "gfs2", "fuse.glusterfs", None])
+def test_a_filesystem_that_other_machines_may_have_mounted(
+    image: Path, filesystem: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The door and the lease of this machine hold up nobody on another one; so where it is not known what it is."""
+    mount = Mount(1, 1, b"/", b"/", filesystem, b"nas:/export") if filesystem else None
+    monkeypatch.setattr(Mounts, "of_descriptor", lambda self, fd: mount)
+    assert "copy" in refused("unsupported_pool", lambda: reclaim(image), image)
 
 
 def test_an_agent_that_may_keep_no_door(image: Path) -> None:

@@ -12,6 +12,7 @@ from images.kinds.analyze import Sample
 from images.kinds.reclaim import Reclaim
 from images.models import Image
 from images.rewrite import estimates
+from images.scan.bulk_write import resolve_host
 from images.selectors import images_for, overview
 from images.serializers import ImageSerializer
 from storage_admin.accounts.roles import SYSTEM
@@ -161,6 +162,21 @@ def test_a_method_that_is_not_offered_for_a_format_is_a_fact_and_no_offer() -> N
     image.refresh_from_db()
     assert (image.reclaimable_bytes, image.reclaimable_method) == (None, "")
     assert estimates.predicted(image, "copy") == (7, 6, 8)
+
+
+def test_holes_in_place_are_no_offer_on_a_network_also_where_a_row_has_offered_them() -> None:
+    numbers: dict[str, Any] = {
+        method: dict.fromkeys(("reclaimable_bytes", "reclaimable_low", "reclaimable_high"), won)
+        for method, won in (("in_place", 5), ("copy", 3))
+    }
+    image = ImageFactory.create(name="disk.raw", admin_format="raw", declared_format="raw", format="raw")
+    estimates.record(image, bytes(image.fingerprint), {"methods": numbers}, timezone.now())
+    assert (image.reclaimable_bytes, image.reclaimable_method) == (5, "in_place")
+    image.pool.network = True
+    image.pool.save()
+    resolve_host(image.host)
+    image.refresh_from_db()
+    assert (image.reclaimable_bytes, image.reclaimable_method) == (3, "copy")
 
 
 def test_an_estimate_from_before_there_were_methods_says_nothing_of_them() -> None:

@@ -9,6 +9,7 @@ from images.kinds.reclaim import Reclaim
 from images.models import Image
 from images.rewrite import refusals
 from storage_admin.agent.protocol import REFUSALS, RefusedError
+from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.factories import GIB, HostFactory, ImageFactory, ImageUseFactory, StoragePoolFactory
@@ -115,6 +116,28 @@ def test_what_a_host_is_refused_for(columns: dict[str, Any], code: str) -> None:
 def test_a_declared_network_pool_is_not_refused() -> None:
     pool = StoragePoolFactory.create(network=True, all_hosts_registered=True)
     assert codes(ImageFactory.create(pool=pool)) == []
+
+
+@pytest.mark.parametrize(("network", "code"), [(True, ["unsupported_pool"]), (False, [])])
+def test_holes_in_place_are_for_filesystems_of_one_machine_alone(network: bool, code: list[str]) -> None:
+    pool = StoragePoolFactory.create(network=network, all_hosts_registered=True)
+    for form in ("qcow2", "raw"):
+        assert codes(ImageFactory.create(pool=pool, declared_format=form, format=form), method="in_place") == code
+
+
+def test_auto_does_not_take_holes_in_place_on_a_network_whatever_speaks_for_them() -> None:
+    pool = StoragePoolFactory.create(network=True, all_hosts_registered=True)
+    most: dict[str, Any] = {"methods": {"in_place": {"reclaimable_bytes": GIB}, "copy": {"reclaimable_bytes": 0}}}
+    raw = ImageFactory.create(pool=pool, declared_format="raw", format="raw", estimate=most)
+    assert services.plan(OPERATOR, "reclaim", raw.pk, {"method": "auto"}).method == "copy"
+    assert codes(raw, method="auto") == []
+    for columns, code in (
+        ({"snapshots": [{"id": "1", "name": "a", "size": 0, "created": 0}]}, "has_internal_snapshots"),
+        ({"nlink": 2}, "hard_linked"),
+    ):
+        assert codes(ImageFactory.create(pool=pool, estimate=most, **columns), method="auto") == [code]
+    StoragePool.objects.update(available_bytes=3 * GIB)
+    assert codes(raw, method="auto") == ["not_enough_space"]
 
 
 @pytest.mark.parametrize("state", ["running", "paused", "suspended", "unknown"])

@@ -12,8 +12,10 @@ from images.policies.scope import policies_for, reach
 from images.policies.shape import Rules
 from storage_admin.accounts.roles import Actor, ForbiddenError, Role
 from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.jobs.models import Job
 from tests.factories import GIB, HostFactory, ImageFactory, PolicyFactory, StoragePoolFactory
 from tests.policies.test_rules import look
+from tests.policies.test_runs import begun, picks
 
 pytestmark = [pytest.mark.django_db, pytest.mark.sql]
 NAMES = ["a", "b"]
@@ -139,3 +141,16 @@ def test_who_is_limited_to_one_node_makes_no_policy_that_works_on_another(
     assert set(policies_for(limited)) == {measured, here}
     with pytest.raises(ForbiddenError):
         services.create(limited, {"name": "new", "pools": [other.pk], "cron": "0 22 * * *", "kind": "check"})
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_policy_digs_no_holes_in_place_on_a_network_neither_by_its_own_choice_nor_by_its_options() -> None:
+    pool = StoragePoolFactory.create(network=True, all_hosts_registered=True, available_bytes=90 * GIB)
+    wins = {"reclaimable_bytes": GIB, "predicted_after_bytes": GIB, "predicted_low": GIB, "predicted_high": GIB}
+    estimate = {"methods": {"in_place": wins, "copy": wins}}
+    image("disk.raw", pool, declared_format="raw", format="raw", estimate=estimate)
+    run = begun(PolicyFactory.create(options={"method": "in_place"}))
+    assert picks(run) == [("disk.raw", "skipped", "unsupported_pool")]
+    run = begun(PolicyFactory.create())
+    assert picks(run) == [("disk.raw", "submitted", "")]
+    assert Job.objects.get().plan["method"] == "copy"

@@ -74,6 +74,12 @@ class Door:
             os.close(group)
 
 
+def holds_everybody(fd: int) -> bool:
+    """Whether a door before a file stops all who could open it: not on a filesystem that other machines may have."""
+    mount = Mounts.of_this_machine().of_descriptor(fd)
+    return mount is not None and not mount.is_network
+
+
 class Doors:
     """The doors before a file that is to lose its name, and before the one that gets it, if any, while that happens.
 
@@ -88,8 +94,7 @@ class Doors:
     def __init__(self, going: int, coming: int | None = None) -> None:
         self._going: Door | None = None
         self._coming: Door | None = None
-        mount = Mounts.of_this_machine().of_descriptor(going)
-        if mount is None or mount.is_network:
+        if not holds_everybody(going):
             return
         try:
             self._coming = None if coming is None else Door(coming)

@@ -9,7 +9,8 @@ digs, the agent is the only one that has the file open, and whoever wants to ope
 It looks at the door after each piece, some milliseconds, and while it is throttled at once. Whoever knocks is let in,
 with no image lock in his way, so no start of a guest is refused or noticeably late. Then it waits: somebody who only
 passes by, a scan, may leave again within seconds, and the work goes on where it was; a guest ends it
-(``image_in_use``), as does any change of the file (``stale_plan``). What was dug until then is won.
+(``image_in_use``), as does any change of the file (``stale_plan``). What was dug until then is won. The door holds
+nobody on another machine, so nothing of this is done on a filesystem of a network.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 
 from storage_admin.agent import protocol
 from storage_admin.agent.host import attributes, cgroups, locking, priority, space
-from storage_admin.agent.host.open_gate import Door, shut_alone
+from storage_admin.agent.host.open_gate import Door, holds_everybody, shut_alone
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.measure import holes
 from storage_admin.agent.protocol import RefusedError
@@ -108,6 +109,12 @@ def refuse(chain: Chain, *, children_known: bool) -> None:
         RefusedError: see :func:`reclaim`.
     """
     image, facts = chain.image, chain.image.facts
+    if not holds_everybody(image.fd):
+        raise RefusedError(
+            "unsupported_pool",
+            f"{image.shown} is on a filesystem that other machines may have mounted: none of them could be kept from "
+            "writing to it while it gets holes; reclaim it by a copy",
+        )
     if facts.format not in FORMATS or facts.extents:
         raise RefusedError(
             "unsupported_subformat",
