@@ -158,3 +158,34 @@ def test_a_server_that_gives_no_leases_is_told_from_a_writer_and_nothing_is_left
         monkeypatch.setattr(locking, "_is_leased", lambda fd: False)
         assert locking.open_for_writing(files[1]) is None
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("link", [True, False], ids=["link", "folder"])
+def test_nothing_is_made_in_a_folder_that_took_the_place_of_the_files_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: bool
+) -> None:
+    """Who owns a folder above puts another one there once the file's path was read."""
+    pool, elsewhere = tmp_path / "above" / "pool", tmp_path / "elsewhere"
+    for folder in (pool, elsewhere):
+        folder.mkdir(parents=True)
+        (folder / "image.qcow2").touch()
+        os.utime(folder, ns=(0, 0))
+    real = os.readlink
+
+    def then_exchanged(path: str) -> str:
+        found = real(path)
+        pool.parent.rename(tmp_path / "away")
+        if link:
+            pool.parent.symlink_to(elsewhere.parent)
+            elsewhere.rename(tmp_path / "pool")
+        else:
+            pool.parent.mkdir()
+            elsewhere.rename(pool)
+        return found
+
+    monkeypatch.setattr(locking, "_is_network", lambda fd: True)
+    monkeypatch.setattr(locking, "_is_leased", lambda fd: False)
+    with (pool / "image.qcow2").open("rb") as image:
+        monkeypatch.setattr(os, "readlink", then_exchanged)
+        assert locking.open_for_writing(image.fileno()) is True
+    assert (pool.stat().st_mtime_ns, (tmp_path / "away" / "pool").stat().st_mtime_ns) == (0, 0)

@@ -194,20 +194,51 @@ def _gives_leases(fd: int) -> bool:
 
     Some never do, and none does right after its start. Its name is one that a recovery removes.
     """
-    folder = os.path.dirname(os.readlink(f"/proc/self/fd/{fd}"))
-    path = f"{folder}/.sa-{os.urandom(8).hex()}.new"
+    name = f".sa-{os.urandom(8).hex()}.new"
     try:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+        folder = _folder_of(fd)
     except OSError:
         return True
     try:
-        probe = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            return _is_leased(probe) is True
+            os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder))
+        except OSError:
+            return True
+        try:
+            probe = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+            try:
+                return _is_leased(probe) is True
+            finally:
+                os.close(probe)
         finally:
-            os.close(probe)
+            os.unlink(name, dir_fd=folder)
     finally:
-        os.unlink(path)
+        os.close(folder)
+
+
+def _folder_of(fd: int) -> int:
+    """The folder that an open file is in, by no link and by its very name there; the caller closes it.
+
+    Who owns a folder above can put another one, or a link, in its place after the kernel has told the path.
+
+    Raises:
+        OSError: the file has no such name any more.
+    """
+    *above, name = os.readlink(f"/proc/self/fd/{fd}").split("/")[1:]
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    folder = os.open("/", flags)
+    try:
+        for part in above:
+            below = os.open(part, flags, dir_fd=folder)
+            os.close(folder)
+            folder = below
+        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if FileId(found.st_dev, found.st_ino) != file_id(fd):
+            raise FileNotFoundError(errno.ENOENT, "another file has its name", name)
+    except BaseException:
+        os.close(folder)
+        raise
+    return folder
 
 
 def _is_network(fd: int) -> bool:
