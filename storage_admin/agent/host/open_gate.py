@@ -126,6 +126,11 @@ class Doors:
         if self._going is not None:
             self._going.turn_away(seconds)
 
+    def keep_out(self) -> None:
+        """Nothing takes over: who waits for the second file, which has no name but the job's own, is told so."""
+        if self._coming is not None:
+            self._coming.turn_away(0.0)
+
     def open(self) -> None:
         """Let in who waits."""
         for door in (self._going, self._coming):

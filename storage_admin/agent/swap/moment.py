@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Callable
 
-from storage_admin.agent.host import locking
+from storage_admin.agent.host import attributes, locking
 from storage_admin.agent.host.open_gate import Doors
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import HostError, RefusedError, Request, StoppedError
@@ -118,7 +118,13 @@ class Guard:
 
 
 def take_over(
-    moves: TakeOver, going: int, coming: int, look: Callable[[], None], io: AgentIO, guard: Guard
+    moves: TakeOver,
+    going: int,
+    coming: int,
+    look: Callable[[], None],
+    io: AgentIO,
+    guard: Guard,
+    dress: Callable[[], None] | None = None,
 ) -> TakenOver:
     """Let one file take over from another.
 
@@ -129,6 +135,8 @@ def take_over(
         look: raises where anything differs from the plan or somebody uses a file; opens none of both.
         io: the controller.
         guard: who keeps guests away beside the doors.
+        dress: gives the file that comes the owner and mode of the other one, once nothing speaks against it any more;
+            until then, and where it does not take over, it is this user's alone.
 
     Raises:
         RefusedError: what ``look`` raised, ``stale_plan`` or ``image_in_use``; the names are as they were.
@@ -144,19 +152,29 @@ def take_over(
             io.log("no door can be kept before the image here: who opens it in the moment of the swap is looked for "
                    "afterwards", "warning")  # fmt: skip
         look()
+        if dress is not None and not doors.knocked():
+            dress()
+            look()
 
-    with shut(look_behind, going, coming) as (doors, before):
+    def give_up() -> None:
+        if dress is not None:
+            attributes.cover(coming)
+
+    with shut(look_behind, going, coming, give_up) as (doors, before):
         return _take_over(moves, going, coming, io, guard, doors, before)
 
 
 @contextlib.contextmanager
-def shut(look: Callable[[Doors], None], going: int, coming: int | None = None) -> Iterator[tuple[Doors, Stamp]]:
+def shut(
+    look: Callable[[Doors], None], going: int, coming: int | None = None, give_up: Callable[[], None] = lambda: None
+) -> Iterator[tuple[Doors, Stamp]]:
     """Behind shut doors, once everything was compared there and nobody has knocked meanwhile.
 
     Args:
         look: raises where anything differs from the plan or somebody uses a file; opens none of both.
         going: descriptor of the file that is about to lose its name.
         coming: of the one that gets it, if any.
+        give_up: called behind the doors before they are opened again and nothing has happened.
 
     Yields:
         The doors, and the first file as it was before the look.
@@ -169,8 +187,15 @@ def shut(look: Callable[[Doors], None], going: int, coming: int | None = None) -
         with Doors(going, coming) as doors:
             # Before the look, which compares with the plan: what was written in between would be forgiven else.
             before = Stamp.of(os.fstat(going))
-            look(doors)
-            if not doors.knocked():
+            passed = False
+            try:
+                look(doors)
+                passed = not doors.knocked()
+            finally:
+                if not passed:
+                    give_up()
+                    doors.keep_out()
+            if passed:
                 yield doors, before
                 return
         if time.monotonic() > deadline:

@@ -199,12 +199,11 @@ class NewFile(ABC):
             self._journal.append(journal.EXCHANGING, keeps=self.guard.held.is_asked_for)
 
             def last_look() -> None:
-                self.dress()
                 self.check_names(image)
                 looks.last()
 
             try:
-                done = take_over(moves, self.original, self.new, last_look, io, self.guard)
+                done = take_over(moves, self.original, self.new, last_look, io, self.guard, self.dress)
             except PermissionError as error:
                 raise RefusedError(
                     "immutable", "the image or its folder is protected (chattr +i), so it cannot be replaced"
