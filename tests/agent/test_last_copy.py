@@ -8,10 +8,23 @@ from typing import Any
 import pytest
 
 from storage_admin.agent.measure.likeness import likeness
+from storage_admin.agent.protocol import RefusedError
 from storage_admin.agent.qemu.node import Node
+from storage_admin.agent.swap import moment
 from storage_admin.agent.swap.clock import Moment
-from tests.agent.harness import age, ask, make_image, qemu_img, reclaim_args, undo_args, write
-from tests.agent.recording import RecordingIO
+from storage_admin.agent.verbs import undo
+from tests.agent.harness import (
+    age,
+    ask,
+    make_image,
+    qemu_img,
+    reclaim_args,
+    undo_args,
+    write,
+    written_with_its_times_set_back,
+)
+from tests.agent.recording import RecordingIO, request
+from tests.agent.test_remembered_stamps import GoIO
 from tests.agent.test_replace import replace_args
 
 pytestmark = pytest.mark.qemu
@@ -114,6 +127,27 @@ def test_a_later_jobs_copy_that_somebody_wrote_to_does_not_speak_for_the_image(i
     passes(image, boottime=DAY, wall=DAY)
     os.utime(image.parent / ".sa-j2.orig")
     assert removal(image) == "undo_kept"
+
+
+def test_a_copy_that_was_written_to_with_its_times_set_back_stays(image: Path) -> None:
+    passes(image, boottime=DAY, wall=DAY)
+    written_with_its_times_set_back(image.parent / ".sa-j1.orig")
+    assert removal(image) == "undo_written_to"
+    assert removal(image, by_itself=False) == ""
+
+
+def test_a_copy_that_only_an_undo_moved_which_was_taken_back_goes(image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = image.parent / ".sa-j1.orig"
+    before = copy.stat()
+    monkeypatch.setattr(moment, "late", lambda *_: "somebody")
+    with pytest.raises(RefusedError) as refused:
+        undo.run(request("undo", **undo_args(image)), GoIO())
+    assert refused.value.code == "image_in_use"
+    after = copy.stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert after.st_ctime_ns > before.st_ctime_ns
+    passes(image, boottime=DAY, wall=DAY)
+    assert removal(image) == ""
 
 
 @pytest.mark.parametrize(("used", "seen"), [([[1]], []), ([["a", "b"]], []), (NOW, [[1, 2]]), ("x", []), (NOW, 1)])

@@ -19,6 +19,7 @@ from tests.agent.harness import (
     same_content,
     undo_args,
     write,
+    written_with_its_times_set_back,
 )
 
 pytestmark = pytest.mark.qemu
@@ -126,6 +127,13 @@ def test_undo_of_a_job_that_left_nothing(image: Path) -> None:
 def test_undo_with_a_copy_that_somebody_wrote_to(image: Path) -> None:
     write(image.parent / ".sa-j1.orig", 0x66, "0", "64k")
     refused("undo", image, "undo_missing", force=True)
+
+
+def test_undo_with_a_copy_that_was_written_to_with_its_times_set_back(image: Path) -> None:
+    """Its time of change tells; but so it does of a new owner, so that an admin may force it."""
+    written_with_its_times_set_back(image.parent / ".sa-j1.orig")
+    refused("undo", image, "undo_written_to")
+    assert ask("undo", undo_args(image, force=True), job="u2")["inode"] == original_inode(image)
 
 
 def test_undo_with_a_copy_that_was_exchanged(image: Path) -> None:

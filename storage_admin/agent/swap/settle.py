@@ -105,7 +105,8 @@ class Story:
         created: the new file when it was empty; ``None`` before that.
         ready: the new file, finished and synced; ``None`` before that.
         done: the new file under the image's name; ``None`` before that.
-        copy: the original as undo copy, where the agent that swapped could still write it down.
+        copy: the original as undo copy, where the agent that swapped could still write it down, and no undo has moved
+            its names since: what differs from it is somebody else's doing.
         undo_job: the undo that has begun, if any.
         undone: the new file as it was when that undo began.
         old_name: that the image had before, where the job gave it another one; else ``None``.
@@ -138,6 +139,13 @@ class Story:
         """Inodes of files that the job has made."""
         return frozenset(one.inode for one in (self.created, self.ready, self.done, self.undone) if one is not None)
 
+    def is_touched(self, copy: Stamp) -> bool:
+        """Whether somebody changed the undo copy in any way: its time of change tells, also where others were set back.
+
+        It does so of a new owner, mode or name, too; and nothing where :attr:`copy` is not known.
+        """
+        return self.copy is not None and copy.ctime_ns != self.copy.ctime_ns
+
     @property
     def name_before(self) -> bytes:
         """The name under which the original was found."""
@@ -164,6 +172,7 @@ class Story:
                 story = replace(story, created=Stamp.parse(record.get("new")))
             elif record["step"] == journal.EXCHANGING:
                 story = replace(story, exchanging=True, keep_undo=story.keep_undo or record.get("keeps") is True)
+                story = story if story.undo_job is None else replace(story, copy=None)
             elif record["step"] == journal.READY:
                 goes, made = _bytes(record.get("goes_shared")), _bytes(record.get("made_shared"))
                 story = replace(story, ready=Stamp.parse(record.get("new")), goes_shared=goes, made_shared=made)

@@ -116,7 +116,7 @@ def discard(request: Request, io: AgentIO) -> dict[str, Any]:
     Raises:
         RefusedError: ``image_in_use``, where somebody uses the copy; ``clock_unsure``, where it goes by itself, and too
             early; unless forced, ``stale_plan``, where the image is not there or cannot be read, ``undo_written_to``,
-            where somebody wrote to the copy, and ``undo_kept``, where it may be the last good copy.
+            where somebody wrote to the copy (or changed anything of it, where it goes by itself), and ``undo_kept``, where it may be the last good copy.
     """
     args = Arguments(request.args, _KNOWN | {"now_b64", "format", "force", "by_itself", "used", "seen"})
     evidence = last_copy.Evidence.parse(args)
@@ -140,7 +140,7 @@ def discard(request: Request, io: AgentIO) -> dict[str, Any]:
                 last_copy.refuse_early(place.journal.records(), evidence)
                 if not force:
                     by_now = unb64(now) or place.name
-                    _refuse_needed_still(place, story, old, by_now, form)
+                    _refuse_needed_still(place, story, old, by_now, form, by_itself=evidence.by_itself)
                     last_copy.refuse_last(place.journal, story, old, by_now, evidence, io)
                 with moment.shut(lambda _: _refuse_changed(place.folder, undo_name, old, status), old) as (doors, _):
                     freed = space.owned(old) if status.st_nlink == 1 else 0
@@ -166,14 +166,19 @@ def _refuse_changed(folder: int, name: bytes, old: int, before: os.stat_result) 
     _refuse_used(old, "the undo copy")
 
 
-def _refuse_needed_still(place: _Place, story: settle.Story, old: int, name: bytes, form: str) -> None:
+def _refuse_needed_still(
+    place: _Place, story: settle.Story, old: int, name: bytes, form: str, *, by_itself: bool
+) -> None:
     """The copy stays where it holds what nothing else does: the image is gone, or damaged, or the copy written to."""
-    if not settle.same_content(stamp_now(old), story.original):
+    copy = stamp_now(old)
+    if not settle.same_content(copy, story.original):
         raise RefusedError(
             "undo_written_to",
             "somebody wrote to the undo copy, perhaps who had the image open when it was replaced: look at both. "
             "Forcing the removal gives up what was written",
         )
+    if by_itself:
+        _refuse_touched(story, copy)
     stays = "the undo copy may be all that is left of it, and stays. Look at it, or force the removal"
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place.folder)
@@ -284,11 +289,22 @@ def _refuse(place: _Place, story: settle.Story, new: int, old: int, *, force: bo
         )
     if (copy.file_size, copy.mtime_ns) != (story.original.file_size, story.original.mtime_ns):
         raise RefusedError("undo_missing", "the undo copy was written to; it is not the original any more")
+    if not force:
+        _refuse_touched(story, copy)
     _refuse_without_bases(story, force=force)
     for fd in (new, old):
         if attributes.flags(fd) & (attributes.IMMUTABLE | attributes.APPEND_ONLY):
             raise RefusedError("immutable", "the image or its undo copy is protected (chattr +i or +a)")
         _refuse_used(fd, "the image or its undo copy")
+
+
+def _refuse_touched(story: settle.Story, copy: Stamp) -> None:
+    if story.is_touched(copy):
+        raise RefusedError(
+            "undo_written_to",
+            "something of the undo copy was changed since the job: its owner, mode or names, or its content with the "
+            "times set back. Look at it; forcing this accepts that",
+        )
 
 
 def _refuse_without_bases(story: settle.Story, *, force: bool) -> None:
