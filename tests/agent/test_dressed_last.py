@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from storage_admin.agent.host.open_gate import Doors
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.agent.swap import moment
 from storage_admin.agent.swap.swap import Looks, Replacement
@@ -43,14 +44,14 @@ class Swap:
         self.image.write_bytes(b"old" * 1000)
         os.chown(self.image, OWNER, OWNER)
         self.image.chmod(MODE)
-        self.doors: list[moment.Doors] = []
+        self.doors: list[Doors] = []
         self.looks: list[tuple[int, int]] = []
         self.openers: dict[str, subprocess.Popen[str]] = {}
         kept = self.doors
 
-        class Kept(moment.Doors):
-            def __init__(self, *files: int | None) -> None:
-                super().__init__(*files)  # type: ignore[arg-type]
+        class Kept(Doors):
+            def __init__(self, *files: int) -> None:
+                super().__init__(*files)
                 kept.append(self)
 
         monkeypatch.setattr(moment, "Doors", Kept)
@@ -63,7 +64,7 @@ class Swap:
 
     def knock(self, name: str) -> None:
         """The owner opens a file, and waits at its door by now."""
-        command = [sys.executable, "-c", OPENER, self.pool, name]
+        command = [sys.executable, "-c", OPENER, str(self.pool), name]
         self.openers[name] = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         doors = self.doors[-1]
         door = doors._going if name == self.image.name else doors._coming
