@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_admin.agent.protocol import READY
+from storage_admin.agent.protocol import READY, REFUSALS
 from tests.agent.aside import ASIDE, aside_args, back_args, delete_args
 from tests.agent.harness import Agent, ask, leftovers, reclaim_args, recover_args, undo_args
 from tests.agent.test_replace import replace_args
@@ -21,7 +21,9 @@ pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 
 DRIVER = str(Path(__file__).with_name("attacked.py"))
 #: Steps after ``go``: those of a swap that is finished, and those of what only moves or removes a name.
-STEPS, FEW_STEPS = 20, 10
+STEPS, FEW_STEPS = 25, 10
+#: From here on nothing is looked at any more but what the moment itself is about.
+AIMED = 12
 MARK, PLACE = b"PRECIOUS", 1 << 16
 
 #: Waits for a byte, and then acts. What he was told: the inode that he wrote to, or why not.
@@ -37,6 +39,10 @@ try:
 except OSError as error:
     print(error.strerror, flush=True)
 """
+#: The same, so that neither size nor time of the file tells of it afterwards.
+HIDER = WRITER.replace(
+    "    os.close(fd)\n", "    os.utime(fd, ns=(before.st_atime_ns, before.st_mtime_ns))\n    os.close(fd)\n"
+).replace("    found = os.fstat(fd).st_ino\n", "    before = os.fstat(fd)\n    found = before.st_ino\n")
 MOVER = """
 import os, sys
 open(sys.argv[1], "rb").read(1)
@@ -54,6 +60,8 @@ class Place:
         self.image, self.converted = self.pool / "vm.raw", self.pool / "vm.qcow2"
         self.image.write_bytes((b"x" * 65536 + bytes(65536)) * 8)
         self.target = self.image
+        #: What the work warned of.
+        self.warned: list[str] = []
         hours = 0 if work.endswith("without undo") else 24
         reclaim = reclaim_args(self.image, format="raw", method="copy", undo_hours=hours)
         replace = replace_args(self.image, form="qcow2", source="raw")
@@ -78,14 +86,16 @@ class Place:
             assert ask("set_aside", aside_args(self.image))["held_bytes"]
             self.verb, self.args, self.job, self.target = f"{work}_aside", args, "j2", self.pool / ASIDE
 
-    def attacked(self, trial: Trial, attacker: str, *without: str, steps: int = STEPS) -> tuple[str, dict[str, object]]:
+    def attacked(
+        self, trial: Trial, attacker: str, *without: str, first: int = 1, steps: int = STEPS
+    ) -> tuple[str, dict[str, object]]:
         """Runs the work with a stranger at a random step: what he says, and the answer."""
         trigger = self.pool.parent / "trigger"
         os.mkfifo(trigger)
         stranger = subprocess.Popen(
             [sys.executable, "-c", attacker, trigger, self.target], stdout=subprocess.PIPE, text=True
         )
-        at = trial.rng.randrange(1, steps)
+        at = trial.rng.randrange(first, steps)
         waits = self.verb != "discard_undo"
         how = [*without, *(() if waits else ("at-once",))]
         with Agent([sys.executable, DRIVER, str(at), str(trigger), *how]) as agent:
@@ -94,6 +104,7 @@ class Place:
                 agent.until(READY)
                 agent.say("go", generation=1)
             answer = agent.answer(go=False)
+            self.warned = [event["text"] for event in agent.events if event.get("level") == "warning"]
             trial.note(agent.stderr().partition("(")[0].strip() or "came too late")
         said = stranger.communicate(timeout=20)[0].strip()
         trial.note(f"step {at}")
@@ -159,3 +170,37 @@ def test_what_somebody_writes_when_a_file_is_about_to_lose_its_name_is_found(tmp
                 assert found[0].read_bytes()[PLACE:][: len(MARK)] == MARK
             trial.note("refused" if "code" in answer else "done")
             trial.note("written" if said.isdigit() else said)
+
+
+@pytest.mark.parametrize("attacker", [WRITER, HIDER], ids=["writes", "sets the times back"])
+@pytest.mark.parametrize("without", ["no-door", "no-exchange"])
+def test_a_write_where_a_host_lacks_a_means_is_in_the_image_or_counted(
+    tmp_path: Path, without: str, attacker: str
+) -> None:
+    """Without the door, one that sets the times back may be lost: docs/safety.md, 2.1, says how many of 50."""
+    how = "sets the times back" if attacker == HIDER else "writes"
+    trials = Trials("strangers less", f"a write in the moment of a swap: {without}, {how}")
+    for trial in trials:
+        with trial:
+            work = trial.rng.choice(["reclaim", "reclaim without undo", "undo"])
+            place = Place(trial.folder(tmp_path), work)
+            before = place.image.stat().st_ino
+            said, answer = place.attacked(trial, attacker, without, first=AIMED)
+            place.recover()
+            now = place.image.stat().st_ino
+            # What the row will say is so, and where nobody could be held back, it says that as well.
+            if answer.get("code") in REFUSALS:
+                assert now == before
+            else:  # done, or both files are used: then the answer says that
+                assert now == answer.get("inode", now) != before
+                assert bool(place.warned) == (without == "no-door")
+            found = said.isdigit() and place.image.read_bytes()[PLACE:][: len(MARK)] == MARK
+            trial.note(work, "refused" if "code" in answer else "done")
+            if said.isdigit() and not (found and int(said) == now):
+                kept = place.pool / ".sa-j1.orig"
+                where = "undo copy" if kept.exists() and kept.read_bytes()[PLACE:][: len(MARK)] == MARK else "no file"
+                trial.note(f"lost: in {where}")
+                # Whoever leaves a trace of it is seen, and with the door everybody is.
+                assert (without, attacker) == ("no-door", HIDER), answer
+            else:
+                trial.note("written" if said.isdigit() else said)
