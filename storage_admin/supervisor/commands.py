@@ -27,9 +27,11 @@ def web(bind: str, workers: int = WEB_WORKERS, log_level: str = "warning") -> tu
     server = (sys.executable, "-m", "gunicorn", "--bind", bind, "--no-control-socket")
     known = ("--env", "STORAGE_ADMIN_WEB_SERVER=1")
     sizes = ("--workers", str(workers), "--worker-class", WORKER_CLASS, "--threads", str(WEB_THREADS))
+    # Fewer than the files that a process may usually have open: 1,024.
+    most = ("--worker-connections", "500")
     # Longer than clients and proxies keep an idle connection: else it may be closed just when it is used again.
     times = ("--graceful-timeout", "5", "--keep-alive", "75")
-    return (*server, *known, *sizes, *times, "--log-level", log_level, "storage_admin.wsgi")
+    return (*server, *known, *sizes, *most, *times, "--log-level", log_level, "storage_admin.wsgi")
 
 
 def worker(threads: int = WORKER_THREADS, log_level: str = "warning") -> tuple[str, ...]:

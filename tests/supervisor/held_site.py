@@ -1,4 +1,4 @@
-"""A site for the tests of overload: ``/hold`` keeps its thread until a file is there."""
+"""A site for the tests of overload: ``…/hold`` keeps its thread until a file is there; ``/order`` tells who had one."""
 
 import os
 import time
@@ -9,17 +9,28 @@ from typing import Any
 from storage_admin import overload
 
 FOLDER = Path(os.environ["HELD_FOLDER"])
-# Of programs, whoever waited at all waited too long; of people, nobody did.
-overload.BULK_PATIENCE, overload.PATIENCE = 0.0, 3600.0
+for _setting in os.environ["HELD_SETTINGS"].split():
+    _name, _, _value = _setting.partition("=")
+    setattr(overload, _name, type(getattr(overload, _name))(_value))
+_order: list[str] = []
 
 
 def _site(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-    if environ["PATH_INFO"] == "/hold":
-        (FOLDER / "holds").touch()
+    path, told = environ["PATH_INFO"], b"ok"
+    if path == "/order":
+        told = "\n".join(_order).encode()
+    elif path != overload.HEALTH:
+        _order.append(path)
+    if path.endswith("/hold"):
+        with (FOLDER / "holds").open("a") as holds:
+            holds.write("x")
         while not (FOLDER / "go").exists():
             time.sleep(0.01)
-    start("200 OK", [("Content-Length", "2")])
-    return [b"ok"]
+    if path == "/reads":
+        (FOLDER / "reads").touch()
+        told = b"%d" % len(environ["wsgi.input"].read())
+    start("200 OK", [("Content-Length", str(len(told)))])
+    return [told]
 
 
 application = overload.Refusing(_site)
