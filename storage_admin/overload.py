@@ -1,9 +1,10 @@
 """Overload is told, not queued: what cannot be answered within seconds is refused with 503 and ``Retry-After``.
 
-A request takes no thread before its head has come, and then waits in one of three queues (:class:`Threads`): ``/healthz``
-has a thread that nothing else takes, pages come before bulk reads (REST, CSV, metrics), and bulk reads leave some threads
-to pages. Who waited longer than that queue's patience is refused by the process's main loop (:class:`Worker`), which
-waits for nobody, so that no thread has to come free for it. What has a thread is answered to its end.
+A request takes no thread before its head has come, and then waits in one of three queues (:class:`Threads`):
+``/healthz`` has a thread that nothing else takes, pages come before bulk reads (REST, CSV, metrics), and bulk reads
+leave some threads to pages. Who waited longer than that queue's patience is refused by the process's main loop
+(:class:`Worker`), which waits for nobody, so that no thread has to come free for it. What has a thread is answered to
+its end.
 """
 
 import gc
@@ -133,7 +134,7 @@ class Threads:
         for queue in self._queues():
             queue.patience = BULK_PATIENCE
 
-    def shutdown(self, *, wait: bool) -> None:
+    def shutdown(self, *, wait: bool) -> None:  # noqa: ARG002 (gunicorn calls it so)
         """Ends threads that have nothing to do, as gunicorn calls it; it never waits here."""
         with self._asked:
             self._ended = True
@@ -188,7 +189,7 @@ class Worker(ThreadWorker):  # type: ignore[misc] # gunicorn tells no types
         return Threads(self.handle, self.cfg.threads)
 
     def accept(self, listener: socket.socket) -> None:
-        """Takes a connection; where there is room for no more, that of one who says nothing, so that none waits unseen."""
+        """Takes a connection. Where there is room for no more, one that says nothing goes: none waits unseen."""
         if self.nr_conns >= self.worker_connections - 1:
             for idle in (self.keepalived_conns, self.pending_conns):
                 if idle:
@@ -342,9 +343,7 @@ class _Long:
 
 
 def refusal(method: str, path: str) -> bytes:
-    """The whole answer to a request that is not looked at any further. It is the last one on its connection: what else of
-    the request has come, or will, was not read.
-    """
+    """The whole answer to a request. It is the last one on its connection, since what else of it came was not read."""
     headers, told = _told(path)
     lines = ["HTTP/1.1 503 Service Unavailable", "Connection: close", *(f"{name}: {value}" for name, value in headers)]
     return "\r\n".join([*lines, "", ""]).encode() + (b"" if method == "HEAD" else told)

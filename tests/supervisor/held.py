@@ -6,10 +6,9 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from storage_admin.supervisor import commands
 from tests.harness.processes import Daemon, free_port, wait_until
 from tests.harness.services import ROOT
 
@@ -75,12 +74,20 @@ class Held:
 
 
 @contextlib.contextmanager
-def held_site(folder: Path, threads: int = 1, *options: str, **settings: float) -> Iterator[Held]:
+def held_site(folder: Path, settings: Mapping[str, float], threads: int = 1, *options: str) -> Iterator[Held]:
     """A web server with so many threads, and other numbers than those of ``storage_admin/overload.py``."""
     port = free_port()
     argv = [
         *(sys.executable, "-m", "gunicorn", "--bind", f"127.0.0.1:{port}", "--no-control-socket", "--workers", "1"),
-        *("--worker-class", commands.WORKER_CLASS, "--threads", str(threads), "--graceful-timeout", "30", *options),
+        *(
+            "--worker-class",
+            "tests.supervisor.held_site.Worker",
+            "--threads",
+            str(threads),
+            "--graceful-timeout",
+            "30",
+            *options,
+        ),
         "tests.supervisor.held_site",
     ]
     environment = {

@@ -12,6 +12,8 @@ FOLDER = Path(os.environ["HELD_FOLDER"])
 for _setting in os.environ["HELD_SETTINGS"].split():
     _name, _, _value = _setting.partition("=")
     setattr(overload, _name, type(getattr(overload, _name))(_value))
+# gunicorn reads it before it makes the threads, and so with these numbers.
+Worker = overload.Worker
 _order: list[str] = []
 
 

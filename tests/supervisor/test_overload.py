@@ -1,6 +1,5 @@
 """What cannot be answered within seconds is refused though no thread comes free, programs before people."""
 
-import http.client
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,7 +15,7 @@ SOON = {"BULK_PATIENCE": 0.2, "PATIENCE": 0.5}
 
 
 def test_health_is_answered_while_every_thread_is_taken(tmp_path: Path) -> None:
-    with held_site(tmp_path, **PATIENT) as site:
+    with held_site(tmp_path, PATIENT) as site:
         site.hold("/hold")
         for _ in range(3):
             kept = site.ask("/healthz")
@@ -26,7 +25,7 @@ def test_health_is_answered_while_every_thread_is_taken(tmp_path: Path) -> None:
 
 
 def test_whoever_waits_is_refused_in_time_though_no_thread_ever_comes_free(tmp_path: Path) -> None:
-    with held_site(tmp_path, 3, **SOON) as site:
+    with held_site(tmp_path, SOON, 3) as site:
         site.hold("/hold", "/hold", "/hold")
         asked = {
             (method, path): site.ask(path, method, b"x" * 300_000 if method == "POST" else None)
@@ -48,7 +47,7 @@ def test_whoever_waits_is_refused_in_time_though_no_thread_ever_comes_free(tmp_p
 
 
 def test_a_kept_connection_is_refused_as_well(tmp_path: Path) -> None:
-    with held_site(tmp_path, **SOON) as site:
+    with held_site(tmp_path, SOON) as site:
         kept = site.ask("/images/")
         assert kept.getresponse().read() == b"ok"
         site.hold("/hold")
@@ -64,7 +63,7 @@ def test_nobody_waits_for_longer_than_six_seconds() -> None:
 
 
 def test_a_page_that_came_after_ten_bulk_reads_is_answered_before_them(tmp_path: Path) -> None:
-    with held_site(tmp_path, **PATIENT) as site:
+    with held_site(tmp_path, PATIENT) as site:
         site.hold("/hold")
         bulk = [site.ask(f"/api/v1/images/{number}/") for number in range(10)]
         site.seen()
@@ -78,7 +77,7 @@ def test_a_page_that_came_after_ten_bulk_reads_is_answered_before_them(tmp_path:
 
 
 def test_bulk_reads_leave_threads_to_pages(tmp_path: Path) -> None:
-    with held_site(tmp_path, 2 + overload.KEPT_FOR_PAGES, **PATIENT) as site:
+    with held_site(tmp_path, PATIENT, 2 + overload.KEPT_FOR_PAGES) as site:
         site.hold("/api/hold", "/api/hold")
         waits = site.ask("/api/v1/images/")
         site.seen()
@@ -90,7 +89,7 @@ def test_bulk_reads_leave_threads_to_pages(tmp_path: Path) -> None:
 
 
 def test_more_than_can_wait_are_refused_at_once_each_in_their_own_queue(tmp_path: Path) -> None:
-    with held_site(tmp_path, **PATIENT) as site:
+    with held_site(tmp_path, PATIENT) as site:
         site.hold("/hold")
         waiting = [site.ask("/api/v1/images/") for _ in range(overload.MOST_WAITING)]
         waiting += [site.ask("/images/") for _ in range(overload.MOST_WAITING)]
@@ -104,7 +103,7 @@ def test_more_than_can_wait_are_refused_at_once_each_in_their_own_queue(tmp_path
 
 
 def test_who_still_waits_when_the_server_ends_is_told(tmp_path: Path) -> None:
-    with held_site(tmp_path, PATIENCE=3600.0, BULK_PATIENCE=1.0) as site:
+    with held_site(tmp_path, {"PATIENCE": 3600.0, "BULK_PATIENCE": 1.0}) as site:
         site.hold("/hold")
         waits = site.ask("/images/")
         site.seen()
@@ -114,7 +113,7 @@ def test_who_still_waits_when_the_server_ends_is_told(tmp_path: Path) -> None:
 
 
 def test_who_has_a_thread_when_the_server_ends_is_answered(tmp_path: Path) -> None:
-    with held_site(tmp_path, **PATIENT) as site:
+    with held_site(tmp_path, PATIENT) as site:
         (begun,) = site.hold("/hold")
         site.end()
         site.let_go()
