@@ -2,7 +2,43 @@
 
 from pathlib import Path
 
-from tests.performance import report
+import pytest
+
+from tests.performance import in_place, inventory, load, report
+
+
+@pytest.mark.parametrize(
+    ("at_least", "took", "reached"),
+    [
+        (inventory.RESCAN, 1.0, True), (inventory.RESCAN, 1.01, False),
+        (in_place.VERB, 144.0, True), (in_place.VERB, 145.0, False),
+        (in_place.JOB, 185.0, True), (in_place.JOB, 186.0, False),
+        (in_place.DISCARD, 260.0, True), (in_place.DISCARD, 261.0, False),
+    ],
+)  # fmt: skip
+def test_what_is_asked_of_a_ratio_is_judged(at_least: float, took: float, reached: bool) -> None:
+    assert report.ratio("a scan", took, "bare", 260.0, at_least).verdict == ("reached" if reached else "**missed**")
+
+
+@pytest.mark.parametrize(
+    ("rate", "took", "reached"), [(40, 0.19, True), (40, 0.2, False), (60, 0.29, True), (60, 0.3, False)]
+)
+def test_of_100_requests_95_are_held_to_the_limit_of_their_rate(rate: int, took: float, reached: bool) -> None:
+    asked = load.Asked()
+    for number in range(1000):
+        asked.note("/images/", took if number < 980 else 30.0, "")
+    row = load._judged(asked, rate, 60, load.RATES[rate])
+    assert row.verdict == ("reached" if reached else "**missed**")
+
+
+@pytest.mark.parametrize(("kind", "verdict"), [("ext4", ""), ("ext4 mounted with discard", "**missed**")])
+def test_in_place_is_judged_where_the_disk_is_told_of_holes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, verdict: str
+) -> None:
+    sides = (in_place.Side(0.9, 0.9), in_place.Side(1.0, 1.0))
+    monkeypatch.setattr(in_place, "_best", lambda *_: sides)
+    rows = in_place._warm_and_cold(kind, tmp_path, tmp_path)
+    assert [row.verdict for row in rows] == [verdict, verdict]
 
 
 def _row(measured: str) -> report.Row:
