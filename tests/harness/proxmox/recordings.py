@@ -11,7 +11,7 @@ from storage_admin.hosts.proxmox.client import Api, Params
 from tests.harness.proxmox import schema
 from tests.harness.proxmox.answers import CALLS
 from tests.harness.proxmox.schema import DATA
-from tests.harness.proxmox.world import World
+from tests.harness.proxmox.world import ApiDeathError, World
 
 
 @dataclass(frozen=True)
@@ -191,6 +191,10 @@ class Recorder(Api):
         call, in_path = found
         self.made.append(Request(call, given, in_path))
         check = schema.load()["calls"][call].get("check")
-        if check and not self.world.root:
-            self.world.demand(check[0].format(**in_path), check[1])
-        return CALLS[call](self.world, in_path | given)
+        try:
+            if check and not self.world.root:
+                self.world.demand(check[0].format(**in_path), check[1])
+            return CALLS[call](self.world, in_path | given)
+        except ApiDeathError as death:
+            told = death
+        raise errors.of_answer(self.who, told.status, told.message, told.message, told.fields)
