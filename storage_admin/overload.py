@@ -26,7 +26,7 @@ from gunicorn.workers.gthread import TConn, ThreadWorker
 
 #: Seconds that a bulk read and anything else may wait for a thread.
 BULK_PATIENCE, PATIENCE = 2.0, 5.0
-#: Requests of one queue of a process that wait for a thread; what comes then is refused at once.
+#: Requests of one queue of a process that wait for a thread.
 MOST_WAITING = 60
 #: Threads of a process that bulk reads leave to pages.
 KEPT_FOR_PAGES = 2
@@ -80,6 +80,14 @@ class _Queue(deque[Asked]):
         """When the oldest has waited for too long."""
         return self[0].since + self.patience if self else float("inf")
 
+    @property
+    def hopeless(self) -> bool:
+        """Whether who comes now had better be told at once: too many wait, or the oldest has done so for half the time.
+
+        A longer queue answers no more of them, it answers each of them later.
+        """
+        return len(self) >= MOST_WAITING or time.monotonic() > self.due - self.patience / 2
+
 
 class Threads:
     """The threads of a process of the web server, and who waits for one.
@@ -105,11 +113,11 @@ class Threads:
         threading.Thread(target=self._serve, args=health, name="health", daemon=True).start()
 
     def offer(self, asked: Asked) -> bool:
-        """Has a request wait for a thread; answers false where too many wait already."""
+        """Has a request wait for a thread; answers false where that is hopeless."""
         health = asked.path == HEALTH
         queue = self._health if health else self._bulk if asked.bulk else self._pages
         with self._asked:
-            if len(queue) >= MOST_WAITING:
+            if queue.hopeless:
                 return False
             queue.append(asked)
             (self._health_asked if health else self._asked).notify()

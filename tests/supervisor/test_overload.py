@@ -1,6 +1,8 @@
 """What cannot be answered within seconds is refused though no thread comes free, programs before people."""
 
 import json
+import threading
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,7 @@ from typing import Any
 import pytest
 
 from storage_admin import overload
-from storage_admin.overload import Asked, Refusing
+from storage_admin.overload import Asked, Refusing, Threads
 from tests.supervisor.held import PATIENT, held_site
 
 SOON = {"BULK_PATIENCE": 0.2, "PATIENCE": 0.5}
@@ -100,6 +102,34 @@ def test_more_than_can_wait_are_refused_at_once_each_in_their_own_queue(tmp_path
         assert site.ask("/healthz").getresponse().status == 200
         site.let_go()
         assert {connection.getresponse().status for connection in waiting} == {200}
+
+
+def test_who_comes_when_others_have_waited_for_half_their_time_is_refused_at_once() -> None:
+    go, worked = threading.Event(), list[str]()
+
+    def work(name: str) -> None:
+        go.wait()
+        worked.append(name)
+
+    threads = Threads(work, 1)
+    try:
+        now = time.monotonic()
+        held = Asked("held", "GET", "/images/")
+        assert threads.offer(held)
+        while threads.seconds_left() != float("inf"):
+            time.sleep(0.01)
+        waits = Asked("waits", "GET", "/images/", now - overload.PATIENCE / 2)
+        assert threads.offer(waits)
+        assert not threads.offer(Asked("refused", "GET", "/images/"))
+        assert threads.offer(Asked("bulk", "GET", "/metrics")), "another queue"
+        go.set()
+        waits.answered.result(60)
+        fresh = Asked("fresh", "GET", "/images/")
+        assert threads.offer(fresh)
+        fresh.answered.result(60)
+        assert {"held", "waits", "fresh"} <= set(worked) <= {"held", "waits", "fresh", "bulk"}
+    finally:
+        threads.shutdown(wait=False)
 
 
 def test_who_still_waits_when_the_server_ends_is_told(tmp_path: Path) -> None:
