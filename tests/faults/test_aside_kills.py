@@ -130,7 +130,7 @@ def test_a_deletion_that_dies_says_what_it_has_freed(tmp_path: Path) -> None:
 
 
 def test_a_guest_that_starts_in_that_moment_is_refused_or_wins(tmp_path: Path) -> None:
-    """As for the swap: no guest on a file without its name, and none without its image. Both may give way to each other."""
+    """As for the swap: no guest on a file without its name, and none without its image. Both may give way."""
     trials = Trials("F7", "start while an image is set aside", points=20)
     for trial in trials:
         with trial:
@@ -160,7 +160,7 @@ def test_a_guest_that_starts_in_that_moment_is_refused_or_wins(tmp_path: Path) -
                     if b"wrote" in said:
                         trial.note("the guest won")
                     else:
-                        # It was seen while it opened the image, and met the agent's lock; its next start finds the image.
+                        # It was seen while it opened the image, and met the agent's lock; its next start succeeds.
                         assert b"lock" in said, said
                         assert place.image.read_bytes() == place.content
                         trial.note("both gave way")
