@@ -11,8 +11,8 @@ from images.ledger import lines
 from images.models import Image
 from images.orphans import ask_hypervisors, rows
 from images.orphans import refusals as against
+from images.rewrite import other_hosts, refusals
 from images.rewrite import record as rewriting
-from images.rewrite import refusals
 from images.scan import run
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.agent.protocol import RefusedError, b64
@@ -86,7 +86,9 @@ class SetAside(AsideKind):
         )
 
     def prepare(self, job: Job) -> None:
-        ask_hypervisors.refuse_named(find(job.target_id))
+        image = find(job.target_id)
+        ask_hypervisors.refuse_named(image)
+        other_hosts.refuse_used(image)
 
     def request(self, job: Job) -> dict[str, Any]:
         image = find(job.target_id)
@@ -184,7 +186,9 @@ class DeleteAside(AsideKind):
             raise InvalidError(sentence, {"confirm_name": sentence})
 
     def prepare(self, job: Job) -> None:
-        ask_hypervisors.refuse_named(find(job.target_id))
+        image = find(job.target_id)
+        ask_hypervisors.refuse_named(image)
+        other_hosts.refuse_used(image, named=False)
 
     def request(self, job: Job) -> dict[str, Any]:
         image = find(job.target_id)

@@ -5,7 +5,7 @@ from typing import Any
 from images.kinds.targets import locks_on
 from images.ledger import lines
 from images.models import Image
-from images.rewrite import moving, needed_as_it_is, refusals, running_guests
+from images.rewrite import guest_locks, moving, needed_as_it_is, other_hosts, refusals, running_guests
 from images.rewrite import record as rewriting
 from images.scan import leftovers
 from images.scan.leftovers import Leftover
@@ -100,13 +100,34 @@ class SettleLeftover(JobKind):
         image, against = leftovers.image_of(pool, left), refusals.without_agent(pool.host)
         if options["action"] == "restore":
             gone = Refusal("stale_plan", f"{left.shown} is not listed: scan the host again.")
-            against += refusals.for_undo(image) if image is not None else [gone]
+            against += [gone] if image is None else [*refusals.for_undo(image), *guest_locks.refusals(image, 1)]
         return against, left, image
 
+    def _restored(self, job: Job) -> Image | None:
+        """The image in whose place a job puts the original; ``None`` where it removes the copy."""
+        if job.options["action"] != "restore":
+            return None
+        against, _, image = self._found(_pool(job.target_id), job.options)
+        if image is None:
+            raise RefusedError(against[0].code, against[0].detail)
+        return image
+
     def prepare(self, job: Job) -> None:
-        _, _, image = self._found(_pool(job.target_id), job.options)
-        if job.options["action"] == "restore" and image is not None:
+        if (image := self._restored(job)) is not None:
             running_guests.check_guests_off(image)
+            other_hosts.refuse_used(image)
+
+    def before_swap(self, job: Job) -> None:
+        if (image := self._restored(job)) is not None:
+            guest_locks.take(job, image)
+
+    def exchanged(self, job: Job) -> None:
+        if (image := self._restored(job)) is not None:
+            other_hosts.look_again(job, image)
+        guest_locks.look_again(job)
+
+    def note_ready(self, job: Job, ready: dict[str, Any]) -> None:
+        rewriting.note_ready(job, ready)
 
     def verb_for(self, job: Job) -> str:
         return "undo" if job.options["action"] == "restore" else "discard_undo"
@@ -120,7 +141,9 @@ class SettleLeftover(JobKind):
         asked |= {"force": job.options["force"]}
         if job.options["action"] == "remove":
             return asked | {"format": image.declared_format or image.format if image is not None else ""}
-        return asked | (needed_as_it_is.pools(image) if image is not None else {})
+        if image is None:
+            return asked
+        return asked | guest_locks.asked(image) | other_hosts.asked(image) | needed_as_it_is.pools(image)
 
     def on_event(self, job: Job, event: dict[str, Any]) -> None:
         if event["event"] != protocol.OCCUPIED:
@@ -142,6 +165,7 @@ class SettleLeftover(JobKind):
         return told | {"before_bytes": result["before_bytes"], "after_bytes": result["after_bytes"]}
 
     def ended(self, job: Job) -> None:
+        guest_locks.give_back(job)
         rewriting.rescan(job)
 
 

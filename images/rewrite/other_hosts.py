@@ -22,8 +22,11 @@ def asked(image: Image) -> dict[str, bool]:
     return {"shared": any(_others(image))}
 
 
-def refuse_used(image: Image) -> None:
-    """Lets a rewrite go on where nobody has the image open on another host that shares its storage.
+def refuse_used(image: Image, *, named: bool = True) -> None:
+    """Lets a job go on where nobody has the image open on another host that shares its storage.
+
+    Args:
+        named: whether its file has its name; that of one that is set aside has another, and is asked for by its inode.
 
     Raises:
         RefusedError: ``image_in_use``; ``stale_plan``; ``guests_unknown``, where one of these hosts cannot be asked. No
@@ -33,7 +36,7 @@ def refuse_used(image: Image) -> None:
         told = _ask(pool, path, image, [int(image.inode)])
         if told["used"]:
             raise _used(image, "Shut down what uses it there and try again.")
-        if told["inode"] != int(image.inode):
+        if named and told["inode"] != int(image.inode):
             raise RefusedError(
                 "stale_plan",
                 f"Another host that shares the storage of {image.name} finds another file there. Scan both and try "

@@ -17,10 +17,12 @@ import pytest
 
 from storage_admin.agent.host import locking
 from storage_admin.agent.host.mounts import Mount, Mounts
-from storage_admin.agent.protocol import RefusedError
+from storage_admin.agent.protocol import RefusedError, Request
 from storage_admin.agent.swap import fence
 from storage_admin.agent.swap.fence import Fence
-from tests.agent.harness import Writer, make_image
+from storage_admin.agent.verbs import aside, undo
+from tests.agent.aside import ASIDE, aside_args, delete_args
+from tests.agent.harness import Writer, ask, make_image, reclaim_args, undo_args
 from tests.agent.recording import RecordingIO
 
 pytestmark = pytest.mark.qemu
@@ -189,3 +191,75 @@ def test_nothing_is_made_in_a_folder_that_took_the_place_of_the_files_own(
         monkeypatch.setattr(os, "readlink", then_exchanged)
         assert locking.open_for_writing(image.fileno()) is True
     assert (pool.stat().st_mtime_ns, (tmp_path / "away" / "pool").stat().st_mtime_ns) == (0, 0)
+
+
+# One file alone loses its name
+
+
+class Going(RecordingIO):
+    """A controller that says ``go``."""
+
+    def wait_for_go(self, generation: int, **made: int) -> None:
+        pass
+
+
+@pytest.fixture
+def elsewhere(nfs: list[Mount], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has a file open is on another machine: no process of this one tells of it."""
+    monkeypatch.setattr(locking, "_process", lambda files, unseen: None)
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_what_a_guest_elsewhere_has_locked_is_neither_set_aside_nor_deleted(tmp_path: Path) -> None:
+    image = tmp_path / "left.qcow2"
+    make_image(image)
+    inode = image.stat().st_ino
+
+    def set_aside() -> dict[str, Any]:
+        return aside.set_aside(Request("set_aside", "j1", 1, aside_args(image)), Going())
+
+    def delete() -> dict[str, Any]:
+        return aside.delete(Request("delete_aside", "j2", 1, delete_args(image, inode)), Going())
+
+    for act, named in ((set_aside, image), (delete, tmp_path / ASIDE)):
+        for read_only in (False, True):
+            with Writer(named, read_only=read_only), pytest.raises(RefusedError) as refused:
+                act()
+            assert (refused.value.code, named.stat().st_ino) == ("image_in_use", inode)
+        act()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_an_undo_copy_that_a_guest_elsewhere_has_locked_is_not_removed(tmp_path: Path) -> None:
+    image, copy = tmp_path / "disk.qcow2", tmp_path / ".sa-j1.orig"
+    make_image(image)
+    assert ask("reclaim", reclaim_args(image, method="copy", undo_hours=24))["swapped"]
+
+    def discard() -> dict[str, Any]:
+        return undo.discard(Request("discard_undo", "d1", 1, undo_args(image, force=True)), Going())
+
+    with Writer(copy, read_only=True), pytest.raises(RefusedError) as refused:
+        discard()
+    assert (refused.value.code, copy.exists()) == ("image_in_use", True)
+    assert (discard()["found"], copy.exists()) == (True, False)
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_an_image_set_aside_is_held_until_no_other_machine_finds_it_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fence, "NAMES_KEPT", 0.6)
+    image, seen = tmp_path / "left.qcow2", []
+    make_image(image)
+
+    class Trying(Going):
+        def progress(self, stage: str, done: int, total: int | None, message: str = "") -> None:
+            if total is not None:
+                with Writer(tmp_path / ASIDE) as other:
+                    seen.append(other.refused)
+
+    aside.set_aside(Request("set_aside", "j1", 1, aside_args(image)), Trying())
+    assert set(seen) == {True}
+    with Writer(tmp_path / ASIDE) as other:
+        assert not other.refused

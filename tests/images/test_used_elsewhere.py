@@ -43,9 +43,14 @@ def other(quiet: None, no_hypervisor: None, path: Path, monkeypatch: pytest.Monk
     subprocess.run(["mount", "--bind", path.parent, there], check=True)
     host = HostFactory.create(slug="other")
     register(host, there)
-    StoragePool.objects.update(network=True, shared_key="nfs:server:/export", all_hosts_registered=True)
+    share()
     yield host
     subprocess.run(["umount", "-l", there], check=True)
+
+
+def share() -> None:
+    """The pools as a scan finds them on such hosts."""
+    StoragePool.objects.update(network=True, shared_key="nfs:server:/export", all_hosts_registered=True)
 
 
 def _refused(image: Image) -> str:
@@ -62,7 +67,7 @@ def test_an_image_that_is_open_on_another_host_is_left_alone_and_looked_at_befor
     other_hosts.refuse_used(image)
     with opened(path):
         assert _refused(image) == "image_in_use"
-        for kind in ("reclaim", "flatten", "convert"):
+        for kind in ("reclaim", "flatten", "convert", "set_aside"):
             with pytest.raises(RefusedError, match="open on another host"):
                 kinds.get(kind).prepare(Job(kind=kind, host=image.host, target_id=image.pk))
     other_hosts.refuse_used(image)
@@ -198,3 +203,37 @@ def test_an_undo_asks_likewise(path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     job.refresh_from_db()
     assert (undo.state, undo.error_code) == ("failed", "image_in_use"), (undo.error_detail, said(undo))
     assert (path.stat().st_ino, job.undo_state) == (made, "available")
+
+
+def test_what_is_set_aside_is_asked_for_by_its_inode_before_it_is_deleted(path: Path, other: Host) -> None:
+    image = image_at(path)
+    aside = path.rename(path.with_name(".sa-0123456789abcdef.aside"))
+    job = Job(kind="delete_aside", host=image.host, target_id=image.pk)
+    with opened(aside), pytest.raises(RefusedError) as refused:
+        kinds.get("delete_aside").prepare(job)
+    assert refused.value.code == "image_in_use"
+    kinds.get("delete_aside").prepare(job)
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_copy_of_another_dashboard_is_put_back_like_any_undo(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = path.stat().st_ino
+    options = {"job": reclaim(path, undo_hours=24).uid, "action": "restore"}
+    Job.objects.all().delete()
+    scan(image_at(path).host)
+    share()
+    made = path.stat().st_ino
+
+    def restore(**more: Any) -> Job:
+        return run(services.submit(ADMIN, "settle_leftover", image_at(path).pool_id, options | more))
+
+    with opened(path):
+        before = restore()
+    assert (before.state, before.error_code, before.kept) == ("failed", "image_in_use", {}), said(before)
+    with contextlib.ExitStack() as stack, monkeypatch.context() as patch:
+        at_the_exchange(patch, "settle_leftover", lambda: stack.enter_context(opened(named(path.parent, made))))
+        meanwhile = restore()
+    assert (meanwhile.state, meanwhile.error_code) == ("failed", "image_in_use"), said(meanwhile)
+    assert (path.stat().st_ino, meanwhile.kept["ready"]["made_inode"]) == (made, original)
+    after = restore(force=True)  # its names went to and fro, which moves its ctime
+    assert (after.state, path.stat().st_ino) == ("succeeded", original), said(after)

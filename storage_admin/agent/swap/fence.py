@@ -1,4 +1,4 @@
-"""Keeps users on other machines away from two files while one takes the other's place, on filesystems of a network.
+"""Keeps users on other machines away from files while names change, on filesystems of a network.
 
 There, F_OFD_GETLK answers "nobody" over NFSv3 whoever holds a lock, and read locks keep no guest away that asks another
 client. Only a write lock that is granted says that nobody else holds one, on any machine. So the swap takes them, and
@@ -35,11 +35,11 @@ class Fence:
     Args:
         folder: descriptor of the files' folder.
         going: descriptor of the file that loses its name, open for reading only.
-        coming: of the one that gets it.
+        coming: of the one that gets it; ``None`` where none does, so that who only reads is kept away as well.
     """
 
-    def __init__(self, folder: int, going: int, coming: int) -> None:
-        self._files = (going, coming)
+    def __init__(self, folder: int, going: int, coming: int | None = None) -> None:
+        self._files = (going,) if coming is None else (going, coming)
         self._mount = Mounts.of_this_machine().of_descriptor(folder)
         self._held: list[FileId] = []
 
@@ -51,8 +51,9 @@ class Fence:
         """
         try:
             if self._mount is None or not self._mount.is_network:
+                keep_away = locking.keep_writers_away if len(self._files) > 1 else locking.keep_everybody_away
                 for fd in self._files:
-                    locking.keep_writers_away(fd)
+                    keep_away(fd)
                 return self
             if self._mount.locks_alone:
                 raise _no_locks("it is mounted without locks on the server (nolock or local_lock)")
@@ -73,7 +74,8 @@ class Fence:
         """
         if not self._held or self._mount is None or self._mount.filesystem not in _KEEPS_NAMES:
             return
-        locking.let_go(self._files[1])  # whoever opens the image now finds the right file
+        for coming in self._files[1:]:
+            locking.let_go(coming)  # whoever opens the image now finds the right file
         began = time.monotonic()
         while (passed := time.monotonic() - began) < NAMES_KEPT and os.fstat(went).st_nlink:
             with contextlib.suppress(StoppedError):  # it is done: nothing is put back any more

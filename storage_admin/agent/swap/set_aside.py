@@ -10,11 +10,12 @@ import contextlib
 import os
 from typing import Callable
 
-from storage_admin.agent.host import locking, space
+from storage_admin.agent.host import space
 from storage_admin.agent.host.open_gate import Doors
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import RefusedError, Request
 from storage_admin.agent.swap import journal, moment, renames
+from storage_admin.agent.swap.fence import Fence
 from storage_admin.agent.swap.journal import Journal, Stamp
 from storage_admin.agent.swap.outcome import stat_in
 from storage_admin.agent.swap.swap import Looks
@@ -39,25 +40,27 @@ def put_aside(one: Journal, name: bytes, fd: int, request: Request, io: AgentIO,
 
     Raises:
         StoppedError: the controller did not say ``go``.
-        RefusedError: what a look raised, ``stale_plan``, ``image_in_use`` or ``immutable``.
+        RefusedError: what a look or the fence raised, ``stale_plan``, ``image_in_use`` or ``immutable``.
     """
     io.wait_for_go(request.generation)
-    # Locks first, questions afterwards: a writer that was there before does not hinder the locks.
-    locking.keep_everybody_away(fd)
-    looks.thorough()
     other = journal.file_name(one.job, "aside")
-    with moment.shut(lambda _: looks.last(), fd) as (doors, before):
-        try:
-            renames.take(one.folder, name, other)
-            _refuse_stranger(one.folder, name, other, fd)
-        except FileNotFoundError as error:
-            raise RefusedError("stale_plan", "the image is not there any more; scan the host and try again") from error
-        except PermissionError as error:
-            raise RefusedError(
-                "immutable", "the image or its folder is protected (chattr +i or +a); a template is left as it is"
-            ) from error
-        _let_late_openers_win(one.folder, name, other, fd, doors, before)
-    one.append(journal.ASIDE, aside=Stamp.of(os.fstat(fd)))
+    with Fence(one.folder, fd) as fence:
+        looks.thorough()
+        with moment.shut(lambda _: looks.last(), fd) as (doors, before):
+            try:
+                renames.take(one.folder, name, other)
+                _refuse_stranger(one.folder, name, other, fd)
+            except FileNotFoundError as error:
+                raise RefusedError(
+                    "stale_plan", "the image is not there any more; scan the host and try again"
+                ) from error
+            except PermissionError as error:
+                raise RefusedError(
+                    "immutable", "the image or its folder is protected (chattr +i or +a); a template is left as it is"
+                ) from error
+            _let_late_openers_win(one.folder, name, other, fd, doors, before)
+        one.append(journal.ASIDE, aside=Stamp.of(os.fstat(fd)))
+        fence.outlast_names(fd, io)
 
 
 def _refuse_stranger(folder: int, name: bytes, other: bytes, fd: int) -> None:
@@ -137,18 +140,18 @@ def remove(one: Journal, fd: int, request: Request, io: AgentIO, looks: Looks) -
         looks: raise where the file is another one, was written to or is used; called under the image locks.
 
     Raises:
-        StoppedError, RefusedError: nothing was changed.
+        StoppedError, RefusedError: nothing was changed; the latter also as :class:`Fence` raises it.
     """
     one.append(journal.DELETE, job=request.job, generation=request.generation)
     io.wait_for_go(request.generation)
-    locking.keep_everybody_away(fd)
-    looks.thorough()
-    with moment.shut(lambda _: looks.last(), fd) as (doors, _):
-        status = os.fstat(fd)
-        freed = space.owned(fd) if status.st_nlink == 1 else 0
-        # Afterwards nobody could tell any more.
-        one.append(journal.DELETE, job=request.job, generation=request.generation, freed_bytes=freed)
-        try:
-            moment.remove(doors, fd, one.folder, journal.file_name(one.job, "aside"))
-        except PermissionError as error:
-            raise RefusedError("immutable", "the file or its folder is protected (chattr +i or +a)") from error
+    with Fence(one.folder, fd):
+        looks.thorough()
+        with moment.shut(lambda _: looks.last(), fd) as (doors, _):
+            status = os.fstat(fd)
+            freed = space.owned(fd) if status.st_nlink == 1 else 0
+            # Afterwards nobody could tell any more.
+            one.append(journal.DELETE, job=request.job, generation=request.generation, freed_bytes=freed)
+            try:
+                moment.remove(doors, fd, one.folder, journal.file_name(one.job, "aside"))
+            except PermissionError as error:
+                raise RefusedError("immutable", "the file or its folder is protected (chattr +i or +a)") from error

@@ -20,6 +20,7 @@ from storage_admin.agent.protocol import INVALID, OCCUPIED, HostError, RefusedEr
 from storage_admin.agent.rewrite import last_copy
 from storage_admin.agent.scan.overlays import LookedAt, Wanted, refuse_needed
 from storage_admin.agent.swap import guest_locks, journal, moment, settle, swap
+from storage_admin.agent.swap.fence import Fence
 from storage_admin.agent.swap.journal import Journal, JournalError, Stamp, file_name, parse_name
 from storage_admin.agent.swap.outcome import stamp_now
 
@@ -114,9 +115,10 @@ def discard(request: Request, io: AgentIO) -> dict[str, Any]:
         somebody gave it the image's name again; ``surely_back``: by its size and time as well.
 
     Raises:
-        RefusedError: ``image_in_use``, where somebody uses the copy; ``clock_unsure``, where it goes by itself, and too
-            early; unless forced, ``stale_plan``, where the image is not there or cannot be read, ``undo_written_to``,
-            where somebody wrote to the copy, or changed anything of it and it goes by itself, and ``undo_kept``, where
+        RefusedError: ``image_in_use``, where somebody uses the copy; ``locks_missing``, as for a swap;
+            ``clock_unsure``, where it goes by itself, and too early; unless forced, ``stale_plan``, where the image is
+            not there or cannot be read, ``undo_written_to``, where somebody wrote to the copy, or changed anything of
+            it and it goes by itself, and ``undo_kept``, where
             it may be the last good copy.
     """
     args = Arguments(request.args, _KNOWN | {"now_b64", "format", "force", "by_itself", "used", "seen"})
@@ -143,12 +145,7 @@ def discard(request: Request, io: AgentIO) -> dict[str, Any]:
                     by_now = unb64(now) or place.name
                     _refuse_needed_still(place, story, old, by_now, form, by_itself=evidence.by_itself)
                     last_copy.refuse_last(place.journal, story, old, by_now, evidence, io)
-                with moment.shut(lambda _: _refuse_changed(place.folder, undo_name, old, status), old) as (doors, _):
-                    freed = space.owned(old) if status.st_nlink == 1 else 0
-                    # Afterwards nobody could tell any more.
-                    io.emit(OCCUPIED, freed_bytes=freed)
-                    place.journal.append(journal.DISCARD, freed_bytes=freed)
-                    moment.remove(doors, old, place.folder, undo_name)
+                freed = _remove(place, old, status, io)
             finally:
                 os.close(old)
         place.journal.remove()
@@ -157,9 +154,20 @@ def discard(request: Request, io: AgentIO) -> dict[str, Any]:
         return {**told, "put_back": put_back, "surely_back": surely_back}
 
 
-def _refuse_changed(folder: int, name: bytes, old: int, before: os.stat_result) -> None:
+def _remove(place: _Place, old: int, before: os.stat_result, io: AgentIO) -> int:
+    """Unlink the copy; how many bytes the filesystem gets back."""
+    with Fence(place.folder, old), moment.shut(lambda _: _refuse_changed(place, old, before), old) as (doors, _):
+        freed = space.owned(old) if before.st_nlink == 1 else 0
+        # Afterwards nobody could tell any more.
+        io.emit(OCCUPIED, freed_bytes=freed)
+        place.journal.append(journal.DISCARD, freed_bytes=freed)
+        moment.remove(doors, old, place.folder, file_name(place.journal.job, "orig"))
+    return freed
+
+
+def _refuse_changed(place: _Place, old: int, before: os.stat_result) -> None:
     """Also by force the copy stays where it was opened, written to or exchanged while it was looked at."""
-    here, named = stamp_now(old), settle.stat_in(folder, name)
+    here, named = stamp_now(old), settle.stat_in(place.folder, file_name(place.journal.job, "orig"))
     if named is None or not named.same_file(here):
         raise RefusedError("undo_missing", "the undo copy is another file by now; look at it yourself")
     if _content(here) != _content(Stamp.of(before)):
