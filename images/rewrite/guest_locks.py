@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from images.models import Image
@@ -41,11 +41,13 @@ class Kept:
 
     Args:
         content: a digest of its configuration without the lock: only where it is still that, the lock is ours.
+        taken: whether its lock was surely set by us; it may be without, where nobody was left to say so.
     """
 
     uid: str
     name: str
     content: str
+    taken: bool = False
 
 
 def are_needed(image: Image) -> bool:
@@ -136,7 +138,10 @@ def take(job: Job, image: Image) -> None:
         raise RefusedError(against[0].code, against[0].detail)
     api = _api(job.host)
     nodes = _all_off(api, uids)
-    configs = {uid: _free(job.host, api, GuestRef(nodes[uid], int(uid)), name) for uid, name in uids.items()}
+    refs = {uid: GuestRef(nodes[uid], int(uid)) for uid in uids}
+    # Those that were locked when the database went away are locked still.
+    missing = [uid for uid in uids if not _holds(job, api, refs[uid])]
+    configs = {uid: _free(job.host, api, refs[uid], uids[uid]) for uid in missing}
     for uid, config in configs.items():
         _lock(job, api, config, Kept(uid, uids[uid], _content(config)))
     # Not of every node once more: a node tells of the guests whose configuration it has and of no others (vzlist of
@@ -144,23 +149,34 @@ def take(job: Job, image: Image) -> None:
     _all_off(api, uids, HELD_LOCK, nodes=set(nodes.values()))
 
 
+def _holds(job: Job, api: Api, guest: GuestRef) -> bool:
+    """Whether the lock of a guest is the one that an earlier try of the same job has set."""
+    own = [one.content for one in _kept(job) if one.taken and one.uid == str(guest.vmid)]
+    if not own:
+        return False
+    config = read_config(api, guest)
+    return config.now.get("lock") == HELD_LOCK and _content(config) in own
+
+
 def _lock(job: Job, api: Api, config: Config, one: Kept) -> None:
-    before = _kept(job)
+    before = [kept for kept in _kept(job) if kept.uid != one.uid]
     _owe(job, [*before, one])
     try:
         api.put(*config.guest.path, "config", params={"lock": HELD_LOCK, "digest": config.digest})
     except RefusedError:
         _owe(job, before)  # what is there now is somebody else's, also where it is called the same
         raise
+    job.kept = job.kept | {"locked": [asdict(kept) for kept in [*before, replace(one, taken=True)]]}
     if read_config(api, config.guest).now.get("lock") != HELD_LOCK:
         raise HostError(f"Proxmox VE accepted the lock of {one.name} but does not show it.")
     claims.log(job, f"Proxmox VE: {one.name} is locked ({HELD_LOCK})")
 
 
 def _owe(job: Job, locked: list[Kept]) -> None:
-    job.kept = job.kept | {"locked": [asdict(one) for one in locked]}
-    if not claims.ours(job).update(kept=job.kept, unlock_due=bool(locked)):
+    kept = job.kept | {"locked": [asdict(one) for one in locked]}
+    if not claims.ours(job).update(kept=kept, unlock_due=bool(locked)):
         raise RefusedError("stale_plan", "Another worker has taken over this job.")
+    job.kept = kept
 
 
 def look_again(job: Job) -> None:

@@ -245,9 +245,13 @@ def lead_to_the_flat_one(job: Job) -> None:
         return
     if not claims.ours(job).update(repoint_due=True):
         raise RefusedError("stale_plan", "Another worker has taken over this job.")
+    led = job.kept.setdefault("led", [])
     with _api(job.host) as api:
         for naming in _kept(job):
-            _put(job, api, naming, naming.new, digest=naming.digest)
+            # Where the database went away after it was changed, it is not any more what it was when the work began.
+            digest = "" if naming.uid in led else naming.digest
+            led.append(naming.uid)
+            _put(job, api, naming, naming.new, digest=digest)
 
 
 def put(job: Job, *, flat: bool) -> None:

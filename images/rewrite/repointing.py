@@ -131,11 +131,13 @@ def lead_to_the_new_one(job: Job, image: Image, move: Move) -> None:
         RefusedError: as :func:`look`; ``stale_plan`` where the job is somebody else's by now.
         HostError: libvirt refuses it.
     """
-    guests = look(image, move)
-    kept = {
-        "path_b64": b64(move.before), "new_path_b64": b64(move.after), "admin_format": image.admin_format,
-        "format": move.format, "guests": guests,
-    }  # fmt: skip
+    kept = job.kept
+    if kept.get("new_path_b64") != b64(move.after):  # else the database went away in the middle of it
+        kept = {
+            "path_b64": b64(move.before), "new_path_b64": b64(move.after), "admin_format": image.admin_format,
+            "format": move.format, "guests": look(image, move),
+        }  # fmt: skip
+    guests = kept["guests"]
     if not claims.ours(job).update(kept=kept, repoint_due=bool(guests)):
         raise RefusedError("stale_plan", "Another worker has taken over this job.")
     job.kept = kept

@@ -196,7 +196,8 @@ class JobKind(ABC):
     def before_swap(self, job: Job) -> None:  # noqa: B027 (most kinds need nothing)
         """Changes what has to be changed outside of the image before the agent may swap; what it was is kept first.
 
-        Whether the swap comes about is not known then: :meth:`ended`, or a recovery, puts it right.
+        Whether the swap comes about is not known then: :meth:`ended`, or a recovery, puts it right. Where the database
+        goes away in the middle of it, it is called again with the same row, and goes on where it was.
 
         Raises:
             RefusedError, HostError: the agent is not let go, and puts its work back.

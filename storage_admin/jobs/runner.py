@@ -134,7 +134,7 @@ def _work(job: Job, kind: JobKind, recorder: Recorder) -> dict[str, Any]:
                 return dict(event["data"])
             if event["event"] == protocol.READY:
                 if event.get("exchanged"):
-                    _look_again(job, kind, session)
+                    _look_again(job, kind, session, recorder)
                 elif not session.cancelled:
                     _let_go(job, kind, session, event)
             else:
@@ -152,7 +152,7 @@ def _let_go(job: Job, kind: JobKind, session: AgentSession, ready: dict[str, Any
         return claims.may_swap(job)
 
     if _patiently(is_ours):
-        kind.before_swap(job)
+        _patiently(lambda: kind.before_swap(job))
         # That may have taken its time.
         if _patiently(is_still_ours):
             session.go(job.generation)
@@ -160,12 +160,13 @@ def _let_go(job: Job, kind: JobKind, session: AgentSession, ready: dict[str, Any
     session.cancel()
 
 
-def _look_again(job: Job, kind: JobKind, session: AgentSession) -> None:
+def _look_again(job: Job, kind: JobKind, session: AgentSession, recorder: Recorder) -> None:
     try:
-        kind.exchanged(job)
+        _patiently(lambda: kind.exchanged(job))
     except (RefusedError, HostError) as error:
-        claims.log(job, error.detail, JobLog.Level.WARNING)
         session.say_no(error)
+        # Not written at once: whether the database is there must not decide which file gets the name.
+        recorder.log(error.detail, JobLog.Level.WARNING)
     else:
         session.go(job.generation)
 

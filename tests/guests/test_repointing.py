@@ -15,11 +15,12 @@ from storage_admin.agent.protocol import HostError
 from storage_admin.hosts.libvirt import control
 from storage_admin.hosts.libvirt.disks import Edit
 from storage_admin.hosts.models import Host
-from storage_admin.jobs import services
+from storage_admin.jobs import claims, services
 from storage_admin.jobs.models import Job
 from tests.agent.harness import qemu_img
 from tests.agent.test_convert import same
 from tests.harness.guests import Disk, Domains, LibvirtGuest
+from tests.images.away import goes_away
 from tests.working import OPERATOR, create, image_at, run, said, scan, this_machine
 
 pytestmark = [pytest.mark.guest, pytest.mark.django_db, pytest.mark.usefixtures("quiet", "libvirtd", "no_reserve")]
@@ -113,6 +114,22 @@ def test_a_swap_that_does_not_come_about_leaves_the_definition_as_it_was(
     assert definition(domain) == before
     job.refresh_from_db()
     assert not job.repoint_due
+
+
+@pytest.mark.parametrize("then", ["goes on", "is refused"])
+def test_a_database_that_goes_away_after_a_definition_was_changed_is_waited_for(
+    domains: Domains, disk: Path, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    domain = domains.define([Disk(disk)])
+    before = disks_of(domain)
+    scan(this_machine(disk.parent))
+    away = goes_away(monkeypatch, claims, "log", "its definition now names")
+    if then == "is refused":
+        monkeypatch.setattr(claims, "may_swap", lambda job: not away)
+    job = replace(disk)
+    changed = then == "goes on"
+    assert (job.state == "succeeded", len(away)) == (changed, 2), (job.error_detail, said(job))
+    assert disks_of(domain) == ([("raw", str(disk.with_suffix(".raw")))] if changed else before)
 
 
 def test_a_definition_that_libvirt_does_not_take_leaves_the_image_alone(

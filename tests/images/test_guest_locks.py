@@ -17,8 +17,9 @@ from storage_admin.jobs.models import Job
 from tests.factories import GuestDiskFactory, GuestFactory, HostFactory, JobFactory, StoragePoolFactory
 from tests.harness.proxmox import world
 from tests.harness.proxmox.server import ProxmoxServer
-from tests.images.linked import LINKED, OWN, backing, by_command, clone, holds, host, server, store
-from tests.working import OPERATOR, image_at, run, said
+from tests.images.away import goes_away
+from tests.images.linked import LINKED, OWN, backing, by_command, clone, holds, host, scanned, server, store
+from tests.working import ADMIN, OPERATOR, image_at, run, said
 
 __all__ = ["by_command", "clone", "host", "server", "store"]
 
@@ -127,6 +128,47 @@ def test_root_on_the_node_does_it_by_pvesh(server: ProxmoxServer, clone: Path, m
     job = run(reclaim(clone))
     assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
     assert (text(server), locks_set(server)) == (before, [("101", HELD_LOCK), ("101", "lock")])
+
+
+@pytest.mark.parametrize(("where", "name", "words"), [(guest_locks, "_owe", ""), (claims, "log", "is locked")])
+def test_a_database_that_goes_away_before_or_after_a_lock_is_waited_for(
+    server: ProxmoxServer, clone: Path, monkeypatch: pytest.MonkeyPatch, where: Any, name: str, words: str
+) -> None:
+    before, away = text(server), goes_away(monkeypatch, where, name, words, times=1)
+    job = run(reclaim(clone))
+    assert (job.state, job.error_code, len(away)) == ("succeeded", "", 1), said(job)
+    assert (text(server), locks_set(server)) == (before, [("101", HELD_LOCK), ("101", "lock")])
+
+
+def test_a_lock_that_another_one_sets_while_the_database_is_away_is_not_taken_over(
+    server: ProxmoxServer, clone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guest = server.world.guests["vm", 101]
+
+    def another(guest: world.Guest) -> None:
+        guest.text = guest.text.replace(f"lock: {HELD_LOCK}\n", f"lock: {HELD_LOCK}\nonboot: 1\n")
+
+    server.world.after_put = another
+    away = goes_away(monkeypatch, claims, "log", "is locked", times=1)
+    job = run(reclaim(clone))
+    assert (job.state, job.error_code, len(away)) == ("failed", "guest_locked", 1), said(job)
+    assert f"lock: {HELD_LOCK}\nonboot: 1\n" in guest.text
+
+
+def test_the_undo_of_a_job_of_another_dashboard_locks_its_guest_as_well(
+    server: ProxmoxServer, host: Host, clone: Path
+) -> None:
+    before, inode = text(server), clone.stat().st_ino
+    job = run(reclaim(clone))
+    Job.objects.all().delete()
+    scanned(host)
+    StoragePool.objects.filter(host=host).update(network=True, all_hosts_registered=True)
+    server.seen.clear()
+    options = {"job": job.uid, "action": "restore"}
+    undone = run(services.submit(ADMIN, "settle_leftover", image_at(clone).pool_id, options))
+    assert undone.state == "succeeded", (undone.error_code, undone.error_detail, said(undone))
+    assert (clone.stat().st_ino, locks_set(server)) == (inode, [("101", HELD_LOCK), ("101", "lock")])
+    assert (text(server), undone.unlock_due) == (before, False)
 
 
 def test_an_undo_locks_its_guest_as_well(server: ProxmoxServer, clone: Path) -> None:

@@ -12,6 +12,7 @@ from storage_admin.jobs import claims, reaper, services
 from storage_admin.jobs.models import Job
 from tests.harness.proxmox import world
 from tests.harness.proxmox.server import ProxmoxServer
+from tests.images.away import goes_away
 from tests.images.linked import LINKED, OWN, backing, clone, conf, flatten, holds, host, scanned, server, store
 from tests.working import OPERATOR, image_at, run, said
 
@@ -39,6 +40,15 @@ def test_a_linked_clone_is_flattened_named_anew_and_undone(server: ProxmoxServer
     assert undone.state == "succeeded", (undone.error_code, undone.error_detail)
     assert (bool(backing(clone)), holds(clone)) == (True, True)
     assert conf(server) == {"name": "clone", "scsi0": f"{LINKED},discard=on,size=8M"}
+
+
+def test_a_database_that_goes_away_after_the_id_was_changed_is_waited_for(
+    server: ProxmoxServer, host: Host, clone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = goes_away(monkeypatch, claims, "log", f"names {OWN} now", times=1)
+    job = run(flatten(clone))
+    assert (job.state, job.error_code, len(away)) == ("succeeded", "", 1), said(job)
+    assert (backing(clone), conf(server)["scsi0"]) == ("", f"{OWN},discard=on,size=8M")
 
 
 @pytest.mark.parametrize("when", ["while it works", "in the last moment"])

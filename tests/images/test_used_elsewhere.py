@@ -17,11 +17,12 @@ from storage_admin.agent.bundle import Bundle
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.hosts import asking, transport
 from storage_admin.hosts.models import Host, StoragePool
-from storage_admin.jobs import kinds, runner, services
+from storage_admin.jobs import claims, kinds, runner, services
 from storage_admin.jobs.kinds import JobKind
 from storage_admin.jobs.models import Job
 from tests.agent import on_a_network
 from tests.factories import HostFactory
+from tests.images.away import goes_away
 from tests.images.test_silent_storage import opened
 from tests.working import ADMIN, OPERATOR, image_at, register, run, said, scan
 
@@ -162,6 +163,26 @@ def test_one_that_uses_the_new_image_already_keeps_it(path: Path, monkeypatch: p
     assert (job.state, job.error_code) == ("succeeded", ""), (job.error_detail, said(job))
     assert path.stat().st_ino != inode
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("where", [other_hosts, claims], ids=["asked", "told"])
+@pytest.mark.usefixtures("alone")
+def test_a_database_that_is_away_then_does_not_decide_which_file_gets_the_name(
+    path: Path, monkeypatch: pytest.MonkeyPatch, where: Any
+) -> None:
+    inode = path.stat().st_ino
+    with contextlib.ExitStack() as stack:
+
+        def act() -> None:
+            if not gone:  # it is asked again
+                stack.enter_context(opened(named(path.parent, inode)))
+                gone.append(goes_away(monkeypatch, where, "look_again" if where is other_hosts else "log"))
+
+        gone: list[list[int]] = []
+        at_the_exchange(monkeypatch, "reclaim", act)
+        job = reclaim(path)
+    assert (job.state, job.error_code) == ("failed", "image_in_use"), (job.error_detail, said(job))
+    assert ([entry.name for entry in path.parent.iterdir()], path.stat().st_ino) == ([path.name], inode)
 
 
 @pytest.mark.parametrize("which", ["both are used", "nobody tells"])

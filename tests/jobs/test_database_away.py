@@ -70,7 +70,7 @@ def test_one_that_was_called_interrupted_before_is_not_let_go(monkeypatch: pytes
     assert (job.state, job.generation, job.needs_recovery, job.result) == ("interrupted", 2, True, None)
 
 
-@pytest.mark.parametrize("step", ["may_swap", "note_ready", "prepare"])
+@pytest.mark.parametrize("step", ["may_swap", "note_ready", "prepare", "before_swap"])
 def test_a_finished_rewrite_waits_for_a_database_that_is_locked(
     monkeypatch: pytest.MonkeyPatch, job: Job, step: str
 ) -> None:
@@ -85,7 +85,7 @@ def test_a_finished_rewrite_waits_for_a_database_that_is_locked(
 
     monkeypatch.setattr(runner, "FINISH_AGAIN", 0.05)
     monkeypatch.setattr(runner, "connection", type("Kept", (), {"close": staticmethod(lambda: None)}))
-    asked += [1] * (step == "note_ready")
+    asked += [1] * (step in {"note_ready", "before_swap"})
     monkeypatch.setattr(where, step, locked)
     job = done_by(monkeypatch, job, READY)
     assert (job.state, job.error_code, len(asked) >= 4) == ("succeeded", "", True)
