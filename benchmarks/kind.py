@@ -11,7 +11,7 @@ from storage_admin.accounts.roles import Actor
 from storage_admin.agent.protocol import RefusedError, b64
 from storage_admin.errors import NotFoundError
 from storage_admin.hosts.models import Host, StoragePool
-from storage_admin.jobs.kinds import JobKind, Lock, Target
+from storage_admin.jobs.kinds import JobKind, Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Affected, Plan, Refusal
 from storage_admin.words import seconds, size
@@ -41,7 +41,9 @@ class RunBenchmark(JobKind):
     verb = "benchmark"
     measures = True
     progress_in_bytes = False
-    when_lost = "Leftover scratch files are removed by a recovery of the host or by the next benchmark."
+    unsuccessful = {
+        "": Unsuccessful("Leftover scratch files are removed by a recovery of the host or by the next benchmark.")
+    }
     properties = {
         "kind": {"enum": BenchmarkKind.values, "description": "What is measured."},
         "quick": {"type": "boolean", "default": True, "description": "The quick variant instead of the thorough one."},

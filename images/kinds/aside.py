@@ -18,7 +18,7 @@ from storage_admin.accounts.roles import Actor, Role
 from storage_admin.agent.protocol import RefusedError, b64
 from storage_admin.errors import InvalidError
 from storage_admin.hosts.models import Host
-from storage_admin.jobs.kinds import Lock, Target
+from storage_admin.jobs.kinds import Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Affected, Plan, Refusal
 
@@ -29,9 +29,12 @@ class AsideKind(ImageKind):
     role = Role.ADMIN
     rewrites = True
     stages = {"checking": (0, 50), "swapping": (50, 100)}
-    when_lost = (
-        "The image has its own name, or the one that it has while it is set aside; a recovery of the host tells which."
-    )
+    unsuccessful = {
+        "": Unsuccessful(
+            "The image is unchanged, under its own name or the one that it has while it is set aside.",
+            "This job did not rename the image.",
+        )
+    }
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:  # noqa: ARG002 (the same for all)
         return locks_on(find(target.id), exclusive=True)
@@ -154,6 +157,9 @@ class DeleteAside(AsideKind):
         "Deletes an image that is set aside permanently, once its grace period is over. Its name must be typed."
     )
     verb = "delete_aside"
+    unsuccessful = {
+        "": Unsuccessful("The image is deleted, or set aside as it was.", "This job did not delete the image.")
+    }
     properties = {
         "confirm_name": {
             "type": "string",

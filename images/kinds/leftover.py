@@ -3,6 +3,7 @@
 from typing import Any
 
 from images.kinds.targets import locks_on
+from images.kinds.undo import PUT_BACK, REMOVED
 from images.ledger import lines
 from images.models import Image
 from images.rewrite import guest_locks, moving, needed_as_it_is, other_hosts, refusals, running_guests
@@ -35,6 +36,7 @@ class SettleLeftover(JobKind):
     rewrites = True
     urgent = True
     verb = "undo"
+    unsuccessful = {"": PUT_BACK, "remove": REMOVED}
     stages = {"checking": (0, 40), "swapping": (40, 100)}
     properties = {
         "job": {"type": "string", "minLength": 1, "maxLength": 40, "description": "Job number as in the files' names."},

@@ -10,7 +10,7 @@ from storage_admin.accounts.roles import Actor
 from storage_admin.agent.protocol import RefusedError, b64
 from storage_admin.errors import NotFoundError
 from storage_admin.hosts.models import StoragePool
-from storage_admin.jobs.kinds import JobKind, Lock, Target
+from storage_admin.jobs.kinds import JobKind, Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Plan
 
@@ -100,6 +100,17 @@ class RewriteKind(ImageKind):
     """A kind that replaces an image: alone on it, together with others on its ancestors."""
 
     rewrites = True
+    unsuccessful = {
+        "": Unsuccessful(
+            "The image is the original or the finished result, never a mixture.",
+            "This job did not replace the image, and removed what it had written.",
+        ),
+        "in_place": Unsuccessful(
+            "What is read from the image is unchanged; some of its blocks of zeros may be freed.",
+            "This job changed no byte that is read from the image.",
+        ),
+        "check": Unsuccessful("This job only reads the image.", "This job only reads the image."),
+    }
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:  # noqa: ARG002 (the same for all)
         image = find(target.id)

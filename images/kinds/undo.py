@@ -28,9 +28,19 @@ from storage_admin.agent.protocol import RefusedError, b64, unb64
 from storage_admin.errors import NotFoundError
 from storage_admin.hosts.names import display
 from storage_admin.jobs import claims, services
-from storage_admin.jobs.kinds import JobKind, Lock, Target
+from storage_admin.jobs.kinds import JobKind, Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job, JobLog
 from storage_admin.jobs.plans import Affected, Plan, Refusal
+
+PUT_BACK = Unsuccessful(
+    "The image is the original or what it was before this job, never a mixture.",
+    "This job did not put the original back, and removed nothing.",
+)
+REMOVED = Unsuccessful(
+    "The undo copy is there or removed; the image itself is not changed.",
+    "This job did not remove the undo copy, and changed nothing of the image.",
+    open_from="",
+)
 
 
 class OfJob(JobKind):
@@ -119,6 +129,7 @@ class Undo(OfJob):
     )
     verb = "undo"
     urgent = True
+    unsuccessful = {"": PUT_BACK}
     stages = {"checking": (0, 40), "swapping": (40, 100)}
     properties = {
         "force": {
@@ -208,6 +219,7 @@ class DiscardUndo(OfJob):
     description = "Removes a job's undo copy and frees its space. The job can no longer be undone."
     verb = "discard_undo"
     asks = False
+    unsuccessful = {"": REMOVED}
     role = Role.ADMIN
     properties = {
         "force": {

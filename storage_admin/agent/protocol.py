@@ -67,6 +67,9 @@ REFUSALS = frozenset(
 CANCELLED, INTERRUPTED, TOOL_FAILED, NO_GO, INVALID, BUG = (
     "cancelled", "interrupted", "tool_failed", "no_go", "invalid", "bug",
 )  # fmt: skip
+#: Both files of a swap are kept, as somebody uses both, or it is not known who does: the one that the job made has the
+#: image's name, the original waits beside it. And: other files were given that name meanwhile, and all are kept.
+BOTH_KEPT, STRANGERS_KEPT = "both_kept", "strangers_kept"
 
 
 class RefusedError(Exception):

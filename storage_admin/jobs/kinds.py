@@ -54,6 +54,21 @@ class Wait:
     guests: tuple[dict[str, str], ...] = ()
 
 
+@dataclass(frozen=True)
+class Unsuccessful:
+    """What is true of a job that did not succeed, whichever moment that was, in a sentence.
+
+    Args:
+        cut_off: of one of which nobody knows how far it came.
+        ended: of one whose end is known: it was refused, cancelled or has failed, and all was put back.
+        open_from: the agent's stage from which on a failure of the host leaves open what came of it; empty for any.
+    """
+
+    cut_off: str
+    ended: str = ""
+    open_from: str = "swapping"
+
+
 class JobKind(ABC):
     """One kind of job.
 
@@ -86,11 +101,8 @@ class JobKind(ABC):
     stages: ClassVar[dict[str, tuple[float, float]]] = {}
     #: Whether its progress is counted in bytes, or in something else, as steps.
     progress_in_bytes: ClassVar[bool] = True
-    #: What is said of a job whose worker was lost.
-    when_lost: ClassVar[str] = (
-        "The original image stands unless the log says otherwise; what was left behind is cleared by a recovery of the "
-        "host."
-    )
+    #: What is said of a job that did not succeed, by the method of its plan; that of "" goes for all others.
+    unsuccessful: ClassVar[dict[str, Unsuccessful]] = {"": Unsuccessful("How far it came is not known.")}
     #: JSON Schema of each option, with its default.
     properties: ClassVar[dict[str, dict[str, Any]]] = {}
 
@@ -286,6 +298,12 @@ def _sentence(error: jsonschema.ValidationError) -> str:
 def leaves_traces(job: Job) -> bool:
     """Whether a job that was cut off may have left files on its host, which a recovery then looks for."""
     return job.rewrites or get(job.kind).measures
+
+
+def unsuccessful(job: Job) -> Unsuccessful:
+    """What is true of a job that did not succeed; of a kind that there is no more nothing is known."""
+    said = getattr(_table().get(job.kind), "unsuccessful", JobKind.unsuccessful)
+    return said.get((job.plan or {}).get("method", ""), said[""])
 
 
 def only_looked(job: Job) -> bool:

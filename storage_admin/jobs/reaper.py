@@ -70,7 +70,8 @@ def _interrupt(job: Job, why: str) -> int:
         marked = claims.ours(job).update(
             state=Job.State.INTERRUPTED, generation=job.generation + 1, finished=timezone.now(),
             error_code=protocol.INTERRUPTED, needs_recovery=kinds.leaves_traces(job), eta_seconds=None,
-            bytes_per_sec=None, stalled_since=None, error_detail=f"Interrupted: {why}. {kinds.get(job.kind).when_lost}",
+            bytes_per_sec=None, stalled_since=None,
+            error_detail=f"Interrupted: {why}. {kinds.unsuccessful(job).cut_off}",
         )  # fmt: skip
         if marked:
             ResourceLock.objects.filter(job=job).delete()

@@ -254,7 +254,7 @@ def test_where_a_guest_may_have_started_nevertheless_both_files_are_kept(
     inode = clone.stat().st_ino
     at_the_exchange(monkeypatch, lambda: act(server))
     job = run(reclaim(clone))
-    assert (job.state, "Both files are kept" in job.error_detail) == ("failed", True), (job.error_detail, said(job))
+    assert (job.state, job.error_code, job.needs_recovery) == ("failed", "both_kept", False), said(job)
     assert clone.stat().st_ino != inode
     assert inode in {entry.stat().st_ino for entry in clone.parent.iterdir()}
     assert "lock:" not in text(server)
@@ -275,7 +275,7 @@ def test_where_that_goes_for_an_undo_the_new_image_stays_and_so_does_the_origina
     monkeypatch.setattr(guest_locks, "look_again", and_it_starts)
     undo = run(services.undo(OPERATOR, job))
     job.refresh_from_db()
-    assert (undo.state, job.undo_state) == ("failed", "available"), said(undo)
+    assert (undo.state, undo.error_code, job.undo_state) == ("failed", "both_kept", "available"), said(undo)
     assert clone.stat().st_ino == made
     assert original in {entry.stat().st_ino for entry in clone.parent.iterdir()}
 

@@ -20,6 +20,7 @@ from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import claims, kinds, runner, services
 from storage_admin.jobs.kinds import JobKind
 from storage_admin.jobs.models import Job
+from storage_admin.web.pages.jobs import status_of
 from tests.agent import on_a_network
 from tests.factories import HostFactory
 from tests.images.away import goes_away
@@ -206,7 +207,8 @@ def test_where_that_is_not_known_both_files_are_kept_also_without_a_window(
 
         at_the_exchange(patch, "reclaim", act)
         job = reclaim(path)
-    assert (job.state, "Both files are kept" in job.error_detail) == ("failed", True), (job.error_detail, said(job))
+    assert (job.state, job.error_code, job.needs_recovery) == ("failed", "both_kept", False), said(job)
+    assert f".sa-{job.uid}.orig" in status_of(job)["stands"]
     assert path.stat().st_ino == job.kept["ready"]["made_inode"]
     assert named(path.parent, inode).name == f".sa-{job.uid}.orig"
     scan(image_at(path).host)  # which recovers what jobs have left
@@ -234,6 +236,45 @@ def test_what_is_set_aside_is_asked_for_by_its_inode_before_it_is_deleted(path: 
         kinds.get("delete_aside").prepare(job)
     assert refused.value.code == "image_in_use"
     kinds.get("delete_aside").prepare(job)
+
+
+@pytest.mark.usefixtures("alone")
+def test_an_undo_keeps_both_files_where_the_original_was_written_to_already(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = path.stat().st_ino
+    job = reclaim(path, undo_hours=24)
+    made = path.stat().st_ino
+    with contextlib.ExitStack() as stack:
+
+        def act() -> None:
+            stack.enter_context(opened(named(path.parent, made)))
+            with path.open("r+b") as file:
+                file.seek(0, os.SEEK_END)
+                file.write(b"written without locks")
+
+        at_the_exchange(monkeypatch, "undo", act)
+        undo = run(services.undo(ADMIN, job))
+    assert (undo.state, undo.error_code) == ("failed", "both_kept"), (undo.error_detail, said(undo))
+    assert (path.stat().st_ino, named(path.parent, original).name) == (made, f".sa-{job.uid}.orig")
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_file_that_somebody_gives_the_name_meanwhile_is_told_from_both(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = path.stat().st_ino
+    with contextlib.ExitStack() as stack:
+
+        def act() -> None:
+            stack.enter_context(opened(named(path.parent, original)))
+            (path.parent.parent / "mine").write_text("mine")
+            (path.parent.parent / "mine").replace(path)
+
+        at_the_exchange(monkeypatch, "reclaim", act)
+        job = reclaim(path)
+    assert (job.state, job.error_code, path.read_text()) == ("failed", "strangers_kept", "mine"), said(job)
+    assert named(path.parent, original).name.startswith(".sa-")
 
 
 @pytest.mark.usefixtures("alone")

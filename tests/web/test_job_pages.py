@@ -6,6 +6,9 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
+from storage_admin.agent import protocol
+from storage_admin.jobs import claims, kinds, reaper
+from storage_admin.jobs.kinds import JobKind
 from storage_admin.jobs.models import Job
 from tests.factories import JobFactory, JobLogFactory, UserFactory
 from tests.web.conftest import Filled
@@ -58,26 +61,69 @@ def test_polling_ends_with_the_job_after_its_end_was_shown(viewer: Client, fille
 
 
 @pytest.mark.parametrize(
-    ("state", "code", "plan", "says"),
+    ("state", "code", "method", "which"),
     [
-        ("failed", "stale_plan", {"method": "compress"}, "did not replace the image"),
-        ("failed", "stale_plan", {"method": "in_place"}, "changed no byte that is read"),
-        ("failed", "pool_silent", {}, "did not replace the image"),
-        ("cancelled", "", {"method": "compress"}, "did not replace the image"),
+        ("failed", "stale_plan", "compress", "ended"),
+        ("failed", "stale_plan", "in_place", "ended"),
+        ("failed", "pool_silent", "", "ended"),
+        ("failed", "tool_failed", "compress", "cut_off"),  # while the names change
+        ("cancelled", "", "compress", "ended"),
     ],
 )
 def test_a_job_that_failed_says_what_it_did_and_nothing_of_an_image_that_may_be_gone(
-    viewer: Client, filled: Filled, state: str, code: str, plan: dict[str, str], says: str
+    viewer: Client, filled: Filled, state: str, code: str, method: str, which: str
 ) -> None:
     detail = "disk.qcow2 is not there any more; scan the host again" if code else ""
+    plan, end = {"method": method}, timezone.now()
     Job.objects.filter(pk=filled.running.pk).update(
-        state=state, error_code=code, error_detail=detail, plan=plan, finished=timezone.now()
+        state=state, error_code=code, error_detail=detail, plan=plan, finished=end, stage="swapping"
     )
     text = text_of(viewer.get(f"/jobs/{filled.running.pk}/").content.decode())
-    assert says in text
-    assert "in place; nothing was lost" not in text
+    said = kinds.unsuccessful(Job.objects.get(pk=filled.running.pk))
+    assert [one in text for one in (said.ended, said.cut_off)] == [which == "ended", which == "cut_off"]
     Job.objects.filter(pk=filled.running.pk).update(started=None)
     assert "changed nothing" in text_of(viewer.get(f"/jobs/{filled.running.pk}/").content.decode())
+
+
+def test_a_job_after_which_both_files_are_kept_says_which_one_has_the_name(viewer: Client, filled: Filled) -> None:
+    job = filled.running
+    told = {}
+    for code in (protocol.BOTH_KEPT, protocol.STRANGERS_KEPT):
+        Job.objects.filter(pk=job.pk).update(state="failed", error_code=code, error_detail="-", finished=timezone.now())
+        told[code] = text_of(viewer.get(f"/jobs/{job.pk}/").content.decode())
+        assert not any(one in told[code] for one in ("did not replace", "removed what", "never a mixture"))
+    assert f".sa-{job.uid}.orig" in told[protocol.BOTH_KEPT]
+    assert f".sa-{job.uid}.orig" not in told[protocol.STRANGERS_KEPT]
+
+
+REWRITES = {"reclaim", "flatten", "convert", "check", "undo", "settle_leftover"}
+
+
+@pytest.mark.parametrize("method", ["", "in_place", "remove", "check"])
+@pytest.mark.parametrize("kind", [one.name for one in kinds.every() if one.rewrites or one.measures])
+def test_what_is_said_of_a_lost_job_goes_for_its_kind_and_method(
+    viewer: Client, filled: Filled, kind: str, method: str
+) -> None:
+    """That an image is the one file or the other is only true where one takes the other's place."""
+    Job.objects.filter(pk=filled.running.pk).update(
+        kind=kind,
+        plan={"method": method},
+        rewrites=kinds.get(kind).rewrites,
+        heartbeat=timezone.now() - 2 * claims.LEASE,
+    )
+    assert reaper.reap() == 1
+    job = Job.objects.get(pk=filled.running.pk)
+    said = kinds.unsuccessful(job)
+    by_swap = kind in REWRITES and method not in kinds.get(kind).unsuccessful.keys() - {""}
+    assert ("never a mixture" in said.cut_off) == by_swap
+    assert ("did not replace" in said.ended) == (by_swap and kind not in {"undo", "settle_leftover"})
+    assert said.cut_off != JobKind.unsuccessful[""].cut_off
+    assert said.cut_off in job.error_detail
+    text = text_of(viewer.get(f"/jobs/{job.pk}/").content.decode())
+    assert (job.needs_recovery, text.count(said.cut_off)) == (True, 2)
+    Job.objects.filter(pk=job.pk).update(needs_recovery=False, error_code="busy", error_detail="-", state="failed")
+    text = text_of(viewer.get(f"/jobs/{job.pk}/").content.decode())
+    assert (said.ended in text, said.cut_off in text) == (True, said.cut_off == said.ended)
 
 
 def test_the_log_comes_line_by_line(viewer: Client, filled: Filled) -> None:

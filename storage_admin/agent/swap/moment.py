@@ -18,7 +18,7 @@ from typing import Callable
 from storage_admin.agent.host import attributes, locking
 from storage_admin.agent.host.open_gate import Doors
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.protocol import HostError, RefusedError, Request, StoppedError
+from storage_admin.agent.protocol import BOTH_KEPT, STRANGERS_KEPT, HostError, RefusedError, Request, StoppedError
 from storage_admin.agent.swap import guest_locks
 from storage_admin.agent.swap.exchange import StrangerError, TakeOver
 from storage_admin.agent.swap.guest_locks import Held
@@ -36,7 +36,10 @@ _KNOCKED = "somebody who waits for it"
 
 
 class BothUsedError(HostError):
-    """The file that went and the one that came are both in use: each keeps the name that it has."""
+    """Both files are in use, or may be: neither is removed, the one that the job made has the image's name."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail, BOTH_KEPT)
 
 
 @dataclass(frozen=True)
@@ -106,11 +109,15 @@ class Guard:
             raise self._unsure(moves, error.detail) from error
         return None
 
-    def _unsure(self, moves: TakeOver, what: str) -> BothUsedError:
+    def keep_both(self, moves: TakeOver) -> None:
+        """Leave the image's name to the file that may keep it, and the other one beside it; raises HostError."""
         if self.keep:
             moves.finish()
-        else:
-            moves.back()
+        elif not moves.back():
+            raise _stranger(False)
+
+    def _unsure(self, moves: TakeOver, what: str) -> BothUsedError:
+        self.keep_both(moves)
         return BothUsedError(
             f"it is not known that nobody used the files elsewhere while they were exchanged: {what}. Both files are "
             "kept, one as the undo copy: look at both"
@@ -243,10 +250,10 @@ def _take_over(
         # Only now, and before anybody else is let in: an undo compares with it.
         return TakenOver(stamp_now(coming), stamp_now(going))
     if not doors.shut and (used := _who_uses(coming, made)):
-        moves.finish()
+        guard.keep_both(moves)
         raise BothUsedError(
-            f"in the moment of the swap the original was opened by {who}, and the new image by {used}: the "
-            "original is kept as undo copy; look at both"
+            f"in the moment of the swap the file that went was opened by {who}, and the one that came by {used}: both "
+            "are kept, the original as the undo copy; look at both"
         )
     settled = moves.back()
     locking.let_go(going)
@@ -261,7 +268,8 @@ def _stranger(settled: bool) -> Exception:
         return RefusedError("stale_plan", "the image was exchanged by somebody else; scan the host and try again")
     return HostError(
         "other files were given the image's name in the very moment of the swap, more than once: all of them are kept, "
-        "the last one has the name, the others have names that begin with .sa- in its folder; look at them yourself"
+        "the last one has the name, the others have names that begin with .sa- in its folder; look at them yourself",
+        STRANGERS_KEPT,
     )
 
 

@@ -20,7 +20,7 @@ from storage_admin.hosts.proxmox import actions, drives, guests, reader, volumes
 from storage_admin.hosts.proxmox.drives import Drive
 from storage_admin.hosts.proxmox.storages import StorageFacts
 from storage_admin.jobs import runner, services
-from storage_admin.jobs.kinds import JobKind, Lock, Target
+from storage_admin.jobs.kinds import JobKind, Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job, JobLog
 from storage_admin.jobs.plans import Affected, Plan, Refusal
 from storage_admin.jobs.recorder import Recorder
@@ -43,7 +43,11 @@ class VmKind(JobKind):
     """A kind that has Proxmox VE do something with a VM. Its plan asks the node: what a scan knows may be old."""
 
     target = "guest"
-    when_lost = "A task that Proxmox VE had begun goes on there: the log names it. Scan the host when it has ended."
+    unsuccessful = {
+        "": Unsuccessful(
+            "A task that Proxmox VE had begun goes on there: the log names it. Scan the host when it has ended."
+        )
+    }
     #: What has to be given: options without a default.
     needs: ClassVar[tuple[str, ...]] = ()
     #: Whether Proxmox VE writes the VM's configuration for it.

@@ -15,6 +15,7 @@ from images import selectors
 from images.models import Image
 from storage_admin.accounts.roles import Role
 from storage_admin.accounts.saved_views import list_page
+from storage_admin.agent import protocol
 from storage_admin.csv_export import Columns, csv_answer
 from storage_admin.errors import NotFoundError
 from storage_admin.hosts.selectors import hosts_for
@@ -177,12 +178,23 @@ def status_of(job: Job) -> dict[str, Any]:
 
 
 def _stands(job: Job) -> str:
-    """What a rewriting job that did not succeed, and left nothing to recover, can say: of itself, not of the image."""
+    """What a job that did not succeed, and may have changed something, can say: of itself, not of the image."""
+    if job.state == Job.State.SUCCEEDED or not (job.rewrites or job.needs_recovery):
+        return ""
+    said = kinds.unsuccessful(job)
+    if job.needs_recovery:
+        return f"{said.cut_off} A recovery of the host, which starts by itself, clears what the job left behind."
     if job.started is None:
         return "This job had not started, and changed nothing."
-    if (job.plan or {}).get("method") == "in_place":
-        return "This job changed no byte that is read from the image."
-    return "This job did not replace the image, and removed what it had written."
+    if job.error_code == protocol.BOTH_KEPT:
+        name = f".sa-{job.uid}.orig" if job.target_kind == "image" else "a file named .sa-…orig"
+        return f"The file that was made from the image has its name; the original is kept beside it as {name}."
+    if job.error_code == protocol.STRANGERS_KEPT:
+        return "Other files were given the image's name. All files are kept, some under names that begin with .sa-."
+    # What is refused or stopped is put back; where the host itself fails in the last moment, nobody is sure of that.
+    failed = job.state == Job.State.FAILED and job.error_code not in protocol.REFUSALS
+    left_open = failed and said.open_from in {"", job.stage}
+    return f"{said.cut_off} Scan the host, which tells." if left_open else said.ended
 
 
 @require_safe
