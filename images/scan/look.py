@@ -29,7 +29,7 @@ from images.scan import rows as scan_rows
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import HostError, RefusedError, b64, unb64
 from storage_admin.guests.models import Guest
-from storage_admin.hosts import asking, transport
+from storage_admin.hosts import asking, silence, transport
 from storage_admin.hosts.libvirt import control
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import routing
@@ -87,7 +87,8 @@ def at(images: Iterable[Image], job: Job | None = None) -> frozenset[int]:
     hosts: dict[int, Host] = {}
     wanted: dict[int, list[int]] = defaultdict(list)
     for image in images:
-        if image.host.status != Host.Status.UNREACHABLE and not refusals.without_agent(image.host):
+        # Also one that did not answer last: it may again, and else every job is refused until the next scan.
+        if not refusals.without_agent(image.host):
             hosts[image.host_id] = image.host
             wanted[image.host_id].append(image.pk)
     now = timezone.now()
@@ -216,6 +217,7 @@ def _write(host: Host, ids: set[int], told: _Told, at: datetime, job: Job | None
         pools = {pool.pk: pool for pool in StoragePool.objects.select_for_update().filter(host=host).order_by("pk")}
         facts = [run.unmounted_is_missing(pools[one["id"]], one) for one in told.pools if one["id"] in pools]
         _write_pools(pools, facts)
+        silence.answers(host)
         entered = [one for one in facts if not run.was_not_entered(one)]
         rewritten = run.rewritten_since(host.pk, at, but=0 if job is None else job.pk)
         rows = Image.every.filter(host=host, pk__in=ids, pool__in=[one["id"] for one in entered], aside_since=None)

@@ -58,6 +58,14 @@ def tell(host: Host, *, answered: bool = False) -> None:
         events.close_alert(f"{events.POOL_SILENT}:{pool.pk}")
 
 
+def answers(host: Host) -> None:
+    """A host that did not answer last does so again, if only to a question: its state is what is known of it."""
+    if host.status == Host.Status.UNREACHABLE:
+        silent = StoragePool.objects.filter(host=host, state=StoragePool.SILENT).order_by("pk")
+        host.status, host.status_detail = state_of(host, list(silent))
+        host.save(update_fields=["status", "status_detail"])
+
+
 def state_of(host: Host, silent: Collection[StoragePool]) -> tuple[str, str]:
     """The state of a host that answers, and why it is none better."""
     # Where only plain commands run, no image is worked on.

@@ -21,8 +21,9 @@ from images.policies import services as policies
 from images.scan import look
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.hosts import asking
+from storage_admin.hosts import services as hosts
 from storage_admin.hosts.libvirt import control
-from storage_admin.hosts.models import Host
+from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.factories import (
@@ -113,6 +114,32 @@ def test_an_image_that_was_free_at_the_last_scan_is_refused_while_it_is_open_and
         services.submit(OPERATOR, "reclaim", image.pk, {})
     assert refused.value.code == "image_in_use"
     assert f"process {pid} (sleep)" in refused.value.detail
+
+
+@pytest.mark.parametrize(("silent", "status"), [(False, "ok"), (True, "degraded")])
+def test_a_job_is_accepted_whose_host_did_not_answer_last_and_does_now(path: Path, silent: bool, status: str) -> None:
+    image = image_at(path)
+    if silent:
+        StoragePoolFactory.create(host=image.host, state=StoragePool.SILENT)
+    hosts.host_failed(image.host, "No route to host.")
+    job = run(services.submit(OPERATOR, "reclaim", image.pk, {}))
+    host = Host.objects.get(pk=image.host_id)
+    assert (job.state, host.status, "No route" in host.status_detail) == ("succeeded", status, False), job.error_detail
+
+
+def test_a_host_that_still_does_not_answer_refuses_as_before(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def ask(host: Host, verb: str, *args: Any, **options: Any) -> Any:
+        asked.append(verb)
+        raise HostError("It did not answer.", "host_unreachable")
+
+    monkeypatch.setattr(asking, "ask", ask)
+    image = image_at(path)
+    hosts.host_failed(image.host, "No route to host.")
+    with pytest.raises(RefusedError) as refused:
+        services.submit(OPERATOR, "reclaim", image.pk, {})
+    assert (refused.value.code, asked, Host.objects.get().status) == ("host_unreachable", ["look"], "unreachable")
 
 
 def test_a_queued_job_begins_although_a_scan_meanwhile_saw_its_image_open(path: Path) -> None:
