@@ -138,6 +138,26 @@ def test_a_move_to_where_nothing_can_be_is_refused(
     assert server.verbs() == []
 
 
+def test_a_drive_that_is_a_path_is_left_to_root(server: ProxmoxServer, web: Guest) -> None:
+    server.world.guests["vm", 120].text = WEB + "scsi2: /dev/disk/by-id/x,size=1G\nide3: /srv/x.iso,media=cdrom\n"
+    assert refusals("move_disk", web, disk="scsi2", storage="s2") == ["right_missing"]
+    assert refusals("resize", web, disk="scsi2", size_bytes=2 << 30) == ["right_missing"]
+    assert refusals("move_disk", web, disk="ide3", storage="s2") == ["invalid"]
+    assert refusals("move_disk", web, disk="scsi0", storage="/srv") == ["invalid"]
+    assert server.verbs() == []
+
+
+def test_neither_qemus_arguments_nor_a_skipped_lock_are_ever_sent(server: ProxmoxServer, web: Guest) -> None:
+    server.world.guests["vm", 120].text = "args: -device x\n" + WEB
+    good(run(submit("move_disk", web, disk="scsi0", storage="s2")))
+    good(run(submit("resize", web, disk="scsi1", size_bytes=2 << 30)))
+    good(run(submit("set_io_priority", web, disk="scsi1", limits={"read_iops_sec": 500})))
+    sent = {name for one in server.seen if one.verb != "GET" for name in one.params}
+    assert {"disk", "size", "scsi1"} <= sent
+    assert not sent & {"args", "skiplock"}
+    assert conf(server)["args"] == "-device x"
+
+
 def test_a_storage_that_is_full_is_refused(server: ProxmoxServer, web: Guest) -> None:
     for status in server.world.statuses:
         status["avail"] = (8 << 30) - 1

@@ -212,6 +212,6 @@ def test_what_proxmox_leaves_to_root_alone_is_refused_by_the_plan(server: Proxmo
     limits = {"read_iops_sec": 5}
     assert refusals("set_io_priority", web, limits=limits) == ["right_missing"]
     assert refusals("set_io_priority", web, limits=limits, disk="scsi5") == ["right_missing"]
-    assert refusals("move_disk", web, disk="scsi5", storage="s2") == ["invalid"]
+    assert refusals("move_disk", web, disk="scsi5", storage="s2") == ["right_missing"]
     assert refusals("resize", web, disk="scsi5", size_bytes=9 << 30) == ["invalid"]
     good(run(submit("set_io_priority", web, limits=limits, disk="scsi0")))

@@ -8,7 +8,7 @@ from storage_admin.hosts.proxmox import drives, volumes
 from storage_admin.hosts.proxmox.client import Client
 from storage_admin.hosts.proxmox.config import Config, GuestRef
 from storage_admin.hosts.proxmox.drives import CONTAINER, VM, Drive
-from storage_admin.hosts.proxmox.errors import ApiError, NoAnswerError, NotThereError
+from storage_admin.hosts.proxmox.errors import RIGHT_MISSING, ApiError, NoAnswerError, NotThereError
 from storage_admin.hosts.proxmox.tasks import node_of
 
 FORMATS = ("raw", "qcow2", "vmdk")
@@ -60,8 +60,9 @@ def move_disk(
 
 
 def check_move(config: Config, target: str, storage: str, format: str) -> Drive:  # noqa: A002 (the field's word)
-    """The drive that is to move; raises RefusedError where nothing would."""
+    """The drive that is to move; raises RefusedError where nothing would, as ``right_missing`` where it is root's."""
     drive = config.drive(target)
+    _refuse_path(config, target, drive)
     if format and (format not in FORMATS or config.guest.kind == CONTAINER):
         raise RefusedError(INVALID, f"A drive is moved as {', '.join(FORMATS)}, and a container's as it is.")
     parts = volumes.split(drive.volume)
@@ -72,13 +73,24 @@ def check_move(config: Config, target: str, storage: str, format: str) -> Drive:
     return drive
 
 
+def _refuse_path(config: Config, target: str, drive: Drive) -> None:
+    """A drive that is a path, not a volume of a storage, is root@pam's alone: no token may name it."""
+    if drive.volume.startswith("/") and not drive.is_cdrom:
+        raise RefusedError(
+            RIGHT_MISSING,
+            f"{target} of {config.guest.name} is the path {drive.volume}: Proxmox VE leaves such a drive to root@pam, "
+            "and no token may change it. Name another disk, or do it on the node by hand.",
+        )
+
+
 def check_resize(config: Config, target: str, size_bytes: int) -> Drive:
-    """The drive that is to be enlarged; raises RefusedError(``invalid``, ``unsupported_subformat``) where it would not
-    be.
+    """The drive that is to be enlarged; raises RefusedError(``invalid``, ``unsupported_subformat``, ``right_missing``)
+    where it would not be.
     """
     if config.guest.kind != VM:
         raise RefusedError(INVALID, "Only drives of VMs are enlarged by the API.")
     drive = config.drive(target)
+    _refuse_path(config, target, drive)
     if drive.is_cdrom or not drives.is_drive(target, VM) or target.startswith("unused"):
         raise RefusedError(INVALID, f"{target} of {config.guest.name} is no disk that can be enlarged.")
     if drive.volume.endswith((".vmdk", ".subvol")):

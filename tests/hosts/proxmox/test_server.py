@@ -1,14 +1,17 @@
 """The test server itself is held to what Proxmox VE's own code answered, and to the official schema."""
 
+import contextlib
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.hosts.proxmox.client import Client
 from tests.harness.proxmox import confs, schema
 from tests.harness.proxmox.answers import CALLS
-from tests.harness.proxmox.server import ProxmoxServer
-from tests.harness.proxmox.world import AUDITOR, files, recorded
+from tests.harness.proxmox.server import ProxmoxServer, proxmox, reserved
+from tests.harness.proxmox.world import AUDITOR, files, lab, recorded
 
 
 @pytest.mark.parametrize("name", recorded()["config"])
@@ -105,6 +108,28 @@ def test_every_call_of_the_schema_is_served() -> None:
 )
 def test_requests_are_held_to_the_schema(call: str, given: dict[str, str], wrong: set[str]) -> None:
     assert schema.wrong(call, given, {"node": "pve1", "vmid": "100"}).keys() == wrong
+
+
+@pytest.mark.parametrize(
+    ("given", "is_so"),
+    [
+        ({"args": "-device x"}, True),
+        ({"delete": "scsi1,args"}, True),
+        ({"scsi0": "st:1/x.raw", "skiplock": "1"}, True),
+        ({"delete": "lock", "skiplock": "1"}, True),
+        ({"delete": "lock", "skiplock": "1", "digest": "f"}, False),  # our own lock, unless it was changed since
+        ({"scsi0": "st:1/x.raw", "digest": "f"}, False),
+    ],
+)
+def test_what_is_roots_is_wrong_in_every_request(given: dict[str, str], is_so: bool) -> None:
+    assert reserved(given) == is_so
+
+
+def test_a_client_that_asks_for_it_is_told_on(tmp_path: Path) -> None:
+    with proxmox(lab(), tmp_path) as server, server.client() as client:
+        with contextlib.suppress(HostError, RefusedError):
+            client.put("nodes", "pve1", "qemu", 100, "config", params={"args": "-device x"})
+        assert len(server.wrong) == 1
 
 
 def test_answers_are_held_to_the_schema() -> None:
