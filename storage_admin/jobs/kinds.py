@@ -302,7 +302,7 @@ def leaves_traces(job: Job) -> bool:
 
 def unsuccessful(job: Job) -> Unsuccessful:
     """What is true of a job that did not succeed; of a kind that there is no more nothing is known."""
-    said = getattr(_table().get(job.kind), "unsuccessful", JobKind.unsuccessful)
+    said: dict[str, Unsuccessful] = getattr(_table().get(job.kind), "unsuccessful", JobKind.unsuccessful)
     return said.get((job.plan or {}).get("method", ""), said[""])
 
 

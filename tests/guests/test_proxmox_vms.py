@@ -213,5 +213,5 @@ def test_what_proxmox_leaves_to_root_alone_is_refused_by_the_plan(server: Proxmo
     assert refusals("set_io_priority", web, limits=limits) == ["right_missing"]
     assert refusals("set_io_priority", web, limits=limits, disk="scsi5") == ["right_missing"]
     assert refusals("move_disk", web, disk="scsi5", storage="s2") == ["right_missing"]
-    assert refusals("resize", web, disk="scsi5", size_bytes=9 << 30) == ["invalid"]
+    assert refusals("resize", web, disk="scsi5", size_bytes=9 << 30) == ["right_missing"]
     good(run(submit("set_io_priority", web, limits=limits, disk="scsi0")))
