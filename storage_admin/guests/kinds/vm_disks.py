@@ -44,9 +44,7 @@ class VmKind(JobKind):
 
     target = "guest"
     unsuccessful = {
-        "": Unsuccessful(
-            "A task that Proxmox VE had begun goes on there: the log names it. Scan the host when it has ended."
-        )
+        "": Unsuccessful("A task that Proxmox VE had begun goes on there: see the log. Scan the host then.")
     }
     #: What has to be given: options without a default.
     needs: ClassVar[tuple[str, ...]] = ()

@@ -35,7 +35,7 @@ _SIGNER = "PVEAPIToken="
 def reserved(given: dict[str, str]) -> bool:
     """Whether a request touches QEMU's arguments, or passes a lock over for more than to take that very one away.
 
-    Both are root's on Proxmox VE, and by the first anything can be started on the node: the dashboard never asks for it.
+    Both are root's on Proxmox VE, and by the first anything can be started on the node.
     """
     gone = given.get("delete", "")
     unlocks = gone == "lock" and given.keys() == {"delete", "skiplock", "digest"}
