@@ -22,6 +22,10 @@ BASE_DIR = Path(__file__).resolve().parent.parent
 SITE_DIR = Path(__file__).resolve().parent / "site"
 INSTALLED = SITE_DIR.is_dir()
 env = environ.Env()
+#: What the units of the package read: a command that root types works on the same database.
+ENVIRONMENT_FILE = Path("/etc/storage-admin/environment")
+if INSTALLED and os.access(ENVIRONMENT_FILE, os.R_OK):
+    env.read_env(ENVIRONMENT_FILE)
 
 
 def _usual_data_dir() -> Path:
