@@ -17,6 +17,8 @@ import pytest
 import yaml
 from django.core.management import get_commands, load_command_class
 
+from storage_admin.settings import ENVIRONMENT_FILE
+
 ROOT = Path(__file__).resolve().parents[1]
 UNITS = sorted((ROOT / "docs/systemd").iterdir())
 SERVICES = [path for path in UNITS if path.suffix == ".service"]
@@ -255,14 +257,13 @@ class TestUnits:
     @pytest.mark.parametrize("path", SERVICES, ids=lambda path: path.name)
     def test_what_it_starts_is_a_command_that_there_is(self, path: Path) -> None:
         unit = _unit(path)
-        folder = unit["WorkingDirectory"][0]
-        python, script, *words = unit["ExecStart"][0].replace("%i", "some-slug").split()
-        assert python == f"{folder}/.venv/bin/python"
-        assert (ROOT / script).is_file()
+        program, *words = unit["ExecStart"][0].replace("%i", "some-slug").split()
+        assert program == "/usr/bin/storage-admin"
         assert_runs(words)
         assert {pair.split("=")[0] for pair in unit["Environment"]} <= KNOWN
-        assert f"`{unit['EnvironmentFile'][0].removeprefix('-')}`" in DEPLOYMENT
-        assert unit["Documentation"][0] == f"file:{folder}/docs/deployment.md"
+        assert unit["EnvironmentFile"][0].removeprefix("-") == str(ENVIRONMENT_FILE)
+        assert f"`{ENVIRONMENT_FILE}`" in DEPLOYMENT
+        assert unit["Documentation"][0] == "file:/usr/share/doc/storage-admin/deployment.md"
 
     def test_who_works_on_images_is_root_and_sees_the_machine_as_it_is(self) -> None:
         for name in ("storage-admin-worker@.service", "storage-admin-up.service"):
@@ -287,14 +288,42 @@ class TestUnits:
     def test_systemd_understands_them(self, tmp_path: Path) -> None:
         installed = []
         for path in UNITS:
-            text = path.read_text().replace("/opt/storage-admin", str(ROOT))
-            (tmp_path / path.name).write_text(text.replace(f"{ROOT}/.venv/bin/python", sys.executable))
+            text = path.read_text().replace("file:/usr/share/doc/storage-admin", f"file:{ROOT}/docs")
+            (tmp_path / path.name).write_text(text.replace("/usr/bin/storage-admin", sys.executable))
             installed.append(path.name.replace("@.", "@some-slug."))
         shutil.copy(tmp_path / "storage-admin-worker@.service", tmp_path / "storage-admin-worker@some-slug.service")
         argv = ["systemd-analyze", "verify", *(str(tmp_path / name) for name in installed)]
         done = subprocess.run(argv, capture_output=True, text=True)
         said = [line for line in done.stderr.splitlines() if str(tmp_path) in line or "storage-admin" in line]
         assert (done.returncode, said) == (0, [])
+
+
+class TestPackage:
+    """What is wrong with it without building it; tests/supervisor/test_deb.py builds, installs and removes it."""
+
+    FOLDER = ROOT / "setup/debian"
+    SCRIPTS = ("postinst", "prerm", "postrm")
+
+    def test_all_that_it_puts_in_is_there(self) -> None:
+        names = {path.name for path in self.FOLDER.iterdir()}
+        assert names == {*self.SCRIPTS, "environment", "copyright"}
+        text = (ROOT / "setup/deb").read_text()
+        assert all(name in text for name in names)
+
+    @pytest.mark.parametrize("name", SCRIPTS)
+    def test_its_scripts_end_at_the_first_failure_and_name_units_that_there_are(self, name: str) -> None:
+        script = self.FOLDER / name
+        assert re.search(r"^set -e$", script.read_text(), re.MULTILINE)
+        assert subprocess.run(["sh", "-n", script]).returncode == 0
+        named = set(re.findall(r"storage-admin[\w-]*\.(?:service|target)", script.read_text()))
+        assert named <= {path.name for path in UNITS}
+
+    def test_every_variable_of_its_file_is_one_that_the_code_reads_and_none_is_set(self) -> None:
+        lines = (self.FOLDER / "environment").read_text().splitlines()
+        names = {match[1] for line in lines if (match := re.fullmatch(r"#([A-Z_]+)=.*", line))}
+        assert len(names) > 8
+        assert names <= KNOWN
+        assert [line for line in lines if line and line[0] != "#"] == []
 
 
 def _unit(path: Path) -> dict[str, list[str]]:
