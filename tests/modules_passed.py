@@ -52,7 +52,7 @@ def counted(told: Path) -> Iterator[None]:
 
 
 def agent(command: list[str], told: Path) -> list[str]:
-    """The command of an agent, so that it counts: ``[python, -I, agent]`` with this file between."""
+    """The command of an agent, so that it counts: ``[python, -IS, agent]`` with this file between."""
     return [*command[:2], __file__, str(told), *command[2:]]
 
 

@@ -160,7 +160,8 @@ def local_command() -> list[str]:
     Raises:
         RefusedError: ``host_unreachable``, with the command that gives root's rights.
     """
-    command = [sys.executable, "-I", str(agent_bundle().path)]
+    # Without site (-S): the agent needs nothing that is installed, and does not wait for it to be looked through.
+    command = [sys.executable, "-IS", str(agent_bundle().path)]
     if os.geteuid() == 0:
         return command
     sudo = shutil.which("sudo")
