@@ -5,8 +5,6 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-import jsonschema
-
 from images.kinds.targets import ancestors, facts, find, locks_on
 from images.models import Image
 from images.rewrite import estimates, refusals
@@ -17,7 +15,7 @@ from storage_admin.agent.bench import memory
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError
 from storage_admin.hosts.models import Host
-from storage_admin.jobs.kinds import Lock
+from storage_admin.jobs.kinds import Lock, StrictValidator
 from storage_admin.jobs.plans import Affected, Refusal
 from storage_admin.words import size
 
@@ -93,7 +91,7 @@ def clean(kind: Any, given: Any) -> dict[str, Any] | None:
             raise InvalidError("boot: goes with the kind boot.", {"boot": "goes with the kind boot."})
         return None
     fields = {}
-    for error in jsonschema.Draft202012Validator(SCHEMA).iter_errors(given):
+    for error in StrictValidator(SCHEMA).iter_errors(given):
         name = ".".join(["boot", *(str(part) for part in error.path if isinstance(part, str))])
         fields[name] = f"{error.message}."
     if fields:

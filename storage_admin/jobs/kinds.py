@@ -21,6 +21,17 @@ if TYPE_CHECKING:
     from storage_admin.jobs.recorder import Recorder
 
 
+def _is_whole(_checker: jsonschema.TypeChecker, value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+#: Where a whole number is wanted, 4.0 is none: JSON Schema alone would take it.
+StrictValidator = jsonschema.validators.extend(
+    jsonschema.Draft202012Validator,
+    type_checker=jsonschema.Draft202012Validator.TYPE_CHECKER.redefine("integer", _is_whole),
+)
+
+
 @dataclass(frozen=True)
 class Lock:
     """A resource that a job needs: alone, or together with others that only read it."""
@@ -124,7 +135,7 @@ class JobKind(ABC):
         Raises:
             InvalidError: an option is unknown or out of range; it names each.
         """
-        checker = jsonschema.Draft202012Validator(self.options_schema)
+        checker = StrictValidator(self.options_schema)
         fields: dict[str, str] = {}
         for error in checker.iter_errors(options):
             if error.validator == "additionalProperties":
@@ -139,7 +150,7 @@ class JobKind(ABC):
         if fields:
             raise InvalidError(" ".join(f"{name}: {text}" for name, text in fields.items()), fields)
         defaults = {name: schema["default"] for name, schema in self.properties.items() if "default" in schema}
-        return deepcopy(defaults) | {name: _whole(value) for name, value in options.items()}
+        return deepcopy(defaults) | {name: _shortest(value) for name, value in options.items()}
 
     @abstractmethod
     def resolve(self, target_id: int) -> Target:
@@ -275,10 +286,8 @@ class JobKind(ABC):
         """Called after the job's end was written, whichever it was."""
 
 
-def _whole(value: Any) -> Any:
-    """JSON has one kind of number: 4.0 is the whole number 4 to its schema, and to all who get it from here."""
-    if isinstance(value, dict):
-        return {name: _whole(one) for name, one in value.items()}
+def _shortest(value: Any) -> Any:
+    """Where any number may be given, 24.0 hours are 24: the same request has one digest."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

@@ -9,7 +9,7 @@ from rest_framework.test import APIClient
 
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.jobs.models import Job
-from tests.factories import GIB, HostFactory, ImageFactory, JobFactory, JobLogFactory
+from tests.factories import GIB, GuestFactory, HostFactory, ImageFactory, JobFactory, JobLogFactory
 
 pytestmark = pytest.mark.sql
 
@@ -95,6 +95,32 @@ def test_a_submission_that_makes_no_sense_names_the_field(
     assert (response.status_code, response.json()["code"]) == (400, "invalid")
     assert list(response.json()["fields"]) == [field]
     assert not Job.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "field"),
+    [
+        ("set_io_priority", {"priority": 4.0}, "priority"), ("set_io_priority", {"priority": True}, "priority"),
+        ("set_io_priority", {"weight": 100.0}, "weight"),
+        ("set_io_priority", {"limits": {"read_iops_sec": 100.0}}, "limits"),
+        ("reclaim", {"bandwidth_bytes_sec": 1048576.0}, "bandwidth_bytes_sec"),
+        ("convert", {"format_options": {"cluster_size": 65536.0}}, "format_options"),
+        ("set_aside", {"grace_days": 30.0}, "grace_days"),
+    ],
+)  # fmt: skip
+def test_an_option_that_is_a_whole_number_is_no_float_and_no_truth_value(
+    admin: APIClient, kind: str, options: dict[str, Any], field: str
+) -> None:
+    guest, image = GuestFactory.create(), ImageFactory.create()
+    target = {"guest": guest.pk} if kind == "set_io_priority" else {"image": image.pk}
+    response = post(admin, body={"kind": kind, "options": options} | target)
+    assert (response.status_code, list(response.json()["fields"])) == (400, [field])
+    assert not Job.objects.exists()
+
+
+def test_the_hours_of_an_undo_copy_may_be_any_number(admin: APIClient) -> None:
+    body = {"kind": "reclaim", "image": ImageFactory.create().pk, "options": {"undo_hours": 0.5}}
+    assert post(admin, body=body).json()["options"]["undo_hours"] == 0.5
 
 
 def test_a_submission_without_its_target_says_which_is_missing(operator: APIClient) -> None:

@@ -263,16 +263,6 @@ def test_what_was_lost_stands_in_the_log_and_the_row_says_what_is_there(vz: Open
     assert guest.io_priority == 7
 
 
-def test_whole_numbers_are_whole_however_json_writes_them(vz: OpenVZHost, host: Host) -> None:
-    vz.add("101", state="running")
-    job = services.submit(OPERATOR, "set_io_priority", container(host, "101").pk, {"priority": 4.0})
-    assert repr(job.options["priority"]) == "4"
-    assert run(job).state == "succeeded"
-    guest = GuestFactory.create(host=host, kind="domain")
-    job = services.submit(OPERATOR, "set_io_priority", guest.pk, {"limits": {"read_iops_sec": 100.0}})
-    assert repr(job.options["limits"]["read_iops_sec"]) == "100"
-
-
 def test_a_form_that_is_sent_again_says_that_nothing_new_was_queued(host: Host, client: Client) -> None:
     guests = [container(host, ctid).pk for ctid in ("101", "102")]
     client.force_login(UserFactory.create(role="operator"), "django.contrib.auth.backends.ModelBackend")

@@ -49,6 +49,11 @@ def test_a_plan_to_flatten_says_what_moves_and_who_needs_it(operator: Client, ch
     assert "zero" not in {found.get("id") for _, found in tags_of(page)}
 
 
+def test_an_id_that_is_no_whole_number_is_refused_at_its_field(operator: Client, chain: list[int]) -> None:
+    page = operator.get(f"/images/{chain[2]}/flatten/", {"down_to": f"{chain[0]}.0"})
+    assert (page.context["plan"], list(page.context["error"].fields)) == (None, ["down_to"])
+
+
 def test_flattening_down_to_an_image_is_confirmed_and_queued(operator: Client, chain: list[int]) -> None:
     address = f"/images/{chain[2]}/flatten/"
     fragment = operator.get(address, {"down_to": str(chain[0])}, headers=HTMX).content.decode()

@@ -1,5 +1,6 @@
 """Rewriting an image, step by step: what it costs now, options, plan, confirmation; for a reclaim with guidance."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -121,15 +122,16 @@ def _read(kind: JobKind, form: QueryDict) -> tuple[dict[str, Any], dict[str, str
     """What the form says, and of what it says no number can be made."""
     fields: dict[str, str] = {}
     options: dict[str, Any] = {name: form[name] for name in CHOICES if form.get(name) and name in kind.properties}
-    numbers = [("bandwidth_mib", "bandwidth_bytes_sec", MIB)]
-    numbers += [
-        (name, name, 1) for name in ("undo_hours", "wait_hours", "down_to", "target_pool") if name in kind.properties
-    ]
-    for name, wanted, factor in numbers:
+    numbers: list[tuple[str, str, Callable[[str], float]]] = [
+        ("bandwidth_mib", "bandwidth_bytes_sec", lambda text: _finite(text, MIB)),
+        ("undo_hours", "undo_hours", _finite), ("wait_hours", "wait_hours", _finite),
+        ("down_to", "down_to", int), ("target_pool", "target_pool", int),
+    ]  # fmt: skip
+    for name, wanted, read in numbers:
         text = form.get(name, "").strip()
-        if text:
+        if text and wanted in kind.properties:
             try:
-                options[wanted] = _finite(text, factor)
+                options[wanted] = read(text)
             except (ValueError, OverflowError):
                 fields[name] = "Give a number."
     wished = str(form.get("format_options", "")).strip()
@@ -144,7 +146,7 @@ def _read(kind: JobKind, form: QueryDict) -> tuple[dict[str, Any], dict[str, str
     return options, fields
 
 
-def _finite(text: str, factor: int) -> int | float:
+def _finite(text: str, factor: int = 1) -> int | float:
     value = float(text) * factor
     return int(value) if value == int(value) else value
 
