@@ -31,10 +31,15 @@ def exact(value: int | None) -> str:
 
 
 def percent(part: float | None, whole: float | None) -> str:
-    """``part`` of ``whole``, rounded down to one decimal: nothing reads as full too early; ``unknown`` without both."""
+    """``part`` of ``whole``, rounded down to one decimal; ``unknown`` without both."""
     if part is None or not whole:
         return UNKNOWN
-    return f"{floor(10 * (100 * part / whole)) / 10} %"
+    return f"{tenths(100 * part / whole)} %"
+
+
+def tenths(value: float) -> float:
+    """A number of percent rounded down to one decimal: nothing reads as full too early."""
+    return floor(10 * value) / 10
 
 
 def seconds(value: float | None) -> str:

@@ -17,7 +17,7 @@ from images.selectors.pools import freshest, samples
 from storage_admin.events import services as events
 from storage_admin.events.services import Trouble, Unjudged
 from storage_admin.hosts.models import Host, StoragePool
-from storage_admin.words import days, size
+from storage_admin.words import days, size, tenths
 
 #: So many points below its threshold a pool's alert closes, in percent of what can be used.
 MARGIN_PERCENT = 2.0
@@ -172,7 +172,7 @@ def over_threshold(pools: list[StoragePool], is_open: Collection[str]) -> Iterat
                 kind,
                 "danger" if percent >= danger else "warning",
                 f"{{pool}} is {'over' if percent >= limit else 'hardly below'} {whose} of {limit} %",
-                f"{int(percent)} % used: {size(pool.used_bytes)} of {size(pool.capacity_bytes)}, "
+                f"{tenths(percent)} % used: {size(pool.used_bytes)} of {size(pool.capacity_bytes)}, "
                 f"{size(pool.available_bytes)} free{_reserved(pool)}. Reclaim space (the images page "
                 "lists the top candidates), discard undo copies, or enlarge the pool.",
             )
@@ -253,7 +253,7 @@ def held_by_undo(pools: list[StoragePool], is_open: Collection[str]) -> Iterator
                 kind,
                 "warning",
                 f"Undo copies hold much of {place.name}",
-                f"{size(held)}, {int(percent)} % of its capacity, is not free until the undo windows "
+                f"{size(held)}, {tenths(percent)} % of its capacity, is not free until the undo windows "
                 f"close; the warning starts at {limits[0]:g} %. The pool's page lists its undo copies: "
                 "discard those that are not needed.",
             )

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from images.models import Image
-from storage_admin.words import between, exact, size
+from storage_admin.words import between, exact, size, tenths
 
 #: Left out because the policy is not meant for them: counted, and listed page by page when somebody asks.
 NOT_MEANT = {
@@ -44,7 +44,7 @@ def _too_little(gain: int, percent: float, least: int, least_percent: int) -> st
     if gain < least and size(gain) == asked:
         gained, asked = f"{exact(gain)} bytes", f"{exact(least)} bytes"
     # Rounded down: less than is asked for never reads as that.
-    wins = f"It would free {gained} ({int(percent)} %)" if gain > 0 else "It would free nothing"
+    wins = f"It would free {gained} ({tenths(percent)} %)" if gain > 0 else "It would free nothing"
     wanted = [f"at least {asked}"] if least else []
     wanted += [f"{least_percent} %"] if least_percent else []
     return f"{wins}; the policy requires {' and '.join(wanted)}." if wanted else f"{wins}."

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from math import floor
 
 from django.db.models import Avg, F, FloatField, Func, Value
 from django.db.models.functions import Cast, Floor
@@ -11,6 +10,7 @@ from django.utils import timezone
 from images.alert_rules import trend
 from images.selectors.overview_shapes import PoolRow
 from storage_admin.hosts.models import Host, PoolSample, StoragePool
+from storage_admin.words import tenths
 
 
 class EpochDays(Func):
@@ -65,7 +65,7 @@ def used_percent(pool: StoragePool) -> float | None:
 
     Rounded down: below its threshold it does not read as if it had reached it.
     """
-    return None if pool.used_percent is None else floor(10 * pool.used_percent) / 10
+    return None if pool.used_percent is None else tenths(pool.used_percent)
 
 
 def freshest(pools: Iterable[StoragePool]) -> StoragePool | None:

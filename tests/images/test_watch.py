@@ -8,6 +8,7 @@ from pytest_django import DjangoAssertNumQueries
 
 from images.alert_rules.looking import EACH, look
 from images.models import Image
+from images.selectors.overview import overview
 from storage_admin.accounts.roles import SYSTEM, Actor, Role
 from storage_admin.events.models import Alert, Event
 from storage_admin.events.selectors import alerts_for
@@ -53,7 +54,7 @@ def test_a_pool_over_its_threshold_is_told_of_until_it_is_well_below() -> None:
     first = Alert.objects.first()
     assert first is not None
     assert first.title == f"{pool} is over its threshold of 85 %"
-    assert "96 % used: 96 GiB of 100 GiB, 4 GiB free." in first.detail
+    assert "96.0 % used: 96 GiB of 100 GiB, 4 GiB free." in first.detail
     assert (first.host, first.target_kind, first.target_id) == (pool.host.slug, "pool", pool.pk)
 
 
@@ -110,11 +111,22 @@ def test_a_pool_that_sits_on_the_edge_of_danger_gets_worse_once() -> None:
     assert Event.objects.filter(name="alert.worse").first().data["severity"] == "danger"  # type: ignore[union-attr]
 
 
+def test_an_alert_tells_the_percent_that_the_pages_tell() -> None:
+    sizes = {"capacity_bytes": 1000 * GIB, "available_bytes": 712 * GIB, "undo_bytes": 288 * GIB}
+    StoragePoolFactory.create(warn_percent=20, warn_undo_percent=20, **sizes)
+    look(now())
+    [row] = overview(SYSTEM).pools
+    details = dict(Alert.objects.values_list("kind", "detail"))
+    assert row.used_percent == 28.8
+    assert details["pool_over_threshold"].startswith("28.8 % used: ")
+    assert ", 28.8 % of its capacity" in details["undo_held"]
+
+
 def test_what_is_kept_for_root_is_neither_used_nor_left() -> None:
     pool = StoragePoolFactory.create(available_bytes=40 * GIB, reserved_bytes=50 * GIB, warn_percent=20)
     look(now())
     assert open_ones() == {f"pool_over_threshold:{pool.pk}": "warning"}
-    assert Alert.objects.get().detail.startswith("20 % used: 10 GiB of 100 GiB, 40 GiB free, 50 GiB reserved for root.")
+    assert Alert.objects.get().detail.startswith("20.0 % used: 10 GiB of 100 GiB, 40 GiB free, 50 GiB reserved for root.")
     StoragePool.objects.filter(pk=pool.pk).update(available_bytes=0, reserved_bytes=90 * GIB)
     look(now())
     assert open_ones() == {f"pool_over_threshold:{pool.pk}": "danger"}
@@ -205,7 +217,7 @@ def test_what_folders_of_one_filesystem_promise_and_hold_is_added_up() -> None:
     }
     promised, held = (Alert.objects.get(kind=kind).detail for kind in ("pool_overcommit", "undo_held"))
     assert promised.startswith("Overcommit ratio 1.60: images of 160 GiB virtual size on 100 GiB.")
-    assert held.startswith("40 GiB, 40 % of its capacity, is not free until")
+    assert held.startswith("40 GiB, 40.0 % of its capacity, is not free until")
     assert all(f"On the same filesystem: {second}." in detail for detail in (promised, held))
     assert (first.overcommit_ratio, second.overcommit_ratio) == (0.8, 0.8), "a pool's own page says what is its own"
 
@@ -240,7 +252,7 @@ def test_a_storage_of_several_hosts_is_added_up_once_and_told_to_whoever_is_limi
         promised, held = alerts_for(Actor("x", Role.OPERATOR, frozenset({pool.host.slug}))).order_by("kind")
         assert (promised.target_id, held.target_id) == (pool.pk, pool.pk)
         assert promised.detail.startswith("Overcommit ratio 1.60: images of 160 GiB")
-        assert held.detail.startswith("40 GiB, 40 %")
+        assert held.detail.startswith("40 GiB, 40.0 %")
         others = {one.host.name for one in pools} - {pool.host.name}
         assert not [name for name in others if name in promised.title + promised.detail + held.title + held.detail]
 

@@ -64,7 +64,7 @@ def test_what_is_open_of_a_pool_that_is_not_mounted_stays_as_it_is_until_it_is_s
     there(pool, available_bytes=9 * GIB)
     assert looked() == before
     assert told() == ["alert.opened"] * 3
-    assert Alert.objects.get(kind="pool_over_threshold").detail.startswith("91 % used")
+    assert Alert.objects.get(kind="pool_over_threshold").detail.startswith("91.0 % used")
     there(pool, available_bytes=90 * GIB, virtual_bytes=GIB, undo_bytes=0)
     assert looked() == {}
 
@@ -105,7 +105,7 @@ def test_a_share_is_judged_by_whoever_has_seen_it_last() -> None:
     there(old, available_bytes=40 * GIB, last_scanned=timezone.now() - timedelta(hours=3))
     there(new, available_bytes=4 * GIB)
     assert list(looked()) == [f"pool_over_threshold:{old.pk}"], "the first one names it"
-    assert Alert.objects.get(told_under="").detail.startswith("96 % used")
+    assert Alert.objects.get(told_under="").detail.startswith("96.0 % used")
     seen = overview(SYSTEM).totals
     assert (seen.capacity_bytes, seen.available_bytes, seen.used_bytes) == (100 * GIB, 4 * GIB, 96 * GIB)
 
@@ -175,7 +175,7 @@ def test_page_and_alert_agree_right_below_the_threshold_and_what_is_hardly_below
     assert (row.over_threshold, row.used_percent) == (True, 85.0)
     there(pool, available_bytes=int(16.5 * GIB))
     assert list(looked().values()) == [f"{pool} is hardly below its threshold of 85 %"]
-    assert Alert.objects.get().detail.startswith("83 % used")
+    assert Alert.objects.get().detail.startswith("83.5 % used")
 
 
 def test_overcommit_that_is_hardly_less_than_its_threshold_is_called_so() -> None:
