@@ -83,12 +83,14 @@ _SENTENCES: dict[str, Callable[..., str]] = {
     "too_young": lambda kind, job, finished, hours: (
         f"Its last {kind} (job {job}) ended at {finished:%Y-%m-%d %H:%M} UTC; the policy waits {hours} hours."
     ),
-    "not_analyzed": lambda why="it has not been analyzed since it changed.": f"Its savings are not known: {why}",
+    "not_analyzed": lambda why="it has not been analyzed since it changed.", what="Its savings are not known": (
+        f"{what}: {why}"
+    ),
     "too_little": _too_little,
 }
 #: What each code means, without the numbers of one image.
 WORDS = NOT_MEANT | {
-    "not_analyzed": "savings unknown",
+    "not_analyzed": "not analyzed, so that savings or preallocation are unknown",
     "too_little": "savings too small",
     "too_young": "too soon after the last one",
     "undone": "the last one was undone",

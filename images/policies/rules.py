@@ -5,12 +5,10 @@ of them. What a job's plan says of an image, as that its copy does not fit, is a
 (:mod:`images.policies.planned`).
 """
 
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from fnmatch import translate
 from typing import Any, NamedTuple
 
 from django.db.models import BigIntegerField, Case, Count, F, QuerySet, Value, When
@@ -19,6 +17,7 @@ from django.db.models.functions import Cast, NullIf
 
 from images.models import Image
 from images.policies import growth, history
+from images.policies.names import Names
 from images.policies.places import places
 from images.policies.reasons import NOT_MEANT, Skip
 from images.policies.shape import ALONE, Rules
@@ -81,6 +80,7 @@ class _Row(NamedTuple):
     preallocation: str
     immutable: bool
     unknown: str | None
+    sampled: bool
 
 
 def choose(rules: Rules, now: datetime, hosts: frozenset[int] | None = None) -> Choice:
@@ -98,7 +98,7 @@ def _within(hosts: frozenset[int] | None) -> QuerySet[Image]:
 
 def pools_not_meant(rules: Rules, code: str, hosts: frozenset[int] | None = None) -> list[StoragePool]:
     """The pools that a policy for pools is not for, by the code of why, by name; as :func:`not_meant`."""
-    names, pools = _Names(rules.name_pattern), StoragePool.objects.select_related("host").order_by("name", "pk")
+    names, pools = Names(rules.name_pattern), StoragePool.objects.select_related("host").order_by("name", "pk")
     pools = pools if hosts is None else pools.filter(host__in=hosts)
     return [pool for pool in pools if _stranger(rules, names, pool) == code]
 
@@ -125,7 +125,7 @@ def not_meant(rules: Rules, code: str, hosts: frozenset[int] | None = None) -> Q
     if code == "other_pool":
         return meant.exclude(pool__in=where.named) if where.named is not None else meant.none()
     meant = meant.filter(pool__in=where.named) if where.named is not None else meant
-    names, rows = _Names(rules.name_pattern), meant.order_by("name", "pk")
+    names, rows = Names(rules.name_pattern), meant.order_by("name", "pk")
     if code == "other_name":
         return [pk for pk, name in rows.values_list("pk", "name") if not names.match(name)]
     if not rules.formats:
@@ -180,7 +180,7 @@ def _images(rules: Rules, left: Counter[str], hosts: frozenset[int] | None) -> Q
 
 def _meant(rules: Rules, rows: QuerySet[Image], left: Counter[str]) -> Iterable[_Row]:
     """The images whose names and formats the policy is for; how many are not is counted."""
-    names = _Names(rules.name_pattern)
+    names = Names(rules.name_pattern)
     method = rules.options.get("method", "auto") if rules.kind == "reclaim" else "auto"
     gain: Any = F("reclaimable_bytes")
     if method != "auto":
@@ -189,10 +189,11 @@ def _meant(rules: Rules, rows: QuerySet[Image], left: Counter[str]) -> Iterable[
     # Every format that is sampled may be copied: where nothing is known of it at all, that says why.
     why = Case(When(gain=None, then=KT(f"estimate__methods__{'copy' if method == 'auto' else method}__reason")))
     flagged = Case(When(refusals.PROTECTED, then=True), default=False)
-    columns = rows.order_by().annotate(gain=gain).annotate(unknown=why, immutable=flagged).values_list(
+    sampled = Case(When(analyzed_fingerprint=F("fingerprint"), then=True), default=False)
+    columns = rows.order_by().annotate(gain=gain).annotate(unknown=why, immutable=flagged, sampled=sampled).values_list(
         "pk", "host_id", "pool_id", "name", "declared_format", "format", "allocated_size", "gain", "chain_depth",
         "in_use", "in_use_detail", "analyzed_at", "state", "state_detail", "encrypted", "preallocation", "immutable",
-        "unknown",
+        "unknown", "sampled",
     )  # fmt: skip
     for pk, host, pool, name, declared, looks, *rest in columns.iterator(chunk_size=5000):
         form = declared or looks
@@ -204,24 +205,6 @@ def _meant(rules: Rules, rows: QuerySet[Image], left: Counter[str]) -> Iterable[
             yield _Row(pk, host, pool, name, declared, form, *rest)
 
 
-class _Names:
-    """Shell patterns, divided by white space; those with ``!`` before them leave names out."""
-
-    def __init__(self, patterns: str) -> None:
-        given = patterns.split()
-        self._wanted = _any_of([one for one in given if not one.startswith("!")])
-        self._unwanted = _any_of([one[1:] for one in given if one.startswith("!")])
-
-    def match(self, name: str) -> bool:
-        if self._unwanted is not None and self._unwanted.match(name):
-            return False
-        return self._wanted is None or bool(self._wanted.match(name))
-
-
-def _any_of(patterns: list[str]) -> re.Pattern[str] | None:
-    return re.compile("|".join(translate(one) for one in patterns)) if patterns else None
-
-
 def left_out_by_now(rules: Rules, ids: Collection[int], now: datetime) -> dict[int, tuple[str, str]]:
     """Of images that were chosen a while ago, those that the rules leave out by now: the code and the reason of each.
 
@@ -229,7 +212,7 @@ def left_out_by_now(rules: Rules, ids: Collection[int], now: datetime) -> dict[i
     """
     there = Image.objects.filter(pk__in=ids).exclude(state__in=Image.NOT_THERE)
     rows = list(_meant(rules, there, Counter()))
-    judge, names, found = _Judge(rules, now, rows, ids), _Names(rules.name_pattern), {}
+    judge, names, found = _Judge(rules, now, rows, ids), Names(rules.name_pattern), {}
     for row in rows:
         skip = judge.skip(row)
         if rules.hosts and row.host_id not in rules.hosts:  # another node lists its storage by now
@@ -306,12 +289,18 @@ class _Judge:
         return None
 
     def _made(self, row: _Row) -> tuple[Any, ...] | None:
-        """Holes leave the places of a metadata preallocation as they are; all else undoes it."""
+        """Holes leave the places of a metadata preallocation as they are; all else undoes it.
+
+        Only a sample tells it: where nothing has to be gained, and so to be known, one is wanted for this.
+        """
         if self._rules.kind not in estimates.UNDOES_PREALLOCATION or self._rules.include_preallocated:
             return None
+        if row.format not in estimates.FORMATS["in_place"]:
+            return None
+        if not (row.preallocation or row.sampled or self._gains):
+            return ("not_analyzed", _unknown(row), "Whether it is preallocated is not known")
         keeps = row.preallocation == "metadata" and self._rules.options.get("method") == "in_place"
-        known = row.preallocation in estimates.PREALLOCATED and row.format in estimates.FORMATS["in_place"]
-        return ("preallocated", row.preallocation) if known and not keeps else None
+        return ("preallocated", row.preallocation) if row.preallocation in estimates.PREALLOCATED and not keeps else None
 
     def _past(self, row: _Row) -> tuple[Any, ...] | None:
         last = self._last.get(row.id)
@@ -367,7 +356,7 @@ def done_lately(rules: Rules, last: history.Last, now: datetime) -> tuple[Any, .
     return ("too_young", rules.kind, last.job_id, last.finished, rules.min_age_hours)
 
 
-def _stranger(rules: Rules, names: _Names, pool: StoragePool) -> str:
+def _stranger(rules: Rules, names: Names, pool: StoragePool) -> str:
     """The code of why a policy is not for a pool; empty where it is."""
     if rules.hosts and pool.host_id not in rules.hosts:
         return "other_host"
@@ -378,7 +367,7 @@ def _stranger(rules: Rules, names: _Names, pool: StoragePool) -> str:
 
 def _choose_pools(rules: Rules, now: datetime, hosts: frozenset[int] | None) -> Choice:
     """For kinds that work on pools: the one that was not done for longest comes first."""
-    choice, names = Choice(), _Names(rules.name_pattern)
+    choice, names = Choice(), Names(rules.name_pattern)
     last, held = history.last_jobs(rules.kind, "pool"), history.at_work(rules.kind, "pool")
     kept: list[tuple[float, StoragePool]] = []
     for pool in StoragePool.objects.select_related("host").order_by("name", "pk"):

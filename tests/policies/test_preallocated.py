@@ -58,6 +58,11 @@ def chosen(**columns: Any) -> set[str]:
     return {one.label for one in choose(Rules.of(policy), timezone.now()).chosen}
 
 
+def left_out(kind: str) -> dict[str, str]:
+    policy: Policy = PolicyFactory.create(kind=kind, options={})
+    return {one.label: one.code for one in choose(Rules.of(policy), timezone.now()).skips}
+
+
 def warned(name: str, kind: str = "reclaim", **options: Any) -> bool:
     image = Image.objects.select_related("host", "pool").get(name=name)
     share([image])
@@ -110,6 +115,21 @@ def test_full_is_known_of_what_a_conversion_here_has_made_so(tmp_path: Path, rep
     work("scan", job.host_id)
     work("sample", job.host_id)
     assert preallocations()["disk.qcow2"] == ""
+
+
+def test_a_flatten_policy_waits_for_the_sample_that_tells_a_preallocation(tmp_path: Path) -> None:
+    qemu("create", "-f", "qcow2", tmp_path / "base.qcow2", SIZE)
+    on_base = ("-f", "qcow2", "-F", "qcow2", "-b", tmp_path / "base.qcow2")
+    qemu("create", *on_base, tmp_path / "plain.qcow2")
+    qemu("create", *on_base, "-o", "extended_l2=on,preallocation=falloc", tmp_path / "falloc.qcow2", SIZE)
+    scan(this_machine(tmp_path))
+    assert left_out("flatten") == {"base.qcow2": "chain_too_short"} | dict.fromkeys(
+        ("plain.qcow2", "falloc.qcow2"), "not_analyzed"
+    )
+    assert chosen(kind="flatten", options={}, include_preallocated=True) == {"plain.qcow2", "falloc.qcow2"}
+    assert run(Job.objects.get(kind="sample", state="queued")).state == "succeeded"
+    assert left_out("flatten") == {"base.qcow2": "chain_too_short", "falloc.qcow2": "preallocated"}
+    assert chosen(kind="flatten", options={}) == {"plain.qcow2"}
 
 
 def test_rules_that_were_kept_before_there_was_such_a_column_are_read() -> None:
