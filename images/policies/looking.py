@@ -1,6 +1,7 @@
 """A look at what a policy is about to choose, on all its hosts at the same time: a guest may be off since the scan."""
 
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Iterable
 from datetime import datetime
 
 from images.models import Image
@@ -13,6 +14,8 @@ from images.scan import look
 PASSING = frozenset({"guest_running", str(Image.State.CHAIN_BROKEN), str(Image.State.UNREADABLE)})
 #: So many images of all hosts are looked at for one choice, those that come first.
 MOST = 5000
+#: For so long one step of a run looks, on all of its hosts.
+STEP_SECONDS = 5.0
 
 
 def choose(rules: Rules, now: datetime, hosts: frozenset[int] | None = None) -> Choice:
@@ -23,9 +26,28 @@ def choose(rules: Rules, now: datetime, hosts: frozenset[int] | None = None) -> 
     return choosing.choose(rules, now, hosts) if again(rules, [*first, *passing][:MOST]) else choice
 
 
-def again(rules: Rules, ids: Collection[int]) -> bool:
-    """Looks at images, where the policy's jobs need them for themselves; whether any host has told of them."""
+def again(rules: Rules, ids: Collection[int]) -> frozenset[int]:
+    """Looks at images, where the policy's jobs need them for themselves; ids of the hosts that have told of them."""
     if rules.kind not in ALONE or rules.on_pools:
-        return False
-    rows = Image.objects.filter(pk__in=ids).select_related("host").defer("header", "estimate")
-    return bool(look.at(rows))
+        return frozenset()
+    return look.at(Image.objects.filter(pk__in=ids).select_related("host").defer("header", "estimate"))
+
+
+class Looks:
+    """The looks of one step of a run: at what comes first on all hosts at the same time, and at what is planned later.
+
+    A host that has left one without an answer gets no further ones in this step, and all of them together end after
+    ``STEP_SECONDS``: what is planned then rests on the rows as they are.
+    """
+
+    def __init__(self, rules: Rules, first: Collection[int]) -> None:
+        """Looks at the first images."""
+        self._rules, self._until, self._done = rules, time.monotonic() + STEP_SECONDS, set(first)
+        self._answering = set(again(rules, first))
+
+    def also(self, host_id: int, ids: Iterable[int | None]) -> None:
+        """Looks at images of a host that this step has not looked at."""
+        new = {pk for pk in ids if pk is not None} - self._done
+        if new and host_id in self._answering and time.monotonic() < self._until:
+            self._done |= new
+            self._answering -= {host_id} - again(self._rules, new)

@@ -300,7 +300,8 @@ class _Judge:
         if not (row.preallocation or row.sampled or self._gains):
             return ("not_analyzed", _unknown(row), "Whether it is preallocated is not known")
         keeps = row.preallocation == "metadata" and self._rules.options.get("method") == "in_place"
-        return ("preallocated", row.preallocation) if row.preallocation in estimates.PREALLOCATED and not keeps else None
+        known = row.preallocation in estimates.PREALLOCATED
+        return ("preallocated", row.preallocation) if known and not keeps else None
 
     def _past(self, row: _Row) -> tuple[Any, ...] | None:
         last = self._last.get(row.id)

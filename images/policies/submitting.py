@@ -43,9 +43,9 @@ def submit(run: PolicyRun, rules: Rules, now: datetime) -> None:
         if _free(run, rules, host_id) > 0 and not _is_being_scanned(rules, host_id, now)
     ]
     first = [_due(run, host_id).values_list("image", flat=True)[:TOGETHER] for host_id in hosts]
-    looking.again(rules, [pk for ids in first for pk in ids if pk is not None])
+    looks = looking.Looks(rules, [pk for ids in first for pk in ids if pk is not None])
     for host_id in hosts:
-        _fill(run, rules, host_id, now)
+        _fill(run, rules, host_id, now, looks)
 
 
 def _due(run: PolicyRun, host_id: int) -> QuerySet[PolicyPick]:
@@ -89,9 +89,10 @@ def _is_being_scanned(rules: Rules, host_id: int, now: datetime) -> bool:
     return rules.kind in ALONE and scans.exists()
 
 
-def _fill(run: PolicyRun, rules: Rules, host_id: int, now: datetime) -> None:
+def _fill(run: PolicyRun, rules: Rules, host_id: int, now: datetime, looks: looking.Looks) -> None:
     admitted, free = Admitted(), _free(run, rules, host_id)
     for batch in _batches(_due(run, host_id), rules, now):
+        looks.also(host_id, [pick.image_id for pick in batch])
         picks = _still_due(run, rules, batch, now)
         found = planned(rules, [_candidate(rules, pick) for pick in picks], admitted, until=run.ends, now=now)
         for pick, plan in zip(picks, found, strict=True):

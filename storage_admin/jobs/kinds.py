@@ -26,7 +26,7 @@ def _is_whole(_checker: jsonschema.TypeChecker, value: Any) -> bool:
 
 
 #: Where a whole number is wanted, 4.0 is none: JSON Schema alone would take it.
-StrictValidator = jsonschema.validators.extend(
+StrictValidator = jsonschema.validators.extend(  # type: ignore[no-untyped-call]
     jsonschema.Draft202012Validator,
     type_checker=jsonschema.Draft202012Validator.TYPE_CHECKER.redefine("integer", _is_whole),
 )

@@ -126,7 +126,8 @@ def test_what_is_kept_for_root_is_neither_used_nor_left() -> None:
     pool = StoragePoolFactory.create(available_bytes=40 * GIB, reserved_bytes=50 * GIB, warn_percent=20)
     look(now())
     assert open_ones() == {f"pool_over_threshold:{pool.pk}": "warning"}
-    assert Alert.objects.get().detail.startswith("20.0 % used: 10 GiB of 100 GiB, 40 GiB free, 50 GiB reserved for root.")
+    told_of = Alert.objects.get().detail
+    assert told_of.startswith("20.0 % used: 10 GiB of 100 GiB, 40 GiB free, 50 GiB reserved for root.")
     StoragePool.objects.filter(pk=pool.pk).update(available_bytes=0, reserved_bytes=90 * GIB)
     look(now())
     assert open_ones() == {f"pool_over_threshold:{pool.pk}": "danger"}

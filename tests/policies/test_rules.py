@@ -205,7 +205,11 @@ def test_an_analysis_is_for_what_nobody_knows_the_win_of() -> None:
             400 * MIB - 1,
             "419,430,399 bytes (9.7 %); the policy requires at least 419,430,400 bytes.",
         ),
-        ({"min_reclaimable_bytes": 400 * MIB}, 399 * MIB, "about 399 MiB (9.7 %); the policy requires at least 400 MiB."),
+        (
+            {"min_reclaimable_bytes": 400 * MIB},
+            399 * MIB,
+            "about 399 MiB (9.7 %); the policy requires at least 400 MiB.",
+        ),
     ],
 )
 def test_too_little_never_reads_as_what_the_policy_asks_for(rules: dict[str, int], wins: int, says: str) -> None:
