@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from typing import Any
 
 from django.db import IntegrityError, transaction
@@ -49,6 +50,7 @@ def submit(
     idempotency_key: str = "",
     by_hand: bool = True,
     look: bool = True,
+    check: Callable[[Plan], None] = lambda _plan: None,
 ) -> Job:
     """Queues a job with its locks, and rings.
 
@@ -58,6 +60,7 @@ def submit(
         idempotency_key: the same key of the same actor gets the job of the first call again.
         by_hand: whether a user asks for it: a policy may not do what its plan leaves to users.
         look: look at the target again on its host first, for a second at most; whoever has done so leaves that out.
+        check: gets the plan before it is refused or queued; what it raises is raised.
 
     Raises:
         ForbiddenError: the role, or a token's scope, does not allow it.
@@ -78,6 +81,7 @@ def submit(
     if look:
         chosen.look(target_id)
     predicted = chosen.plan(actor, target_id, options)
+    check(predicted)
     against = predicted.refusals if by_hand else (*predicted.refusals, *predicted.by_hand)
     if against:
         refusal = against[0]

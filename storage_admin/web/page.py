@@ -26,14 +26,19 @@ from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.jobs.plans import Plan
 from storage_admin.web.lists import opened_with
+from storage_admin.web.templatetags.busy import job_of
 
-#: Said where Confirm came with values that the page had shown no plan for.
-NOT_PLANNED = "These values had not been planned yet. This is their plan; nothing was started."
+#: Said where Confirm came for a plan that the page had not shown: of other values, or of facts that have changed.
+NOT_PLANNED = "This plan had not been shown yet. Nothing was started: look at it, and confirm it."
 
 CSRF_VALUE = re.compile(r'name="csrfmiddlewaretoken" value="[^"]*"')
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class NotShownError(Exception):
+    """Confirm came for a plan that the page had not shown: the next page shows it, and says so."""
 
 
 class PageRequest(HttpRequest):
@@ -156,19 +161,28 @@ def live_context(body: str, version: str, *, url: str, every: str) -> dict[str, 
     return {"live_body": body, "live_url": f"{url}{joint}{urlencode({'v': version})}", "live_every": every}
 
 
-def looked_plan(request: HttpRequest, template: str, context: dict[str, Any], before: Plan | None) -> HttpResponse:
-    """A plan after a look: the template's part ``plan``; where the look changed nothing, ``age`` alone, which takes
-    nothing away from whoever is confirming the plan.
+def shown_as(request: HttpRequest, plan: Plan | None) -> str:
+    """A digest of what a page shows of a plan but its age; a look sends it back as ``shown``."""
+    if plan is None:
+        return ""
+    jobs = [job.pk if (job := job_of(request, one.id)) else None for one in plan.affected_images]
+    return plan_digest(replace(plan, facts_at=None).as_json(), jobs)
+
+
+def looked_plan(request: HttpRequest, template: str, context: dict[str, Any]) -> HttpResponse:
+    """A plan after a look: the template's part ``plan``; where the page already shows it, ``age`` alone, which takes
+    nothing away from whoever is confirming the plan. With either of them comes ``chip``, the job that the image has.
 
     Args:
-        context: with the new ``plan``.
-        before: the plan without the look.
+        context: with the new ``plan``, and as ``shown`` what a page shows of it.
     """
-    plan: Plan | None = context["plan"]
-    if before is None or plan is None or plan != replace(before, facts_at=plan.facts_at):
-        return render(request, f"{template}#plan", context)
-    answer = render(request, f"{template}#age", context | {"beside": True})
-    answer["HX-Reswap"] = "none"
+    same = bool(context["shown"]) and request.GET.get("shown") == context["shown"]
+    parts = [("age" if same else "plan", {"beside": same}), ("chip", {"looked": True})]
+    answer = HttpResponse(
+        "".join(render_to_string(f"{template}#{name}", context | more, request) for name, more in parts)
+    )
+    if same:
+        answer["HX-Reswap"] = "none"
     return answer
 
 

@@ -36,9 +36,11 @@ from tests.factories import (
     UserFactory,
     WorkerFactory,
 )
-from tests.web.confirming import confirm, planned
+from tests.web.confirming import confirm, hidden, planned
+from tests.web.html import tags_of
 from tests.working import ADMIN, OPERATOR, create, image_at, run, scan, this_machine, work
 
+PRIMARY = "btn btn-primary"
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
 
 
@@ -286,8 +288,28 @@ def test_the_plan_page_shows_the_old_fact_at_once_and_then_the_new_one(path: Pat
         assert ("image_in_use" in page, f'hx-get="{address}?look=1"' in page) == (True, True)
         looked = client.get(f"{address}?look=1", headers={"HX-Request": "true"})
         assert ("image_in_use" in looked.content.decode(), "HX-Reswap" in looked) == (False, False)
-    again = client.get(f"{address}?look=1", headers={"HX-Request": "true"})
+    shown = {"shown": hidden(looked.content.decode())["shown"]}
+    again = client.get(address, {"look": "1", **shown}, headers={"HX-Request": "true"})
     assert (again["HX-Reswap"], 'id="facts-age" hx-swap-oob="true"' in again.content.decode()) == ("none", True)
+
+
+def test_an_orphans_page_shows_the_old_fact_at_once_and_then_the_new_one(path: Path, client: Client) -> None:
+    client.force_login(UserFactory.create(role="admin"), "django.contrib.auth.backends.ModelBackend")
+    address = reverse("set_aside", args=[image_at(path).pk])
+
+    def plan_in(page: str) -> tuple[bool, bool, bool]:
+        button = next(found for tag, found in tags_of(page) if tag == "button" and found.get("class", "") == PRIMARY)
+        return "image_in_use" in page, "disabled" in button, "is in use" in page
+
+    with scanned_while_read(path):
+        page = client.get(address).content.decode()
+        assert (plan_in(page)[:2], f'hx-get="{address}"' in page) == ((True, True), True)
+        looked = client.get(address, {"shown": hidden(page)["shown"]}, headers={"HX-Request": "true"})
+        assert plan_in(looked.content.decode()) == (False, False, False)
+    shown = {"shown": hidden(looked.content.decode())["shown"]}
+    again = client.get(address, shown, headers={"HX-Request": "true"})
+    assert (again["HX-Reswap"], 'id="facts-age" hx-swap-oob="true"' in again.content.decode()) == ("none", True)
+    assert client.post(address, {"grace_days": "7"}).status_code == 302
 
 
 def test_a_job_without_an_undo_copy_is_confirmed_also_where_the_last_scan_stood_against_it(

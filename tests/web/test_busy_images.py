@@ -12,6 +12,7 @@ from images.models import Image
 from storage_admin.jobs import kinds
 from storage_admin.jobs.models import Job
 from tests.factories import GIB, ImageFactory, ImageUseFactory, JobFactory, PolicyFactory, ResourceLockFactory
+from tests.web.confirming import hidden
 from tests.web.conftest import Filled
 from tests.web.html import flat
 from tests.working import OPERATOR
@@ -108,7 +109,7 @@ def test_undo_shows_its_plan_first_and_changes_nothing_by_that(operator: Client,
     assert (predicted.reason in plan, predicted.refusals) == (True, ())
     assert f'action="{address}"' in plan
     assert not Job.objects.filter(kind="undo").exists()
-    again = operator.get(address, headers={"HX-Request": "true"})
+    again = operator.get(address, {"shown": hidden(plan)["shown"]}, headers={"HX-Request": "true"})
     assert again["HX-Reswap"] == "none"
 
 

@@ -65,3 +65,34 @@ def test_the_last_orphan_goes_from_the_page_with_its_job(chromium: Browser, live
     Job.objects.filter(pk=job.pk).update(state="succeeded")
     expect(row).to_have_count(0, timeout=60_000)
     page.context.close()
+
+
+#: Plan pages: the field that is typed into.
+PLANS = {"/images/{}/reclaim/": "Keep the undo copy (hours)", "/images/{}/set-aside/": "It cannot be deleted for"}
+
+
+@pytest.mark.parametrize("place", PLANS)
+def test_a_plan_page_shows_that_the_job_has_ended_and_keeps_what_was_typed(
+    chromium: Browser, live_server: LiveServer, place: str
+) -> None:
+    image = ImageFactory.create(name="busy.qcow2", orphan=True, state="modifying", allocated_size=9 * GIB)
+    job = JobFactory.create(kind="reclaim", target=image, state="running", progress=42.0)
+    ResourceLockFactory.create(job=job, key=f"image:{image.pk}", exclusive=True)
+    page = signed_in(chromium, live_server).new_page()
+    said = complaints_of(page)
+    page.goto(live_server.url + place.format(image.pk))
+    busy, plan = page.locator(f"main .chip[href='/jobs/{job.pk}/']"), page.locator("#plan")
+    expect(busy.first).to_contain_text("42 %")
+    expect(plan).to_contain_text("busy")
+    field = page.get_by_label(PLANS[place])
+    field.fill("17")
+    field.press("End")
+    Image.objects.filter(pk=image.pk).update(state="ok")
+    Job.objects.filter(pk=job.pk).update(state="succeeded")
+    expect(busy).to_have_count(0, timeout=60_000)
+    expect(plan.locator("button.btn-primary")).to_be_enabled()
+    expect(plan.locator(".say.bad")).to_have_count(0)
+    expect(field).to_have_value("17")
+    expect(field).to_be_focused()
+    assert said == []
+    page.context.close()

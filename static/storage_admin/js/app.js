@@ -67,7 +67,8 @@
 
   // A page that refreshes itself is nobody who does something: a session may end of idleness beside it.
   document.addEventListener("htmx:configRequest", (event) => {
-    if (!event.detail.triggeringEvent) event.detail.headers["SA-Refresh"] = "1";
+    const by = event.detail.triggeringEvent;
+    if (!by || by.type === "jobs-changed") event.detail.headers["SA-Refresh"] = "1";
   });
 
   // An empty filter is no filter: it need not stand in the address bar.

@@ -34,6 +34,7 @@ from storage_admin.web.page import (
     looked_plan,
     page,
     paginated,
+    shown_as,
     wants_fragment,
 )
 from storage_admin.web.sidebar import active_jobs
@@ -299,11 +300,12 @@ def job_discard_undo(request: PageRequest, job_id: int) -> HttpResponseBase:
 def _undo_plan(request: PageRequest, row: Job) -> HttpResponseBase:
     """What an undo would do; for htmx what a look at the image on its host changes of that."""
     options = {"force": "force" in (request.POST if request.method == "POST" else request.GET)}
-    plan = attempt(request, lambda: services.plan(request.actor, "undo", row.pk, options))
+    look = wants_fragment(request)
+    plan = attempt(request, lambda: services.plan(request.actor, "undo", row.pk, options, look=look))
     if plan is None:
         return redirect("job", row.pk)
     context = {"section": "jobs", "job": row, "plan": plan, "image": Image.every.get(pk=row.target_id), **options}
-    if not wants_fragment(request):
-        return render(request, "jobs/undo.html", context, status=forms.status_of(request))
-    looked = services.plan(request.actor, "undo", row.pk, options, look=True)
-    return looked_plan(request, "jobs/undo.html", context | {"plan": looked}, plan)
+    context["shown"] = shown_as(request, plan)
+    if look:
+        return looked_plan(request, "jobs/undo.html", context)
+    return render(request, "jobs/undo.html", context, status=forms.status_of(request))

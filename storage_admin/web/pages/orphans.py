@@ -22,7 +22,7 @@ from storage_admin.jobs import kinds, services
 from storage_admin.jobs.kinds import JobKind
 from storage_admin.web.forms import Form, status_of, typed
 from storage_admin.web.lists import Filtered, as_choices, filtered
-from storage_admin.web.page import PageRequest, page, paginated
+from storage_admin.web.page import PageRequest, looked_plan, page, paginated, shown_as, wants_fragment
 from storage_admin.web.pages.image import image_of
 
 PER_PAGE = 50
@@ -102,7 +102,10 @@ def _options(form: Form, kind: JobKind) -> dict[str, Any]:
 @require_http_methods(["GET", "HEAD", "POST"])
 @page(Role.ADMIN)
 def aside(request: PageRequest, image_id: int, kind_name: str) -> HttpResponseBase:
-    """The plan of setting an image aside, restoring or deleting it; POST starts the job that the plan showed."""
+    """The plan of setting an image aside, restoring or deleting it; POST starts the job that the plan showed.
+
+    For htmx it is what a look at the image on its host changes of that.
+    """
     image, kind = image_of(request, image_id), kinds.get(kind_name)
     if request.method == "POST":
         form, key = Form(request), "".join(filter(str.isalnum, request.POST.get("key", "")))[:64]
@@ -110,14 +113,20 @@ def aside(request: PageRequest, image_id: int, kind_name: str) -> HttpResponseBa
         job = form.save(lambda: services.submit(request.actor, kind.name, image.pk, options, idempotency_key=key))
         if job is not None:
             return redirect("job", job.pk)
+    look = request.method != "POST" and wants_fragment(request)
+    plan = services.plan(request.actor, kind.name, image.pk, {}, look=look)
+    image = image_of(request, image.pk) if look else image
     context = {
         "section": "orphans",
         "image": image,
         "kind": kind,
         "address": reverse(kind.name, args=[image.pk]),
-        "plan": services.plan(request.actor, kind.name, image.pk, {}),
+        "plan": plan,
+        "shown": shown_as(request, plan),
         "evidence": selectors.evidence(image),
         "form": typed(request, request.path, {"grace_days": GRACE_DAYS, "confirm_name": ""}),
         "key": uuid4().hex,
     }
+    if look:
+        return looked_plan(request, "orphans/job.html", context)
     return render(request, "orphans/job.html", context, status=status_of(request))

@@ -24,7 +24,7 @@ from storage_admin.jobs.kinds import JobKind
 from storage_admin.jobs.plans import Plan, Refusal
 from storage_admin.jobs.selectors import answered_keys
 from storage_admin.web.method_words import verb_of
-from storage_admin.web.page import PageRequest, page, plan_digest, was_planned
+from storage_admin.web.page import NOT_PLANNED, PageRequest, page, plan_digest
 from storage_admin.web.pages.rewrite import options_from, replaces
 
 KIND = "reclaim"
@@ -165,9 +165,8 @@ def images_reclaim(request: PageRequest) -> HttpResponseBase:
     except InvalidError as error:
         wrong, options, admitted = error, kind.clean({}), space.Admitted()
         lines = planned(request.actor, images, options, admitted)
-    sent = (sorted(image.pk for image in images), options)
     loses = _loses(kind, lines, options)
-    if "confirmed" in form and wrong is None and was_planned(request, *sent):
+    if "confirmed" in form and wrong is None and _was_shown(request, lines, options):
         if not loses or "without_undo" in form:
             return _submit(request, lines, options)
         sentence = f"Confirm that {loses} of them are replaced without an undo copy."
@@ -177,7 +176,7 @@ def images_reclaim(request: PageRequest) -> HttpResponseBase:
         "lines": lines,
         "error": wrong,
         "loses": loses,
-        "planned": plan_digest(*sent),
+        "planned": " ".join([_digest(lines, options), *(_as_shown(one.image, one.plan) for one in _accepted(lines))]),
         "sums": sums_of(lines),
         "needs": needs_of(lines, admitted),
         "methods": [(name, WORDS.get(name, name), name == form.get("method", options["method"])) for name in METHODS],
@@ -188,26 +187,60 @@ def images_reclaim(request: PageRequest) -> HttpResponseBase:
     return render(request, "images/bulk.html", context)
 
 
+def _accepted(lines: Iterable[Line]) -> list[Line]:
+    return [line for line in lines if line.refusal is None]
+
+
 def _loses(kind: JobKind, lines: Iterable[Line], options: dict[str, Any]) -> int:
     """How many originals would be gone as soon as their copies stand verified."""
-    accepted = [line.plan for line in lines if line.refusal is None]
-    return sum(replaces(kind, plan, options) and not plan.undo_bytes for plan in accepted)
+    return sum(replaces(kind, line.plan, options) and not line.plan.undo_bytes for line in _accepted(lines))
+
+
+def _digest(lines: Iterable[Line], options: dict[str, Any]) -> str:
+    return plan_digest(sorted(line.image.pk for line in lines), options)
+
+
+def _as_shown(image: Image, plan: Plan) -> str:
+    """What Confirm is for of one image: its method, and whether its original is kept."""
+    return f"{image.pk}:{plan_digest(plan.method, bool(plan.undo_bytes))}"
+
+
+def _was_shown(request: PageRequest, lines: Sequence[Line], options: dict[str, Any]) -> bool:
+    """Whether the page had shown what would be started now; where it had not, the next page says so."""
+    digest, *shown = request.POST.get("planned", "").split() or [""]
+    own, answered = _keys(request, lines)
+    new = [line for line in _accepted(lines) if own[line.image.pk] not in answered]
+    if digest == _digest(lines, options) and all(_as_shown(line.image, line.plan) in shown for line in new):
+        return True
+    messages.warning(request, NOT_PLANNED)
+    return False
+
+
+def _keys(request: PageRequest, lines: Sequence[Line]) -> tuple[dict[int, str], set[str]]:
+    """The key of each image's job by the image's id, and those of them that have their job."""
+    key = "".join(filter(str.isalnum, request.POST.get("key", "")))[:64]
+    own = {line.image.pk: f"{key}-{line.image.pk}" if key else "" for line in lines}
+    return own, answered_keys(request.actor, own.values())
 
 
 def _submit(request: PageRequest, lines: Sequence[Line], options: dict[str, Any]) -> HttpResponseBase:
-    key = "".join(filter(str.isalnum, request.POST.get("key", "")))[:64]
-    own = {line.image.pk: f"{key}-{line.image.pk}" if key else "" for line in lines}
-    answered = answered_keys(request.actor, own.values())
+    own, answered = _keys(request, lines)
     queued, refused = len(answered), []
-    for line in lines:
-        if line.refusal is not None or own[line.image.pk] in answered:
+    shown = request.POST.get("planned", "").split()
+    for line in _accepted(lines):
+        image, key = line.image, own[line.image.pk]
+        if key in answered:
             continue
+
+        def check(plan: Plan, image: Image = image) -> None:
+            if not plan.refusals and _as_shown(image, plan) not in shown:
+                raise InvalidError("Its plan has changed.")
+
         try:
-            key = own[line.image.pk]
-            services.submit(request.actor, KIND, line.image.pk, options, idempotency_key=key, look=False)
+            services.submit(request.actor, KIND, image.pk, options, idempotency_key=key, look=False, check=check)
             queued += 1
         except (RefusedError, InvalidError, NotFoundError) as error:
-            refused.append(f"{line.image.name}: {error.detail}")
+            refused.append(f"{image.name}: {error.detail}")
     if queued:
         messages.success(request, f"{queued} queued. They run one after the other on each host, as its limit says.")
     if refused:

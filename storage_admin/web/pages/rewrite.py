@@ -25,7 +25,16 @@ from storage_admin.jobs import kinds, services
 from storage_admin.jobs.kinds import JobKind
 from storage_admin.jobs.plans import Plan
 from storage_admin.web.method_words import VERBS, verb_of
-from storage_admin.web.page import PageRequest, looked_plan, page, plan_digest, wants_fragment, was_planned
+from storage_admin.web.page import (
+    NotShownError,
+    PageRequest,
+    looked_plan,
+    page,
+    plan_digest,
+    shown_as,
+    wants_fragment,
+    was_planned,
+)
 from storage_admin.web.pages.image import image_of
 
 MIB = 1 << 20
@@ -256,7 +265,8 @@ def _context(
         "texts": texts,
         "has_undo": "undo_hours" in kind.properties,
         "undo_hours": form.get("undo_hours", shown.options.get("undo_hours")),
-        "planned": plan_digest(shown.options),
+        "planned": plan_digest(*confirmed(plan, shown.options)),
+        "shown": shown_as(request, plan),
         "bandwidth_mib": bandwidth_mib,
         "verb": verb_of(plan.method if plan else ""),
         "replaces": plan is not None and replaces(kind, plan, shown.options),
@@ -269,6 +279,11 @@ def _context(
         "more_guests": max(len(plan.affected_guests) - NAMED, 0) if plan else 0,
         "key": uuid4().hex,
     }
+
+
+def confirmed(plan: Plan | None, options: dict[str, Any]) -> tuple[object, ...]:
+    """What Confirm is for: options, the method that they come to by now, and whether the original is kept."""
+    return (options, plan.method, bool(plan.undo_bytes)) if plan else (options,)
 
 
 def replaces(kind: JobKind, plan: Plan, options: dict[str, Any]) -> bool:
@@ -297,31 +312,35 @@ def rewrite(request: PageRequest, image_id: int, kind_name: str) -> HttpResponse
 
 def _looked(request: PageRequest, image: Image, kind: JobKind) -> HttpResponseBase:
     """The plan after a look at the image on its host; where it is the same, only the age of its facts."""
-    before = _planned(request, image, kind, request.GET).plan
     kind.look(image.pk)
     context = _context(request, image_of(request, image.pk), kind, request.GET)
-    return looked_plan(request, "images/rewrite.html", context, before)
+    return looked_plan(request, "images/rewrite.html", context)
 
 
 def _start(request: PageRequest, image: Image, kind: JobKind) -> HttpResponseBase:
     request.actor.require(Role.OPERATOR, image.host.slug)
-    refused = None
-    try:
-        options = options_from(kind, request.POST)
-        if not was_planned(request, options):
-            return render(request, "images/rewrite.html", _context(request, image, kind, request.POST))
-        plan = services.plan(request.actor, kind.name, image.pk, options, look=True)
-        loses = replaces(kind, plan, options) and not plan.undo_bytes
-        if loses and not plan.refusals and "without_undo" not in request.POST:
+    refused, status = None, 409
+
+    def check(plan: Plan) -> None:
+        if plan.refusals:
+            return
+        if not was_planned(request, *confirmed(plan, options)):
+            raise NotShownError
+        if replaces(kind, plan, options) and not plan.undo_bytes and "without_undo" not in request.POST:
             sentence = f"Confirm that {image.name} is replaced without an undo copy."
             raise InvalidError(sentence, {"without_undo": sentence})
+
+    try:
+        options = options_from(kind, request.POST)
         key = "".join(filter(str.isalnum, request.POST.get("key", "")))[:64]
-        job = services.submit(request.actor, kind.name, image.pk, options, idempotency_key=key, look=False)
+        job = services.submit(request.actor, kind.name, image.pk, options, idempotency_key=key, check=check)
     except RefusedError as error:
         messages.error(request, f"Refused ({error.code}): {error.detail} Nothing was changed.")
     except InvalidError as error:
         refused = error
+    except NotShownError:
+        status = 200
     else:
         return redirect("job", job.pk)
-    image = image_of(request, image.pk)
-    return render(request, "images/rewrite.html", _context(request, image, kind, request.POST, refused), status=409)
+    context = _context(request, image_of(request, image.pk), kind, request.POST, refused)
+    return render(request, "images/rewrite.html", context, status=status)
