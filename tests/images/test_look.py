@@ -293,6 +293,37 @@ def test_the_plan_page_shows_the_old_fact_at_once_and_then_the_new_one(path: Pat
     assert (again["HX-Reswap"], 'id="facts-age" hx-swap-oob="true"' in again.content.decode()) == ("none", True)
 
 
+@pytest.mark.parametrize("was", ["in use", "missing"])
+def test_an_images_page_is_fetched_anew_where_a_look_tells_something_else(
+    path: Path, client: Client, was: str
+) -> None:
+    client.force_login(UserFactory.create(role="operator"), "django.contrib.auth.backends.ModelBackend")
+    if was == "missing":
+        away = path.rename(path.with_name("away"))
+        scan(image_at(path).host)
+        away.rename(path)
+    else:
+        with scanned_while_read(path):
+            pass
+    address = reverse("image", args=[image_at(path).pk])
+    check = f'href="{reverse("check", args=[image_at(path).pk])}"'
+
+    def shown() -> tuple[str, bool, bool, Any]:
+        page = client.get(address)
+        text = page.content.decode()
+        look_at = next(one["hx-get"] or "" for _, one in tags_of(text) if "shown=" in (one.get("hx-get") or ""))
+        return look_at, f'<span class="chip warn">{was}</span>' in text, check in text, page.context["image"].seen
+
+    look_at, told, offered, seen = shown()
+    assert (told, offered) == (True, was == "in use")
+    looked = client.get(look_at, headers={"HX-Request": "true"})
+    assert (looked.status_code, looked["HX-Trigger"]) == (204, "facts-changed")
+    look_at, told, offered, now = shown()
+    assert (told, offered, now > seen) == (False, True, True)
+    again = client.get(look_at, headers={"HX-Request": "true"})
+    assert ("HX-Trigger" in again, 'id="facts-age" hx-swap-oob="true"' in again.content.decode()) == (False, True)
+
+
 def test_an_orphans_page_shows_the_old_fact_at_once_and_then_the_new_one(path: Path, client: Client) -> None:
     client.force_login(UserFactory.create(role="admin"), "django.contrib.auth.backends.ModelBackend")
     address = reverse("set_aside", args=[image_at(path).pk])

@@ -96,3 +96,25 @@ def test_a_plan_page_shows_that_the_job_has_ended_and_keeps_what_was_typed(
     expect(field).to_be_focused()
     assert said == []
     page.context.close()
+
+
+def test_an_images_page_shows_what_a_look_has_found_while_it_is_open(
+    chromium: Browser, live_server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = ImageFactory.create(name="read.qcow2", in_use=True, in_use_detail="process 7 (tar)", state="missing")
+    looks: list[int] = []
+
+    def look(rows: list[Image]) -> frozenset[int]:
+        looks.extend(row.pk for row in rows)
+        Image.objects.filter(pk=image.pk).update(in_use=False, in_use_detail="", state="ok")
+        return frozenset()
+
+    monkeypatch.setattr("images.scan.look.at", look)
+    page = signed_in(chromium, live_server).new_page()
+    said = complaints_of(page)
+    page.goto(f"{live_server.url}/images/{image.pk}/")
+    expect(page.locator(f"a.btn[href='/images/{image.pk}/check/']")).to_have_count(1, timeout=60_000)
+    expect(page.locator("#image-head")).not_to_contain_text("in use")
+    expect(page.locator("#image-notes")).not_to_contain_text("not found")
+    assert (looks, said) == ([image.pk], [])
+    page.context.close()

@@ -122,6 +122,8 @@
     }
   }
   document.addEventListener("jobs-changed", refresh);
+  // A look at the host, made when the page was opened, has found something else than the page shows.
+  document.addEventListener("facts-changed", refresh);
 
   // What the page calls a field: its label, without what is explained in it, or its group's name.
   function labelOf(field) {

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -14,7 +15,7 @@ from images.models import Image
 from images.orphans import rows
 from images.orphans.selectors import evidence
 from images.rewrite import planning, volume_chains
-from images.scan import vanished
+from images.scan import look, vanished
 from images.services import DECLARABLE, declare_format
 from storage_admin.accounts.roles import Role
 from storage_admin.errors import NotFoundError
@@ -24,7 +25,7 @@ from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Plan
 from storage_admin.jobs.selectors import jobs_for
 from storage_admin.web.method_words import Verb, verb_of
-from storage_admin.web.page import PageRequest, attempt, page
+from storage_admin.web.page import PageRequest, attempt, page, plan_digest, shown_as, wants_fragment
 from storage_admin.web.pages.chain_tree import tree_of
 
 JOBS_SHOWN = 10
@@ -89,6 +90,13 @@ def _actions(request: PageRequest, image: Image) -> list[Action]:
     return sorted(actions, key=lambda action: not action.rewrites)
 
 
+def _shown(request: PageRequest, image: Image, actions: list[Action]) -> str:
+    """A digest of what the page shows of what may pass."""
+    facts = (image.state, image.state_detail, image.in_use, image.in_use_detail, image.orphan, image.allocated_size)
+    guests = [disk.guest.state for disk in image.disks]
+    return plan_digest(facts, guests, [shown_as(request, action.plan) for action in actions])
+
+
 def _is_for(request: PageRequest, image: Image, kind: str) -> bool:
     """Whether setting aside and what follows is worth a word: to admins, of orphans and of what is set aside."""
     fits = image.orphan is True if kind == "set_aside" else image.state == Image.State.SET_ASIDE
@@ -142,8 +150,17 @@ def _moment(created: Any) -> datetime | None:
 @require_safe
 @page()
 def image(request: PageRequest, image_id: int) -> HttpResponseBase:
-    """All that is known of one image."""
+    """All that is known of one image; for htmx the age of that after a look at it on its host, and whether the page has
+    to be fetched anew.
+    """
     row = image_of(request, image_id)
+    if wants_fragment(request):
+        look.at([row])
+        row = image_of(request, image_id)
+        if request.GET.get("shown") == _shown(request, row, _actions(request, row)):
+            return render(request, "images/image.html#age", {"image": row, "beside": True})
+        return HttpResponse(status=204, headers={"HX-Trigger": "facts-changed"})
+    actions = _actions(request, row)
     chain = selectors.chain_of(row, request.actor)
     jobs = jobs_for(request.actor).filter(target_kind="image", target_id=row.pk)
     tree = tree_of(chain, row.pk)
@@ -155,7 +172,8 @@ def image(request: PageRequest, image_id: int) -> HttpResponseBase:
         "tree": tree,
         "part": volume_chains.part_of(row),
         "reclaimable": {one.pk: one.offered_bytes for one in shown.only("state", "reclaimable_bytes")},
-        "actions": _actions(request, row),
+        "actions": actions,
+        "shown": _shown(request, row, actions),
         "jobs": jobs[:JOBS_SHOWN],
         "undoable": jobs.filter(undo_state=Job.UndoState.AVAILABLE).first(),
         "titles": {kind.name: kind.title for kind in kinds.every()},
