@@ -1,9 +1,10 @@
 """Whatever can be focused has a ring that stands out from what is around it, in the light and in the dark."""
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, Page
 from pytest_django.live_server_helper import LiveServer
 
+from tests.factories import ImageFactory
 from tests.web.conftest import fill
 from tests.web.test_in_a_browser import chromium, complaints_of, signed_in
 
@@ -61,23 +62,47 @@ FAULTS = """() => {
 }"""
 
 
-@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.night)])
+#: What has rings of its own: a list, a form, a plan.
+FEW = ("/images/", "/policies/add/", "convert")
+
+
+@pytest.mark.parametrize(
+    ("theme", "only"), [("light", ()), ("dark", FEW), pytest.param("dark", (), marks=pytest.mark.night)]
+)
 def test_whatever_can_be_focused_has_a_ring_of_three_to_one(
-    chromium: Browser, live_server: LiveServer, theme: str
+    chromium: Browser, live_server: LiveServer, theme: str, only: tuple[str, ...]
 ) -> None:
     filled = fill()
+    ImageFactory.create(pool=filled.pool, name="nobodys.qcow2", orphan=True)
     page = signed_in(chromium, live_server, color_scheme=theme).new_page()
     said = complaints_of(page)
     pages = {
-        "/": 15, "/images/": 30, f"/images/{filled.image.pk}/": 20, f"/images/{filled.base.pk}/convert/": 20,
-        "/hosts/": 20, "/hosts/add/": 20, "/policies/add/": 30, f"/jobs/{filled.done.pk}/": 15, "/webhooks/": 20,
-        f"/pools/{filled.pool.pk}/": 20, "/benchmarks/start/": 20,
+        "/": 15, "/images/": 30, f"/images/{filled.image.pk}/": 20, "/hosts/": 20, "/hosts/add/": 20,
+        f"/images/{filled.base.pk}/convert/": 20, "/policies/add/": 30, f"/jobs/{filled.done.pk}/": 15,
+        "/webhooks/": 20, f"/pools/{filled.pool.pk}/": 20, "/benchmarks/start/": 20, "/orphans/": 20, "/ledger/": 20,
+        "/jobs/": 20, f"/jobs/{filled.done.pk}/undo/": 15, "/alerts/": 15, "/guests/": 20,
     }  # fmt: skip
     for address, at_least in pages.items():
+        if only and not any(address.rstrip("/").endswith(part.rstrip("/")) for part in only):
+            continue
         page.goto(live_server.url + address)
-        page.keyboard.press("Tab")  # from now on rings are shown, as for somebody who uses the keyboard
-        seen, faults = page.evaluate(FAULTS)
-        assert faults == [], address
-        assert seen >= at_least, address
+        check(page, at_least, address)
+    if not only:
+        page.goto(f"{live_server.url}/images/")
+        page.get_by_label("Select all images on this page").check()
+        page.get_by_role("button", name="Reclaim selected…").click()
+        page.wait_for_url("**/images/reclaim/")
+        check(page, 15, "many plans")
+        page.context.clear_cookies()
+        page.goto(f"{live_server.url}/login/")
+        check(page, 3, "sign in")
     assert said == []
     page.context.close()
+
+
+def check(page: Page, at_least: int, what: str) -> None:
+    """Holds that a page has so many elements that can be focused, each with its ring."""
+    page.keyboard.press("Tab")  # from now on rings are shown, as for somebody who uses the keyboard
+    seen, faults = page.evaluate(FAULTS)
+    assert faults == [], what
+    assert seen >= at_least, what
