@@ -52,10 +52,10 @@
   });
 
   // Of a plan of many images, the button says for how many it stands.
-  document.addEventListener("change", (event) => {
-    const form = event.target.closest("[data-bulk]");
+  function countTicked() {
+    const form = document.querySelector("[data-bulk]");
     const button = form && form.querySelector("[data-confirm]");
-    if (!button || event.target.name !== "image") return;
+    if (!button) return;
     const boxes = [...form.querySelectorAll("input[type='checkbox'][name='image']")];
     const left = boxes.filter((box) => box.checked).length;
     button.dataset.word = button.dataset.word || button.textContent;
@@ -63,7 +63,11 @@
     button.textContent = all ? button.dataset.word : `Plan ${left} ${left === 1 ? "image" : "images"} again`;
     button.disabled = left === 0;
     document.getElementById("left-out").hidden = all;
+  }
+  document.addEventListener("change", (event) => {
+    if (event.target.name === "image") countTicked();
   });
+  document.addEventListener("htmx:afterSwap", countTicked);
 
   // A page that refreshes itself is nobody who does something: a session may end of idleness beside it.
   document.addEventListener("htmx:configRequest", (event) => {

@@ -24,7 +24,7 @@ from storage_admin.jobs.kinds import JobKind
 from storage_admin.jobs.plans import Plan, Refusal
 from storage_admin.jobs.selectors import answered_keys
 from storage_admin.web.method_words import verb_of
-from storage_admin.web.page import NOT_PLANNED, PageRequest, page, plan_digest
+from storage_admin.web.page import NOT_PLANNED, PageRequest, page, plan_digest, wants_fragment
 from storage_admin.web.pages.rewrite import options_from, replaces
 
 KIND = "reclaim"
@@ -125,7 +125,10 @@ def needs_of(lines: Iterable[Line], admitted: space.Admitted) -> list[Need]:
 
 def _chosen(request: PageRequest) -> list[Image]:
     """The images that were selected and exist for who asks, in the order of what they would win."""
-    given = request.POST.getlist("image")[:AT_ONCE]
+    given = request.POST.getlist("image")
+    if wants_fragment(request):  # it follows jobs: what is unticked stays on the page
+        given += request.POST.getlist("listed")
+    given = list(dict.fromkeys(given))[:AT_ONCE]
     ids = [int(text) for text in given if text.isascii() and text.isdecimal() and len(text) < 19]
     rows = selectors.images_for(request.actor).defer(None).filter(pk__in=ids)
     return sorted(rows, key=lambda image: (-(image.reclaimable_bytes or 0), image.name))
