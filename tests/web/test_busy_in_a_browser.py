@@ -1,12 +1,24 @@
 """What shows a job's work refreshes itself when the job ends, without a reload."""
 
 import pytest
+from django.urls import reverse
+from django.utils import timezone
 from playwright.sync_api import Browser, expect
 from pytest_django.live_server_helper import LiveServer
 
+from images.ledger import lines
 from images.models import Image
 from storage_admin.jobs.models import Job
-from tests.factories import GIB, ImageFactory, ImageUseFactory, JobFactory, ResourceLockFactory
+from tests.factories import (
+    GIB,
+    ImageFactory,
+    ImageUseFactory,
+    JobFactory,
+    PolicyFactory,
+    PolicyPickFactory,
+    PolicyRunFactory,
+    ResourceLockFactory,
+)
 from tests.web.test_in_a_browser import chromium, complaints_of, signed_in
 
 __all__ = ["chromium"]
@@ -143,5 +155,30 @@ def test_many_plans_follow_a_job_and_keep_ticks_and_what_was_typed(chromium: Bro
     expect(page.locator(f"#take-{left.pk}")).not_to_be_checked()
     expect(hours).to_have_value("17")
     expect(page.locator("[data-confirm]")).to_have_text("Plan 2 images again")
+    assert said == []
+    page.context.close()
+
+
+@pytest.mark.parametrize("place", ["ledger", "policy_preview", "policy_run", "policy_add"])
+def test_what_is_listed_of_an_image_follows_its_job(chromium: Browser, live_server: LiveServer, place: str) -> None:
+    image = ImageFactory.create(name="busy.qcow2", reclaimable_bytes=GIB, allocated_size=2 * GIB)
+    lines.write(JobFactory.create(kind="reclaim", target=image, state="succeeded"), image.pool, 3 * GIB, 2 * GIB)
+    job = JobFactory.create(kind="flatten", target=image, state="running", progress=42.0)
+    ResourceLockFactory.create(job=job, key=f"image:{image.pk}", exclusive=True)
+    policy = PolicyFactory.create()
+    run = PolicyRunFactory.create(policy=policy, state="finished", chosen_at=timezone.now(), finished=timezone.now())
+    PolicyPickFactory.create(run=run, image=image, state="skipped", code="busy")
+    arguments = {"policy_preview": [policy.pk], "policy_run": [policy.pk, run.pk]}.get(place, [])
+    page = signed_in(chromium, live_server).new_page()
+    said = complaints_of(page)
+    page.goto(live_server.url + reverse(place, args=arguments))
+    busy = page.locator(f"main .chip[href='/jobs/{job.pk}/']")
+    expect(busy.first).to_contain_text("42 %")
+    if place == "policy_add":
+        page.get_by_label("Name", exact=True).fill("nightly")
+    Job.objects.filter(pk=job.pk).update(state="succeeded")
+    expect(busy).to_have_count(0, timeout=60_000)
+    if place == "policy_add":
+        expect(page.get_by_label("Name", exact=True)).to_have_value("nightly")
     assert said == []
     page.context.close()
