@@ -294,9 +294,7 @@ def test_the_plan_page_shows_the_old_fact_at_once_and_then_the_new_one(path: Pat
 
 
 @pytest.mark.parametrize("was", ["in use", "missing"])
-def test_an_images_page_is_fetched_anew_where_a_look_tells_something_else(
-    path: Path, client: Client, was: str
-) -> None:
+def test_an_images_page_is_fetched_anew_where_a_look_tells_something_else(path: Path, client: Client, was: str) -> None:
     client.force_login(UserFactory.create(role="operator"), "django.contrib.auth.backends.ModelBackend")
     if was == "missing":
         away = path.rename(path.with_name("away"))
