@@ -71,7 +71,7 @@ class SecondFactorAdapter(DefaultMFAAdapter):  # type: ignore[misc]
     """Secrets are sealed as those of hosts are; a role's last second factor stays."""
 
     error_messages = DefaultMFAAdapter.error_messages | {
-        "cannot_delete_authenticator": "Your role needs a second factor: set up another one first.",
+        "cannot_delete_authenticator": "Your role requires a second factor: set up another one first.",
         "incorrect_code": "This code is wrong, or was used already.",
     }
 

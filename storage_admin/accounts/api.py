@@ -155,7 +155,7 @@ class UserEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, AdminEndpo
 
     @extend_schema(
         summary="Sign a user out everywhere (admin)",
-        description="Tokens are no sessions, and go on.",
+        description="Tokens are not affected.",
         request=NothingBody,
         responses=EndedSerializer,
     )

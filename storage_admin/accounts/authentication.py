@@ -50,7 +50,7 @@ class TokenAuthentication(authentication.BaseAuthentication):
         token = Token.objects.filter(digest=digest_of(secret.strip())).order_by().first()
         if token is None:
             refusals.token_refused(request, None)
-            raise exceptions.AuthenticationFailed("This token is not known: it was deleted, or is mistyped.")
+            raise exceptions.AuthenticationFailed("Unknown token: it was deleted or mistyped.")
         if token.expired:
             refusals.token_refused(request, token.name)
             raise exceptions.AuthenticationFailed(f"The token {token.name} has expired: ask an admin for a new one.")

@@ -34,7 +34,7 @@ class LdapBackend(LDAPBackend):  # type: ignore[misc]
         if User.objects.filter(username__iexact=username).exclude(source=directory.LDAP).exists():
             return None
         if not _room.acquire(blocking=False):
-            raise TooManyTriesError("Too many people sign in at this moment.", 5)
+            raise TooManyTriesError("Too many sign-ins at this moment.", 5)
         try:
             found: User | None = super().authenticate(request, username=username, password=password, **more)
             return found

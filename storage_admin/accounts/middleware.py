@@ -25,8 +25,8 @@ REFRESH = "SA-Refresh"
 TOO_MANY_REQUESTS = 429
 AWAY = "The directory does not answer, so your password was not checked. Try again later, or use a local account."
 log = logging.getLogger(__name__)
-CHANGE_FIRST = "Choose a password of your own first: yours was made for one use."
-SET_UP_FIRST = "Set up a second factor first: your role needs one."
+CHANGE_FIRST = "You signed in with a one-time password; choose a new one."
+SET_UP_FIRST = "Your role requires a second factor; set one up first."
 
 
 class SessionRules:

@@ -27,7 +27,7 @@ from storage_admin.accounts.directory import DeniedError
 log = logging.getLogger(__name__)
 #: As it stands in the callback's address.
 PROVIDER = "oidc"
-AWAY = "The sign-in at your organisation did not come to an end. Try again, or sign in with a local account."
+AWAY = "The sign-in at your organisation was not completed. Try again, or sign in with a local account."
 
 
 class SiteAdapter(DefaultSocialAccountAdapter):  # type: ignore[misc]
@@ -56,11 +56,11 @@ class SiteAdapter(DefaultSocialAccountAdapter):  # type: ignore[misc]
     def pre_social_login(self, _request: HttpRequest, sociallogin: Any) -> None:
         """Makes or updates the account; raises DeniedError where nobody is let in."""
         if sociallogin.state.get("process") != AuthProcess.LOGIN:
-            raise DeniedError("Only signing in is possible there: accounts are not joined.")
+            raise DeniedError("Accounts cannot be linked there; it is only for sign-in.")
         told = sociallogin.account.extra_data
         token, more = told.get("id_token") or {}, told.get("userinfo") or {}
         if not token or token.get("sub") != more.get("sub"):
-            raise DeniedError("What your organisation tells about you does not fit together.")
+            raise DeniedError("The identity data of your organisation is inconsistent. Ask an admin.")
         claims = more | token
         user = directory.admit(
             directory.OIDC, f"{token['iss']} {token['sub']}", str(claims.get("preferred_username") or token["sub"]),

@@ -194,7 +194,7 @@ def change(
     """
     _require_change(actor, view)
     if view.user_id is None and shared is False:
-        raise ValueError("A token made this view, and it is nobody's own: delete it where it is not wanted any more.")
+        raise ValueError("This view was created by a token and has no owner. Delete it if it is no longer needed.")
     before = _facts(view)
     if name is not None:
         view.name = _named(name)

@@ -29,10 +29,10 @@ class SavedViewSerializer(serializers.ModelSerializer[SavedView]):
 
     page = serializers.CharField(read_only=True, help_text="The list: images, jobs, hosts, ...")
     query = serializers.CharField(read_only=True, help_text="The query string of the page.")
-    shared = serializers.BooleanField(read_only=True, help_text="Offered to everybody who may open the page.")
-    mine = serializers.SerializerMethodField(help_text="Whether it is of who asks.")
+    shared = serializers.BooleanField(read_only=True, help_text="Visible to every user who may open the page.")
+    mine = serializers.SerializerMethodField(help_text="Whether it belongs to the requesting user.")
     default = serializers.BooleanField(
-        source="opens_first", read_only=True, help_text="Whether the page opens with it for who asks."
+        source="opens_first", read_only=True, help_text="Whether it is the requesting user's default view."
     )
     created_by = serializers.CharField(source="by", read_only=True)
 
@@ -50,8 +50,8 @@ class NewSavedViewBody(Body):
 
     name = StrictText(max_length=LONGEST_NAME)
     query = StrictText(max_length=LONGEST_QUERY, required=False, default="", allow_blank=True)
-    shared = StrictBoolean(required=False, default=False, help_text="Offered to everybody (operator).")
-    default = StrictBoolean(required=False, default=False, help_text="The page opens with it for this user.")
+    shared = StrictBoolean(required=False, default=False, help_text="Visible to all users (operator).")
+    default = StrictBoolean(required=False, default=False, help_text="Makes it this user's default view.")
 
     def get_fields(self) -> Any:
         # Which lists there are is known when all their modules are loaded.

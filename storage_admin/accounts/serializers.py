@@ -132,7 +132,7 @@ class LockoutSerializer(serializers.Serializer[Any]):
     username = serializers.CharField()
     address = serializers.CharField(allow_null=True)
     failures = serializers.IntegerField(help_text="Wrong passwords since the last right one.")
-    until = serializers.DateTimeField(help_text="When it ends by itself.")
+    until = serializers.DateTimeField(help_text="When it expires.")
 
 
 class AuditEntrySerializer(serializers.ModelSerializer[AuditEntry]):

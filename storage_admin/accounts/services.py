@@ -88,7 +88,7 @@ def create_token(
     actor.require_everywhere(Role.ADMIN)
     name, limit, wrong = name.strip(), list[str](), dict[str, str]()
     if not name:
-        wrong["name"] = "A token needs a name, by which it stands in the audit trail."
+        wrong["name"] = "A token needs a name; the audit trail shows it."
     elif len(name) > LONGEST_TOKEN_NAME or not name.isprintable():
         wrong["name"] = f"At most {LONGEST_TOKEN_NAME} characters that can be seen."
     if expires is not None and expires <= timezone.now():

@@ -60,9 +60,9 @@ def ended(request: Any, now: datetime) -> str:
     if kept is None:
         return ""
     if now - _time(kept["since"]) > settings.SESSION_LIFETIME:
-        return "You were signed in for so long that you have to sign in again."
+        return "Your session has reached its maximum length. Sign in again."
     if now - _time(kept["seen"]) > settings.SESSION_IDLE:
-        return "Nothing was done for so long that you have to sign in again."
+        return "Your session expired after inactivity. Sign in again."
     return ""
 
 

@@ -110,7 +110,7 @@ def count(request: Any) -> None:
     if is_news:
         why = f"more than {settings.SIGN_IN_TRIES_PER_MINUTE} tries a minute"
         refusals.refused(refusals.NOBODY, "too many sign-ins", "", address=address_of(request), why=why)
-    raise TooManyTriesError("There were too many tries to sign in from your address.", seconds)
+    raise TooManyTriesError("Too many sign-in attempts from your address.", seconds)
 
 
 class Hasher(PBKDF2PasswordHasher):
@@ -125,7 +125,7 @@ class Hasher(PBKDF2PasswordHasher):
 @contextmanager
 def _hashing() -> Iterator[None]:
     if not _room.acquire(blocking=False):
-        raise TooManyTriesError("Too many people sign in at this moment.", 3)
+        raise TooManyTriesError("Too many sign-ins at this moment.", 3)
     try:
         with _turn:
             yield

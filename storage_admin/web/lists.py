@@ -36,7 +36,7 @@ class Filtered(Generic[M]):
             InvalidError: something was.
         """
         if self.ignored:
-            raise InvalidError(f"Not understood: {', '.join(self.ignored)}.")
+            raise InvalidError(f"Invalid filters: {', '.join(self.ignored)}.")
         return self.rows
 
 

@@ -75,7 +75,7 @@ def test_a_new_password_does_not_tell_whether_it_is_the_one_of_now(bob: User) ->
     client = signed_in()
     for old in ("", "wrong"):
         form = {"old_password": old, "new_password1": PASSWORD, "new_password2": PASSWORD}
-        assert "that you have now" not in client.post("/password/", form).content.decode()
+        assert "must differ from the current one" not in client.post("/password/", form).content.decode()
 
 
 def test_a_right_password_forgets_the_wrong_ones_before_it(bob: User) -> None:

@@ -215,7 +215,7 @@ def test_a_role_that_needs_one_gets_nowhere_without_it(
     TokenFactory.create(secret="sa_x")
     assert client.get("/api/v1/hosts/", headers={"Authorization": "Bearer sa_x"}).status_code == 200
     page = client.get(OWN).content.decode()
-    assert "Your role needs a second factor" in page
+    assert "Your role requires a second factor" in page
     assert inline_code(page) == []
     set_up(client)
     assert is_in(client)

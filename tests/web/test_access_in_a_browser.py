@@ -24,7 +24,7 @@ def test_a_user_is_added_chooses_a_password_and_is_out_when_deactivated(
     admin.get_by_label("User name").fill("bob")
     admin.get_by_label("Role").select_option("operator")
     admin.get_by_label("Alpha").check()
-    admin.get_by_role("button", name="Add the user").press("Enter")
+    admin.get_by_role("button", name="Add user").press("Enter")
     password = admin.locator("#secret").inner_text()
     admin.evaluate(AXE.read_text())
     assert admin.evaluate(RUN_AXE) == []
@@ -45,7 +45,7 @@ def test_a_user_is_added_chooses_a_password_and_is_out_when_deactivated(
     bob.get_by_role("button", name="Change password").click()
     bob.wait_for_url(f"{live_server.url}/")
     bob.get_by_role("link", name="Your account").click()
-    expect(bob.get_by_text("this one")).to_be_visible()
+    expect(bob.get_by_text("this session")).to_be_visible()
 
     for scheme in ("light", "dark"):
         admin.emulate_media(color_scheme=scheme)
@@ -54,7 +54,7 @@ def test_a_user_is_added_chooses_a_password_and_is_out_when_deactivated(
         assert admin.evaluate(RUN_AXE) == [], scheme
     admin.get_by_text("Deactivate…").press("Enter")
     admin.get_by_role("button", name="Deactivate bob").press("Enter")
-    expect(admin.get_by_text("signed out everywhere and cannot sign in")).to_be_visible()
+    expect(admin.get_by_text("signed out everywhere and can no longer sign in")).to_be_visible()
     bob.goto(f"{live_server.url}/images/")
     assert "/login/" in bob.url
     assert [text for text in said if "400" not in text] == []
@@ -67,9 +67,9 @@ def test_a_token_is_made_works_and_is_refused_when_it_is_deleted(chromium: Brows
     HostFactory.create(slug="beta", name="Beta")
     page = signed_in(chromium, live_server).new_page()
     page.goto(f"{live_server.url}/tokens/")
-    page.get_by_label("Name, as it stands in the audit trail").fill("nightly")
+    page.get_by_label("Name (shown in the audit trail)").fill("nightly")
     page.get_by_label("Alpha").check()
-    page.get_by_role("button", name="Make the token").click()
+    page.get_by_role("button", name="Create token").click()
     secret = page.locator("#secret").inner_text()
     page.get_by_role("button", name="Copy", exact=True).click()
     expect(page.get_by_role("button", name="Copied").or_(page.get_by_role("button", name="Selected"))).to_be_visible()
@@ -79,6 +79,6 @@ def test_a_token_is_made_works_and_is_refused_when_it_is_deleted(chromium: Brows
     assert secret not in page.content()
     page.get_by_text("Delete…").click()
     page.get_by_role("button", name="Delete the token nightly").click()
-    expect(page.get_by_text("is deleted: what uses it is refused")).to_be_visible()
+    expect(page.get_by_text("is deleted. Requests that use it are refused")).to_be_visible()
     assert client.get("/api/v1/hosts/").status_code == 401
     page.context.close()

@@ -170,7 +170,7 @@ def test_a_page_opens_with_the_chosen_view_and_the_whole_list_stays_one_click_aw
     assert viewer.get("/images/")["Location"] == "/images/?in_use=true"
     whole = viewer.get("/images/?view=all")
     assert whole.status_code == 200
-    assert "Not understood" not in whole.content.decode()
+    assert "Ignored invalid" not in whole.content.decode()
     assert viewer.get("/images/?search=vm").status_code == 200
     assert viewer.get("/images/", headers={"HX-Request": "true"}).status_code == 200
     assert viewer.get("/jobs/").status_code == 200

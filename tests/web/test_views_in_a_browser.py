@@ -66,10 +66,10 @@ def test_a_view_is_kept_shared_and_the_same_as_a_file(chromium: Browser, live_se
     page.goto(f"{live_server.url}/images/")
     page.get_by_role("navigation", name="Saved views").get_by_role("link", name="web servers").click()
     assert names(page) == [f"web-{number}.qcow2" for number in range(6)]
-    page.get_by_text("Change views…").click()
+    page.get_by_text("Manage views…").click()
     page.get_by_label("Shared", exact=True).check()
     assert axe(page) == []
-    page.get_by_role("button", name="Change the view web servers").click()
+    page.get_by_role("button", name="Save the view web servers").click()
     expect(page.get_by_text("“web servers” is changed.")).to_be_visible()
     page.context.close()
 
@@ -80,7 +80,7 @@ def test_a_view_is_kept_shared_and_the_same_as_a_file(chromium: Browser, live_se
     expect(link).to_contain_text("by ann")
     link.click()
     expect(page.get_by_label("Saved views").locator("[aria-current=true]")).to_have_count(1)
-    page.get_by_text("Change views…").click()
+    page.get_by_text("Manage views…").click()
     assert page.get_by_role("button", name="Delete the view web servers").count() == 0
     assert axe(page) == []
     with page.expect_download() as download:
@@ -110,7 +110,7 @@ def test_the_forms_of_every_list_are_accessible_and_work_without_scripts(
     page.get_by_role("button", name="Sign in").click()
     page.get_by_text("Save this view…").click()
     page.get_by_label("Name", exact=True).fill("plain")
-    page.get_by_label("Share it with everybody").check()
+    page.get_by_label("Share with all users").check()
     page.get_by_role("button", name="Save", exact=True).click()
     expect(page.get_by_text("“plain” is saved.")).to_be_visible()
     state = context.storage_state()
@@ -118,7 +118,7 @@ def test_the_forms_of_every_list_are_accessible_and_work_without_scripts(
     context = chromium.new_context(storage_state=state, color_scheme="dark")
     page = context.new_page()
     page.goto(f"{live_server.url}{address}")
-    for summary in ("Save this view…", "Change views…"):
+    for summary in ("Save this view…", "Manage views…"):
         page.get_by_text(summary).click()
     assert axe(page) == []
     context.close()

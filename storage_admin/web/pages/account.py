@@ -41,7 +41,7 @@ def account_sign_out(request: PageRequest) -> HttpResponseBase:
 def account_session_end(request: PageRequest, uid: UUID) -> HttpResponseBase:
     """Ends one session of one's own."""
     if not users.end_session(request.actor, _own(request), uid):
-        raise NotFoundError("This session has ended already.")
+        raise NotFoundError("This session has already ended.")
     messages.success(request, "The session has ended.")
     return redirect("account")
 
@@ -49,5 +49,5 @@ def account_session_end(request: PageRequest, uid: UUID) -> HttpResponseBase:
 def _own(request: PageRequest) -> User:
     user = request.user
     if not isinstance(user, User):
-        raise NotFoundError("Only users have an account of their own.")
+        raise NotFoundError("Tokens have no account page.")
     return user

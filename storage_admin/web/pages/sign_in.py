@@ -81,7 +81,7 @@ class OwnPasswordForm(PasswordChangeForm):
         wanted: str = self.cleaned_data.get("new_password1", "")
         # Compared with what was given: whoever does not know the password of now is not told that this is it.
         if wanted and wanted == self.cleaned_data.get("old_password"):
-            raise ValidationError("That is the password that you have now: choose another one.")
+            raise ValidationError("The new password must differ from the current one.")
         return wanted
 
 
@@ -116,9 +116,7 @@ class PasswordView(views.PasswordChangeView):
         answer = super().form_valid(form)
         lockouts.password_right(self.request, user)
         password_chosen(actor_of(self.request), user, stays=self.request.session.session_key or "")
-        messages.success(
-            self.request, "Your password is changed. Other browsers where you were signed in are signed out."
-        )
+        messages.success(self.request, "Your password is changed. All other sessions were ended.")
         if was_one_time:
             answer["Location"] = str(reverse_lazy("overview"))
         return answer

@@ -78,5 +78,5 @@ def token_delete(request: PageRequest, token_id: int) -> HttpResponseBase:
     if token is None:
         raise NotFoundError(f"There is no token {token_id}.")
     delete_token(request.actor, token)
-    messages.success(request, f"The token {token.name} is deleted: what uses it is refused from now on.")
+    messages.success(request, f"The token {token.name} is deleted. Requests that use it are refused.")
     return redirect("tokens")

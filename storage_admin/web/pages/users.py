@@ -73,7 +73,7 @@ def user(request: PageRequest, user_id: int) -> HttpResponseBase:
         role, hosts = form.role(), request.POST.getlist("hosts")
         saved = form.save(
             lambda: services.change_user(request.actor, row, role=role, hosts=hosts, email=form.text("email")),
-            f"Saved. It holds from {row.username}'s next click on.",
+            f"Saved. Takes effect with the next request of {row.username}.",
         )
         return _shown(request, row) if saved is None else redirect("user", row.pk)
     return _shown(request, row)
@@ -86,9 +86,9 @@ def user_active(request: PageRequest, user_id: int) -> HttpResponseBase:
     row, active = _user(user_id), request.POST.get("active") == "yes"
     done = f"{row.username} can sign in again."
     if not active:
-        done = f"{row.username} is signed out everywhere and cannot sign in any more."
+        done = f"{row.username} is signed out everywhere and can no longer sign in."
         if tokens := ", ".join(token.name for token in selectors.tokens_made_by(row)):
-            done += f" Tokens they made go on working: {tokens}."
+            done += f" Tokens they created stay valid: {tokens}."
     attempt(request, lambda: services.change_user(request.actor, row, is_active=active), done)
     return redirect("user", row.pk)
 
@@ -116,7 +116,7 @@ def users_second_factor(request: PageRequest) -> HttpResponseBase:
 def user_second_factor(request: PageRequest, user_id: int) -> HttpResponseBase:
     """Takes away somebody's second factor, as their device is lost."""
     row = _user(user_id)
-    done = f"{row.username} has no second factor any more, and is signed out everywhere."
+    done = f"{row.username} no longer has a second factor and is signed out everywhere."
     attempt(request, lambda: second_factor.reset(request.actor, row), done)
     return redirect("user", row.pk)
 
@@ -137,7 +137,7 @@ def user_session_end(request: PageRequest, user_id: int, uid: UUID) -> HttpRespo
     """Ends one session of somebody."""
     row = _user(user_id)
     if not services.end_session(request.actor, row, uid):
-        raise NotFoundError("This session has ended already.")
+        raise NotFoundError("This session has already ended.")
     messages.success(request, "The session has ended.")
     return redirect("user", row.pk)
 
@@ -148,7 +148,7 @@ def lockout_end(request: PageRequest, lockout_id: int) -> HttpResponseBase:
     """Lets a name sign in from an address again."""
     found = next((one for one in lockouts.lockouts() if one.id == lockout_id), None)
     if found is None:
-        raise NotFoundError("This lockout has ended already.")
+        raise NotFoundError("This lockout has already ended.")
     lockouts.unlock(request.actor, found)
     messages.success(request, f"{found.username} can sign in from {found.address} again.")
     return redirect("users")
