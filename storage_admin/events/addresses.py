@@ -40,17 +40,19 @@ def checked(url: str) -> str:
     if HIDDEN in url:
         raise _bad(f"Give the whole address: {HIDDEN} stands for what is not shown of the one that there is.")
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise _bad("Give the whole address, which starts with https:// or http://.")
+        raise _bad("Give the whole URL, starting with https:// or http://.")
     if parts.username is not None or parts.password is not None:
-        raise _bad("Leave the user and password out: they would be sent and logged in clear. The signature proves us.")
+        raise _bad(
+            "Leave out user and password: they would be sent and logged in clear text. The signature identifies us."
+        )
     if len(url) > LONGEST or not url.isascii() or not url.isprintable() or " " in url:
         raise _bad(f"At most {LONGEST} characters, ASCII and without spaces: write others as %XX, names as xn--….")
     if parts.fragment:
-        raise _bad("Leave out what begins with #: it is never sent.")
+        raise _bad("Leave out the part after #: it is never sent.")
     if not _is_name(parts.hostname):
         raise _bad("Its name cannot be: between two dots there are 1 to 63 characters.")
     if forbidden(parts.hostname):
-        raise _bad("This address is for a machine's own link (such as a cloud's metadata), not for receivers.")
+        raise _bad("This is a link-local address (such as cloud metadata), which is not allowed.")
     return url
 
 
@@ -59,7 +61,7 @@ def _split(url: str) -> SplitResult:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError:
-        raise _bad("This is no address: perhaps its port is no number from 1 to 65535.") from None
+        raise _bad("Invalid URL. Check that the port is a number from 1 to 65535.") from None
     return parts
 
 

@@ -178,19 +178,19 @@ def _said(error: Exception, line: _Line) -> str:
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and len(causes) < 10:
         causes.append(cause if isinstance(cause, Exception) else error)
     if any(isinstance(one, _ForbiddenAddressError) for one in causes):
-        return "Its name leads to an address of a machine's own link, where nothing is sent."
+        return "The host name resolves to a link-local address, which is not allowed."
     if isinstance(error, requests.exceptions.ConnectTimeout):
         return f"No connection within {CONNECT:.0f} seconds."
     if isinstance(error, requests.exceptions.Timeout):
         return f"It did not answer within {READ:.0f} seconds."
     if isinstance(error, requests.exceptions.SSLError):
-        return f"Its certificate was not accepted, or it speaks no TLS: {_last(causes)}"
+        return f"TLS failed or the certificate was not accepted: {_last(causes)}"
     if any(isinstance(one, ConnectionRefusedError) for one in causes):
-        return "Nobody listens there: the connection was refused."
+        return "Connection refused."
     if any(isinstance(one, socket.gaierror) for one in causes):
-        return "Its name is not known."
+        return "The host name cannot be resolved."
     if isinstance(error, ValueError):
-        return "Its address, or the one that it leads to, is none that anything can be sent to."
+        return "Invalid URL, or invalid redirect target."
     return f"The connection failed: {_last(causes)}"
 
 

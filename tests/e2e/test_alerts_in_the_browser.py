@@ -30,14 +30,14 @@ def test_a_filesystem_that_fills_up_is_an_alert_until_there_is_room_again(
     with receiver() as there:
         seen.open("/webhooks/")
         page.get_by_label("Name", exact=True).fill("chat")
-        page.get_by_label("Address", exact=True).fill(there.url)
+        page.get_by_label("URL", exact=True).fill(there.url)
         page.get_by_label(re.compile("^alert.opened")).check()
         page.get_by_label(re.compile("^alert.closed")).check()
-        page.get_by_role("button", name="Add the webhook").click()
+        page.get_by_role("button", name="Add webhook").click()
         expect(page.locator("#secret")).to_have_text(re.compile("^whsec_"))
         page.get_by_role("link", name="chat").click()
-        page.get_by_role("button", name="Send a test").click()
-        expect(page.get_by_text("arrived")).to_be_visible(timeout=30_000)
+        page.get_by_role("button", name="Send test").click()
+        expect(page.get_by_text("delivered")).to_be_visible(timeout=30_000)
         assert [got.json["event"] for got in there.got] == ["test"]
 
         seen.open("/alerts/?state=new")

@@ -153,7 +153,7 @@ def test_nobody_listens(make_hook: MakeHook) -> None:
     make_hook(there.url)
     emitted()
     sending.deliver()
-    assert Delivery.objects.get().problem == "Nobody listens there: the connection was refused."
+    assert Delivery.objects.get().problem == "Connection refused."
 
 
 def test_a_name_that_leads_to_a_machines_own_link_is_not_sent_to(
@@ -167,7 +167,7 @@ def test_a_name_that_leads_to_a_machines_own_link_is_not_sent_to(
         sending.deliver()
     assert there.got == []
     assert (
-        Delivery.objects.get().problem == "Its name leads to an address of a machine's own link, where nothing is sent."
+        Delivery.objects.get().problem == "The host name resolves to a link-local address, which is not allowed."
     )
 
 
@@ -262,7 +262,7 @@ def test_an_address_that_was_taken_and_cannot_be_one_is_a_failure_like_any_other
     _try_until_the_end(timezone.now())
     delivery = Delivery.objects.get(event__name="job.finished")
     assert (delivery.state, delivery.status_code) == ("given_up", None)
-    assert delivery.problem == "Its address, or the one that it leads to, is none that anything can be sent to."
+    assert delivery.problem == "Invalid URL, or invalid redirect target."
 
 
 def test_a_redirect_to_what_is_no_address_is_a_failure_like_any_other(make_hook: MakeHook) -> None:

@@ -30,7 +30,7 @@ def test_what_is_new_comes_first_and_history_last(viewer: Client) -> None:
     assert "over and done" not in shown(viewer, "/alerts/?state=new")
     assert "a danger" not in shown(viewer, "/alerts/?state=closed")
     assert "a danger" in shown(viewer, "/alerts/?kind=pool_over_threshold&search=danger")
-    assert "No such alerts" in shown(viewer, "/alerts/?kind=broken_chain")
+    assert "No alerts match your filters" in shown(viewer, "/alerts/?kind=broken_chain")
 
 
 def test_an_operator_acknowledges_and_their_name_stands_there(operator: Client, viewer: Client) -> None:
@@ -207,7 +207,7 @@ def test_alerts_as_csv_are_those_of_the_filters_and_no_formulas(viewer: Client) 
 def test_a_filter_that_means_nothing_is_named_and_stays_with_the_others(viewer: Client) -> None:
     AlertFactory.create(title="a danger", severity="danger")
     page = viewer.get("/alerts/?severity=danger&kind=nonsense&host=local&ordering=-opened")
-    assert "Not understood, and so not applied: kind." in text_of(page.content.decode())
+    assert "Ignored invalid filters: kind." in text_of(page.content.decode())
     kept = [found["name"] for tag, found in tags_of(page.content.decode()) if found.get("type") == "hidden"]
     assert {"severity", "host", "ordering"} <= set(kept)
 
