@@ -36,7 +36,7 @@ from storage_admin.rest.views import EndpointSet
 
 _IDS = f"Ids of runs with commas between them, at most {selectors.MOST_COMPARED}."
 #: The schema's own hook says so of addresses with an id in them; here the ids stand in the query.
-_NOT_FOUND = OpenApiResponse({"$ref": "#/components/schemas/Error"}, "There is no such thing, or not for you.")
+_NOT_FOUND = OpenApiResponse({"$ref": "#/components/schemas/Error"}, "Not found, or no access.")
 
 
 @extend_schema_view(list=extend_schema(summary="Benchmarks, newest first"), retrieve=extend_schema(summary="One run"))

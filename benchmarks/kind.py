@@ -49,7 +49,7 @@ class RunBenchmark(JobKind):
         "quick": {"type": "boolean", "default": True, "description": "The quick variant instead of the thorough one."},
         "repetitions": {
             "type": ["integer", "null"], "minimum": 1, "maximum": MOST_REPETITIONS, "default": None,
-            "description": "How often each step is done; null for the profile's own number.",
+            "description": "Repetitions of each step; null for the profile default.",
         },
         "alongside": {
             "type": "boolean", "default": False,

@@ -84,7 +84,7 @@ def _take_sample(benchmark: Benchmark, event: dict[str, Any]) -> None:
     value, unit = event.get("value"), str(event.get("unit", ""))
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
     if unit not in UNITS or not (number or value is None):
-        note(benchmark, f"The agent told a figure that cannot be used: {event.get('metric')!s} {value!r} {unit}.")
+        note(benchmark, f"The agent reported an invalid result: {event.get('metric')!s} {value!r} {unit}.")
         return
     _row(benchmark, event, event.get("setting"), str(event.get("metric", "")), unit, value, str(event.get("note", "")))
 

@@ -79,7 +79,7 @@ class AdviceSerializer(serializers.Serializer[Any]):
 
     topic = serializers.CharField()
     sentence = serializers.CharField()
-    measurable = serializers.BooleanField(help_text="False where there is no difference that can be measured.")
+    measurable = serializers.BooleanField(help_text="False if the difference is too small to measure.")
 
 
 class ResultsSerializer(serializers.Serializer[Any]):

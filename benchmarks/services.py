@@ -37,7 +37,7 @@ def submit(
     """
     wanted = dict(options or {})
     if "kind" in wanted:
-        raise InvalidError("The kind stands beside the options, not in them.", {"options": "kind stands beside them."})
+        raise InvalidError("Give the kind next to the options, not in them.", {"options": "kind belongs next to them."})
     job = services.submit(actor, "benchmark", pool_id, wanted | {"kind": kind}, idempotency_key=idempotency_key)
     return Benchmark.objects.select_related("host", "pool", "pool__host", "job", "job__host").get(job=job)
 
@@ -65,7 +65,7 @@ def paste(actor: Actor, text: str) -> Benchmark:
     with transaction.atomic():
         pasted = Benchmark.objects.create(
             source=Benchmark.Source.PASTED, kind=BenchmarkKind.BONNIE, quick=False, label=_printable(first.name),
-            environment={"tools": told}, notes=["Pasted: what it was measured on is not known here."],
+            environment={"tools": told}, notes=["Pasted: the measured machine is unknown."],
             created_by=actor.name, finished=timezone.now(),
         )  # fmt: skip
         Sample.objects.bulk_create(
@@ -88,12 +88,10 @@ def _alike(runs: list[BonnieRun]) -> None:
     if len(runs) > MOST_LINES:
         raise _unusable(f"At most {MOST_LINES} lines at once.")
     if len({(run.name, run.size, run.files) for run in runs}) > 1:
-        detail = (
-            "The lines are of different machines or sizes: paste each group by itself, so that they can be compared."
-        )
+        detail = "The lines are of different machines or sizes: paste each group separately, then compare the runs."
         raise _unusable(detail)
     if not any(run.readings for run in runs):
-        raise _unusable("There is no figure in it.")
+        raise _unusable("It contains no results.")
 
 
 def _setting(run: BonnieRun) -> dict[str, str | int]:

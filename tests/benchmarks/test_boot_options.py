@@ -262,7 +262,7 @@ def test_the_form_asks_for_what_boots_and_carries_it_to_the_job(pool: StoragePoo
     plan = page_of(operator, asked)
     assert "Boot storm on" in plan
     assert f'<a class="whole" href="/images/{image.pk}/">template.qcow2</a>' in plan
-    assert "Only an admin may name a kernel" in page_of(operator, f"{start}&boot_kernel=/boot/vmlinuz")
+    assert "Only an admin may choose a kernel" in page_of(operator, f"{start}&boot_kernel=/boot/vmlinuz")
     form = {"pool": pool.pk, "kind": "boot", "boot_image": image.pk, "boot_guests": "2, 3", "boot_memory_mib": "128"}
     assert_refused(operator, form | {"boot_kernel": "/boot/vmlinuz"})
     assert confirm(operator, "/benchmarks/start/", form | {"boot_up": "agent"}).status_code == 302

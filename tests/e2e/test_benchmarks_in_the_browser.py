@@ -59,7 +59,7 @@ def started(seen: Tab, pool: dict[str, Any]) -> int:
     page.get_by_role("link", name="Start a benchmark…").click()
     page.get_by_label("Pool", exact=True).select_option(str(pool["id"]))
     page.get_by_label("Kind", exact=True).select_option("preallocation")
-    page.get_by_label("Each step writes or reads (MiB)").fill("8")
+    page.get_by_label("Data per step (MiB)").fill("8")
     page.get_by_label("Repetitions").fill("2")
     plan = page.locator("#plan")
     # Four images of 32 MiB: 8 are written into each, one is written full before; all of it twice.
@@ -104,7 +104,7 @@ def test_a_matrix_is_started_watched_read_and_compared(
         page.get_by_role("link", name="CSV").click()
     rows = list(csv.DictReader(io.StringIO(Path(download.value.path()).read_text())))
     assert {row["setting"]: float(row["median"]) for row in rows if row["metric"] == "write_rate"} == rates
-    page.get_by_role("link", name="Leave them out").click()
+    page.get_by_role("link", name="Hide").click()
     assert [one["label"] for one in drawn(seen, "chart-write_rate")["sets"]] == ["this run"]
 
     second = started(seen, pool)
@@ -147,9 +147,9 @@ def test_what_boots_is_asked_for_a_boot_storm_alone(
         expect(field).to_be_visible()
     plan = page.locator("#plan")
     expect(plan).to_contain_text("choose what boots")
-    page.get_by_label("Image that boots (its number)").fill(str(image["id"]))
-    page.get_by_label("Guests at once").fill("1, 3")
-    page.get_by_label("Guests at once").press("Tab")
+    page.get_by_label("Image to boot (ID)").fill(str(image["id"]))
+    page.get_by_label("Concurrent guests").fill("1, 3")
+    page.get_by_label("Concurrent guests").press("Tab")
     expect(plan).to_contain_text("3 guests of 256 MiB need 960 MiB of memory")
     expect(plan.locator("#cost-scratch")).to_be_visible()
     seen.assert_accessible()

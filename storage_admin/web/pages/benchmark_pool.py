@@ -81,7 +81,7 @@ def benchmark_watch(request: PageRequest, pool_id: int) -> HttpResponseBase:
     hours = form.whole("every_hours", required=True) or 0
     watched = form.save(
         lambda: services.watch(request.actor, pool, form.text("kind"), hours),
-        "It is watched: the first run starts within ten minutes.",
+        "Scheduled. The first run starts within ten minutes.",
     )
     return _shown(request, pool) if watched is None else redirect("benchmark_history", pool.pk)
 
@@ -93,5 +93,5 @@ def benchmark_unwatch(request: PageRequest, watch_id: int) -> HttpResponseBase:
     row = selectors.watches_for(request.actor).filter(pk=watch_id).first()
     if row is None:
         raise NotFoundError(f"There is no watch {watch_id}.")
-    attempt(request, lambda: services.unwatch(request.actor, row), "It is no longer watched. Its runs stay.")
+    attempt(request, lambda: services.unwatch(request.actor, row), "The schedule is removed. Its runs are kept.")
     return redirect("benchmark_history", row.pool_id)

@@ -278,8 +278,8 @@ def _ids(text: str) -> tuple[list[int], str]:
     """The ids, and what is wrong with them."""
     parts = [part for part in text.split(",") if part]
     if not all(part.isascii() and part.isdigit() and len(part) < 19 for part in parts):
-        return [], "Runs are named by their numbers, with commas between them."
+        return [], "Give run numbers, comma-separated."
     numbers = list(dict.fromkeys(map(int, parts)))
     if len(numbers) > selectors.MOST_COMPARED:
-        return [], f"At most {selectors.MOST_COMPARED} runs can be told apart in one chart; choose fewer."
+        return [], f"At most {selectors.MOST_COMPARED} runs fit in one chart; select fewer."
     return numbers, ""
