@@ -163,7 +163,7 @@ def warnings(guest: Guest, setting: Setting) -> Iterator[str]:
     if guest.kind == Guest.Kind.VM and by_api_alone.is_alone(guest.host):
         yield proxmox_vms.UNCHECKED
     if setting.priority is not None:
-        yield "It is relative: it says who comes first where the disks are busy, and is no limit."
+        yield "The value is relative: it sets who goes first when the disks are busy. It is not a limit."
 
 
 def is_edited(guest: Guest) -> bool:

@@ -279,7 +279,7 @@ def follow(vm: Vm, upid: str, stage: str, recorder: Recorder, stopping: Callable
     def check() -> None:
         recorder.tick()
         if recorder.cancel_requested or stopping():
-            recorder.log("the task is told to stop", JobLog.Level.WARNING)
+            recorder.log("stopping the task", JobLog.Level.WARNING)
             raise StoppedError(protocol.CANCELLED, f"Cancelled; Proxmox VE has ended its task {upid}.")
 
     return tasks.follow(

@@ -49,7 +49,7 @@ def record_guests(
     rows = Guest.objects.filter(host=host, kind__in=kinds)
     told = {(guest.kind, guest.uid): guest for guest in facts}
     if strangers := {kind for kind, _ in told} - set(kinds):
-        raise ValueError(f"told of guests of kinds that were not asked for: {strangers}")
+        raise ValueError(f"guests of kinds that were not requested: {strangers}")
     known = {(guest.kind, guest.uid): guest for guest in rows.prefetch_related("disks")}
     gone = [guest.pk for key, guest in known.items() if key not in told and guest.uid not in hidden]
     changed = bool(gone)

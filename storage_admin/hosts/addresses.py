@@ -108,10 +108,10 @@ def private_key(text: str) -> str:
         load(given.encode("ascii"), password=None)
     except TypeError:
         raise _bad(
-            "private_key", "This key needs a passphrase, and nobody is there to type it: make one without."
+            "private_key", "This key needs a passphrase, which cannot be entered here. Use a key without one."
         ) from None
     except (ValueError, UnsupportedAlgorithm):
-        raise _bad("private_key", "This is no private key. Paste the whole file that ssh-keygen made.") from None
+        raise _bad("private_key", "Not a private key. Paste the whole file that ssh-keygen created.") from None
     return given
 
 

@@ -27,7 +27,7 @@ class RowField(ModelChoiceField):  # type: ignore[type-arg]
         elif rows is not None and rows.model is Host and text.isprintable():  # PostgreSQL takes no NUL
             found = rows.filter(slug=text).first()
         if found is None:
-            raise ValidationError("There is no such thing here: give the id of one that you can see.")
+            raise ValidationError("Not found, or no access.")
         return found
 
 

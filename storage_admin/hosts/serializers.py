@@ -55,17 +55,19 @@ class HostSerializer(serializers.ModelSerializer[Host]):
 
 
 class HostBody(Body):
-    """What an admin decides of a host."""
+    """Settings of a host."""
 
     name = StrictText(max_length=200, required=False)
-    max_jobs = StrictInteger(required=False, min_value=1, max_value=64, help_text="Rewriting jobs at once.")
+    max_jobs = StrictInteger(
+        required=False, min_value=1, max_value=64, help_text="Maximum number of concurrent rewriting jobs."
+    )
     bandwidth_bytes_sec = StrictInteger(
         required=False, allow_null=True, min_value=LEAST_BANDWIDTH,
         help_text="Default limit of a rewriting job in bytes per second; null for no limit. A job can "
         "override it.",
     )  # fmt: skip
     idle_io = StrictBoolean(required=False, help_text="Idle I/O priority for rewriting jobs.")
-    address = StrictText(max_length=300, required=False, help_text="Of a host that is reached by ssh; it is tried.")
+    address = StrictText(max_length=300, required=False, help_text="Of an SSH host; the connection is tested.")
     port = StrictInteger(required=False)
     user = StrictText(max_length=64, required=False)
     private_key = StrictText(
@@ -86,20 +88,20 @@ class HostBody(Body):
 
 
 class NewHostBody(Body):
-    """A host that is to be reached over a network."""
+    """A host that is connected over a network."""
 
-    name = StrictText(max_length=200, help_text="How it is called here.")
+    name = StrictText(max_length=200, help_text="Display name.")
     kind = serializers.ChoiceField(
         choices=["ssh", "libvirt", "proxmox"], default="ssh",
         help_text="ssh; libvirt: by libvirt over TLS alone; proxmox: a node of Proxmox VE by its API, and by ssh where "
         "host_key is given.",
     )  # fmt: skip
-    address = StrictText(max_length=300, help_text="Its name, or its IPv4 or IPv6 address.")
+    address = StrictText(max_length=300, help_text="Hostname or IP address.")
     port = StrictInteger(
         required=False, allow_null=True, default=None,
         help_text="22 for ssh, 16514 for libvirt, 8006 for proxmox, where it is not given.",
     )  # fmt: skip
-    user = StrictText(max_length=64, default="root", help_text="Another one than root needs sudo without a password.")
+    user = StrictText(max_length=64, default="root", help_text="Users other than root need passwordless sudo.")
     private_key = StrictText(
         max_length=20_000, required=False, default="", trim_whitespace=False, write_only=True, allow_blank=True,
         help_text="Ours, without a passphrase. Encrypted at rest and never shown again. Without it, the keys of the "

@@ -72,12 +72,12 @@ def test_a_host_is_added_by_ssh_and_a_containers_priority_set_on_it(
     seen.open("/guests/?search=shop")
     seen.reload_until(page.get_by_role("cell", name=re.compile("shop")))
     expect(page.locator("tbody")).to_contain_text("priority 3")
-    page.get_by_role("link", name="set…").click()
+    page.get_by_role("link", name="I/O limits…").click()
     page.get_by_label(re.compile("I/O priority of containers")).fill("7")
-    page.get_by_role("button", name="Show the plan").click()
+    page.get_by_role("button", name="Show plan").click()
     expect(page.locator("tbody")).to_contain_text("vzctl set 101 --ioprio 7 --save")
     seen.assert_accessible()
-    page.get_by_role("button", name="Set it for 1 guest").click()
+    page.get_by_role("button", name="Apply to 1 guest").click()
     expect(page).to_have_url(re.compile(r"/jobs/\d+/$"))
     expect(page.locator("#status")).to_contain_text("succeeded", timeout=60_000)
     seen.assert_accessible()
@@ -87,9 +87,9 @@ def test_a_host_is_added_by_ssh_and_a_containers_priority_set_on_it(
 
     seen.open("/hosts/")
     page.get_by_text("Remove old-vz").click()
-    page.get_by_label("Type its name, old-vz").fill("old-vz")
-    page.get_by_role("button", name="Remove the host").click()
-    expect(page.get_by_text("Nothing on it was touched")).to_be_visible()
+    page.get_by_label("Type “old-vz” to confirm").fill("old-vz")
+    page.get_by_role("button", name="Remove host").click()
+    expect(page.get_by_text("Nothing on it was changed")).to_be_visible()
 
 
 def test_a_host_is_added_with_a_created_key_pair_in_five_clicks(
@@ -138,6 +138,6 @@ def test_a_host_is_added_with_a_created_key_pair_in_five_clicks(
     expect(page).to_have_url(re.compile(r"/hosts/$"))
     rest.quiet()
     page.get_by_text("Remove created").click()
-    page.get_by_label("Type its name, created").fill("created")
-    page.get_by_role("button", name="Remove the host").click()
-    expect(page.get_by_text("Nothing on it was touched")).to_be_visible()
+    page.get_by_label("Type “created” to confirm").fill("created")
+    page.get_by_role("button", name="Remove host").click()
+    expect(page.get_by_text("Nothing on it was changed")).to_be_visible()

@@ -28,7 +28,7 @@ def test_every_form_is_accessible_and_reached_by_keyboard(admin_tab: Callable[[T
     seen.open("/hosts/add/")
     kind = seen.page.get_by_label("Connection type")
     for way, field in (
-        ("proxmox", "API token ID"), ("libvirt-tls", "Our certificate (clientcert.pem)"),
+        ("proxmox", "API token ID"), ("libvirt-tls", "Client certificate (clientcert.pem)"),
         ("libvirt-ssh", "Create a key pair"), ("ssh", "Create a key pair"),
     ):  # fmt: skip
         kind.focus()
@@ -90,13 +90,13 @@ def test_the_nodes_of_a_cluster_are_added_and_their_shared_images_listed_once(
 
     page.set_viewport_size({"width": 1400, "height": 900})
     seen.open("/hosts/")
-    expect(page.get_by_text("What the API token may do").first).to_be_visible()
+    expect(page.get_by_text("API token privileges").first).to_be_visible()
     for table in page.locator(".wide").all():
         assert table.evaluate("box => box.scrollWidth <= box.clientWidth + 1"), table.inner_text()[:200]
     seen.assert_accessible()
     for name in ("pve1", "pve2"):
         page.get_by_text(f"Remove {name}").click()
-        page.get_by_label(f"Type its name, {name}").fill(name)
-        page.get_by_role("button", name="Remove the host").locator("visible=true").click()
-        expect(page.get_by_text("Nothing on it was touched")).to_be_visible()
+        page.get_by_label(f"Type “{name}” to confirm").fill(name)
+        page.get_by_role("button", name="Remove host").locator("visible=true").click()
+        expect(page.get_by_text("Nothing on it was changed")).to_be_visible()
     assert not [row for row in rest.get("hosts/", limit=100)["results"] if re.match("pve", row["name"])]

@@ -78,7 +78,7 @@ def test_a_move_that_is_cancelled_ends_its_task(
     (task,) = server.world.tasks.values()
     assert task.exit_status == "interrupted by signal"
     assert conf(server)["scsi0"] == f"{OLD},discard=on,size=8G"
-    assert any("told to stop" in line for line in said(ended))
+    assert any("stopping the task" in line for line in said(ended))
 
 
 def test_a_worker_that_is_told_to_end_stops_the_task(

@@ -262,7 +262,7 @@ def test_a_host_without_an_agent_says_what_is_true_of_it(viewer: Client) -> None
     assert "qemu-img" not in text
     assert "far is reached by libvirt alone" in text
     assert re.search(r"move disks to another storage missing Needs Datastore.AllocateSpace", text)
-    assert re.search(r"see the guests and their disks there nothing", text)
+    assert re.search(r"see the guests and their disks granted none", text)
 
 
 def test_the_number_of_jobs_in_the_sidebar_follows(viewer: Client) -> None:

@@ -66,8 +66,8 @@ def test_a_disk_is_moved_by_hand_from_the_guests_page(
     page.get_by_role("link", name="web", exact=True).click()
     assert nothing_to_say(page) == []
     page.get_by_role("link", name="Move scsi0").click()
-    page.get_by_label("To the storage").fill("s2")
-    page.get_by_role("button", name="Show the plan").click()
+    page.get_by_label("Target storage").fill("s2")
+    page.get_by_role("button", name="Show plan").click()
     page.get_by_text("qm disk move 120 scsi0 s2").wait_for()
     assert nothing_to_say(page) == []
     assert not Job.objects.exists()

@@ -66,7 +66,7 @@ class SetIoPriority(JobKind):
     def clean(self, options: Any) -> dict[str, Any]:
         cleaned = super().clean(options)
         if all(cleaned[name] is None for name in ("priority", "weight", "limits")):
-            raise InvalidError("Say what is to be set: priority, weight or limits.", {"priority": "Give 0 to 7."})
+            raise InvalidError("Set a priority, a weight or limits.", {"priority": "Give 0 to 7."})
         return cleaned
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:  # noqa: ARG002 (the same for all)

@@ -44,7 +44,7 @@ class VmKind(JobKind):
 
     target = "guest"
     unsuccessful = {
-        "": Unsuccessful("A task that Proxmox VE had begun goes on there: see the log. Scan the host then.")
+        "": Unsuccessful("A task that Proxmox VE started continues there: see the log. Then scan the host.")
     }
     #: What has to be given: options without a default.
     needs: ClassVar[tuple[str, ...]] = ()
@@ -305,11 +305,11 @@ class Trim(VmKind):
         without = sorted(_without_discard(vm))
         if without:
             draft.warnings.append(_NOT_DISCARDED.format(", ".join(without)))
-        draft.warnings.append("Proxmox VE has no way to stop a trim that has begun: a cancel comes too late for it.")
+        draft.warnings.append("Proxmox VE cannot stop a running trim: a cancel comes too late.")
         return draft
 
     def do(self, vm: Vm, options: dict[str, Any], recorder: Recorder) -> dict[str, Any]:  # noqa: ARG002 (it has none)
-        recorder.progress({"stage": "trimming", "message": "in the guest; it tells no progress"})
+        recorder.progress({"stage": "trimming", "message": "in the guest; no progress is reported"})
         recorder.flush()
         trimmed = actions.trim(vm.client, vm.ref)
         for one in trimmed:
@@ -323,7 +323,7 @@ class Trim(VmKind):
         known = [one.trimmed_bytes for one in trimmed if one.trimmed_bytes is not None]
         total = sum(known) if known else None
         good = sum(not one.error for one in trimmed)
-        what = "it does not tell how much" if total is None else f"{total:,} bytes trimmed"
+        what = "amount not reported" if total is None else f"{total:,} bytes trimmed"
         return {
             "filesystems": [
                 {"path": one.path, "trimmed_bytes": one.trimmed_bytes, "error": one.error} for one in trimmed

@@ -99,7 +99,7 @@ def set_io(
     refuse_to_write(host)
     weight, limits = checked(weight, limits)
     if not live and not config:
-        raise InvalidError("Say where it is to be set.", {"live": "In the running guest, its definition, or both."})
+        raise InvalidError("Choose where to set it.", {"live": "In the running guest, its definition, or both."})
     request = {"uid": uid, "weight": weight, "limits": limits, "live": live, "config": config}
     answer = _tune(host, request)
     if "contradiction" in answer:

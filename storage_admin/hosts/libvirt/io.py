@@ -63,7 +63,7 @@ def checked(weight: object, limits: object) -> tuple[int | None, dict[str, dict[
         InvalidError: it is nothing, out of range, or libvirt has no such limit.
     """
     if weight is None and not limits:
-        raise InvalidError("Say what is to be set: a weight, or limits.", {"weight": "From 1 to 1000."})
+        raise InvalidError("Set a weight or limits.", {"weight": "From 1 to 1000."})
     return _weight(weight), _limits(limits)
 
 
@@ -172,7 +172,7 @@ def _since(answer: dict[str, Any], *, as_asked: bool) -> str:
     if answer["failed"]:
         return f"libvirt refused the rest: {answer['failed']}."
     if not as_asked:
-        return "What libvirt tells now is not what was asked for."
+        return "libvirt now reports other values than requested."
     match answer["set"]:
         case ["live", "config"]:
             return "Set now, and for every start."

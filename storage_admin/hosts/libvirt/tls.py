@@ -78,7 +78,7 @@ def _key(pem: str, fields: dict[str, str]) -> bytes | None:
             raise ValueError("too long")
         return load_pem_private_key(pem.encode("ascii"), password=None).public_key().public_bytes(*_PUBLIC)
     except TypeError:
-        fields["client_key"] = "This key needs a passphrase, and nobody is there to type it: make one without."
+        fields["client_key"] = "This key needs a passphrase, which cannot be entered here. Use a key without one."
     except (ValueError, UnsupportedAlgorithm):
         fields["client_key"] = "Paste the key of our certificate (clientkey.pem): the whole file."
     return None

@@ -73,7 +73,7 @@ held() { holder=; read -r holder 2>/dev/null <"$lock"; [ -d "/proc/${holder:-non
 locked() {
   echo "Locked by: pid $holder, cmdline $(tr '\\0' ' ' 2>/dev/null <"/proc/$holder/cmdline")" >&2; exit 4
 }
-# Whoever had it is gone before it is compared, so that nobody else can take it away in between.
+# The holder is gone before it is compared, so that nobody else can take it away in between.
 clear() (
   exec 3<"$lock" && { holder=; read -r holder <&3; [ ! -d "/proc/${holder:-none}" ]; } &&
     [ /proc/self/fd/3 -ef "$lock" ] && rm -f "$lock"

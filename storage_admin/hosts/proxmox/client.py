@@ -147,7 +147,7 @@ class Client(Api):
         except ResourceException as answer:
             failure = self._answered(answer)
         except _NotJsonError:
-            failure = ApiError(f"{self.who} gives an answer that is none of its API: is there something else?")
+            failure = ApiError(f"{self.who} does not answer like its API. Check the address.")
         except RequestException as error:
             failure = self._unreachable(error)
         raise failure
@@ -172,7 +172,7 @@ class Client(Api):
         if isinstance(error, Timeout):
             return errors.NoAnswerError(f"{where} took the request and did not answer in time.", UNREACHABLE)
         if isinstance(error, TooManyRedirects):
-            return ApiError(f"{where} sends its visitors elsewhere: is that Proxmox VE?", UNREACHABLE)
+            return ApiError(f"{where} redirects to another address. Check the address.", UNREACHABLE)
         found = re.search(r"\[Errno -?\d+\] ([^'\")]+)", str(error))
         why = found[1] if found else "the connection broke off"
         return ApiError(f"{where} cannot be reached: {why}.", UNREACHABLE)

@@ -128,7 +128,7 @@ def in_the_way(who: str, said: str) -> RefusedError | None:
             "stale_plan", "The guest's configuration was changed meanwhile: look again, then try again."
         )
     if _BUSY.search(said):
-        return RefusedError("busy", f"{who} is at work there just now: try again in a minute.")
+        return RefusedError("busy", f"{who} is busy there just now: try again in a minute.")
     return None
 
 
@@ -146,7 +146,7 @@ def guest_locked(name: str, lock: str) -> RefusedError:
     """The refusal for a guest whose configuration has a ``lock``."""
     return RefusedError(
         "guest_locked",
-        f"{name} is locked by Proxmox VE ({lock}): wait until that has ended. Where nothing is at work any more, "
+        f"{name} is locked by Proxmox VE ({lock}): wait until that has ended. If nothing is running any more, "
         "unlock it there.",
     )
 

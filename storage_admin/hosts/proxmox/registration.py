@@ -304,7 +304,7 @@ def why_away(facts: ProxmoxFacts, storage: StorageFacts) -> tuple[str, str]:
     if storage.active is None:
         places = ("/storage", f"/storage/{storage.name}")
         lacking = [one.sentence for one in facts.missing if one.feature == "storages" and one.path in places]
-        return "unreadable", f"{' '.join(lacking) or 'The API does not tell of it.'} {_AS_LAST_SEEN}"
+        return "unreadable", f"{' '.join(lacking) or 'The API does not report it.'} {_AS_LAST_SEEN}"
     if storage.is_mountpoint:
         return "missing", f"Nothing is mounted at {storage.path} on the node: mount it there. {_AS_LAST_SEEN}"
     return "missing", f"The node cannot reach it now. {_AS_LAST_SEEN}"

@@ -30,8 +30,8 @@ MIB = 1 << 20
 LIMIT_FIELDS = (
     ("read_bytes_sec", "Read (MiB/s)", MIB),
     ("write_bytes_sec", "Write (MiB/s)", MIB),
-    ("read_iops_sec", "Reads a second", 1),
-    ("write_iops_sec", "Writes a second", 1),
+    ("read_iops_sec", "Read IOPS", 1),
+    ("write_iops_sec", "Write IOPS", 1),
 )
 
 
@@ -69,7 +69,7 @@ def options_from(form: QueryDict) -> dict[str, Any]:
     if limits:
         options["limits"] = limits
     if fields:
-        raise InvalidError("Some of the numbers cannot be used.", fields)
+        raise InvalidError("Some numbers are invalid.", fields)
     if options and form.get("accept_hidden_lines"):
         options["accept_hidden_lines"] = form["accept_hidden_lines"]
     return options
@@ -77,7 +77,7 @@ def options_from(form: QueryDict) -> dict[str, Any]:
 
 def _whole(text: str, factor: int, name: str, fields: dict[str, str]) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 12:
-        fields[name] = "Give a whole number, or nothing to leave it as it is."
+        fields[name] = "Give a whole number, or leave empty to keep the current value."
         return 0
     return int(text) * factor
 
@@ -93,7 +93,7 @@ def guest_io(request: PageRequest) -> HttpResponseBase:
     ids = [int(text) for text in given.getlist("guest") if text.isascii() and text.isdigit() and len(text) < 19]
     guests = list(selectors.guests_for(request.actor).filter(pk__in=ids[:AT_ONCE]).order_by("name", "id"))
     if not guests:
-        messages.error(request, "Choose the guests first.")
+        messages.error(request, "Select guests first.")
         return redirect("guests")
     error, options = None, {}
     try:

@@ -19,7 +19,7 @@ from storage_admin.web.page import PageRequest, page, paginated
 
 PER_PAGE = 50
 PAGE = list_page("guests", "Guests", GuestFilters.base_filters)
-KINDS = (("domain", "libvirt domain"), ("vm", "VM of Proxmox VE"), ("container", "container"))
+KINDS = (("domain", "libvirt domain"), ("vm", "Proxmox VE VM"), ("container", "container"))
 
 #: Columns: what they are ordered by, their word, the order that a first click gives.
 COLUMNS = (

@@ -96,16 +96,16 @@ WAYS = {
             NAME,
             ADDRESS,
             Field("port", "libvirt TLS port", "16514"),
-            Field("ca_cert", "Certificate of the authority (cacert.pem)", shape="text",
+            Field("ca_cert", "CA certificate (cacert.pem)", shape="text",
                   hint="Which signed the host's certificate. All three empty: the files in pki/ of the data folder, or "
                   "in /etc/pki, are taken."),
-            Field("client_cert", "Our certificate (clientcert.pem)", shape="text",
-                  hint="Signed by an authority that the host trusts."),
-            Field("client_key", "Key of our certificate (clientkey.pem)", hint=_KEPT, shape="secret text"),
+            Field("client_cert", "Client certificate (clientcert.pem)", shape="text",
+                  hint="Must be signed by a CA that the host trusts."),
+            Field("client_key", "Client key (clientkey.pem)", hint=_KEPT, shape="secret text"),
         )),
         Way("libvirt-ssh", "libvirt over SSH: inventory and guest I/O settings", (
             NAME, ADDRESS, PORT,
-            Field("user", "User", "root", "One who may use libvirt's socket: root, or a member of the group libvirt."),
+            Field("user", "User", "root", "Needs access to libvirt's socket: root, or a member of the group libvirt."),
             KEY,
         )),
     )

@@ -53,11 +53,11 @@ class Abilities:
 def abilities_of(host: Host) -> Abilities:
     """What the last scan found, by the way that the host is reached."""
     if by_api_alone.is_alone(host):
-        return Abilities("What the API token may do", rights=_rights(host), sentence=by_api_alone.why_not(host))
+        return Abilities("API token privileges", rights=_rights(host), sentence=by_api_alone.why_not(host))
     if alone.is_alone(host):
-        return Abilities("What can be done here", sentence=alone.why_not(host))
+        return Abilities("Capabilities", sentence=alone.why_not(host))
     if host.transport == Host.Transport.PLAIN:
-        return Abilities("What can be done here", sentence=_PLAIN)
+        return Abilities("Capabilities", sentence=_PLAIN)
     unconfined = host.capabilities.get("confinement", "unknown") is None
     rights = _rights(host) if host.token_id else ()
     return Abilities("Tools", tuple(tools_of(host)), rights, _UNCONFINED if unconfined else "")

@@ -209,7 +209,7 @@ def host_remove(request: PageRequest, host_id: int) -> HttpResponseBase:
         registration.remove_host(request.actor, host)
         return True
 
-    done = form.save(remove, f"{host.name} is forgotten. Nothing on it was touched.")
+    done = form.save(remove, f"{host.name} is removed. Nothing on it was changed.")
     return redirect("hosts") if done else _alone(request, host)
 
 

@@ -138,5 +138,5 @@ def pool_remove(request: PageRequest, pool_id: int) -> HttpResponseBase:
         services.remove_pool(request.actor, row)
         return True
 
-    done = form.save(remove, f"{row.path} is forgotten. Its files are untouched.")
+    done = form.save(remove, f"{row.path} is removed. Its files are unchanged.")
     return redirect("hosts") if done else _shown(request, row)
