@@ -107,7 +107,7 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
         return Response(status=status.HTTP_204_NO_CONTENT)
 
     @extend_schema(
-        summary="Preview what it would do now (operator)",
+        summary="Preview it (operator)",
         description="Nothing is written. `limit` and `offset` cut both lists: `chosen` in the order of gain, `skipped` "
         "by name. Those of this page of `chosen` whose plans are refused stand at the beginning of `skipped`.",
         parameters=[*PAGE, _REASON],

@@ -20,7 +20,7 @@ from storage_admin.rest.fields import Body, StrictBoolean, StrictInteger, Strict
 
 
 class WindowSerializer(serializers.Serializer[Any]):
-    """From when to when jobs may run; nothing begins from ``last_start`` on."""
+    """When jobs may run; no new jobs start after ``last_start``."""
 
     opens = serializers.DateTimeField()
     last_start = serializers.DateTimeField()

@@ -63,7 +63,7 @@ class TotalsSerializer(serializers.Serializer[Any]):
     pools_count = serializers.IntegerField()
     pools_counted = serializers.IntegerField(help_text="Pools whose capacity is known, and so counted.")
     images_count = serializers.IntegerField()
-    measured_count = serializers.IntegerField(help_text="Images of which somebody tells what they occupy.")
+    measured_count = serializers.IntegerField(help_text="Images whose physical size is known.")
     capacity_bytes = serializers.IntegerField(allow_null=True)
     used_bytes = serializers.IntegerField(allow_null=True)
     available_bytes = serializers.IntegerField(allow_null=True)
@@ -105,7 +105,7 @@ class PoolRowSerializer(serializers.Serializer[Any]):
 
 
 class CandidateSerializer(serializers.Serializer[Any]):
-    """An image that space can be won back from."""
+    """An image with reclaimable space."""
 
     id = serializers.IntegerField()
     name = serializers.CharField()
@@ -144,7 +144,7 @@ class ConcernSerializer(serializers.Serializer[Any]):
 
 
 class WonSerializer(serializers.Serializer[Any]):
-    """Bytes that jobs freed; those that undo copies still hold are not won yet."""
+    """Bytes that jobs freed; bytes held by undo copies are not freed yet."""
 
     freed_bytes = serializers.IntegerField(help_text="Freed minus consumed.")
     held_bytes = serializers.IntegerField()

@@ -60,5 +60,5 @@ def held_back(job: Job) -> str:
     if until is None:
         return ""
     if timezone.now() >= datetime.fromisoformat(until):
-        return "nothing more: its window has closed, and the scheduler withdraws it"
-    return "automation to go on, which is paused" if is_paused() else ""
+        return "withdrawal: its window has closed"
+    return "automation to be resumed" if is_paused() else ""

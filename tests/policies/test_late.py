@@ -65,7 +65,7 @@ def test_a_job_of_a_policy_never_begins_outside_of_its_window_though_nobody_with
     assert claims.claim(job.pk, "worker") is None
     job.refresh_from_db()
     assert (job.state, job.waiting_for) == (
-        "queued", "nothing more: its window has closed, and the scheduler withdraws it"
+        "queued", "withdrawal: its window has closed"
     )  # fmt: skip
     runs.work(timezone.now())
     job.refresh_from_db()

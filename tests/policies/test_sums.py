@@ -57,7 +57,7 @@ def test_a_job_that_was_cancelled_is_listed_with_what_was_left_out_and_leads_to_
     assert (sums.jobs, sums.predicted) == (1, 2 * (GIB // 8))
     assert counts_of(run) == {"cancelled": 1} == {"cancelled": listed(run, "cancelled")}
     page = viewer.get(reverse("policy_run", args=[run.policy_id, run.pk]), {"code": "cancelled"})
-    assert f'href="/jobs/{second.pk}/"' in page.content.decode().partition("<h2>Left out</h2>")[2]
+    assert f'href="/jobs/{second.pk}/"' in page.content.decode().partition("<h2>Skipped</h2>")[2]
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_what_was_left_out_long_ago_is_counted_as_before(old: PolicyRun, viewer:
     text = b"".join(answer.streaming_content).decode("utf-8-sig")  # type: ignore[attr-defined]
     assert [line["left_out"] for line in csv.DictReader(io.StringIO(text))] == ["3"]
     page = text_of(viewer.get(reverse("policy_run", args=[old.policy_id, old.pk])).content.decode())
-    assert "what a rule left out is listed for 30 days, and counted after that" in page
+    assert "Skipped items are listed for 30 days, then only counted" in page
 
 
 def test_what_was_forgotten_before_is_kept_when_more_is(old: PolicyRun) -> None:

@@ -208,4 +208,4 @@ def test_the_preview_says_that_an_image_is_busy_now_and_would_wait(rf: RequestFa
     assert [one["waits"] for one in preview_of(found)["chosen"]] == [True, False]
     request = rf.get("/")
     request.user = UserFactory.create()
-    assert render_to_string("policies/choice.html", {"preview": found}, request).count("waits for a job") == 1
+    assert render_to_string("policies/choice.html", {"preview": found}, request).count("waiting for a job") == 1

@@ -160,7 +160,7 @@ def test_pausing_all_automation_shows_on_every_page_until_it_goes_on(admin: Clie
         page = text_of(viewer.get(address).content.decode())
         assert "All automation is paused by the-admin" in page
         assert "a move" in page
-    assert "Let it go on" not in text_of(viewer.get("/jobs/").content.decode())
+    assert "Resume" not in text_of(viewer.get("/jobs/").content.decode())
     admin.post("/automation/", {"paused": "false"})
     assert "All automation is paused" not in text_of(viewer.get("/").content.decode())
 

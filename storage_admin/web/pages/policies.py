@@ -212,5 +212,5 @@ def automation_switch(request: PageRequest) -> HttpResponseBase:
     """Pauses all automation, or lets it go on."""
     paused = request.POST.get("paused") == "true"
     automation.switch(request.actor, paused=paused, reason=request.POST.get("reason", "").replace("\0", "").strip())
-    messages.success(request, "Automation is resumed." if paused else "Automation goes on.")
+    messages.success(request, "Automation is paused." if paused else "Automation is resumed.")
     return HttpResponseRedirect(local(request.POST.get("next", ""), reverse("policies")))

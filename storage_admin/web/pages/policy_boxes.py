@@ -103,4 +103,4 @@ def _is_id(text: str) -> bool:
 
 
 def _all_word(name: str) -> str:
-    return f"All {name}{', also new ones' if name == 'hosts' else ''}"
+    return f"All {name}{', including new ones' if name == 'hosts' else ''}"

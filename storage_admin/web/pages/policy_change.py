@@ -51,7 +51,7 @@ def _form(request: PageRequest, row: Policy, address: str) -> HttpResponseBase:
         values = values_of(form, row, unread)
         for name, sentence in unread.items():
             sent.wrong(name, sentence)
-        if saved := sent.save(lambda: _save(request, row, values), f"The policy {values['name']} is kept."):
+        if saved := sent.save(lambda: _save(request, row, values), f"The policy {values['name']} is saved."):
             return redirect("policy", saved.pk)
     fresh = Policy.objects.get(pk=row.pk) if row.pk else Policy(clock=row.clock)
     context = {"section": "policies", "policy": fresh, "form": form, "address": address}
