@@ -48,7 +48,7 @@ class ImageFilters(GivenFilters):
     format = django_filters.ChoiceFilter(
         choices=[(name, name) for name in FORMATS],
         method="by_format",
-        label="As declared; as found where nobody declared it.",
+        label="The declared format, else the detected one.",
     )
     state = django_filters.ChoiceFilter(choices=Image.State.choices)
     min_chain_depth = WholeNumberFilter(field_name="chain_depth", method="by_least")

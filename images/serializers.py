@@ -49,7 +49,7 @@ class ImageSerializer(Shown, serializers.ModelSerializer[Image]):
     backing_file = TextOrNull()
     backing_format = TextOrNull()
     reclaimable_method = TextOrNull()
-    snapshots = serializers.SerializerMethodField(help_text="Internal ones; null where nobody has read the header.")
+    snapshots = serializers.SerializerMethodField(help_text="Internal snapshots; null if the header was not read.")
     guests = serializers.SerializerMethodField()
     orphan_evidence = serializers.SerializerMethodField(
         help_text="Why it is an orphan, or is none, or why that is not known: sentences."
@@ -188,7 +188,7 @@ class PoolSerializer(Shown, serializers.ModelSerializer[StoragePool]):
         read_only=True, allow_null=True, help_text="Virtual sizes by what can be used: not what is kept for root."
     )
     images_count = serializers.IntegerField(
-        source="known_count", read_only=True, allow_null=True, help_text="Null while nobody has listed it yet."
+        source="known_count", read_only=True, allow_null=True, help_text="Null until it is listed."
     )
     used_bytes = serializers.IntegerField(
         read_only=True, allow_null=True, help_text="As df counts it: neither available nor reserved."

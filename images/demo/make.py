@@ -170,7 +170,7 @@ def _read_marker(folder: Path) -> set[str] | None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DemoError(f"{folder / MARKER} cannot be read, so nothing in the folder is touched: {error}") from error
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise DemoError(f"{folder / MARKER} was changed by somebody, so nothing in the folder is touched.")
+        raise DemoError(f"{folder / MARKER} was changed, so nothing in the folder is deleted.")
     return known & set(names)
 
 

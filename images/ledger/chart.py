@@ -66,11 +66,11 @@ def _chart(
 ) -> Chart:  # fmt: skip
     sets = [_dataset("Freed", WON_COLOUR, [sums.won_bytes for _, sums in drawn])]
     if any(sums.taken_bytes for _, sums in drawn):
-        sets.append(_dataset("Taken", TAKEN_COLOUR, [-sums.taken_bytes for _, sums in drawn]))
+        sets.append(_dataset("Consumed", TAKEN_COLOUR, [-sums.taken_bytes for _, sums in drawn]))
     axes = {"x": {"type": "category", "stacked": True}, "y": {"beginAtZero": True, "stacked": True}}
     labels = [label for label, _ in drawn]
     config = {"type": "bar", "unit": "B", "data": {"labels": labels, "datasets": sets}, "options": {"scales": axes}}
-    heads = (head, "Freed", "Taken", "In all", "Held, not yet freed", "Jobs")
+    heads = (head, "Freed", "Consumed", "Net", "Held by undo copies", "Jobs")
     return Chart(name, title, config, heads, tuple(_row(label, sums) for label, sums in rows), broad)
 
 

@@ -17,7 +17,7 @@ from storage_admin.hosts.libvirt import reader
 from storage_admin.hosts.models import Host
 
 #: Why nothing is known of another host's guests.
-_UNTOLD = "Another host that has this storage does not tell which images its guests name."
+_UNTOLD = "Another host with this storage does not report which images its guests use."
 
 
 def refuse_named(image: Image) -> None:
@@ -65,13 +65,13 @@ def _guests(host: Host, *, tells: bool) -> Iterator[tuple[GuestFacts, bool]]:
     try:
         facts = reader.read(host)
         if facts is None and host.capabilities.get("libvirt") == "present":
-            raise HostError("No libvirt listens there any more.")
+            raise HostError("libvirt no longer listens there.")
         for guest in facts.domains if facts is not None else ():
             yield guest, True
     except HostError as error:
         if host.capabilities.get("libvirt") == "present":
             why = error.detail if tells else _UNTOLD
-            raise RefusedError("guests_unknown", f"{why} Until libvirt tells, no image is set aside.") from error
+            raise RefusedError("guests_unknown", f"{why} No image is set aside until libvirt reports this.") from error
     for told in hypervisors.ask(host):
         if told.unknown:
             why = told.unknown if tells else _UNTOLD

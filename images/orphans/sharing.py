@@ -67,7 +67,7 @@ def unknown(host: Host) -> dict[int, str]:
         other = pair.other.host
         away = other.status == Host.Status.UNREACHABLE
         if other.owners_unknown or away:
-            why = "it does not answer." if away else "the page Hosts says why."
+            why = "it does not answer." if away else "see the Hosts page."
             found.setdefault(
                 pair.pool.pk, f"Another host shares {pair.pool.name}, and who uses it there is not known: {why}"
             )

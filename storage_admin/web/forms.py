@@ -7,10 +7,13 @@ from typing import Any, TypeVar
 from django.contrib import messages
 from django.db import transaction
 from django.http import HttpRequest
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 
 from storage_admin.accounts.roles import Role
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError
+from storage_admin.web.templatetags.parts import refusal_code
 
 T = TypeVar("T")
 
@@ -23,11 +26,18 @@ class Wrong:
         detail: a sentence, where it belongs to no field.
         fields: sentences by the form's names of its fields.
         status: of the answer that shows the form again.
+        refusal: its code, where it is one.
     """
 
     detail: str
     fields: dict[str, str]
     status: int = 400
+    refusal: str = ""
+
+
+def refusal_message(error: RefusedError, ending: str = "Nothing was changed.") -> SafeString:
+    """A refusal as a page's message: what speaks against it, what that means, and its code in small print."""
+    return format_html("<b>Refused.</b> {} {} {}", error.detail, ending, refusal_code(error.code))
 
 
 def whole_number(text: str) -> int | None:
@@ -90,7 +100,7 @@ class Form:
         try:
             result = self._all_at_once(work) if self._unread else work()
         except RefusedError as error:
-            self._refuse(Wrong(f"Refused ({error.code}): {error.detail}", {}, 409))
+            self._refuse(Wrong(error.detail, {}, 409, error.code))
             return None
         except InvalidError as error:
             fields = {self._names.get(name, name): text for name, text in error.fields.items()} | self._unread

@@ -25,6 +25,7 @@ from storage_admin.accounts.roles import Actor, ForbiddenError, Role
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.jobs.plans import Plan
+from storage_admin.web.forms import refusal_message
 from storage_admin.web.lists import opened_with
 from storage_admin.web.templatetags.busy import job_of
 
@@ -106,7 +107,7 @@ def attempt(request: HttpRequest, work: Callable[[], T], done: str = "") -> T | 
     try:
         result = work()
     except RefusedError as error:
-        messages.error(request, f"Refused ({error.code}): {error.detail} Nothing was changed.")
+        messages.error(request, refusal_message(error))
         return None
     except InvalidError as error:
         messages.error(request, f"{error.detail} Nothing was changed.")

@@ -58,7 +58,7 @@ def test_one_page_plans_many_and_jobs_are_cancelled_from_the_list_and_one_is_und
     page.get_by_role("button", name="Plan again").click()
     expect(page.get_by_role("heading", name="Reclaim 4 images")).to_be_visible()
     expect(seen.fact("Jobs")).to_contain_text("3")
-    expect(seen.fact("Jobs")).to_contain_text("1 image is refused")
+    expect(seen.fact("Jobs")).to_contain_text("1 image refused")
     held = page.get_by_title(f"{sum(disks.physical(path) for path in (slow, *others[1:])):,} bytes")
     expect(seen.fact("Held by undo copies").locator(held)).to_be_visible()
     seen.assert_accessible()
@@ -80,8 +80,8 @@ def test_one_page_plans_many_and_jobs_are_cancelled_from_the_list_and_one_is_und
     assert disks.equal(others[1], content)
     job_of(seen, others[1].name).get_by_role("link", name=re.compile("Undo")).click()
     assert seen.exact("After") == after
-    page.get_by_role("link", name="Undo: put the original back").click()
-    page.get_by_role("button", name="Undo: put the original back").click()
+    page.get_by_role("link", name="Undo: restore the original").click()
+    page.get_by_role("button", name="Undo: restore the original").click()
     expect(page.get_by_role("heading", name=re.compile("Undo"))).to_be_visible()
     expect(page.locator("#status")).to_contain_text("succeeded", timeout=60_000)
     assert {path: path.read_bytes() for path in before} == before
@@ -115,7 +115,7 @@ def test_undo_copies_stand_on_the_pools_page_until_they_are_discarded(
     row.get_by_text("Discard…").click()
     label = row.get_by_label(re.compile("Type “job"))
     label.fill("job 0")
-    row.get_by_role("button", name="Discard the undo copy").click()
+    row.get_by_role("button", name="Discard undo copy").click()
     expect(page.locator("main")).to_contain_text("Not confirmed")
     assert len(seen.complaints) == 1  # the browser says that the answer was 400
     seen.complaints.clear()
@@ -126,7 +126,7 @@ def test_undo_copies_stand_on_the_pools_page_until_they_are_discarded(
     name = re.search(r"job \d+", row.inner_text())
     assert name is not None
     label.fill(name.group())
-    row.get_by_role("button", name="Discard the undo copy").click()
+    row.get_by_role("button", name="Discard undo copy").click()
     expect(page.locator("#status")).to_contain_text("succeeded", timeout=60_000)
     rest.quiet()
     seen.open(f"/pools/{pool['id']}/")

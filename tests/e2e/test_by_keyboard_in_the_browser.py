@@ -61,7 +61,7 @@ class Keys:
 
     def into_main(self) -> None:
         """Past the sidebar, by the link that is there for it; that is no step of a flow."""
-        self.to("Skip to the content")
+        self.to("Skip to content")
         self.page.keyboard.press("Enter")
 
     def tick(self, name: str) -> None:
@@ -129,9 +129,9 @@ def test_every_flow_is_walked_by_keyboard_to_its_end(
     done = rest.get("jobs/", kind="reclaim")["results"][0]["id"]
     keys.press(f"{done} · Reclaim")
     keys.into_main()
-    keys.press("Undo: put the original back…")
+    keys.press("Undo: restore the original…")
     keys.into_main()
-    keys.press("Undo: put the original back")
+    keys.press("Undo: restore the original")
     reached("undo a job")
 
     for kind, image, button in (
@@ -165,7 +165,7 @@ def test_every_flow_is_walked_by_keyboard_to_its_end(
     keys.press("Start a benchmark…")
     keys.into_main()
     keys.write("Repetitions", "1")
-    keys.write("Each step writes or reads (MiB)", "4")
+    keys.write("Data per step (MiB)", "4")
     keys.page.keyboard.press("Tab")
     keys.page.wait_for_load_state("networkidle")
     keys.press("Start Cluster size")
@@ -179,13 +179,13 @@ def test_every_flow_is_walked_by_keyboard_to_its_end(
     keys.into_main()
     keys.write("Name", "by keyboard")
     keys.write("Names", "keys-4*")
-    keys.write("Wins at least (MiB)", "1")
-    keys.press("Make the policy")
+    keys.write("Minimum savings (MiB)", "1")
+    keys.press("Create policy")
     steps["make a policy"] = keys.steps
     keys.into_main()
-    keys.press("Run it now…")
+    keys.press("Run now…")
     keys.into_main()
-    keys.press("Run it now")
+    keys.press("Run now")
     steps["run a policy by hand"] = keys.steps
     expect(keys.page.locator("main")).to_contain_text("finished", timeout=120_000)
     expect(keys.page.get_by_role("region", name="Jobs").locator("tbody tr")).to_contain_text("succeeded")
@@ -194,9 +194,9 @@ def test_every_flow_is_walked_by_keyboard_to_its_end(
     keys.start()
     keys.press("Orphans")
     keys.into_main()
-    if keys.page.get_by_role("link", name="Show these as well").count():
+    if keys.page.get_by_role("link", name="Include them").count():
         # Orphans of a machine without a hypervisor, as this one may be, are one link further.
-        keys.press("Show these as well")
+        keys.press("Include them")
         keys.steps -= 1
         keys.into_main()
     keys.press("Set keys-3.qcow2 aside…")
@@ -223,7 +223,7 @@ def test_every_flow_is_walked_by_keyboard_to_its_end(
     keys.into_main()
     keys.press("Delete keys-3.qcow2…")
     keys.into_main()
-    keys.write("Type its name, keys-3.qcow2", "keys-3.qcow2")
+    keys.write("Type “keys-3.qcow2” to confirm", "keys-3.qcow2")
     keys.press("Delete keys-3.qcow2")
     reached("delete what is set aside")
 

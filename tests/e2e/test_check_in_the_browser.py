@@ -45,7 +45,7 @@ def test_leaks_are_found_repaired_and_put_back(
     page.get_by_role("link", name="Repair leaks…").click()
     plan = page.locator("#plan")
     expect(plan).to_contain_text("A copy of the file is repaired")
-    page.get_by_text("The exact commands").click()
+    page.get_by_text("Commands", exact=True).click()
     expect(plan).to_contain_text("qemu-img check -r leaks")
     seen.assert_accessible()
     plan.get_by_role("button", name="Repair leaks leaky.qcow2").click()
@@ -55,8 +55,8 @@ def test_leaks_are_found_repaired_and_put_back(
     assert seen.exact("After") == disks.physical(path)
     assert seen.exact("Held by the undo copy") == seen.exact("Before")
 
-    page.get_by_role("link", name="Undo: put the original back").click()
-    page.get_by_role("button", name="Undo: put the original back").click()
+    page.get_by_role("link", name="Undo: restore the original").click()
+    page.get_by_role("button", name="Undo: restore the original").click()
     expect(page.get_by_role("heading", name=re.compile("Undo"))).to_be_visible()
     expect(status).to_contain_text("succeeded", timeout=60_000)
     assert path.read_bytes() == before
@@ -75,7 +75,7 @@ def test_a_sound_image_is_told_so_and_a_broken_one_that_only_all_repairs_it(
     status = seen.page.locator("#status")
     checked_on_the_page(seen, sound)
     expect(status).to_contain_text("Found: 0 errors, 0 leaked clusters.")
-    expect(status).to_contain_text("Its tables are in order.")
+    expect(status).to_contain_text("No errors in the tables.")
 
     checked_on_the_page(seen, broken)
     words = "1 error," if found["corruptions"] == 1 else f"{found['corruptions']} errors,"

@@ -31,13 +31,13 @@ def open_plan(seen: Tab, path: Path) -> None:
     seen.open(f"/images/?search={path}")
     seen.page.get_by_role("link", name=path.name, exact=True).click()
     seen.page.get_by_role("link", name="Flatten…").click()
-    expect(seen.page.get_by_role("heading", name=re.compile("The plan"))).to_be_visible()
+    expect(seen.page.get_by_role("heading", name=re.compile("· Plan"))).to_be_visible()
 
 
 def confirm(seen: Tab, button: str) -> None:
     seen.page.locator("#plan").get_by_role("button", name=button).click()
     expect(seen.page).to_have_url(re.compile(r"/jobs/\d+/$"))
-    expect(seen.page.locator("#status")).to_contain_text("Undo: put the original back", timeout=60_000)
+    expect(seen.page.locator("#status")).to_contain_text("Undo: restore the original", timeout=60_000)
 
 
 def test_a_chain_is_flattened_down_to_a_base_then_put_back_then_made_to_stand_alone(
@@ -51,21 +51,21 @@ def test_a_chain_is_flattened_down_to_a_base_then_put_back_then_made_to_stand_al
 
     open_plan(seen, leaf)
     expect(plan).to_contain_text("Its chain depth becomes 1 (now 4)")
-    page.get_by_label("Down to").select_option(label=f"{base.name} stays its base")
+    page.get_by_label("Flatten down to").select_option(label=f"keep {base.name} as backing file")
     expect(plan).to_contain_text("Its chain depth becomes 2 (now 4)")
-    page.get_by_text("The exact commands").click()
+    page.get_by_text("Commands", exact=True).click()
     expect(plan).to_contain_text(f"-b {base} -F qcow2")
     confirm(seen, f"Flatten {leaf.name}")
     assert (disks.depth(leaf), disks.info(leaf)["backing-filename-format"]) == (2, "qcow2")
     assert disks.equal(leaf, content)
     assert (seen.exact("Before"), seen.exact("After")) == (before, disks.physical(leaf))
-    expect(seen.fact("Down to")).to_have_text(base.name)
+    expect(seen.fact("Flatten down to")).to_have_text(base.name)
     page.get_by_role("link", name=leaf.name, exact=True).first.click()
     expect(seen.fact("Chain depth")).to_have_text("2")
     assert seen.exact("Physical") == disks.physical(leaf)
 
     page.get_by_role("link", name="Undo…").click()
-    page.get_by_role("button", name="Undo: put the original back").click()
+    page.get_by_role("button", name="Undo: restore the original").click()
     expect(page.get_by_role("heading", name=re.compile("Undo"))).to_be_visible()
     expect(page.locator("#status")).to_contain_text("succeeded", timeout=60_000)
     assert (disks.depth(leaf), disks.physical(leaf)) == (4, before)
@@ -74,7 +74,7 @@ def test_a_chain_is_flattened_down_to_a_base_then_put_back_then_made_to_stand_al
     open_plan(seen, leaf)
     page.get_by_label("Method").select_option("convert")
     expect(plan).to_contain_text("Flatten into a new copy")
-    page.get_by_text("The exact commands").click()
+    page.get_by_text("Commands", exact=True).click()
     expect(plan).to_contain_text("qemu-img convert")
     confirm(seen, f"Flatten into a new copy {leaf.name}")
     assert disks.depth(leaf) == 1
@@ -87,8 +87,8 @@ def test_what_cannot_be_flattened_so_is_refused_on_the_page(admin_tab: Callable[
     open_plan(seen, chain[-1])
     plan = seen.page.locator("#plan")
     seen.page.get_by_label("Method").select_option("convert")
-    seen.page.get_by_label("Down to").select_option(label=f"{chain[0].name} stays its base")
-    expect(plan).to_contain_text("Refused: stale_plan")
+    seen.page.get_by_label("Flatten down to").select_option(label=f"keep {chain[0].name} as backing file")
+    expect(plan).to_contain_text("(stale_plan)")
     expect(plan.get_by_role("button", name=re.compile(chain[-1].name))).to_be_disabled()
     seen.open(f"/images/?search={chain[0]}")
     seen.page.get_by_role("link", name=chain[0].name, exact=True).click()

@@ -159,7 +159,7 @@ def test_charts_draw_what_was_freed_upwards_and_what_was_taken_downwards() -> No
     freed(0, 3 * GIB, ImageFactory.create(pool=StoragePoolFactory.create(host=pool.host)), NOON)
     months, pools = charts_of(summary(lines_for(SYSTEM)))
     drawn = {one["label"]: one["data"] for one in months.config["data"]["datasets"]}
-    assert drawn == {"Freed": [6 * GIB], "Taken": [-3 * GIB]}
+    assert drawn == {"Freed": [6 * GIB], "Consumed": [-3 * GIB]}
     assert months.table[0][:4] == ("2026-11", "6 GiB", f"{MINUS}3 GiB", "3 GiB")
     assert [one["data"] for one in pools.config["data"]["datasets"]] == [[6 * GIB, 0], [0, -3 * GIB]]
 

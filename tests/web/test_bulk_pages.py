@@ -42,10 +42,10 @@ def ids(images: list[Image]) -> list[str]:
 def test_one_page_has_the_sums_and_each_refusal(operator: Client, chosen: list[Image]) -> None:
     text = text_of(operator.post(ADDRESS, {"image": ids(chosen)}).content.decode())
     assert "Reclaim 3 images" in text
-    assert "Would win 5 GiB" in text
-    assert "Free as the jobs end 0 B" in text
-    assert "Held by undo copies 8 GiB 5 GiB more are free when they go" in text
-    assert "5 GiB" in text.split("Scratch at the worst moment")[1][:60]  # 2 GiB and 3 GiB
+    assert "Expected savings 5 GiB" in text
+    assert "Freed when jobs finish 0 B" in text
+    assert "Held by undo copies 8 GiB 5 GiB more freed once they expire" in text
+    assert "5 GiB" in text.split("Peak scratch space")[1][:60]  # 2 GiB and 3 GiB
     assert "image_in_use" in text
     assert "Reclaim 2 images" in text
     assert not Job.objects.filter(kind="reclaim", target_id__in=ids(chosen)).exists()
@@ -87,7 +87,7 @@ def test_what_does_not_fit_beside_the_others_is_refused_on_the_page_already(
     page = operator.post(ADDRESS, form).content.decode()
     text = text_of(page)
     assert "Reclaim 6 images" in text  # of 4 GiB each, 35 GiB may be used, and 8 GiB of them are reserved
-    assert "24 GiB and up to 8 GiB for jobs that are queued or at work" in text
+    assert "24 GiB plus up to 8 GiB for queued and running jobs" in text
     assert text.count("not_enough_space") == 4
     form |= shown(page) | {"confirmed": "1"}
     assert "6 queued." in operator.post(ADDRESS, form, follow=True).content.decode()

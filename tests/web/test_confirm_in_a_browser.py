@@ -19,9 +19,9 @@ pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 #: The page's kind, the field that is typed into, what is typed, the option that the job gets of it.
 TYPED = [
     ("reclaim", "Keep the undo copy (hours)", "7", "undo_hours", 7),
-    ("flatten", "At most (MiB/s)", "5", "bandwidth_bytes_sec", 5 << 20),
-    ("convert", "Options of the format", "cluster_size=2M", "format_options", {"cluster_size": "2M"}),
-    ("check", "At most (MiB/s)", "3", "bandwidth_bytes_sec", 3 << 20),
+    ("flatten", "Bandwidth limit (MiB/s)", "5", "bandwidth_bytes_sec", 5 << 20),
+    ("convert", "Format options", "cluster_size=2M", "format_options", {"cluster_size": "2M"}),
+    ("check", "Bandwidth limit (MiB/s)", "3", "bandwidth_bytes_sec", 3 << 20),
     ("benchmark", "Repetitions", "3", "repetitions", 3),
 ]
 
@@ -120,8 +120,8 @@ def test_all_that_is_wrong_is_said_at_once_and_beside_its_fields(chromium: Brows
     said = complaints_of(page)
     opened(page, live_server, "convert")
     hours, speed = page.locator("#wait_hours"), page.locator("#bandwidth_mib")
-    page.get_by_label("Where a guest runs on it").select_option("wait")
-    page.get_by_label("Options of the format").fill("cluster_size=3k,refcount_bits=3")
+    page.get_by_label("If a guest is running").select_option("wait")
+    page.get_by_label("Format options").fill("cluster_size=3k,refcount_bits=3")
     hours.fill("many")
     speed.fill("1e")
     speed.press("Tab")
@@ -134,7 +134,7 @@ def test_all_that_is_wrong_is_said_at_once_and_beside_its_fields(chromium: Brows
         expect(field).to_have_attribute("aria-invalid", "true")
         expect(field).to_have_accessible_description(re.compile("Give a number"))
         expect(field).to_have_value(was)
-    page.get_by_label("Options of the format").fill("cluster_size=2M")
+    page.get_by_label("Format options").fill("cluster_size=2M")
     hours.fill("3")
     speed.fill("")
     speed.press("Tab")
@@ -150,7 +150,7 @@ def test_a_policys_errors_stand_beside_its_fields(chromium: Browser, live_server
     page.goto(f"{live_server.url}/policies/add/")
     page.get_by_label("Opens (minute").fill("0 99 * * *")
     page.get_by_label("Open for (minutes)").fill("")
-    page.get_by_role("button", name="Make the policy").click()
+    page.get_by_role("button", name="Create policy").click()
     expect(page.get_by_text("Not saved.")).to_be_visible()
     expect(page.locator("#window_minutes")).to_have_attribute("aria-invalid", "true")
     expect(page.locator("#window_minutes-wrong")).to_be_visible()

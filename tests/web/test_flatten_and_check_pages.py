@@ -66,7 +66,7 @@ def test_flattening_down_to_an_image_is_confirmed_and_queued(operator: Client, c
 def test_a_check_writes_nothing_and_asks_for_no_confirmation_of_a_loss(operator: Client, chain: list[int]) -> None:
     address = f"/images/{chain[2]}/check/"
     page = operator.get(address).content.decode()
-    assert "highest.qcow2 is read; nothing is written." in text_of(page)
+    assert "highest.qcow2 is only read." in text_of(page)
     operator.post(address, planned(page))
     assert Job.objects.get(kind="check").options["repair"] == "none"
 
@@ -82,7 +82,7 @@ def test_digging_in_place_asks_for_no_undo_copy(operator: Client, filled: Filled
     image = ImageFactory.create(pool=filled.pool, name="disk.raw", format="raw", declared_format="raw")
     asked = {"method": "in_place", "undo_hours": "0"}
     page = operator.get(f"/images/{image.pk}/reclaim/", asked).content.decode()
-    assert "none is needed: what is read from the image stays the same" in text_of(page)
+    assert "not needed: the image's content stays the same" in text_of(page)
     operator.post(f"/images/{image.pk}/reclaim/", asked | planned(page))
     assert Job.objects.get(kind="reclaim", target_id=image.pk).plan["method"] == "in_place"
 
@@ -92,7 +92,7 @@ def test_a_conversion_is_planned_and_queued_with_its_options(operator: Client, c
     asked = {"format": "vmdk", "format_options": "subformat=streamOptimized", "target_name": "export.vmdk"}
     fragment = operator.get(address, asked, headers=HTMX).content.decode()
     assert "The image is unchanged" in text_of(fragment)
-    assert "none is needed: the image is not changed" in text_of(fragment)
+    assert "not needed: the image is not changed" in text_of(fragment)
     operator.post(address, asked | planned(fragment))
     job = Job.objects.get(kind="convert", target_id=chain[2])
     assert job.options["format_options"] == {"subformat": "streamOptimized"}

@@ -37,12 +37,12 @@ class Refused:
 def forms_of(filled: Filled) -> list[Refused]:
     host, pool = filled.host, filled.pool
     return [
-        Refused("/tokens/", "Make the token", {"name": "", "expires_days": "soon"}),
-        Refused("/users/", "Add the user", {"username": "no body", "email": "nowhere"}),
+        Refused("/tokens/", "Create token", {"name": "", "expires_days": "soon"}),
+        Refused("/users/", "Add user", {"username": "no body", "email": "nowhere"}),
         Refused(
             f"/users/{User.objects.get(username='changed').pk}/", "Save", {"email": "nowhere"},
         ),
-        Refused("/webhooks/", "Add the webhook", {"name": "", "url": "nowhere"}),
+        Refused("/webhooks/", "Add webhook", {"name": "", "url": "nowhere"}),
         Refused(f"/webhooks/{Webhook.objects.get().pk}/", "Save", {"name": " ", "url": "nowhere"}),
         Refused(
             "/hosts/", "Save", {"name": "", "max_jobs": "many", "bandwidth_mib": "1e"},
@@ -54,14 +54,14 @@ def forms_of(filled: Filled) -> list[Refused]:
             {"name": "", "warn_percent": "x", "warn_days": "1000", "warn_overcommit": "lots", "warn_undo_percent": "0"},
         ),
         Refused(
-            f"/pools/{pool.pk}/", "Forget this pool", {"confirm": "another"},
+            f"/pools/{pool.pk}/", "Remove pool", {"confirm": "another"},
             form=f"form[action='/pools/{pool.pk}/remove/']",
         ),
-        Refused(f"/jobs/{filled.done.pk}/", "Discard the undo copy", {"confirm": "it"}),
-        Refused(f"/benchmarks/pools/{pool.pk}/", "Watch", {"every_hours": "often"}),
-        Refused("/benchmarks/paste/", "Keep and chart them", {"text": "1,2,3"}),
+        Refused(f"/jobs/{filled.done.pk}/", "Discard undo copy", {"confirm": "it"}),
+        Refused(f"/benchmarks/pools/{pool.pk}/", "Schedule", {"every_hours": "often"}),
+        Refused("/benchmarks/paste/", "Save results", {"text": "1,2,3"}),
         Refused(
-            "/policies/add/", "Make the policy",
+            "/policies/add/", "Create policy",
             {
                 "name": "", "cron": "0 99 * * *", "timezone": "Mars/Olympus", "window_minutes": "long",
                 "quiet_minutes": "", "option-undo_hours": "never", "option-bandwidth_bytes_sec": "fast",
@@ -69,10 +69,10 @@ def forms_of(filled: Filled) -> list[Refused]:
             },
         ),
         Refused(
-            f"/images/{filled.base.pk}/convert/", "Show the plan",
+            f"/images/{filled.base.pk}/convert/", "Show plan",
             {"bandwidth_mib": "1e", "format_options": "cluster_size=3k"},
         ),
-        Refused("/benchmarks/start/?kind=fio", "Show the cost", {"repetitions": "x", "size_mib": "x", "seconds": "x"}),
+        Refused("/benchmarks/start/?kind=fio", "Show cost", {"repetitions": "x", "size_mib": "x", "seconds": "x"}),
         Refused("/hosts/add/", "Continue", {"name": "", "address": "", "port": "ssh"}),
         Refused("/password/", "Change password", {"old_password": "no", "new_password2": "x"},
                 wrong=("old_password", "new_password1")),

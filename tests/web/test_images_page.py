@@ -78,7 +78,7 @@ def test_a_filter_that_means_nothing_is_named_and_not_silently_dropped(
     viewer: Client, three: list[Image], query: str
 ) -> None:
     page = viewer.get(f"/images/?{query}").content.decode()
-    assert f"not applied: {query.partition('=')[0]}" in text_of(page)
+    assert f"invalid filters: {query.partition('=')[0]}" in text_of(page)
 
 
 def test_htmx_gets_the_table_alone_and_history_the_page(viewer: Client, three: list[Image]) -> None:
@@ -130,7 +130,7 @@ def test_analyzes_the_selected_images_and_says_what_was_refused(operator: Client
     answer = operator.post("/images/analyze/", chosen, follow=True)
     assert answer.redirect_chain == [("/images/?search=vm", 302)]
     text = text_of(answer.content.decode())
-    assert "1 queued to be analyzed" in text
+    assert "1 queued for analysis" in text
     assert "1 refused" in text
     assert filled.host.jobs.filter(kind="analyze").count() == 1
 
@@ -147,7 +147,7 @@ def test_never_sends_somebody_elsewhere(operator: Client, filled: Filled) -> Non
         ({"allocated_size": 7 * GIB}, ">7 GiB<"), ({"virtual_size": 8 * GIB}, ">8 GiB<"),
         ({"reclaimable_bytes": 2 * GIB}, ">2 GiB<"), ({"chain_depth": 12}, ">12<"),
         ({"overlays_count": 4}, "4 overlays"),
-        ({"state": "unreadable"}, "not now"), ({"orphan": False}, ""), ({"in_use": True}, ">in use<"),
+        ({"state": "unreadable"}, "unavailable"), ({"orphan": False}, ""), ({"in_use": True}, ">in use<"),
         ({"declared_format": ""}, "undeclared"), ({"declared_format": "vmdk"}, ">vmdk<"),
     ],
 )  # fmt: skip

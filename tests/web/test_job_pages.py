@@ -152,7 +152,7 @@ def test_a_finished_job_says_what_was_predicted_what_came_and_what_is_held(viewe
 def test_a_job_that_won_nothing_says_that_the_original_was_kept(viewer: Client, filled: Filled) -> None:
     result = (filled.done.result or {}) | {"swapped": False, "freed_bytes": 0}
     Job.objects.filter(pk=filled.done.pk).update(result=result, undo_state="none")
-    assert "the original was kept as it is" in viewer.get(f"/jobs/{filled.done.pk}/").content.decode()
+    assert "the original was kept" in viewer.get(f"/jobs/{filled.done.pk}/").content.decode()
 
 
 @pytest.mark.parametrize("state", ["active", "failed", "succeeded", "nonsense"])
@@ -173,7 +173,7 @@ def test_an_operator_cancels_and_a_viewer_does_not(browser_of: Callable[[str], C
     assert not Job.objects.filter(cancel_requested=True).exists()
     text = text_of(operator.post(address, follow=True).content.decode())
     assert Job.objects.get(cancel_requested=True).pk == filled.running.pk
-    assert "puts everything back" in text
+    assert "restoring the image" in text
 
 
 def test_cancelling_what_has_ended_says_so(operator: Client, filled: Filled) -> None:

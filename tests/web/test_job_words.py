@@ -17,22 +17,22 @@ def test_only_options_that_say_something_are_shown() -> None:
     assert asked_for(job("reclaim")) == [("Undo copy kept for", "24 hours")]
     asked = asked_for(job("reclaim", undo_hours=0, bandwidth_bytes_sec=3 << 20, idle_io=False))
     assert asked == [
-        ("Undo copy kept for", "none is kept"),
-        ("At most", "3 MiB/s"),
+        ("Undo copy kept for", "none kept"),
+        ("Bandwidth limit", "3 MiB/s"),
         ("Idle I/O priority", "no"),
     ]
 
 
 def test_what_it_waits_for_and_does_afterwards_is_said_in_words() -> None:
     asked = dict(asked_for(job("reclaim", when_running="wait", wait_hours=2, start_after=True)))
-    assert asked["Where a guest runs on it"] == "wait for its end, 2 hours at most"
+    assert asked["If a guest is running"] == "wait for shutdown, at most 2 hours"
     assert asked["Afterwards"] == "start the guest again"
 
 
 def test_an_image_is_called_by_the_name_that_the_plan_knew() -> None:
     plan = {"affected_images": [{"id": 7, "name": "base.qcow2", "how": "read"}]}
-    assert ("Down to", "base.qcow2") in asked_for(job("flatten", plan, down_to=7))
-    assert ("Down to", "image 8") in asked_for(job("flatten", plan, down_to=8))
+    assert ("Flatten down to", "base.qcow2") in asked_for(job("flatten", plan, down_to=7))
+    assert ("Flatten down to", "image 8") in asked_for(job("flatten", plan, down_to=8))
 
 
 @pytest.mark.parametrize("kind", ["check", "convert"])
@@ -44,12 +44,12 @@ def test_digging_in_place_keeps_no_undo_copy_and_a_replacing_conversion_does() -
     assert asked_for(job("reclaim", {"method": "in_place"})) == []
     asked = dict(asked_for(job("convert", format="raw", replace=True, repoint_guest=True, undo_hours=5)))
     assert asked["Undo copy kept for"] == "5 hours"
-    assert (asked["The image itself"], asked["Definitions of guests"]) == ("is replaced", "name the new file")
+    assert (asked["Original image"], asked["Guest definitions"]) == ("replaced", "switched to the new file")
 
 
 def test_the_options_of_a_format_are_those_that_qemu_img_takes() -> None:
     asked = dict(asked_for(job("convert", format="vmdk", format_options={"subformat": "streamOptimized"})))
-    assert asked == {"Format of the new file": "vmdk", "Options of the format": "subformat=streamOptimized"}
+    assert asked == {"Target format": "vmdk", "Format options": "subformat=streamOptimized"}
 
 
 def test_a_job_of_a_kind_that_is_gone_still_says_what_it_was_asked() -> None:

@@ -28,12 +28,12 @@ def test_what_is_free_and_what_is_held_are_told_apart(viewer: Client) -> None:
     done = freed(5 * GIB, 2 * GIB, ImageFactory.create(name="done.qcow2"))
     waits = held(7 * GIB, GIB, ImageFactory.create(name="waits.qcow2"))
     text = text_of(page(viewer))
-    assert "Held, not yet freed 7 GiB by 1 undo copy: when they go, the jobs will have won 6 GiB" in text
-    assert "Freed 3 GiB by 1 job, for good" in text
+    assert "Held by undo copies 7 GiB in 1 undo copy; once they expire, the jobs will have freed 6 GiB" in text
+    assert "Net space freed 3 GiB by 1 job" in text
     assert f"{done.pk} · Reclaim" in text
     assert f"{waits.pk} · Reclaim" not in text
     apart = text_of(page(viewer, "?held=true"))
-    assert "Freed 3 GiB by 1 job, for good" in apart
+    assert "Net space freed 3 GiB by 1 job" in apart
     assert f"{waits.pk} · Reclaim" in apart
     assert f"{done.pk} · Reclaim" not in apart
 
@@ -42,15 +42,15 @@ def test_what_was_taken_is_shown_as_such(viewer: Client) -> None:
     freed(0, 3 * GIB, kind="convert")
     held(GIB, 3 * GIB)
     text = text_of(page(viewer))
-    assert "Taken 3 GiB" in text
-    assert "the jobs will have taken 2 GiB" in text
+    assert "Consumed 3 GiB" in text
+    assert "the jobs will have consumed 2 GiB" in text
 
 
 def test_an_empty_ledger_says_how_a_line_gets_there(viewer: Client) -> None:
-    assert "Nothing was freed yet" in text_of(page(viewer))
-    assert "No undo copy waits" in text_of(page(viewer, "?held=true"))
+    assert "No space freed yet" in text_of(page(viewer))
+    assert "No undo copies" in text_of(page(viewer, "?held=true"))
     freed(2, 1, created_by="ada")
-    assert "No line is like that" in text_of(page(viewer, "?by=nobody"))
+    assert "No entries match your filters" in text_of(page(viewer, "?by=nobody"))
 
 
 def test_charts_are_drawn_from_data_and_stand_as_tables(viewer: Client) -> None:
@@ -72,14 +72,14 @@ def test_filters_stand_in_the_address_and_what_makes_no_sense_is_named(viewer: C
     assert "other.qcow2" not in html
     for kept in ('name="policy" value="Nights"', 'name="from" value="2026-11-01"', 'value="reclaim" selected'):
         assert kept in html
-    assert "Not understood, and so not applied: from, host" in text_of(page(viewer, "?host=99&from=soon"))
+    assert "Ignored invalid filters: from, host" in text_of(page(viewer, "?host=99&from=soon"))
 
 
 def test_htmx_gets_the_sums_and_lines_alone(viewer: Client) -> None:
     freed(5, 1)
     part = viewer.get("/ledger/", headers={"HX-Request": "true"}).content.decode()
     assert "<html" not in part
-    assert "Held, not yet freed" in part
+    assert "Held by undo copies" in part
 
 
 def test_names_that_strangers_chose_are_only_names(viewer: Client) -> None:

@@ -22,11 +22,11 @@ def default_folder() -> Path:
 
 
 class Command(BaseCommand):
-    help = "Makes small real disk images in a folder of their own and shows that folder as a storage pool."
+    help = "Creates small real disk images in a separate folder and registers that folder as a storage pool."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--path", type=Path, help=f"where to make them (default: {default_folder()})")
-        parser.add_argument("--remove", action="store_true", help="take the images and their pool away again")
+        parser.add_argument("--remove", action="store_true", help="remove the images and their pool")
 
     def handle(self, *_args: Any, **options: Any) -> None:
         folder = Path(options["path"] or default_folder()).absolute()

@@ -23,7 +23,7 @@ from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.selectors import pools_for
 from storage_admin.jobs import kinds
 from storage_admin.jobs import services as jobs
-from storage_admin.web.forms import Form, whole_number
+from storage_admin.web.forms import Form, refusal_message, whole_number
 from storage_admin.web.lists import as_choices
 from storage_admin.web.page import PageRequest, page, plan_digest, wants_fragment, was_planned
 from storage_admin.web.templatetags.figures import kind_title
@@ -57,7 +57,7 @@ def benchmark_start(request: PageRequest) -> HttpResponseBase:
 def _start(request: PageRequest) -> HttpResponseBase:
     pool = _pool(request, request.POST)
     if pool is None:
-        raise NotFoundError("There is no such pool.")
+        raise NotFoundError("Pool not found, or no access.")
     request.actor.require(Role.OPERATOR, pool.host.slug)
     refused: dict[str, Any] = {}
     try:
@@ -67,7 +67,7 @@ def _start(request: PageRequest) -> HttpResponseBase:
         key = "".join(filter(str.isalnum, request.POST.get("key", "")))[:64]
         run = services.submit(request.actor, _kind(request.POST), pool.pk, options, idempotency_key=key)
     except RefusedError as error:
-        messages.error(request, f"Refused ({error.code}): {error.detail} Nothing was written.")
+        messages.error(request, refusal_message(error, "Nothing was written."))
     except InvalidError as error:
         refused["error"] = error
     except ForbiddenError as error:
@@ -110,7 +110,7 @@ def _options(form: QueryDict) -> dict[str, Any]:
         "boot": _boot(form, wrong) if boots else None,
     }
     if wrong:
-        raise InvalidError("Some of the options cannot be used.", wrong)
+        raise InvalidError("Some options are invalid.", wrong)
     return options
 
 
@@ -179,7 +179,7 @@ def _context(request: PageRequest, form: QueryDict) -> dict[str, Any]:
     except InvalidError as error:
         return context | {"error": error}
     except ForbiddenError as error:
-        return context | {"error": {"detail": f"Only an admin may name a kernel of a host. {error}"}}
+        return context | {"error": {"detail": f"Only an admin may choose a kernel on a host. {error}"}}
 
 
 def _pairs(every: list[Profile]) -> list[tuple[Profile, Profile]]:

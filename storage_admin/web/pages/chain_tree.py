@@ -98,11 +98,11 @@ def _needed(node: Node, overlays: int) -> str:
     if node.freed_if_deleted != 0:
         return ""
     if node.state == "missing":
-        return "it is gone already"
+        return "already gone"
     if overlays:
-        return f"{overlays:,} {'overlay needs' if overlays == 1 else 'overlays need'} it"
+        return f"used by {overlays:,} {'overlay' if overlays == 1 else 'overlays'}"
     if node.guests:
-        return f"guest {node.guests[0].name} needs it"
+        return f"used by guest {node.guests[0].name}"
     if node.in_use:
-        return "it is in use"
-    return "the file has other names" if node.allocated_size else "it occupies nothing"
+        return "in use"
+    return "file has other names" if node.allocated_size else "occupies no space"

@@ -217,5 +217,5 @@ def image_forget(request: PageRequest, image_id: int) -> HttpResponseBase:
         vanished.forget(request.actor, row)
         return True
 
-    done = attempt(request, forget, f"{row.name} is forgotten.")
+    done = attempt(request, forget, f"{row.name} is removed from the inventory.")
     return redirect("images") if done else redirect("image", row.pk)

@@ -230,7 +230,7 @@ def images_analyze(request: PageRequest) -> HttpResponseBase:
     if not chosen:
         messages.warning(request, "No image was selected.")
     if queued:
-        messages.success(request, f"{queued} queued to be analyzed. Their numbers appear here as they come.")
+        messages.success(request, f"{queued} queued for analysis. Results appear here.")
     if refused:
         messages.warning(request, f"{len(refused)} refused. The first one: {refused[0]}")
     return HttpResponseRedirect(local(request.POST.get("next", ""), reverse("images")))

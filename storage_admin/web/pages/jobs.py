@@ -186,7 +186,7 @@ def _stands(job: Job) -> str:
     if job.needs_recovery:
         return f"{said.cut_off} A recovery of the host, which starts by itself, clears what the job left behind."
     if job.started is None:
-        return "This job had not started, and changed nothing."
+        return "This job had not started and changed nothing."
     if job.error_code == protocol.BOTH_KEPT:
         name = f".sa-{job.uid}.orig" if job.target_kind == "image" else "a file named .sa-…orig"
         return f"The file that was made from the image has its name; the original is kept beside it as {name}."

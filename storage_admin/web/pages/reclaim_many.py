@@ -29,7 +29,7 @@ from storage_admin.web.pages.rewrite import options_from, replaces
 
 KIND = "reclaim"
 METHODS = ("auto", *estimates.METHODS)
-WORDS = {"auto": "auto: what suits each best"} | {name: verb_of(name).title for name in METHODS[1:]}
+WORDS = {"auto": "auto (recommended)"} | {name: verb_of(name).title for name in METHODS[1:]}
 #: At most so many images are planned on one page.
 AT_ONCE = 100
 
@@ -245,7 +245,7 @@ def _submit(request: PageRequest, lines: Sequence[Line], options: dict[str, Any]
         except (RefusedError, InvalidError, NotFoundError) as error:
             refused.append(f"{image.name}: {error.detail}")
     if queued:
-        messages.success(request, f"{queued} queued. They run one after the other on each host, as its limit says.")
+        messages.success(request, f"{queued} queued. Each host runs them up to its job limit.")
     if refused:
         messages.warning(request, f"{len(refused)} refused meanwhile. The first one: {refused[0]}")
     return redirect("jobs")

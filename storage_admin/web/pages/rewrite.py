@@ -24,6 +24,7 @@ from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import kinds, services
 from storage_admin.jobs.kinds import JobKind
 from storage_admin.jobs.plans import Plan
+from storage_admin.web.forms import refusal_message
 from storage_admin.web.method_words import VERBS, verb_of
 from storage_admin.web.page import (
     NotShownError,
@@ -72,31 +73,31 @@ def growth_of(image: Image) -> Growth:
 
 #: Words of options that are one of a few.
 CHOICES: dict[str, tuple[str, dict[str, str]]] = {
-    "format": ("Format of the new file", {}),
-    "method": ("Method", {"auto": "auto: what suits best"}),
-    "compression": ("Compression", {"auto": "auto: zstd where the host has it"}),
+    "format": ("Target format", {}),
+    "method": ("Method", {"auto": "auto (recommended)"}),
+    "compression": ("Compression", {"auto": "auto: zstd if available"}),
     "repair": (
         "Repair",
-        {"none": "none: only look", "leaks": "leaks: what nothing refers to", "all": "all: errors, too (admin)"},
+        {"none": "none: check only", "leaks": "leaks: unreferenced clusters", "all": "all: leaks and errors (admin)"},
     ),
     "when_running": (
-        "Where a guest runs on it",
-        {"refuse": "refuse", "wait": "wait until somebody has shut it down"},
+        "If a guest is running",
+        {"refuse": "refuse", "wait": "wait until it is shut down"},
     ),
 }
 #: Words of options that are yes or no.
 SWITCHES: dict[str, tuple[str, dict[str, str]]] = {
     "replace": (
-        "The image itself",
-        {"false": "stays as it is", "true": "is replaced, and kept as undo copy"},
+        "Original image",
+        {"false": "keep unchanged", "true": "replace, keep as undo copy"},
     ),
     "repoint_guest": (
-        "Guests of libvirt that name it",
-        {"false": "are not changed", "true": "have their definition changed to the new file"},
+        "libvirt guests that use it",
+        {"false": "leave unchanged", "true": "switch to the new file"},
     ),
 }
-SPARING = {"": "as its host says", "true": "yes", "false": "no"}
-STARTING = {"false": "leave the guest off", "true": "start the guest again"}
+SPARING = {"": "host default", "true": "yes", "false": "no"}
+STARTING = {"false": "keep the guest off", "true": "start the guest again"}
 
 
 def options_from(kind: JobKind, form: QueryDict) -> dict[str, Any]:
@@ -188,9 +189,9 @@ class Field:
 
 #: Options that are written: name, word, hint.
 TEXTS = (
-    ("wait_hours", "Wait for at most (hours)", "Only where it waits for a guest; 24 where nothing is given."),
-    ("target_name", "Name of the new file", "Empty for the image's own with another extension."),
-    ("format_options", "Options of the format", "As qemu-img takes them: cluster_size=64k,compression_type=zstd"),
+    ("wait_hours", "Maximum wait (hours)", "Applies when waiting for a guest. Default: 24."),
+    ("target_name", "New file name", "Empty: the image's name with the new extension."),
+    ("format_options", "Format options", "qemu-img syntax: cluster_size=64k,compression_type=zstd"),
 )
 
 
@@ -213,18 +214,20 @@ def _fields(kind: JobKind, image: Image, options: dict[str, Any]) -> list[Field]
             fields.append(Field(name, word, [(value, shown[value], value == options[name]) for value in values]))
     if "down_to" in kind.properties:
         bases = _bases(image)
-        choices = [("", "nothing: it stands alone", options["down_to"] is None)]
-        choices += [(str(base.pk), f"{base.name} stays its base", base.pk == options["down_to"]) for base in bases]
-        fields.append(Field("down_to", "Down to", choices))
+        choices = [("", "no backing file", options["down_to"] is None)]
+        choices += [
+            (str(base.pk), f"keep {base.name} as backing file", base.pk == options["down_to"]) for base in bases
+        ]
+        fields.append(Field("down_to", "Flatten down to", choices))
     for name, (word, words) in SWITCHES.items():
         if name in kind.properties:
             values = [(value, shown_as, (value == "true") == options[name]) for value, shown_as in words.items()]
             fields.append(Field(name, word, values))
     if "target_pool" in kind.properties:
         pools = StoragePool.objects.filter(host=image.host_id).exclude(pk=image.pool_id).order_by("name", "id")
-        choices = [("", f"{image.pool.name}: where the image is", options["target_pool"] is None)]
+        choices = [("", f"{image.pool.name} (current pool)", options["target_pool"] is None)]
         choices += [(str(pool.pk), f"{pool.name}: {pool.path}", pool.pk == options["target_pool"]) for pool in pools]
-        fields.append(Field("target_pool", "Into the pool", choices))
+        fields.append(Field("target_pool", "Target pool", choices))
     sparing = {None: "", True: "true", False: "false"}[options["idle_io"]]
     choices = [(value, word, value == sparing) for value, word in SPARING.items()]
     fields.append(Field("idle_io", "Idle I/O priority", choices))
@@ -335,7 +338,7 @@ def _start(request: PageRequest, image: Image, kind: JobKind) -> HttpResponseBas
         key = "".join(filter(str.isalnum, request.POST.get("key", "")))[:64]
         job = services.submit(request.actor, kind.name, image.pk, options, idempotency_key=key, check=check)
     except RefusedError as error:
-        messages.error(request, f"Refused ({error.code}): {error.detail} Nothing was changed.")
+        messages.error(request, refusal_message(error))
     except InvalidError as error:
         refused = error
     except NotShownError:

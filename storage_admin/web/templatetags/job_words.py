@@ -14,17 +14,18 @@ from storage_admin.words import said, size, words
 register = template.Library()
 
 WORDS = {
+    "down_to": "Flatten down to",
     "undo_hours": "Undo copy kept for",
-    "bandwidth_bytes_sec": "At most",
+    "bandwidth_bytes_sec": "Bandwidth limit",
     "idle_io": "Idle I/O priority",
-    "when_running": "Where a guest runs on it",
+    "when_running": "If a guest is running",
     "start_after": "Afterwards",
-    "format": "Format of the new file",
-    "format_options": "Options of the format",
-    "target_pool": "Into pool",
-    "target_name": "Name of the new file",
-    "replace": "The image itself",
-    "repoint_guest": "Definitions of guests",
+    "format": "Target format",
+    "format_options": "Format options",
+    "target_pool": "Target pool",
+    "target_name": "New file name",
+    "replace": "Original image",
+    "repoint_guest": "Guest definitions",
 }
 #: Shown even where they are what the kind does by itself.
 ALWAYS = frozenset({"undo_hours", "format", "repair"})
@@ -77,17 +78,17 @@ def _properties(kind: str) -> dict[str, dict[str, Any]]:
 
 def _value(job: Job, name: str, value: Any) -> str:
     if name == "undo_hours":
-        return f"{value:g} hours" if value else "none is kept"
+        return f"{value:g} hours" if value else "none kept"
     if name == "bandwidth_bytes_sec":
         return f"{size(value)}/s"
     if name == "when_running" and value == "wait":
-        return f"wait for its end, {job.options.get('wait_hours', 0):g} hours at most"
+        return f"wait for shutdown, at most {job.options.get('wait_hours', 0):g} hours"
     if name == "start_after":
-        return "start the guest again" if value else "leave the guest off"
+        return "start the guest again" if value else "keep the guest off"
     if name == "replace":
-        return "is replaced" if value else "stays as it is"
+        return "replaced" if value else "unchanged"
     if name == "repoint_guest":
-        return "name the new file" if value else "are left as they are"
+        return "switched to the new file" if value else "unchanged"
     if name == "format_options":
         return ", ".join(f"{option}={said(wanted)}" for option, wanted in value.items())
     if name == "down_to":

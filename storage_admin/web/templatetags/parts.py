@@ -52,6 +52,12 @@ def notice(content: str, kind: str, css: str = "", shape: str = "", **attributes
     return format_html("<div{}>{}<div>{}</div></div>", _attributes(attributes), icon(shape or ICONS[kind]), content)
 
 
+@register.simple_tag
+def refusal_code(code: str) -> SafeString:
+    """The code of a refusal, in small print: the sentence before it says the same to people."""
+    return format_html('<span class="sub" data-code="{}">({})</span>', code, code)
+
+
 @register.simple_block_tag
 def empty_page(content: str, title: str, **attributes: Any) -> SafeString:
     """What stands where a list has no rows: that, and how it gets some."""
