@@ -178,7 +178,7 @@ def _policies() -> Iterable[Metric]:
 def _alerts() -> Iterable[Metric]:
     shown = GaugeMetricFamily("storage_admin_alerts_open", "Open alerts", labels=["kind", "severity"])
     unseen = GaugeMetricFamily(
-        "storage_admin_alerts_unacknowledged", "Those that nobody has acknowledged", labels=["kind", "severity"]
+        "storage_admin_alerts_unacknowledged", "Alerts that are not acknowledged", labels=["kind", "severity"]
     )
     rows = Alert.objects.filter(closed__isnull=True, told_under="").order_by()
     counts = {
@@ -199,10 +199,10 @@ def _alerts() -> Iterable[Metric]:
 def _deliveries(now: datetime) -> Iterable[Metric]:
     due = Delivery.objects.filter(state=Delivery.State.DUE).order_by()
     found = due.aggregate(count=Count("id"), since=Min("event__at"))
-    yield GaugeMetricFamily("storage_admin_deliveries_due", "Messages that wait to be sent", value=found["count"])
+    yield GaugeMetricFamily("storage_admin_deliveries_due", "Pending deliveries", value=found["count"])
     age = (now - found["since"]).total_seconds() if found["since"] else 0.0
     yield GaugeMetricFamily(
         "storage_admin_deliveries_oldest_due_age_seconds", "How long ago the oldest of them happened", value=max(age, 0)
     )
     given_up = Delivery.objects.filter(state=Delivery.State.GIVEN_UP).count()
-    yield GaugeMetricFamily("storage_admin_deliveries_given_up", "Messages that were given up", value=given_up)
+    yield GaugeMetricFamily("storage_admin_deliveries_given_up", "Deliveries that failed for good", value=given_up)

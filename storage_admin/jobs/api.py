@@ -81,7 +81,7 @@ class JobEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet
         return jobs_for(self.actor)
 
     @extend_schema(
-        summary="Submit a job, or ask for its plan",
+        summary="Submit a job, or get its plan",
         description="`dry_run` answers 200 with the plan, also when the job would be refused. Otherwise 202 with the "
         "job, or 409 with the code of the first refusal.",
         request=JobBody,
@@ -118,7 +118,7 @@ class JobEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet
         self._body(EmptyBody)
         return self._accepted(services.retry(self.actor, self.get_object()))
 
-    @extend_schema(summary="Put the original back", request=UndoBody, responses={202: JobSerializer})
+    @extend_schema(summary="Restore the original", request=UndoBody, responses={202: JobSerializer})
     @action(detail=True, methods=["post"])
     def undo(self, _request: Request, **_where: Any) -> Response:
         force = self._body(UndoBody)["force"]

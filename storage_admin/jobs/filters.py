@@ -40,7 +40,7 @@ class JobFilters(period_filters("created")):  # type: ignore[misc]  # an untyped
         label="Part of the name of the user or token that requested it.",
     )
     search = django_filters.CharFilter(
-        field_name="target_label", lookup_expr="icontains", max_length=1100, label="Part of what it works on."
+        field_name="target_label", lookup_expr="icontains", max_length=1100, label="Part of the target's name."
     )
 
     def by_state(self, rows: QuerySet[Job], _name: str, value: str) -> QuerySet[Job]:

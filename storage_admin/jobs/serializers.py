@@ -153,7 +153,7 @@ class JobKindSerializer(serializers.Serializer[JobKind]):
     target = serializers.ChoiceField(choices=TARGETS, help_text="The key of a submission that names what it works on.")
     rewrites = serializers.BooleanField()
     options_schema = serializers.DictField(help_text="JSON Schema, with the defaults.")
-    roles = serializers.SerializerMethodField(help_text="Who may submit it.")
+    roles = serializers.SerializerMethodField(help_text="The role that may submit it.")
 
     def get_roles(self, kind: JobKind) -> list[str]:
         return [role.label for role in Role if role >= kind.role]

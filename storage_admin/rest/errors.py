@@ -21,7 +21,7 @@ from storage_admin.errors import InvalidError, NotFoundError, UnconfirmedError
 #: Seconds after which a database that was locked is worth asking again.
 RETRY_SECONDS = 5
 
-NOT_FOUND = "There is nothing at this address, or not for you. Addresses of the API end with a slash."
+NOT_FOUND = "Not found, or no access. API addresses end with a slash."
 
 
 def handle(error: Exception, context: dict[str, Any]) -> Response | None:
@@ -58,7 +58,7 @@ def _answer(error: Exception, context: dict[str, Any]) -> tuple[str, int, str, d
         case exceptions.ParseError() | exceptions.UnsupportedMediaType():
             return "invalid", status.HTTP_400_BAD_REQUEST, _parse_sentence(error), {}
         case exceptions.NotAcceptable():
-            return "invalid", status.HTTP_406_NOT_ACCEPTABLE, "Only JSON or YAML can be had here.", {}
+            return "invalid", status.HTTP_406_NOT_ACCEPTABLE, "Only JSON and YAML are available.", {}
         case exceptions.NotAuthenticated():
             detail = "Sign in, or send the header “Authorization: Bearer TOKEN”."
             return "not_authenticated", status.HTTP_401_UNAUTHORIZED, detail, {}
@@ -104,7 +104,7 @@ def server_error(request: HttpRequest) -> HttpResponse:
     code, number = ("database_unavailable", 503) if away else ("bug", 500)
     sentence = unavailable(error) if isinstance(error, OperationalError | InterfaceError) else ""
     if request.path_info.startswith("/api/"):
-        detail = sentence or "This is a defect in the dashboard. Its log says more."
+        detail = sentence or "This is a bug in the dashboard. See its log for details."
         answer: HttpResponse = JsonResponse({"code": code, "detail": detail, "fields": {}}, status=number)
     else:
         answer = render(None, "500.html", {"sentence": sentence}, status=number)

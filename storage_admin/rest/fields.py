@@ -14,7 +14,7 @@ class Body(serializers.Serializer[Any]):
     def to_internal_value(self, data: Any) -> Any:
         if isinstance(data, dict) and (unknown := sorted(str(key) for key in data if key not in self.fields)):
             known = ", ".join(self.fields) or "nothing"
-            raise serializers.ValidationError(dict.fromkeys(unknown, f"There is no such field; known here: {known}."))
+            raise serializers.ValidationError(dict.fromkeys(unknown, f"Unknown field. Known fields: {known}."))
         return super().to_internal_value(data)
 
 
@@ -50,7 +50,7 @@ class StrictNumber(serializers.FloatField):
         except OverflowError:
             number = math.inf
         if not math.isfinite(number):
-            raise serializers.ValidationError("Must be a number that can be counted to.")
+            raise serializers.ValidationError("Must be finite.")
         return number
 
 

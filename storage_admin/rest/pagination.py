@@ -39,10 +39,12 @@ def _parameter(name: str, schema: dict[str, Any], description: str) -> dict[str,
 LIMIT_PARAMETER = _parameter(
     "limit",
     {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
-    f"How many to return, at most {MAX_LIMIT}.",
+    f"Number of results, at most {MAX_LIMIT}.",
 )
 OFFSET_PARAMETER = _parameter(
-    "offset", {"type": "integer", "minimum": 0, "maximum": LARGEST - MAX_LIMIT, "default": 0}, "How many to leave out."
+    "offset",
+    {"type": "integer", "minimum": 0, "maximum": LARGEST - MAX_LIMIT, "default": 0},
+    "Number of results to skip.",
 )
 
 

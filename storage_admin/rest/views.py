@@ -51,9 +51,9 @@ class Endpoint(APIView):
         action = getattr(self, "action", None) or (request.method or "").lower()
         self.actor.require(self.roles.get(action, Role.VIEWER))
         known = self.known_parameters(action)
-        unknown = {name: "There is no such parameter here." for name in request.query_params if name not in known}
+        unknown = {name: "Unknown parameter." for name in request.query_params if name not in known}
         if unknown:
-            listed = f"Known here: {', '.join(sorted(known))}." if known else "None is known here."
+            listed = f"Known: {', '.join(sorted(known))}." if known else "It has none."
             raise ValidationError({name: f"{text} {listed}" for name, text in unknown.items()})
         # A script's empty variable must not list everything either.
         empty = [name for name, value in request.query_params.items() if not value and name != "search"]

@@ -125,7 +125,7 @@ class Chains(RuleBasedStateMachine):
         answer = ask("undo", undo_args(self.folder / name, job), job=f"j{self.jobs}")
         note(f"undo {job} of {name}: {answer.get('code')}")
         if answer.get("code") == "undo_written_to":  # a base that it would stand on again is another one by now
-            assert "the original stands on" in answer["detail"], answer
+            assert "the original has the backing file" in answer["detail"], answer
             return
         assert "code" not in answer, answer
         self.bases[name] = base

@@ -166,7 +166,7 @@ def _make(pool: int, pool_path: bytes, job: str) -> Scratch:
     try:
         os.mkdir(name, 0o700, dir_fd=pool)
     except FileExistsError as error:
-        raise RefusedError("busy", f"another agent is at work on job {job} on this host") from error
+        raise RefusedError("busy", f"another agent is working on job {job} on this host") from error
     fd = os.open(name, _FOLDER, dir_fd=pool)
     try:
         if not _is_own(os.fstat(fd)) or set(os.listdir(fd)) - {_LOCK}:
@@ -178,10 +178,10 @@ def _make(pool: int, pool_path: bytes, job: str) -> Scratch:
         lock = os.open(_LOCK, _NEW, 0o600, dir_fd=fd)
         if not _take(lock, _PATIENCE):
             os.close(lock)
-            raise RefusedError("busy", f"another agent is at work on job {job} on this host")
+            raise RefusedError("busy", f"another agent is working on job {job} on this host")
     except FileExistsError as error:
         os.close(fd)
-        raise RefusedError("busy", f"another agent is at work on job {job} on this host") from error
+        raise RefusedError("busy", f"another agent is working on job {job} on this host") from error
     except BaseException:
         os.close(fd)
         with contextlib.suppress(OSError):

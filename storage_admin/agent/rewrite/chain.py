@@ -159,7 +159,9 @@ class Chain:
         seen = set()
         for link, below in zip(self.links, [*self.links[1:], None]):
             if link.id in seen:
-                raise RefusedError("chain_cycle", f"{link.shown} stands twice in its own chain; repair the chain")
+                raise RefusedError(
+                    "chain_cycle", f"{link.shown} occurs twice in its own backing chain; repair the chain"
+                )
             seen.add(link.id)
             named = link.facts.backing_file
             if named is None and below is not None:
@@ -260,7 +262,7 @@ def _open(planned: Planned, if_missing: str) -> Link:
     try:
         fd = open_beneath(planned.pool_path, planned.path, os.O_RDONLY)
     except FileNotFoundError as error:
-        raise RefusedError(if_missing, f"{shown} is not there any more; scan the host again") from error
+        raise RefusedError(if_missing, f"{shown} no longer exists; scan the host again") from error
     except OSError as error:
         raise RefusedError(if_missing, f"{shown} cannot be opened: {error.strerror}") from error
     try:
@@ -315,7 +317,8 @@ def _check_names(link: Link, named: bytes, below: Link | None) -> None:
         )
     if below is None or (found.st_dev, found.st_ino) != (below.stamp.dev, below.stamp.inode):
         raise RefusedError(
-            "stale_plan", f"{link.shown} stands on {display(named)}, not on what the plan says; scan the host again"
+            "stale_plan",
+            f"{link.shown} has the backing file {display(named)}, not the planned one; scan the host again",
         )
     declared = link.facts.backing_format
     if declared is not None and declared != below.planned.format:
@@ -356,7 +359,7 @@ def refuse_unsafe(chain: Chain, *, children_known: bool, carried: Collection[str
     if protected and "immutable" not in carried:
         raise RefusedError("immutable", f"{image.shown} is protected (chattr +i or +a); a template is left as it is")
     if not children_known:
-        raise RefusedError("guests_unknown", f"which images stand on {image.shown} is not known; scan the host first")
+        raise RefusedError("guests_unknown", f"the overlays of {image.shown} are not known; scan the host first")
 
 
 def _refuse_content(link: Link, carried: Collection[str]) -> None:

@@ -83,9 +83,11 @@ class Rebase(Recipe):
         if image.facts.format != "qcow2":
             raise RefusedError("unsupported_subformat", f"{image.shown} is no qcow2 image: it has no chain to shorten")
         if len(links) == 1:
-            raise RefusedError(INVALID, f"{image.shown} stands on no other image: there is nothing to flatten")
+            raise RefusedError(INVALID, f"{image.shown} has no backing file: there is nothing to flatten")
         if self.keep is not None and not 2 <= self.keep < len(links):
-            raise RefusedError(INVALID, f"{image.shown} stands on that image already, or not on it at all")
+            raise RefusedError(
+                INVALID, f"{image.shown} already has that image as its direct backing file, or not in its chain"
+            )
         self.name = self._choose_name(work)
         if len(self.name) > _LONGEST_BACKING or len(self._argument(work)) > _LONGEST_BACKING:
             raise RefusedError(
@@ -166,9 +168,7 @@ class Standalone(Copy):
     def refuse(self, work: Rewrite) -> None:
         """Refuse an image without a base, and errors."""
         if len(work.chain.links) == 1:
-            raise RefusedError(
-                INVALID, f"{work.chain.image.shown} stands on no other image: there is nothing to flatten"
-            )
+            raise RefusedError(INVALID, f"{work.chain.image.shown} has no backing file: there is nothing to flatten")
         super().refuse(work)
 
     def needed(self, work: Rewrite) -> int:

@@ -100,7 +100,7 @@ def refuse_needed(pools: Sequence[LookedAt], image: Wanted, io: AgentIO) -> None
                 if look.finds_need(folder, name, path):
                     raise RefusedError(
                         "has_overlays",
-                        f"{display(path)} stands on {image.shown}, or keeps its data there; scan the host",
+                        f"{display(path)} uses {image.shown} as its backing file or data file; scan the host",
                     )
     look.refuse_doubtful()
 
@@ -123,7 +123,7 @@ def _folders(pool: LookedAt, mounts: Mounts) -> Iterator[Folder]:
 
 def _unreadable(what: str, why: str | None) -> RefusedError:
     because = f": {why}" if why else ""
-    sentence = f"what stands on the image is not known: {what} cannot be read{because}; mend that and scan the host"
+    sentence = f"the overlays of the image are not known: {what} cannot be read{because}; fix that and scan the host"
     return RefusedError("guests_unknown", sentence)
 
 

@@ -160,7 +160,7 @@ class Journal:
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise RefusedError("busy", f"another agent is at work on job {self.job} on this host") from error
+            raise RefusedError("busy", f"another agent is working on job {self.job} on this host") from error
         named = os.stat(name, dir_fd=self.folder, follow_symlinks=False)
         mine = os.fstat(self._fd)
         if (named.st_dev, named.st_ino) != (mine.st_dev, mine.st_ino):

@@ -201,7 +201,7 @@ def _left(record: dict[str, Any]) -> tuple[tuple[bytes, Stamp], ...]:
     try:
         return tuple((unb64(one["path_b64"]), Stamp.parse(one["stamp"])) for one in record["bases"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise JournalError("it does not say what the original stands on") from error
+        raise JournalError("it does not name the backing files of the original") from error
 
 
 def _settle(one: Journal, story: Story) -> Settled:

@@ -38,7 +38,7 @@ class _Place:
 
 
 def run(request: Request, io: AgentIO) -> dict[str, Any]:
-    """Put the original back in its place.
+    """Restore the original in its place.
 
     Args:
         request: ``args``: ``path_b64``, ``pool_path_b64``, ``undo_job`` (the job that made the copy), ``force`` (also
@@ -324,15 +324,15 @@ def _refuse_without_bases(story: settle.Story, *, force: bool) -> None:
         except (OSError, ValueError):
             raise RefusedError(
                 "chain_broken",
-                f"the original stands on {display(path)}, which is gone: it could not be read any more, and the image "
-                "that is there now can. Bring that base back first",
+                f"the original has the backing file {display(path)}, which is gone: it could no longer be read, "
+                "and the current image can. Restore that base first",
             ) from None
         same = (now.inode, now.file_size, now.mtime_ns) == (before.inode, before.file_size, before.mtime_ns)
         if not same and not force:
             raise RefusedError(
                 "undo_written_to",
-                f"the original stands on {display(path)}, which was changed or replaced since the job: it may read "
-                "differently now. Forcing the undo accepts that",
+                f"the original has the backing file {display(path)}, which was changed or replaced since the job: it "
+                "may read differently now. Forcing the undo accepts that",
             )
 
 

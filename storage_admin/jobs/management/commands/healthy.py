@@ -25,7 +25,7 @@ SCHEDULER_SILENCE = timedelta(minutes=2)
 class Command(BaseCommand):
     """Looks at one part, and says what is wrong with it."""
 
-    help = "Says whether the web server, a worker or the scheduler on this machine works: exit code 0 or 1."
+    help = "Checks the web server, a worker or the scheduler on this machine: exit code 0 or 1."
     requires_system_checks = ()
 
     def add_arguments(self, parser: CommandParser) -> None:
