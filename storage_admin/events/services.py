@@ -21,10 +21,10 @@ ALERT_WORSE = "alert.worse"
 ALERT_CLOSED = "alert.closed"
 #: What a webhook can be told of, with what it means; ``test`` is sent by the button alone, to one webhook.
 NAMES = {
-    JOB_FINISHED: "a job has ended, however it did",
-    ALERT_OPENED: "something is wrong that was not before",
+    JOB_FINISHED: "a job has finished, with any result",
+    ALERT_OPENED: "a new alert was opened",
     ALERT_WORSE: "a warning has become a danger",
-    ALERT_CLOSED: "it is over",
+    ALERT_CLOSED: "an alert was resolved",
 }
 #: Of these, mail is sent to ``settings.ALERT_EMAILS``.
 MAILED = (ALERT_OPENED, ALERT_WORSE, ALERT_CLOSED)

@@ -211,7 +211,7 @@ def test_an_agent_whose_new_folder_was_taken_for_left_behind_gives_up(
         (pool / name / "lock").touch()
 
     monkeypatch.setattr(os, "mkdir", removed_meanwhile)
-    with pytest.raises(protocol.RefusedError, match="another agent is at work"):
+    with pytest.raises(protocol.RefusedError, match="another agent is working"):
         measured(pool, "dd", DD[:1])
 
 

@@ -166,9 +166,7 @@ def test_a_name_that_leads_to_a_machines_own_link_is_not_sent_to(
         emitted()
         sending.deliver()
     assert there.got == []
-    assert (
-        Delivery.objects.get().problem == "The host name resolves to a link-local address, which is not allowed."
-    )
+    assert Delivery.objects.get().problem == "The host name resolves to a link-local address, which is not allowed."
 
 
 def test_the_address_does_not_stand_in_what_went_wrong(make_hook: MakeHook) -> None:

@@ -154,8 +154,9 @@ def test_the_preview_page_lists_what_the_policy_is_not_for_when_asked(operator: 
 
 
 def test_pausing_all_automation_shows_on_every_page_until_it_goes_on(admin: Client, viewer: Client) -> None:
-    admin.post("/automation/", {"paused": "true", "reason": "a move"})
+    answer = admin.post("/automation/", {"paused": "true", "reason": "a move"}, follow=True)
     assert automation.is_paused()
+    assert [str(said) for said in answer.context["messages"]] == ["Automation is paused."]
     for address in ("/", "/jobs/", "/policies/"):
         page = text_of(viewer.get(address).content.decode())
         assert "All automation is paused by the-admin" in page
