@@ -52,7 +52,7 @@ def test_a_forbidden_attempt_stands_there_once_and_then_with_how_often(db: None)
     scan(client, 50)
     entry = AuditEntry.objects.get(what="forbidden")
     assert (entry.who, entry.target, entry.refused, entry.address) == ("eve", "POST /hosts/1/scan/", True, "192.0.2.7")
-    assert entry.after == {"why": "This need the operator role; eve has the role viewer."}
+    assert entry.after == {"why": "This needs the role operator; eve has the role viewer."}
     assert client.get("/audit/").status_code == 403
     assert AuditEntry.objects.filter(what="forbidden").count() == 2
     refusals.settle(timezone.now() + timedelta(minutes=11))

@@ -265,7 +265,7 @@ def test_a_figure_that_is_none_is_not_kept(pool: StoragePool, change: dict[str, 
     event = {"event": "sample", "setting": {}, "metric": "write_rate", "unit": "B/s", "value": 5, "repetition": 1}
     run = fed(pool, "preallocation", event | change, event)
     assert [sample.value for sample in run.samples.all()] == [5]
-    assert any("cannot be used" in note for note in run.notes)
+    assert any("invalid result" in note for note in run.notes)
 
 
 def test_what_devices_call_themselves_is_kept_as_every_database_takes_it(pool: StoragePool) -> None:

@@ -334,7 +334,7 @@ def test_pasted_lines_become_a_run_and_broken_ones_stay_in_the_form(operator: Cl
     text = said(operator, f"/benchmarks/{run.pk}/")
     assert "bonnie++ of old-box" in text
     assert "too quick to measure" in text
-    assert "what it was measured on is not known" in text
+    assert "Pasted: the measured machine is unknown" in text
 
 
 def test_the_list_is_filtered_by_pool_and_kind(viewer: Client, pool: StoragePool, measured: Measured) -> None:

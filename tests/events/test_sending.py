@@ -268,7 +268,7 @@ def test_a_redirect_to_what_is_no_address_is_a_failure_like_any_other(make_hook:
         make_hook(there.url)
         emitted()
         sending.deliver()
-    assert Delivery.objects.get().problem.startswith("Its address, or the one that it leads to,")
+    assert Delivery.objects.get().problem.startswith("Invalid URL")
 
 
 def test_what_nobody_thought_of_holds_up_nothing_and_is_given_up(
