@@ -27,6 +27,7 @@ from images.rewrite.kind import (
 from storage_admin.guests.models import GuestDisk
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Refusal
+from storage_admin.words import plural
 
 
 class Flatten(Rewriting):
@@ -66,7 +67,7 @@ class Flatten(Rewriting):
         stands = f"have the backing file {base.name}" if base else "have no backing file"
         return Choice(
             method,
-            f"Data of {'1 image' if len(taken) == 1 else f'{len(taken)} images'} below moves up into a copy "
+            f"Data of {plural(len(taken), 'image,images')} below moves up into a copy "
             f"of {image.name}, which will then {stands}. Its chain depth becomes "
             f"{1 if base is None else 1 + base.chain_depth} (now {image.chain_depth}).",
             [*_commands(image, below, method, base), *linked_clones.commands(image)],
@@ -154,9 +155,9 @@ def _needed_by(base: Image, image: Image) -> str:
     """What else needs a base whose data moves up."""
     others = base.overlays_count - (image.backing_id == base.pk)
     guests = sorted({disk.guest.name for disk in base.disks})
-    needed = [f"{others} other {'overlay' if others == 1 else 'overlays'}"] if others > 0 else []
+    needed = [plural(others, "other overlay,other overlays")] if others > 0 else []
     needed += [f"guest {name}" for name in guests]
-    needed += [f"{len(base.snapshots)} snapshots in it"] if base.snapshots else []
+    needed += [f"{plural(len(base.snapshots), 'snapshot,snapshots')} in it"] if base.snapshots else []
     if not needed:
         return "its data is copied; nothing else known here uses it afterwards"
     return f"its data is copied; still used by {', '.join(needed)}"

@@ -26,6 +26,7 @@ from storage_admin.jobs.kinds import JobKind, Target
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Plan
 from storage_admin.jobs.recorder import Recorder
+from storage_admin.words import plural
 
 
 class HostKind(JobKind):
@@ -56,7 +57,7 @@ class Scan(HostKind):
 
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         host = self.resolve(target_id).host
-        return Plan(reason=f"Reads {host.pools.count()} pools of {host.name}.", facts_at=host.last_seen)
+        return Plan(reason=f"Reads {plural(host.pools.count(), 'pool,pools')} of {host.name}.", facts_at=host.last_seen)
 
     def only_looks(self, options: dict[str, Any]) -> bool:  # noqa: ARG002 (whatever its options)
         return True

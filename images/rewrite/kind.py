@@ -34,6 +34,7 @@ from storage_admin.jobs import claims
 from storage_admin.jobs.kinds import Target
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Affected, Plan, Refusal
+from storage_admin.words import plural
 
 #: Options that every rewriting kind takes.
 REWRITE_OPTIONS: dict[str, dict[str, Any]] = {
@@ -284,7 +285,9 @@ def _lasting(choice: Choice, above: list[Image], options: dict[str, Any]) -> lis
     """Warnings that hold for every replacement."""
     warnings = []
     if above:
-        warnings.append(f"{len(above)} overlays use this image. The data they read stays identical.")
+        warnings.append(
+            f"{plural(len(above), 'overlay uses,overlays use')} this image. The data it gives them stays identical."
+        )
     if not choice.keeps_undo:
         return warnings
     if not options["undo_hours"]:

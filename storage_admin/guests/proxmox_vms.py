@@ -26,6 +26,7 @@ from storage_admin.hosts.proxmox.tasks import Outcome
 from storage_admin.jobs.models import JobLog
 from storage_admin.jobs.plans import Refusal
 from storage_admin.jobs.recorder import Recorder
+from storage_admin.words import plural
 
 #: Seconds that an answer may take while somebody waits for a plan.
 PLAN_SECONDS = 8.0
@@ -213,9 +214,8 @@ def still_needed(guest: Guest, target: str) -> list[Refusal]:
         return []
     image, found, keep = use.image, [], "keep the old volume (delete_source off)."
     if image.overlays_count:
-        sentence = (
-            f"{image.overlays_count} images use {image.name} as their backing file: flatten them first, or {keep}"
-        )
+        overlays = plural(image.overlays_count, "overlay uses,overlays use")
+        sentence = f"{overlays} {image.name} as backing file: flatten these first, or {keep}"
         found.append(Refusal("has_overlays", sentence))
     others = set(image.uses.exclude(disk__guest=guest).values_list("disk__guest__name", flat=True))
     if others:

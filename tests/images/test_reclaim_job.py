@@ -135,7 +135,7 @@ def test_a_base_is_not_put_back_by_force_below_its_overlays(path: Path) -> None:
     write(path, 0x42, "1M", "64k")
     create(path.with_name("overlay.qcow2"), base=path.name)
     scan(image_at(path).host)
-    with pytest.raises(RefusedError, match="overlays use the image") as refused:
+    with pytest.raises(RefusedError) as refused:
         services.undo(ADMIN, job, force=True)
     assert refused.value.code == "has_overlays"
 
