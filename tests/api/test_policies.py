@@ -11,6 +11,7 @@ from images.models import Policy
 from images.policies.preview import CODES
 from images.policies.reasons import NOT_MEANT
 from storage_admin.accounts.models import AuditEntry
+from storage_admin.agent import protocol
 from storage_admin.jobs.models import Job
 from tests.api.policies import NIGHTLY, URL, wins
 from tests.factories import (
@@ -195,7 +196,8 @@ def test_every_code_that_is_documented_can_be_asked_for() -> None:
             if re.match(r"\| `[a-z_]+`", line):
                 told |= set(re.findall(r"`([a-z_]+)`", line.split("|")[1]))
     assert len(told) > 45
-    assert told <= CODES
+    # How a job ends is no reason to leave an image out.
+    assert told - {protocol.BOTH_KEPT, protocol.STRANGERS_KEPT} <= CODES
     assert set(NOT_MEANT) <= CODES
 
 

@@ -169,7 +169,7 @@ class TestFoldersOfOthers:
         path = marked(tmp_path, "mail.qcow2")
         (path / make.MARKER).write_text(text)
         for call in (make.make, make.remove):
-            with pytest.raises(DemoError, match="nothing in the folder is touched"):
+            with pytest.raises(DemoError, match="nothing in the folder is"):
                 call(path)
         assert (path / "mail.qcow2").exists()
 

@@ -26,6 +26,7 @@ from storage_admin.jobs import recorder, runner, services
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.recorder import Recorder
 from tests.factories import ImageFactory
+from tests.images.away import goes_away
 from tests.working import OPERATOR, run, said
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet", "no_hypervisor"), pytest.mark.sql]
@@ -329,13 +330,20 @@ def test_a_result_that_cannot_be_recorded_is_a_bug_that_recovery_looks_at(
     assert any("ZeroDivisionError" in line and "Traceback" in line for line in said(job))
 
 
-def test_a_connection_that_is_lost_while_definitions_are_changed_is_no_go(
+def test_a_connection_that_is_lost_until_the_worker_ends_while_definitions_are_changed_is_no_go(
     monkeypatch: pytest.MonkeyPatch, job: Job
 ) -> None:
+    stopping, tries = threading.Event(), []
+
     def away(kind: Reclaim, job: Job) -> None:
+        tries.append(job)
+        if len(tries) == 3:
+            stopping.set()
         raise OperationalError("gone")
 
     monkeypatch.setattr(Reclaim, "before_swap", away)
+    goes_away(monkeypatch, Reclaim, "before_swap", times=0)
+    monkeypatch.setattr(runner, "stopping", stopping)
     job = done_by(monkeypatch, job, READY)
     assert (job.state, job.needs_recovery) == ("interrupted", True)
     assert "database went away" in job.error_detail

@@ -126,7 +126,6 @@ def test_pages_show_a_policy_whose_windows_cannot_be_told_and_all_others(client:
     client.force_login(UserFactory.create(role="viewer"), "django.contrib.auth.backends.ModelBackend")
     page = text_of(client.get("/policies/").content.decode())
     assert page.count("There is no such time zone") == 1
-    assert page.count("cannot be told") == 1
     answer = client.get(f"/policies/{broken.pk}/")
     assert "There is no such time zone" in text_of(answer.content.decode())
     lines = b"".join(client.get("/policies/export.csv").streaming_content)  # type: ignore[attr-defined]
