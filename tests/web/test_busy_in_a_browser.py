@@ -80,7 +80,7 @@ def test_the_last_orphan_goes_from_the_page_with_its_job(chromium: Browser, live
 
 
 #: Plan pages: the field that is typed into.
-PLANS = {"/images/{}/reclaim/": "Keep the undo copy (hours)", "/images/{}/set-aside/": "It cannot be deleted for"}
+PLANS = {"/images/{}/reclaim/": "Keep the undo copy (hours)", "/images/{}/set-aside/": "Grace period before deletion"}
 
 
 @pytest.mark.parametrize("place", PLANS)
