@@ -330,22 +330,11 @@ def test_a_result_that_cannot_be_recorded_is_a_bug_that_recovery_looks_at(
     assert any("ZeroDivisionError" in line and "Traceback" in line for line in said(job))
 
 
-def test_a_connection_that_is_lost_until_the_worker_ends_while_definitions_are_changed_is_no_go(
-    monkeypatch: pytest.MonkeyPatch, job: Job
-) -> None:
-    stopping, tries = threading.Event(), []
-
-    def away(kind: Reclaim, job: Job) -> None:
-        tries.append(job)
-        if len(tries) == 3:
-            stopping.set()
-        raise OperationalError("gone")
-
-    monkeypatch.setattr(Reclaim, "before_swap", away)
-    goes_away(monkeypatch, Reclaim, "before_swap", times=0)
-    monkeypatch.setattr(runner, "stopping", stopping)
+def test_a_database_that_stays_away_until_the_worker_ends_is_no_go(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
+    tries = goes_away(monkeypatch, Reclaim, "before_swap", times=99)
+    monkeypatch.setattr(runner, "stopping", type("Third", (), {"is_set": staticmethod(lambda: len(tries) > 2)}))
     job = done_by(monkeypatch, job, READY)
-    assert (job.state, job.needs_recovery) == ("interrupted", True)
+    assert (job.state, job.needs_recovery, len(tries)) == ("interrupted", True, 3)
     assert "database went away" in job.error_detail
 
 
