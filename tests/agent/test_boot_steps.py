@@ -181,7 +181,7 @@ def test_of_the_systems_own_files_those_are_booted_that_everybody_may_read(
     file.write_bytes(b"\x1f\x8b\x08" + os.urandom(5000))
     monkeypatch.setattr(boot_files, "_OF_THE_SYSTEM", (bytes(own),))
     watch = Watch(own)
-    for mode, uid, folder in ((0o600, 0, 0o755), (0o640, 0, 0o755), (0o644, 65534, 0o755), (0o644, 0, 0o700)):
+    for mode, uid, folder in ((0o600, 0, 0o755), (0o640, 0, 0o755), (0o600, 65534, 0o755), (0o644, 0, 0o700)):
         file.chmod(mode)
         os.chown(file, uid, 0)
         own.chmod(folder)

@@ -68,6 +68,7 @@
     if (event.target.name === "image") countTicked();
   });
   document.addEventListener("htmx:afterSwap", countTicked);
+  countTicked(); // a box may have been unticked while the page was loading
 
   // A page that refreshes itself is nobody who does something: a session may end of idleness beside it.
   document.addEventListener("htmx:configRequest", (event) => {
