@@ -247,11 +247,8 @@ def _in_use(link: Link, who: str) -> RefusedError:
 
 def _still_named(link: Link) -> bool:
     try:
-        folder, name = open_parent(link.planned.pool_path, link.planned.path)
-        try:
-            now = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        finally:
-            os.close(folder)
+        with link.folder() as folder:
+            now = os.stat(os.path.basename(link.planned.path), dir_fd=folder, follow_symlinks=False)
     except (OSError, RefusedError):
         return False
     return (now.st_dev, now.st_ino) == (link.stamp.dev, link.stamp.inode)

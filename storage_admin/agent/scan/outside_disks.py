@@ -71,22 +71,21 @@ def _open(path: bytes) -> int | None:
         RefusedError: it is not read, or as :func:`roots.reach`.
         OSError: it is not there, or cannot be opened.
     """
-    folder, name = roots.reach(os.path.dirname(path)), os.path.basename(path)
+    folder = roots.reach(os.path.dirname(path))
     try:
-        status = os.stat(name, dir_fd=folder.fd)
-        if stat.S_ISREG(status.st_mode):
-            _refuse_hidden(path, folder, status)
-        elif not stat.S_ISBLK(status.st_mode):
-            return None
-        seen = os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=folder.fd)
+        # Only looked at; whatever gets its name from now on is another file.
+        seen = os.open(os.path.basename(path), os.O_PATH | os.O_CLOEXEC, dir_fd=folder.fd)
+        try:
+            status = os.fstat(seen)
+            if stat.S_ISREG(status.st_mode):
+                _refuse_hidden(path, folder, status)
+            elif not stat.S_ISBLK(status.st_mode):
+                return None
+            return os.open(f"/proc/self/fd/{seen}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        finally:
+            os.close(seen)
     finally:
         os.close(folder.fd)
-    try:
-        if not os.path.samestat(os.fstat(seen), status):  # somebody exchanges them
-            raise RefusedError("folder_not_listed", _NOT_READ)
-        return os.open(f"/proc/self/fd/{seen}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    finally:
-        os.close(seen)
 
 
 def _refuse_hidden(path: bytes, folder: roots.Reached, status: os.stat_result) -> None:

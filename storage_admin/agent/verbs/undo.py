@@ -118,8 +118,7 @@ def discard(request: Request, io: AgentIO) -> dict[str, Any]:
         RefusedError: ``image_in_use``, where somebody uses the copy; ``locks_missing``, as for a swap;
             ``clock_unsure``, where it goes by itself, and too early; unless forced, ``stale_plan``, where the image is
             not there or cannot be read, ``undo_written_to``, where somebody wrote to the copy, or changed anything of
-            it and it goes by itself, and ``undo_kept``, where
-            it may be the last good copy.
+            it and it goes by itself, and ``undo_kept``, where it may be the last good copy.
     """
     args = Arguments(request.args, _KNOWN | {"now_b64", "format", "force", "by_itself", "used", "seen"})
     evidence = last_copy.Evidence.parse(args)
