@@ -30,6 +30,8 @@ from storage_admin.web.pages.rewrite import options_from, replaces
 KIND = "reclaim"
 METHODS = ("auto", *estimates.METHODS)
 WORDS = {"auto": "auto (recommended)"} | {name: verb_of(name).title for name in METHODS[1:]}
+#: The key of each image's job by the image's id, and those of them that have their job.
+Keys = tuple[dict[int, str], set[str]]
 #: At most so many images are planned on one page.
 AT_ONCE = 100
 
@@ -169,11 +171,15 @@ def images_reclaim(request: PageRequest) -> HttpResponseBase:
         wrong, options, admitted = error, kind.clean({}), space.Admitted()
         lines = planned(request.actor, images, options, admitted)
     loses = _loses(kind, lines, options)
-    if "confirmed" in form and wrong is None and _was_shown(request, lines, options):
-        if not loses or "without_undo" in form:
-            return _submit(request, lines, options)
-        sentence = f"Confirm that {loses} of them are replaced without an undo copy."
-        wrong = InvalidError(sentence, {"without_undo": sentence})
+    if "confirmed" in form and wrong is None:
+        keys = _keys(request, lines)
+        if not _was_shown(form, lines, options, keys):
+            messages.warning(request, NOT_PLANNED)
+        elif not loses or "without_undo" in form:
+            return _submit(request, lines, options, keys)
+        else:
+            sentence = f"Confirm that {loses} of them are replaced without an undo copy."
+            wrong = InvalidError(sentence, {"without_undo": sentence})
     context = {
         "section": "images",
         "lines": lines,
@@ -208,26 +214,22 @@ def _as_shown(image: Image, plan: Plan) -> str:
     return f"{image.pk}:{plan_digest(plan.method, bool(plan.undo_bytes))}"
 
 
-def _was_shown(request: PageRequest, lines: Sequence[Line], options: dict[str, Any]) -> bool:
-    """Whether the page had shown what would be started now; where it had not, the next page says so."""
-    digest, *shown = request.POST.get("planned", "").split() or [""]
-    own, answered = _keys(request, lines)
+def _was_shown(form: QueryDict, lines: Sequence[Line], options: dict[str, Any], keys: Keys) -> bool:
+    """Whether the page had shown what would be started now."""
+    digest, *shown = form.get("planned", "").split() or [""]
+    own, answered = keys
     new = [line for line in _accepted(lines) if own[line.image.pk] not in answered]
-    if digest == _digest(lines, options) and all(_as_shown(line.image, line.plan) in shown for line in new):
-        return True
-    messages.warning(request, NOT_PLANNED)
-    return False
+    return digest == _digest(lines, options) and all(_as_shown(line.image, line.plan) in shown for line in new)
 
 
-def _keys(request: PageRequest, lines: Sequence[Line]) -> tuple[dict[int, str], set[str]]:
-    """The key of each image's job by the image's id, and those of them that have their job."""
+def _keys(request: PageRequest, lines: Sequence[Line]) -> Keys:
     key = "".join(filter(str.isalnum, request.POST.get("key", "")))[:64]
     own = {line.image.pk: f"{key}-{line.image.pk}" if key else "" for line in lines}
     return own, answered_keys(request.actor, own.values())
 
 
-def _submit(request: PageRequest, lines: Sequence[Line], options: dict[str, Any]) -> HttpResponseBase:
-    own, answered = _keys(request, lines)
+def _submit(request: PageRequest, lines: Sequence[Line], options: dict[str, Any], keys: Keys) -> HttpResponseBase:
+    own, answered = keys
     queued, refused = len(answered), []
     shown = request.POST.get("planned", "").split()
     for line in _accepted(lines):
