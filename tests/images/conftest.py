@@ -3,6 +3,7 @@
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,3 +28,9 @@ def path(pool: Path) -> Path:
     subprocess.run(["cp", "--sparse=always", path, pool.parent / "copy.qcow2"], check=True)
     scan(this_machine(pool))
     return path
+
+
+@pytest.fixture
+def patient_looks(settings: Any) -> None:
+    """A loaded machine may take longer than a second for a look."""
+    settings.LOOK_SECONDS = 60.0

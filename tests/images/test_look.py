@@ -1,18 +1,13 @@
 """A fact that may have passed is looked at again on the spot before anybody is refused, or let through, for it."""
 
-import os
-import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from celery import current_app
-from django.test import Client
-from django.urls import reverse
 
 from images import tasks
 from images.models import Image
@@ -25,7 +20,6 @@ from storage_admin.hosts import services as hosts
 from storage_admin.hosts.libvirt import control
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import services
-from storage_admin.jobs.models import Job
 from tests.factories import (
     GuestDiskFactory,
     GuestFactory,
@@ -33,42 +27,16 @@ from tests.factories import (
     ImageUseFactory,
     PolicyFactory,
     StoragePoolFactory,
-    UserFactory,
     WorkerFactory,
 )
-from tests.web.confirming import confirm, hidden, planned
-from tests.web.html import tags_of
+from tests.images.readers import read_by_a_process, scanned_while_read
 from tests.working import ADMIN, OPERATOR, create, image_at, run, scan, this_machine, work
 
-PRIMARY = "btn btn-primary"
-pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
-
-
-@pytest.fixture(autouse=True)
-def patient(settings: Any) -> None:
-    """A loaded machine may take longer than a second for what is tested here."""
-    settings.LOOK_SECONDS = 60.0
-
-
-@contextmanager
-def read_by_a_process(path: Path) -> Iterator[int]:
-    """A process that is no child of this one, as a backup is, and has the image open; its id."""
-    script = 'setsid sleep 600 < "$1" > /dev/null 2>&1 & echo $!'
-    started = subprocess.run(["sh", "-c", script, "sh", path], capture_output=True, text=True, check=True)
-    pid = int(started.stdout)
-    try:
-        yield pid
-    finally:
-        os.kill(pid, signal.SIGKILL)
-
-
-@contextmanager
-def scanned_while_read(path: Path) -> Iterator[None]:
-    """What a scan leaves that ran while something had the image open, which it has not any more."""
-    with read_by_a_process(path):
-        scan(image_at(path).host)
-        assert image_at(path).in_use is True
-    yield
+pytestmark = [
+    pytest.mark.django_db,
+    pytest.mark.qemu,
+    pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve", "patient_looks"),
+]
 
 
 @pytest.mark.parametrize(
@@ -278,95 +246,6 @@ def test_a_policy_takes_an_image_that_was_open_during_the_last_scan_and_leaves_o
     picks = {pick.label: pick for pick in run_now.picks.all()}
     assert (picks["was.qcow2"].state, picks["now.qcow2"].code) == ("submitted", "guest_running")
     assert f"process {pid} (sleep)" in picks["now.qcow2"].reason
-
-
-def test_the_plan_page_shows_the_old_fact_at_once_and_then_the_new_one(path: Path, client: Client) -> None:
-    client.force_login(UserFactory.create(role="operator"), "django.contrib.auth.backends.ModelBackend")
-    address = reverse("check", args=[image_at(path).pk])
-    with scanned_while_read(path):
-        page = client.get(address).content.decode()
-        assert ("image_in_use" in page, f'hx-get="{address}?look=1"' in page) == (True, True)
-        looked = client.get(f"{address}?look=1", headers={"HX-Request": "true"})
-        assert ("image_in_use" in looked.content.decode(), "HX-Reswap" in looked) == (False, False)
-    shown = {"shown": hidden(looked.content.decode())["shown"]}
-    again = client.get(address, {"look": "1", **shown}, headers={"HX-Request": "true"})
-    assert (again["HX-Reswap"], 'id="facts-age" hx-swap-oob="true"' in again.content.decode()) == ("none", True)
-
-
-@pytest.mark.parametrize("was", ["in use", "missing"])
-def test_an_images_page_is_fetched_anew_where_a_look_tells_something_else(path: Path, client: Client, was: str) -> None:
-    client.force_login(UserFactory.create(role="operator"), "django.contrib.auth.backends.ModelBackend")
-    if was == "missing":
-        away = path.rename(path.with_name("away"))
-        scan(image_at(path).host)
-        away.rename(path)
-    else:
-        with scanned_while_read(path):
-            pass
-    address = reverse("image", args=[image_at(path).pk])
-    check = f'href="{reverse("check", args=[image_at(path).pk])}"'
-
-    def shown() -> tuple[str, bool, bool, Any]:
-        page = client.get(address)
-        text = page.content.decode()
-        look_at = next(one["hx-get"] or "" for _, one in tags_of(text) if "shown=" in (one.get("hx-get") or ""))
-        return look_at, f'<span class="chip warn">{was}</span>' in text, check in text, page.context["image"].seen
-
-    look_at, told, offered, seen = shown()
-    assert (told, offered) == (True, was == "in use")
-    looked = client.get(look_at, headers={"HX-Request": "true"})
-    assert (looked.status_code, looked["HX-Trigger"]) == (204, "facts-changed")
-    look_at, told, offered, now = shown()
-    assert (told, offered, now > seen) == (False, True, True)
-    again = client.get(look_at, headers={"HX-Request": "true"})
-    assert ("HX-Trigger" in again, 'id="facts-age" hx-swap-oob="true"' in again.content.decode()) == (False, True)
-
-
-def test_an_orphans_page_shows_the_old_fact_at_once_and_then_the_new_one(path: Path, client: Client) -> None:
-    client.force_login(UserFactory.create(role="admin"), "django.contrib.auth.backends.ModelBackend")
-    address = reverse("set_aside", args=[image_at(path).pk])
-
-    def plan_in(page: str) -> tuple[bool, bool, bool]:
-        button = next(found for tag, found in tags_of(page) if tag == "button" and found.get("class", "") == PRIMARY)
-        return "image_in_use" in page, "disabled" in button, "is in use" in page
-
-    with scanned_while_read(path):
-        page = client.get(address).content.decode()
-        assert (plan_in(page)[:2], f'hx-get="{address}"' in page) == ((True, True), True)
-        looked = client.get(address, {"shown": hidden(page)["shown"]}, headers={"HX-Request": "true"})
-        assert plan_in(looked.content.decode()) == (False, False, False)
-    shown = {"shown": hidden(looked.content.decode())["shown"]}
-    again = client.get(address, shown, headers={"HX-Request": "true"})
-    assert (again["HX-Reswap"], 'id="facts-age" hx-swap-oob="true"' in again.content.decode()) == ("none", True)
-    assert client.post(address, {"grace_days": "7"}).status_code == 302
-
-
-def test_a_job_without_an_undo_copy_is_confirmed_also_where_the_last_scan_stood_against_it(
-    path: Path, client: Client
-) -> None:
-    client.force_login(UserFactory.create(role="operator"), "django.contrib.auth.backends.ModelBackend")
-    form, address = {"undo_hours": "0", "method": "copy"}, reverse("reclaim", args=[image_at(path).pk])
-    shown = planned(client.get(address, form).content.decode())
-    with scanned_while_read(path):
-        assert client.post(address, form | shown).status_code == 409
-    assert not Job.objects.filter(kind="reclaim").exists()
-
-
-def test_many_images_are_planned_and_queued_together_as_they_are_now(path: Path, client: Client) -> None:
-    client.force_login(UserFactory.create(role="operator"), "django.contrib.auth.backends.ModelBackend")
-    image = image_at(path)
-    with scanned_while_read(path):
-        form = {"image": str(image.pk), "method": "copy", "undo_hours": "1", "confirmed": "1"}
-        confirm(client, reverse("images_reclaim"), form)
-    assert Job.objects.filter(kind="reclaim", target_id=image.pk, state="queued").count() == 1
-
-
-def test_a_plan_by_rest_is_of_the_image_as_it_is_now(path: Path, client: Client) -> None:
-    client.force_login(UserFactory.create(role="operator"), "django.contrib.auth.backends.ModelBackend")
-    body = {"kind": "check", "image": image_at(path).pk, "dry_run": True}
-    with scanned_while_read(path):
-        answer = client.post("/api/v1/jobs/", body, content_type="application/json")
-    assert (answer.status_code, answer.json()["refusals"]) == (200, [])
 
 
 def test_a_host_that_only_its_own_worker_reaches_is_looked_at_by_that_worker(
