@@ -1,5 +1,6 @@
 """Sizes, counts and durations in words: the same on every page, in every plan and log."""
 
+from collections.abc import Callable
 from datetime import datetime
 from math import floor
 from typing import Any
@@ -23,6 +24,21 @@ def _digits(amount: float) -> str:
     places = 2 if amount < 9.995 else 1 if amount < 99.95 else 0
     text = f"{amount:.{places}f}"
     return text.rstrip("0").rstrip(".") if places else text
+
+
+def span(low: int | None, high: int | None) -> str:
+    """``1 GiB to 3 GiB``, in bytes; empty where an end is unknown, or both read alike."""
+    return _span(low, high, size)
+
+
+def seconds_span(low: float | None, high: float | None) -> str:
+    """``45 s to 3 min``, as :func:`span`."""
+    return _span(low, high, seconds)
+
+
+def _span(low: Any, high: Any, word: Callable[[Any], str]) -> str:
+    ends = () if low is None or high is None else (word(low), word(high))
+    return " to ".join(ends) if len(set(ends)) > 1 else ""
 
 
 def exact(value: int | None) -> str:

@@ -199,12 +199,13 @@ def full_soon(pools: list[StoragePool], is_open: Collection[str], now: datetime)
         if forecast is None or forecast.days > limit * (1 + MARGIN_DAYS * is_told):
             continue
         in_danger = place.is_told(kind, is_open, "danger")
+        low, high = f"{forecast.low:.1f}", f"{forecast.high:.1f}"
         yield from place.troubles(
             kind,
             "danger" if forecast.days <= limit / 4 * (1 + MARGIN_DAYS * in_danger) else "warning",
             "{pool} will be full soon",
-            f"Forecast full in about {days(forecast.days)} (between {forecast.low:.1f} and "
-            f"{forecast.high:.1f}) at the growth of the last {forecast.over_days} days: "
+            f"Forecast full in about {days(forecast.days)}{f' ({low} to {high})' if low != high else ''} "
+            f"at the growth of the last {forecast.over_days} days: "
             f"{size(round(forecast.growth_bytes))} a day, {size(pool.available_bytes)} free. The "
             f"warning starts at {limit:g} days.",
         )

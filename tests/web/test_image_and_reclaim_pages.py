@@ -23,7 +23,7 @@ def test_shows_exact_bytes_and_what_reclaiming_would_win(viewer: Client, filled:
     text = text_of(viewer.get(f"/images/{filled.image.pk}/").content.decode())
     assert "Virtual size 10 GiB 10,737,418,240" in text
     assert "Physical 4 GiB 4,294,967,296" in text
-    assert "Reclaimable 2 GiB 2,147,483,648 between 1 GiB and 3 GiB" in text
+    assert "Reclaimable 2 GiB 2,147,483,648 1 GiB to 3 GiB" in text
 
 
 def test_the_chain_runs_from_base_to_leaf(viewer: Client, filled: Filled) -> None:
@@ -86,7 +86,7 @@ def test_a_plan_says_in_numbers_what_would_happen(operator: Client, filled: Fill
         }}},
     )  # fmt: skip
     text = text_of(operator.get(f"/images/{image.pk}/reclaim/").content.decode())
-    assert "4 GiB → about 1 GiB between 1 GiB and 2 GiB saves about 3 GiB" in text
+    assert "4 GiB → about 1 GiB 1 GiB to 2 GiB saves about 3 GiB" in text
     assert "alone.qcow2 : 4 GiB → about 1 GiB, needs 2 GiB of scratch space, keeps an undo copy until" in text
     assert "Compress alone.qcow2" in text
     assert "qemu-img convert" in text

@@ -7,7 +7,7 @@ import pytest
 from django.utils import timezone
 
 from storage_admin.web.templatetags.storage import ago, bar_scale, bytes_of, size_bar
-from storage_admin.words import percent, seconds, size
+from storage_admin.words import percent, seconds, seconds_span, size, span
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,11 @@ from storage_admin.words import percent, seconds, size
 )  # fmt: skip
 def test_sizes(value: int | None, shown: str) -> None:
     assert size(value) == shown
+
+
+def test_a_range_is_shown_only_where_its_ends_read_differently() -> None:
+    assert (span(1024, 3072), span(20_971_520, 20_971_521), span(None, 5)) == ("1 KiB to 3 KiB", "", "")
+    assert (seconds_span(45, 180), seconds_span(45.0, 45.2)) == ("45 s to 3 min", "")
 
 
 def test_exact_bytes_stand_beside_a_rounded_size() -> None:

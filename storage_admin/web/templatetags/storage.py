@@ -9,11 +9,24 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 
-from storage_admin.words import UNKNOWN, between, days, exact, percent, plural, said, seconds, size, words
+from storage_admin.words import (
+    UNKNOWN,
+    between,
+    days,
+    exact,
+    percent,
+    plural,
+    said,
+    seconds,
+    seconds_span,
+    size,
+    span,
+    words,
+)
 
 register = template.Library()
 
-for shown in (size, exact, percent, seconds, days, between, plural, words, said):
+for shown in (size, span, exact, percent, seconds, seconds_span, days, between, plural, words, said):
     register.filter(shown)
 
 
