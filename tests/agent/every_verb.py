@@ -340,7 +340,8 @@ class Trace:
 
 def _opened(line: str) -> Iterator[bytes]:
     call = _OPEN.search(line)
-    if call is None:
+    # O_PATH holds a name, as stat looks at it: nothing can be read by it, and opening it again is another line.
+    if call is None or "O_PATH" in line:
         return
     folder, name = _plain(call[2] or ""), _plain(call[3])
     path = os.path.normpath(os.path.join(folder, name)) if folder or name.startswith(b"/") else name

@@ -58,7 +58,7 @@ def test_reading_over_rest_says_that_the_database_is_away(program: APIClient, pa
         assert_unavailable(program.get(f"/api/v1/{path}"))
 
 
-@pytest.mark.parametrize(("reason", "word"), zip(REASONS, ["locked", "full", "answer"], strict=True))
+@pytest.mark.parametrize(("reason", "word"), list(zip(REASONS, ["locked", "full", "answer"], strict=True)))
 @pytest.mark.parametrize("what", ["image", "host"])
 def test_a_job_that_cannot_be_written_is_answered_in_json(
     program: APIClient, what: str, reason: str, word: str
