@@ -75,10 +75,16 @@ class TestCompose:
         for password, done in _with_compose(self.FILE, tmp_path):
             assert (done.returncode == 0) == password, done.stderr
 
-    def test_it_does_not_start_without_a_password(self) -> None:
-        found = re.findall(r"\$\{POSTGRES_PASSWORD(:.)", self.TEXT)
-        assert found == [":?", ":?"]
-        assert self.PARTS["postgres"]["environment"]["POSTGRES_PASSWORD"].startswith("${POSTGRES_PASSWORD:?")
+    @pytest.mark.parametrize(("name", "uses"), [("POSTGRES_PASSWORD", 2), ("REDIS_PASSWORD", 3)])
+    def test_it_does_not_start_without_its_passwords(self, name: str, uses: int) -> None:
+        assert re.findall(rf"\$\{{{name}(:.)", self.TEXT) == [":?"] * uses
+
+    def test_nobody_gets_into_redis_without_its_password(self) -> None:
+        part = self.PARTS["redis"]
+        asked = part["command"][part["command"].index("--requirepass") + 1]
+        assert asked.startswith("${REDIS_PASSWORD:?")
+        assert part["environment"]["REDISCLI_AUTH"] == "${REDIS_PASSWORD:?}"
+        assert "redis://:${REDIS_PASSWORD:?}@redis" in self.STACK["x-dashboard"]["environment"]["REDIS_URL"]
 
     @pytest.mark.parametrize("part", DASHBOARD)
     def test_each_part_of_ours_runs_a_command_that_there_is(self, part: str) -> None:
@@ -98,7 +104,8 @@ class TestCompose:
         example = (ROOT / ".env.example").read_text()
         names = re.findall(r"^([A-Z_]+)=", example, re.MULTILINE)
         assert sorted(names) == sorted(set(re.findall(r"\$\{([A-Z_]+)", self.TEXT)))
-        secret = {"POSTGRES_PASSWORD", "SECRET_KEY", "STORAGE_ADMIN_SECRETS_KEY", "DATABASE_URL", "REDIS_URL"}
+        passwords = {"POSTGRES_PASSWORD", "REDIS_PASSWORD"}
+        secret = passwords | {"SECRET_KEY", "STORAGE_ADMIN_SECRETS_KEY", "DATABASE_URL", "REDIS_URL"}
         assert {name for name in names if f"\n{name}=\n" in example} >= secret, "no secret has a value to be left as is"
         assert ".env" in (ROOT / ".gitignore").read_text().split()
 
@@ -144,7 +151,7 @@ class TestCompose:
             "s.REDIS_URL, s.HTTPS, s.ALLOWED_HOSTS, s.CSRF_TRUSTED_ORIGINS, s.LOCAL_MACHINE)"
         )
         done = subprocess.run([sys.executable, "-c", look], env=given, cwd=ROOT, capture_output=True, text=True)
-        assert done.stdout.split(maxsplit=3)[:3] == ["postgres", "storage_admin", "redis://redis:6379/0"], done.stderr
+        assert done.stdout.split(maxsplit=3)[:3] == ["postgres", "storage_admin", "redis://:@redis:6379/0"], done.stderr
         assert done.stdout.strip().endswith("False ['localhost', '127.0.0.1'] [] False")
 
 
@@ -153,10 +160,11 @@ def _with_compose(stack: Path, folder: Path) -> Iterator[tuple[bool, subprocess.
     if not shutil.which("docker") or subprocess.run(["docker", "compose", "version"], capture_output=True).returncode:
         return
     example = (ROOT / ".env.example").read_text()
-    for values in ("", example, example.replace("POSTGRES_PASSWORD=", "POSTGRES_PASSWORD=abc", 1)):
+    with_one = example.replace("POSTGRES_PASSWORD=", "POSTGRES_PASSWORD=abc", 1)
+    for values in ("", example, with_one, with_one.replace("REDIS_PASSWORD=", "REDIS_PASSWORD=abc", 1)):
         (folder / ".env").write_text(values)
         argv = ["docker", "compose", "-f", str(stack), "--env-file", str(folder / ".env"), "config", "--quiet"]
-        yield "abc" in values, subprocess.run(argv, capture_output=True, text=True)
+        yield values.count("abc") == 2, subprocess.run(argv, capture_output=True, text=True)
 
 
 def _default(value: str) -> str:

@@ -267,7 +267,7 @@ class DiscardUndo(OfJob):
             super().on_event(job, event)
         else:
             # Whether the copy had another name nobody can tell when it is gone.
-            claims.ours(job).update(kept={"freed_bytes": event["freed_bytes"]})
+            job.ours().update(kept={"freed_bytes": event["freed_bytes"]})
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         undone = self._job(job.target_id)

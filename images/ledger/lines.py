@@ -17,7 +17,6 @@ from django.utils import timezone
 
 from images.models import Image
 from storage_admin.hosts.models import StoragePool
-from storage_admin.jobs import claims
 from storage_admin.jobs.models import Job
 
 
@@ -58,7 +57,7 @@ def close(job: Job, freed: int, *, undone: bool = False) -> None:
 
 def begin_in_place(job: Job, before: int) -> None:
     """A running job is about to change an image where it stands: what that occupies, in bytes. It is no line yet."""
-    claims.ours(job).update(before_bytes=before)
+    job.ours().update(before_bytes=before)
 
 
 def write_in_place(job: Job, before: int, after: int, freed: int | None = None) -> None:

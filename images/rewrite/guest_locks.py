@@ -174,7 +174,7 @@ def _lock(job: Job, api: Api, config: Config, one: Kept) -> None:
 
 def _owe(job: Job, locked: list[Kept]) -> None:
     kept = job.kept | {"locked": [asdict(one) for one in locked]}
-    if not claims.ours(job).update(kept=kept, unlock_due=bool(locked)):
+    if not job.ours().update(kept=kept, unlock_due=bool(locked)):
         raise RefusedError("stale_plan", "Another worker has taken over this job.")
     job.kept = kept
 

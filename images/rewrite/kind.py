@@ -30,7 +30,6 @@ from images.rewrite import (
 from storage_admin.accounts.roles import Actor
 from storage_admin.agent.protocol import SPACE, RefusedError, unb64
 from storage_admin.hosts.models import StoragePool
-from storage_admin.jobs import claims
 from storage_admin.jobs.kinds import Target
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Affected, Plan, Refusal
@@ -217,7 +216,7 @@ class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
         elif event["needed_bytes"] > (job.plan.get("scratch_bytes") or 0):
             # The plan knew less, as of bases that are compressed: jobs that come after count with the larger one.
             job.plan = job.plan | {"scratch_bytes": event["needed_bytes"]}
-            claims.ours(job).update(plan=job.plan)
+            job.ours().update(plan=job.plan)
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         image = find(job.target_id)

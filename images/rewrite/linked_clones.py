@@ -178,7 +178,7 @@ def check(job: Job, image: Image) -> None:
                 require(api, "flatten", vmid=int(one.uid))
     if not begun:
         kept = {"volumes": [asdict(one) for one in found]}
-        if not claims.ours(job).update(kept=kept):
+        if not job.ours().update(kept=kept):
             raise RefusedError("stale_plan", "Another worker has taken over this job.")
         job.kept = kept
 
@@ -243,7 +243,7 @@ def lead_to_the_flat_one(job: Job) -> None:
     """
     if not job.kept.get("volumes"):
         return
-    if not claims.ours(job).update(repoint_due=True):
+    if not job.ours().update(repoint_due=True):
         raise RefusedError("stale_plan", "Another worker has taken over this job.")
     led = job.kept.setdefault("led", [])
     with _api(job.host) as api:

@@ -120,7 +120,7 @@ def note_ready(job: Job, ready: Mapping[str, Any]) -> None:
     told = {name: ready[name] for name in ("before_bytes", "made_bytes", "made_inode")}
     told |= {name: ready.get(name, 0) for name in ("goes_shared", "made_shared")}
     job.kept = job.kept | {"ready": told}
-    claims.ours(job).update(kept=job.kept)
+    job.ours().update(kept=job.kept)
 
 
 def won_bytes(job: Job, copy_bytes: int | None = None) -> int:

@@ -138,7 +138,7 @@ def lead_to_the_new_one(job: Job, image: Image, move: Move) -> None:
             "format": move.format, "guests": look(image, move),
         }  # fmt: skip
     guests = kept["guests"]
-    if not claims.ours(job).update(kept=kept, repoint_due=bool(guests)):
+    if not job.ours().update(kept=kept, repoint_due=bool(guests)):
         raise RefusedError("stale_plan", "Another worker has taken over this job.")
     job.kept = kept
     for guest in guests:

@@ -14,9 +14,9 @@ from images.api.ledger import LedgerEndpoints
 from images.api.others import GuestEndpoints, HostScanEndpoint, OverviewEndpoint
 from images.api.policies import AutomationEndpoint, PolicyEndpoints
 from images.api.pools import PoolEndpoints
-from storage_admin.accounts.api import AuditEndpoints, LockoutEndpoints, TokenEndpoints, UserEndpoints
-from storage_admin.accounts.saved_views_api import SavedViewEndpoints
+from storage_admin.api.accounts import AuditEndpoints, LockoutEndpoints, TokenEndpoints, UserEndpoints
 from storage_admin.api.docs import Docs, Schema
+from storage_admin.api.saved_views import SavedViewEndpoints
 from storage_admin.events.api import AlertEndpoints, WebhookEndpoints
 from storage_admin.hosts.api import HostEndpoints
 from storage_admin.jobs.api import JobEndpoints, JobKindEndpoints

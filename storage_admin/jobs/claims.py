@@ -166,14 +166,9 @@ def give_up(job: Job, code: str, detail: str) -> bool:
     return True
 
 
-def ours(job: Job) -> Any:
-    """The row, as long as it is running and of our generation; for ``update``."""
-    return Job.objects.filter(pk=job.pk, state=Job.State.RUNNING, generation=job.generation)
-
-
 def may_swap(job: Job) -> bool:
     """Whether the agent may rename now: asked by the controller in the moment before it says ``go``."""
-    return bool(ours(job).filter(cancel_requested=False).update(stage="swapping", heartbeat=timezone.now()) == 1)
+    return bool(job.ours().filter(cancel_requested=False).update(stage="swapping", heartbeat=timezone.now()) == 1)
 
 
 def beat(worker: str, held: Iterable[tuple[int, int]]) -> None:
@@ -208,7 +203,7 @@ def finish(job: Job, state: str, **columns: Any) -> bool:
     """
     now = timezone.now()
     columns |= {"eta_seconds": None, "bytes_per_sec": None, "stalled_since": None}
-    if ours(job).update(state=state, finished=now, **columns) != 1:
+    if job.ours().update(state=state, finished=now, **columns) != 1:
         return False
     ResourceLock.objects.filter(job=job).delete()
     log(job, f"ended: {state}" + (f" ({columns['error_code']})" if columns.get("error_code") else ""))

@@ -5,7 +5,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import jsonschema
 from django.conf import settings
@@ -16,9 +16,7 @@ from storage_admin.errors import InvalidError
 from storage_admin.hosts.models import Host
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Plan
-
-if TYPE_CHECKING:
-    from storage_admin.jobs.recorder import Recorder
+from storage_admin.jobs.recorder import Recorder
 
 
 def _is_whole(_checker: jsonschema.TypeChecker, value: Any) -> bool:
@@ -243,7 +241,7 @@ class JobKind(ABC):
         """Whether the job is done here, by :meth:`work`, and not by an agent on its host."""
         return not self.verb
 
-    def work(self, job: Job, recorder: "Recorder") -> dict[str, Any]:
+    def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
         """Does a job that needs no agent; called after :meth:`prepare`.
 
         Args:

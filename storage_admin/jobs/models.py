@@ -1,10 +1,12 @@
 """The job's row is the truth; Celery only rings that there is one."""
 
+from __future__ import annotations
+
 import uuid
 from typing import Any
 
 from django.db import models
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from storage_admin.hosts.models import Host, StoragePool
@@ -185,6 +187,10 @@ class Job(PartialRows):
 
     def __str__(self) -> str:
         return f"{self.kind} {self.target_label}"
+
+    def ours(self) -> QuerySet[Job]:
+        """The row, as long as it is running and of the generation that we hold; for ``update``."""
+        return Job.objects.filter(pk=self.pk, state=Job.State.RUNNING, generation=self.generation)
 
     @property
     def active(self) -> bool:

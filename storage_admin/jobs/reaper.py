@@ -67,7 +67,7 @@ def _alive(pid: int) -> bool:
 def _interrupt(job: Job, why: str) -> int:
     with transaction.atomic():
         # The generation moves on: whoever still works for the old one is not let go.
-        marked = claims.ours(job).update(
+        marked = job.ours().update(
             state=Job.State.INTERRUPTED, generation=job.generation + 1, finished=timezone.now(),
             error_code=protocol.INTERRUPTED, needs_recovery=kinds.leaves_traces(job), eta_seconds=None,
             bytes_per_sec=None, stalled_since=None,

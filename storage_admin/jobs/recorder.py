@@ -11,7 +11,6 @@ from django.db import InterfaceError, OperationalError, connection, transaction
 from django.utils import timezone
 
 from storage_admin.agent.protocol import display
-from storage_admin.jobs import claims
 from storage_admin.jobs.models import Job, JobLog
 
 logger = logging.getLogger(__name__)
@@ -125,11 +124,11 @@ class Recorder:
         lines = self._unwritten()
         with transaction.atomic():
             if columns:
-                claims.ours(self._job).update(**columns)
+                self._job.ours().update(**columns)
             JobLog.objects.bulk_create(lines)
         self._progress, self._progressed = {}, None
         self._lines, self._commands_changed, self._tried = [], False, False
-        self.cancel_requested = not claims.ours(self._job).filter(cancel_requested=False).exists()
+        self.cancel_requested = not self._job.ours().filter(cancel_requested=False).exists()
 
     def _unwritten(self) -> list[JobLog]:
         """Rows for the lines that are not in the log yet.

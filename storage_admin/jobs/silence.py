@@ -100,7 +100,7 @@ class Silence:
             pools.answer_again(host, back)
         if not silent:
             self._since = None
-            claims.ours(self._job).update(stalled_since=None, message="")
+            self._job.ours().update(stalled_since=None, message="")
             claims.log(self._job, "the storage answers again: the work goes on")
             return
         since = self._since or timezone.now()
@@ -110,5 +110,5 @@ class Silence:
             services.submit(SYSTEM, "scan", host.pk, {})
         self._since = since
         said = f"{self._named} has not answered since {since:%H:%M} UTC. The job goes on when it does."
-        claims.ours(self._job).update(stalled_since=since, message=said, bytes_per_sec=None, eta_seconds=None)
+        self._job.ours().update(stalled_since=since, message=said, bytes_per_sec=None, eta_seconds=None)
         claims.log(self._job, said, JobLog.Level.WARNING)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from storage_admin.agent import bundle, protocol
-from storage_admin.agent.bench.scratch import Scratch
+from storage_admin.agent.folders.scratch import Scratch
 from storage_admin.agent.host import space_claims
 from tests.agent.benching import (
     BONNIE,

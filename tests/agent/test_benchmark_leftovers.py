@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from storage_admin.agent import protocol
-from storage_admin.agent.bench.scratch import Scratch
+from storage_admin.agent.folders.scratch import Scratch
 from storage_admin.agent.programs import tools
 from tests.agent.benching import BONNIE, DD, FIO, FORMATS, MIB, PREALLOCATION, args, furnish, marks, measured
 from tests.agent.harness import Agent, ask, recover_args

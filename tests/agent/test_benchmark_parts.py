@@ -17,7 +17,7 @@ from storage_admin.agent.bench import caches, environment
 from storage_admin.agent.bench.dd import random_data
 from storage_admin.agent.bench.layouts import compressible
 from storage_admin.agent.bench.qemu_bench import jump
-from storage_admin.agent.bench.scratch import Scratch
+from storage_admin.agent.folders.scratch import Scratch
 from storage_admin.agent.host import facts
 from tests.agent.benching import DD, FORMATS, MIB, measured
 

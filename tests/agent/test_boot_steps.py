@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent.bench import boot, boot_files, memory, scratch
+from storage_admin.agent.bench import boot, boot_files, memory
 from storage_admin.agent.bench.step import Bench
-from storage_admin.agent.folders import image_folders
+from storage_admin.agent.folders import image_folders, scratch
 from storage_admin.agent.host import facts, space, space_claims
 from storage_admin.agent.protocol import RefusedError, b64
 from tests.agent.recording import RecordingIO

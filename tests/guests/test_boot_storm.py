@@ -13,10 +13,11 @@ from typing import Any
 import libvirt
 import pytest
 
-from storage_admin.agent.bench import boot, scratch, signals
+from storage_admin.agent.bench import boot, signals
 from storage_admin.agent.bench.boot import LAYOUTS
 from storage_admin.agent.bench.step import Bench
 from storage_admin.agent.bench.storm import Machine, Storm
+from storage_admin.agent.folders import scratch
 from storage_admin.agent.host import space, space_claims
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import HostError, RefusedError, StoppedError, b64

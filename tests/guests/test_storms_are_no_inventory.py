@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent.bench import scratch
+from storage_admin.agent.folders import scratch
 from storage_admin.agent.protocol import b64
 from storage_admin.agent.verbs import scan
 from storage_admin.hosts.libvirt import reader

@@ -3,9 +3,11 @@
 import time
 from typing import Any
 
-from storage_admin.accounts.roles import SYSTEM
+from storage_admin.accounts.roles import Actor, Role
 from storage_admin.jobs import runner, services
 from storage_admin.jobs.models import Job
+
+ADMIN = Actor("bench", Role.ADMIN)
 
 
 def run_job(kind: str, target_id: int, options: dict[str, Any] | None = None) -> tuple[Job, float]:
@@ -18,7 +20,7 @@ def run_job(kind: str, target_id: int, options: dict[str, Any] | None = None) ->
         AssertionError: it did not succeed.
     """
     begin = time.perf_counter()
-    job = services.submit(SYSTEM, kind, target_id, options or {})
+    job = services.submit(ADMIN, kind, target_id, options or {})
     runner.run(job.pk)
     took = time.perf_counter() - begin
     job.refresh_from_db()

@@ -17,7 +17,7 @@ from typing import Any, Callable, Union
 from storage_admin.agent import protocol
 from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.bench import caches
-from storage_admin.agent.bench.scratch import Scratch
+from storage_admin.agent.folders.scratch import Scratch
 from storage_admin.agent.host import space
 from storage_admin.agent.host.space_claims import Others, SpaceClaim
 from storage_admin.agent.lifeline import AgentIO

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from storage_admin.agent.bench import scratch
+from storage_admin.agent.folders import scratch
 from storage_admin.agent.protocol import display
 
 #: How many folders deep a pool of kind ``dir`` is walked.

@@ -13,8 +13,9 @@ from typing import Any
 
 from storage_admin.agent import protocol
 from storage_admin.agent.arguments import Arguments
-from storage_admin.agent.bench import environment, scratch
+from storage_admin.agent.bench import environment
 from storage_admin.agent.bench.step import Bench, Step
+from storage_admin.agent.folders import scratch
 from storage_admin.agent.folders.pools import open_root
 from storage_admin.agent.host import cgroups, space, space_claims
 from storage_admin.agent.host.mounts import Mounts

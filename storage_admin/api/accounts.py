@@ -15,7 +15,8 @@ from storage_admin.accounts import lockouts, second_factor, selectors, users
 from storage_admin.accounts.filters import AuditFilters
 from storage_admin.accounts.models import AuditEntry, Token, User
 from storage_admin.accounts.roles import Role
-from storage_admin.accounts.serializers import (
+from storage_admin.accounts.services import create_token, delete_token
+from storage_admin.api.account_fields import (
     AuditEntrySerializer,
     EndedSerializer,
     LockoutSerializer,
@@ -31,7 +32,6 @@ from storage_admin.accounts.serializers import (
     UserChanges,
     UserSerializer,
 )
-from storage_admin.accounts.services import create_token, delete_token
 from storage_admin.rest.fields import Body
 from storage_admin.rest.views import EndpointSet
 
