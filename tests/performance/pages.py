@@ -95,9 +95,13 @@ def median_of(client: Client, address: str) -> float:
 
 
 def queries_of(client: Client, address: str) -> int:
-    with CaptureQueriesContext(connection) as captured:
-        _get(client, address)
-    return len(captured)
+    """What the page asks for: that its user was seen is written by one page a minute, whichever that is."""
+    counts = []
+    for _ in range(2):
+        with CaptureQueriesContext(connection) as captured:
+            _get(client, address)
+        counts.append(len(captured))
+    return min(counts)
 
 
 def rows_up_to(count: int) -> None:
