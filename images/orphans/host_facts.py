@@ -6,7 +6,7 @@ from images.models import Claim, Image
 from images.orphans import sharing
 from images.orphans.evidence import NAMED, READS_ON, Blind, World, bases_in_ids
 from storage_admin.agent.formats import NAMING
-from storage_admin.agent.scan.described_backing import names_in
+from storage_admin.agent.scan.records import names_in
 from storage_admin.guests.models import Guest, GuestDisk
 from storage_admin.hosts.models import Host
 from storage_admin.jobs.models import Job

@@ -6,7 +6,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 from images.models import Image
-from storage_admin.agent.host import access
+from storage_admin.agent.host import attributes
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.libvirt import alone
 from storage_admin.hosts.models import Host, StoragePool
@@ -104,12 +104,12 @@ def _kept_out(image: Image, base: Image) -> tuple[int, str] | None:
         return None
     for who, owns, closed in _readers(image):
         stopped = closed and image.backing_id == base.pk
-        if who.uid not in (0, rights.uid) and (stopped or not rights.allow(who, access.READ)):
+        if who.uid not in (0, rights.uid) and (stopped or not rights.allow(who, attributes.READ)):
             return who.uid, owns
     return None
 
 
-def _readers(image: Image) -> Iterator[tuple[access.Who, str, bool]]:
+def _readers(image: Image) -> Iterator[tuple[attributes.Who, str, bool]]:
     """Who gets what is written into an image: its owner, and who owns its folder, if he may read it.
 
     With each of them, what is his, and whether a folder keeps him from the base.
@@ -117,18 +117,18 @@ def _readers(image: Image) -> Iterator[tuple[access.Who, str, bool]]:
     rights, groups, keeper = _rights(image), image.from_header("groups"), image.from_header("keeper")
     if rights is None:
         return
-    owner = access.Who(rights.uid, frozenset([rights.gid] if groups is None else groups))
+    owner = attributes.Who(rights.uid, frozenset([rights.gid] if groups is None else groups))
     yield owner, image.name, bool(image.from_header("backing_closed"))
-    if keeper is not None and rights.allow(who := access.Who(keeper[0], frozenset(keeper[1:])), access.READ):
+    if keeper is not None and rights.allow(who := attributes.Who(keeper[0], frozenset(keeper[1:])), attributes.READ):
         yield who, f"the folder of {image.name}", bool(image.from_header("keeper_closed"))
 
 
-def _rights(image: Image) -> access.Rights | None:
+def _rights(image: Image) -> attributes.Rights | None:
     """Who may read a file, as the last scan found it; ``None`` where none has told."""
     uid, gid, mode = (image.from_header(name) for name in ("uid", "gid", "mode"))
     if None in (uid, gid, mode):
         return None
-    return access.Rights(uid, gid, mode, bytes.fromhex(image.from_header("acl") or ""))
+    return attributes.Rights(uid, gid, mode, bytes.fromhex(image.from_header("acl") or ""))
 
 
 def _host(image: Image) -> list[Refusal]:

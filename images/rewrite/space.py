@@ -122,7 +122,7 @@ def needed_by_running(job: Job) -> dict[str, dict[str, int]]:
 
     One that verifies its new file, or is further, has written it all: that is missing from free space already, and
     counts no more. One that is still writing counts with all of its scratch space, as only its agent knows how much
-    is written; agents on one machine tell each other (:mod:`storage_admin.agent.host.space_claims`).
+    is written; agents on one machine tell each other (:mod:`storage_admin.agent.host.space`).
 
     Returns:
         Bytes by the job's ``uid``, for those on the same host (``here``) and for all others (``elsewhere``).

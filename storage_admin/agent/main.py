@@ -1,4 +1,10 @@
-"""One request, from the greeting to the answer."""
+"""One request, from the greeting to the answer.
+
+Looks after the storages of a job while that works, and tells the controller which of them do not answer.
+
+Whoever touches a storage whose server is away is held up in the kernel, and cannot even say so: the thread that works,
+its tools, and whoever starts or ends one. So another process looks, and a thread that touches nothing tells.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +12,116 @@ import hashlib
 import importlib
 import os
 import re
+import select
 import signal
+import subprocess
 import sys
+import threading
+import time
+from types import TracebackType
 from typing import Any, Callable
 
 from storage_admin.agent import protocol
 from storage_admin.agent.folders import roots
+from storage_admin.agent.host.hung_mounts import left_alone, looking
+from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.lifeline import AgentIO, Lifeline
-from storage_admin.agent.protocol import HostError, RefusedError, Request, StoppedError
-from storage_admin.agent.sentry import Sentry
+from storage_admin.agent.protocol import HostError, RefusedError, Request, StoppedError, b64, unb64
+
+#: Seconds between two signs of life, and after which a storage without one is called silent: with what the controller
+#: takes to notice, a job says so within 30 s. A server that is up and busy answers sooner.
+BEAT = 3.0
+SILENCE = 15.0
+
+
+class Sentry:
+    """Tells every few seconds, by ``storage`` events, which pools are silent. Use it as a context manager.
+
+    It tells nothing where there is no filesystem at all that could make one wait, nor of pools that are left alone.
+
+    Args:
+        args: the request's.
+        io: the controller.
+    """
+
+    def __init__(self, args: dict[str, Any], io: AgentIO) -> None:
+        mounts = Mounts.of_this_machine()
+        places = storages(args, mounts) if mounts.waits else {}
+        self._paths, self._pools = list(places), list(places.values())
+        self._io = io
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Sentry:  # noqa: PYI034 - Self is younger than Python 3.9
+        if self._paths:
+            # Where a tool is started by vfork, all threads stand still while the child closes files of a silent server.
+            setattr(subprocess, "_USE_VFORK", False)  # noqa: B010 (for type checkers it is not there)
+            self._process = looking(self._paths, BEAT)
+            threading.Thread(target=self._watch, args=(self._process,), name="sentry", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            self._process.kill()  # one that the kernel does not let go ends when the server is back
+
+    def _watch(self, process: subprocess.Popen[bytes]) -> None:
+        if process.stdout is None:
+            raise TypeError("the pipe is missing")
+        now = told = time.monotonic()
+        heard, pending = dict.fromkeys(range(len(self._paths)), now), b""
+        with process.stdout as answers:
+            while True:
+                if select.select([answers], [], [], BEAT)[0]:
+                    chunk = os.read(answers.fileno(), 1 << 16)
+                    if not chunk:
+                        return
+                    *lines, pending = (pending + chunk).split(b"\n")
+                    heard.update(dict.fromkeys(map(int, lines), time.monotonic()))
+                now = time.monotonic()
+                if now - told < BEAT:
+                    continue
+                told = now
+                silent = {pool for place, pool in enumerate(self._pools) if now - heard[place] > SILENCE}
+                silent -= left_alone
+                try:
+                    self._io.emit(protocol.STORAGE, silent=[b64(pool) for pool in sorted(silent)])
+                except StoppedError:
+                    return  # nobody listens any more
+
+
+def storages(args: dict[str, Any], mounts: Mounts) -> dict[bytes, bytes]:
+    """The folders that a request is about, whatever its verb: the path of the pool of each, by its own.
+
+    They are the pools, and of each file its folder where that is on another filesystem than its pool.
+    """
+    found: dict[bytes, bytes] = {}
+    unread: list[Any] = [args]
+    while unread:
+        one = unread.pop()
+        if isinstance(one, list):
+            unread += one
+        elif isinstance(one, dict):
+            unread += one.values()
+            pool, path = _path(one.get("pool_path_b64")), _path(one.get("path_b64"))
+            if pool:
+                found[pool] = pool
+                folder = os.path.dirname(path)
+                if path and mounts.of_path(folder) != mounts.of_path(pool):
+                    found.setdefault(folder, pool)
+            elif path:
+                found[path] = path
+    return found
+
+
+def _path(text: Any) -> bytes:
+    """What may be a path; empty where it is none, which the verb then refuses."""
+    try:
+        path = unb64(text) if isinstance(text, str) else b""
+    except ValueError:
+        return b""
+    return path if path.startswith(b"/") and b"\0" not in path else b""
+
 
 Verb = Callable[[Request, AgentIO], dict[str, Any]]
 

@@ -4,6 +4,8 @@ The agent greets with :class:`Hello`, reads one :class:`Request` from standard i
 events. Both ends import this module, so a word that one of them uses is a word that the other one knows.
 
 Names of files are bytes on a hypervisor and need not be UTF-8: they travel as base64 (fields that end in ``_b64``).
+
+How a verb takes its arguments: by name, with their types, and none that it does not know.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import base64
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 VERSION = 1
 
@@ -185,3 +187,63 @@ def b64(raw: bytes) -> str:
 def unb64(text: str) -> bytes:
     """Bytes as they were before they travelled."""
     return base64.b64decode(text.encode("ascii"), validate=True)
+
+
+T = TypeVar("T")
+
+
+class Arguments:
+    """The arguments of one request.
+
+    Args:
+        fields: as they came.
+        known: the names that the verb takes.
+
+    Raises:
+        RefusedError: ``invalid``, for a name that is not known. So do all methods, for a value of another type.
+    """
+
+    def __init__(self, fields: dict[str, Any], known: frozenset[str]) -> None:
+        if unknown := sorted(fields.keys() - known):
+            raise RefusedError(INVALID, "unknown option: " + ", ".join(unknown))
+        self._fields = fields
+
+    def take(self, name: str, kind: type[T]) -> T:
+        """A required value; a boolean is no integer, an integer is a float."""
+        if name not in self._fields:
+            raise RefusedError(INVALID, f"{name} is missing")
+        value = self._fields[name]
+        if kind is float and type(value) is int:
+            value = float(value)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise RefusedError(INVALID, f"{name} is no {kind.__name__}")
+        return value
+
+    def get(self, name: str, kind: type[T], default: T) -> T:
+        """A value that may be missing."""
+        return default if name not in self._fields else self.take(name, kind)
+
+    def maybe(self, name: str, kind: type[T]) -> T | None:
+        """A value that may be missing or null."""
+        return None if self._fields.get(name) is None else self.take(name, kind)
+
+    def path(self, name: str) -> bytes:
+        """A required path, from base64."""
+        try:
+            return unb64(self.take(name, str))
+        except ValueError as error:
+            raise RefusedError(INVALID, f"{name} is no base64") from error
+
+    def choice(self, name: str, among: frozenset[str], default: str) -> str:
+        """One of several words."""
+        value = self.get(name, str, default)
+        if value not in among:
+            raise RefusedError(INVALID, f"{name} is one of " + ", ".join(sorted(among)))
+        return value
+
+    def size(self, name: str) -> int | None:
+        """A number of bytes, at least 1, or ``None``."""
+        value = self.maybe(name, int)
+        if value is not None and value < 1:
+            raise RefusedError(INVALID, f"{name} is at least 1")
+        return value

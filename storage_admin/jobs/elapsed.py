@@ -9,7 +9,7 @@ from django.db import transaction
 from django.db.models import Max
 from django.utils import timezone
 
-from storage_admin.agent.swap.clock import STEP, Moment
+from storage_admin.agent.swap.journal import STEP, Moment
 from storage_admin.jobs.models import Elapsed
 
 #: Seconds after which a clock that was set, and left like that, counts as right.

@@ -16,7 +16,7 @@ from typing import Any, Self
 from storage_admin.agent import formats, protocol
 from storage_admin.agent.folders import image_folders
 from storage_admin.agent.formats import UnreadableError
-from storage_admin.agent.host import space_claims
+from storage_admin.agent.host import space
 from storage_admin.agent.protocol import b64
 from storage_admin.agent.swap.journal import Stamp
 from tests.agent.harness import NO_RESERVE, ROOT, link
@@ -285,7 +285,7 @@ _SYSTEM = (
     # Which hypervisors are here is a question of every scan.
     *("/etc/libvirt", "/run/libvirt", "/etc/pve"),
     # Where agents tell each other what they have yet to write.
-    space_claims.FOLDER,
+    space.FOLDER,
     # A library of fio's, which is asked for its version.
     "/etc/libnl",
     # The emulator, too.

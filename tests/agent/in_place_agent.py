@@ -7,14 +7,14 @@ from storage_admin.agent import main
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import Request
 from storage_admin.agent.rewrite.chain import Chain, Planned
-from storage_admin.agent.verbs import in_place
+from storage_admin.agent.verbs import reclaim
 
 
 def run(request: Request, io: AgentIO) -> dict[str, Any]:
     """``args``: ``image`` and ``chain`` (links as the plan knows them), ``bandwidth``."""
     chain = Chain(Planned.parse(request.args["image"]), [Planned.parse(link) for link in request.args["chain"]])
     try:
-        return in_place.reclaim(io, chain, children_known=True, bandwidth=request.args["bandwidth"], idle_io=False)
+        return reclaim.reclaim(io, chain, children_known=True, bandwidth=request.args["bandwidth"], idle_io=False)
     finally:
         chain.close()
 

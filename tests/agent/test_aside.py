@@ -10,7 +10,7 @@ import pytest
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import RefusedError, Request, unb64
 from storage_admin.agent.scan.records import fingerprint
-from storage_admin.agent.swap import renames, settle
+from storage_admin.agent.swap import exchange, settle
 from storage_admin.agent.swap.journal import Journal
 from storage_admin.agent.verbs import aside
 from tests.agent.aside import ASIDE, JOURNAL, aside_args, back_args, delete_args
@@ -282,7 +282,7 @@ class GoIO(RecordingIO):
 @pytest.fixture
 def elsewhere(image: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where somebody moves the image right after the last look, to put a file of theirs in its place."""
-    moved, move = image.parent / "elsewhere.qcow2", renames.move
+    moved, move = image.parent / "elsewhere.qcow2", exchange.move
 
     def after_the_last_look(folder: int, old: bytes, new: bytes) -> bool:
         if old == os.fsencode(image.name):
@@ -290,7 +290,7 @@ def elsewhere(image: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             image.write_bytes(b"a stranger's")
         return move(folder, old, new)
 
-    monkeypatch.setattr(renames, "move", after_the_last_look)
+    monkeypatch.setattr(exchange, "move", after_the_last_look)
     return moved
 
 
@@ -307,7 +307,7 @@ def test_and_gets_it_back_where_the_agent_died_in_that_moment(
     image: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content, args = image.read_bytes(), aside_args(image)
-    exchanged = renames.move
+    exchanged = exchange.move
 
     def last_step(folder: int, old: bytes, new: bytes) -> bool:
         exchanged(folder, old, new)
@@ -318,7 +318,7 @@ def test_and_gets_it_back_where_the_agent_died_in_that_moment(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as dying:
-        dying.setattr(renames, "move", last_step)
+        dying.setattr(exchange, "move", last_step)
         dying.setattr(settle, "settle", nothing_more)
         with pytest.raises(KeyboardInterrupt):
             aside.set_aside(request("set_aside", **args), GoIO())
@@ -332,7 +332,7 @@ def test_a_filesystem_that_cannot_rename_without_replacing_does_it_by_a_link(
     image: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inode = image.stat().st_ino
-    monkeypatch.setattr(renames, "move", lambda *_: False)
+    monkeypatch.setattr(exchange, "move", lambda *_: False)
     answer = aside.set_aside(request("set_aside", **aside_args(image)), GoIO())
     assert {path.name for path in image.parent.iterdir()} == {
         ASIDE.replace("j1", "job1"),
@@ -347,10 +347,10 @@ def test_no_name_is_taken_from_another_file(tmp_path: Path) -> None:
         (tmp_path / name).write_text(name)
     folder = os.open(tmp_path, os.O_RDONLY)
     with pytest.raises(FileExistsError):
-        renames.move(folder, b"a", b"b")
+        exchange.move(folder, b"a", b"b")
     with pytest.raises(FileNotFoundError):
-        renames.move(folder, b"c", b"d")
-    assert renames.move(folder, b"a", b"c")
+        exchange.move(folder, b"c", b"d")
+    assert exchange.move(folder, b"a", b"c")
     os.close(folder)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"b": "b", "c": "a"}
 
@@ -358,16 +358,16 @@ def test_no_name_is_taken_from_another_file(tmp_path: Path) -> None:
 def test_a_strangers_file_whose_name_is_taken_again_is_told_of(
     image: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exchange, moves = renames.move, []
+    move, moves = exchange.move, []
 
     def and_takes_the_name_again(folder: int, old: bytes, new: bytes) -> bool:
-        moved = exchange(folder, old, new)
+        moved = move(folder, old, new)
         moves.append(old)
         if len(moves) == 1:
             image.write_bytes(b"a third one")
         return moved
 
-    monkeypatch.setattr(renames, "move", and_takes_the_name_again)
+    monkeypatch.setattr(exchange, "move", and_takes_the_name_again)
     content = image.read_bytes()
     with pytest.raises(RefusedError, match="stale_plan"):
         aside.set_aside(request("set_aside", **aside_args(image)), GoIO())

@@ -14,7 +14,7 @@ import pytest
 
 from storage_admin.agent import bundle, protocol
 from storage_admin.agent.folders.scratch import Scratch
-from storage_admin.agent.host import space_claims
+from storage_admin.agent.host import space
 from tests.agent.benching import (
     BONNIE,
     CLUSTER_SIZE,
@@ -201,7 +201,7 @@ def test_nothing_outside_of_its_own_folder_is_opened_for_writing(pool: Path, tmp
     # A C library may keep named semaphores and thread stacks in shared memory, which is no disk.
     # The last is where it tells other agents what it has yet to write.
     harmless = (own, "/dev/null", "/dev/shm/", "/proc/sys/vm/drop_caches", "/memfd:", "/sys/fs/cgroup/")
-    assert {path for path in written if not path.startswith((*harmless, space_claims.FOLDER))} == set()
+    assert {path for path in written if not path.startswith((*harmless, space.FOLDER))} == set()
 
 
 def test_the_agent_tells_its_surroundings_before_and_after(pool: Path) -> None:

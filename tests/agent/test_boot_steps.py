@@ -13,7 +13,7 @@ import pytest
 from storage_admin.agent.bench import boot, boot_files, memory
 from storage_admin.agent.bench.step import Bench
 from storage_admin.agent.folders import image_folders, scratch
-from storage_admin.agent.host import facts, space, space_claims
+from storage_admin.agent.host import facts, space
 from storage_admin.agent.protocol import RefusedError, b64
 from tests.agent.recording import RecordingIO
 from tests.faults.swapper import Watch
@@ -35,9 +35,9 @@ def bench_in(pool: Path) -> Iterator[Bench]:
     """A run in the folder of a pool."""
     fd = os.open(pool, os.O_RDONLY)
     try:
-        claimed = space_claims.SpaceClaim("job1", fd)
+        claimed = space.SpaceClaim("job1", fd)
         with scratch.made(fd, bytes(pool), "job1", RecordingIO()) as folder, claimed as claim:
-            yield Bench(RecordingIO(), folder, space.Reserve(0.0, 0), space_claims.Others(), "ext4", "job1", claim)
+            yield Bench(RecordingIO(), folder, space.Reserve(0.0, 0), space.Others(), "ext4", "job1", claim)
     finally:
         os.close(fd)
 

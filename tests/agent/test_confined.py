@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from storage_admin.agent.programs import confined, enclosed, tools
+from storage_admin.agent.programs import confined, tools
 from storage_admin.agent.programs.confined import Files
 from storage_admin.agent.protocol import HostError
 from storage_admin.agent.qemu import img
@@ -262,7 +262,7 @@ def test_a_host_says_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked() == "landlock"
     monkeypatch.setattr(confined, "_version", lambda: 0)
     assert asked() == "namespaces"
-    monkeypatch.setattr(enclosed, "possible", lambda: False)
+    monkeypatch.setattr(confined, "possible", lambda: False)
     assert asked() is None
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from storage_admin.agent.formats.facts import Reader
 from storage_admin.agent.formats.qcow2 import parse_header
-from storage_admin.agent.formats.reader import Reader
 from storage_admin.agent.measure.qcow2_leaks import Leaks, find_leaks
 from storage_admin.agent.protocol import StoppedError
 from tests.agent.formats.test_against_qemu import create, qemu_img

@@ -15,7 +15,7 @@ import pytest
 
 from storage_admin.agent.protocol import CANCELLED, StoppedError
 from storage_admin.agent.rewrite.chain import Chain, Planned
-from storage_admin.agent.verbs import in_place
+from storage_admin.agent.verbs import reclaim as verb
 from tests.agent.harness import Agent, Writer, leftovers, link, make_image, qemu_img, same_content, write
 from tests.agent.recording import RecordingIO
 from tests.chance import seed
@@ -67,7 +67,7 @@ def reclaim(
     ]
     chain = Chain(Planned.parse(link(path, form=form)), below)
     try:
-        answer = in_place.reclaim(
+        answer = verb.reclaim(
             io or RecordingIO(), chain, children_known=children_known, bandwidth=bandwidth, idle_io=True
         )
         # Whoever called has the chain as it was: read only, without any lock.

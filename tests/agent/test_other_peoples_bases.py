@@ -12,7 +12,7 @@ import pytest
 
 from storage_admin.agent.bench import boot
 from storage_admin.agent.protocol import GO, READY, RefusedError, b64
-from storage_admin.agent.rewrite import foreign_bases
+from storage_admin.agent.rewrite import volume_chains
 from storage_admin.agent.rewrite.chain import Chain, Planned
 from tests.agent.harness import Agent, ask, leftovers, link, make_image, qemu_img, reclaim_args, write
 from tests.agent.test_boot_steps import STEP, bench_in
@@ -203,7 +203,7 @@ def test_who_puts_a_link_in_the_place_of_his_folder_is_not_taken_for_the_keeper_
         overlay.parent.symlink_to("/")
         os.chown(overlay.parent, ALICE, ALICE, follow_symlinks=False)
         with pytest.raises(RefusedError) as refused:
-            foreign_bases.refuse(chain.image, chain.ancestors)
+            volume_chains.refuse(chain.image, chain.ancestors)
     assert refused.value.code == "pool_changed"
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_admin.agent.host import in_use, locking, open_files
+from storage_admin.agent.host import in_use, locking
 from tests.agent.formats.test_against_qemu import create
 from tests.agent.recording import RecordingIO, encoded
 from tests.agent.test_scan import scanned
@@ -93,7 +93,7 @@ def test_scan_and_rewrite_agree_on_a_file_in_shared_memory() -> None:
         status = Path(file.name).stat()
         with orphan("tail", "-f", file.name):
             (hold,) = in_use.holds({status.st_dev: {status.st_ino}}).holds
-            who = locking.opener([open_files.FileId(status.st_dev, status.st_ino)])
+            who = locking.opener([in_use.FileId(status.st_dev, status.st_ino)])
     assert hold.why.endswith("(tail)")
     assert who is not None
     assert who.endswith("(tail)")
@@ -145,7 +145,7 @@ def test_a_swap_file_is_in_use(tmp_path: Path) -> None:
     name = str(swap).replace(" ", "\\040")
     table.write_text(f"Filename Type Size Used Priority\n{name} file 1 0 -2\n/dev/vdb partition 1 0 -3\n")
     status = swap.stat()
-    assert list(open_files.swap_files(str(table))) == [(status.st_dev, status.st_ino)]
+    assert list(in_use.swap_files(str(table))) == [(status.st_dev, status.st_ino)]
 
 
 def test_files_outside_the_pools_are_not_told(tmp_path: Path) -> None:

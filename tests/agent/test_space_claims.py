@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent.host import space_claims
-from storage_admin.agent.host.space import Reserve, space
-from storage_admin.agent.host.space_claims import Others, SpaceClaim
+from storage_admin.agent.host import space
+from storage_admin.agent.host.space import Others, Reserve, SpaceClaim
 from storage_admin.agent.protocol import RefusedError
 from tests.agent.harness import Agent, ask, make_image, reclaim_args
 from tests.harness.filesystems import loop_filesystem
@@ -24,7 +23,7 @@ OTHER = """
 import os, sys, time
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.agent.host import space
-from storage_admin.agent.host.space_claims import Others, SpaceClaim
+from storage_admin.agent.host.space import Others, SpaceClaim
 folder, place, job, needed, kept, pause = sys.argv[1:]
 require = space.require
 def slowly(*given):  # as on a machine that is busy between the look and the claim
@@ -86,7 +85,7 @@ def say(other: subprocess.Popen[str], word: object) -> str:
 
 def all_but(place: int, size: int) -> Reserve:
     """A reserve that leaves ``size`` bytes of what is free, or a little less where somebody else writes meanwhile."""
-    return Reserve(0.0, space(place).available_bytes - size)
+    return Reserve(0.0, space.space(place).available_bytes - size)
 
 
 GIB = 1 << 30
@@ -150,7 +149,7 @@ def test_another_filesystem_is_another_matter(
 def test_of_twenty_that_look_at_once_only_as_many_begin_as_fit(
     place: int, another: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    kept = space(place).available_bytes - int(5.5 * GIB)
+    kept = space.space(place).available_bytes - int(5.5 * GIB)
     others = [another(f"job{number}", GIB, kept=kept, pause=0.02) for number in range(20)]
     for other in others:
         assert other.stdin is not None
@@ -163,9 +162,9 @@ def test_of_twenty_that_look_at_once_only_as_many_begin_as_fit(
 def test_a_folder_that_others_write_to_is_not_asked(tmp_path: Path, place: int, how: str) -> None:
     folder = tmp_path / "claims"
     folder.mkdir(0o700)
-    (folder / "a.1").write_text(f"{space_claims._filesystem(place)} {8 * GIB}".ljust(64))
+    (folder / "a.1").write_text(f"{space._filesystem(place)} {8 * GIB}".ljust(64))
     held = os.open(folder / "a.1", os.O_RDONLY)
-    space_claims._locked(held)
+    space._locked(held)
     given: Any = folder
     if how == "a file":
         given = tmp_path / "file"
@@ -195,7 +194,7 @@ def test_a_file_that_says_nothing_is_passed_over(tmp_path: Path, place: int, tex
     (folder / "pipe.1").mkdir()
     os.mkfifo(folder / "fifo.1")
     held = os.open(folder / "a.1", os.O_RDONLY)
-    space_claims._locked(held)
+    space._locked(held)
     with SpaceClaim("b", place, str(folder)) as claim:
         claim.take(2 * GIB, all_but(place, 4 * GIB), Others())
     os.close(held)
@@ -204,13 +203,13 @@ def test_a_file_that_says_nothing_is_passed_over(tmp_path: Path, place: int, tex
 def test_an_agent_that_stands_still_while_it_looks_is_not_waited_for_for_ever(
     tmp_path: Path, place: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(space_claims, "PATIENCE", 0.2)
+    monkeypatch.setattr(space, "PATIENCE", 0.2)
     folder = tmp_path / "claims"
     folder.mkdir(0o700)
-    lock = folder / f".{space_claims._filesystem(place)}.lock"
+    lock = folder / f".{space._filesystem(place)}.lock"
     lock.touch()
     stopped = os.open(lock, os.O_RDONLY)
-    assert space_claims._locked(stopped)
+    assert space._locked(stopped)
     with SpaceClaim("b", place, str(folder)) as claim:
         claim.take(2 * GIB, all_but(place, 4 * GIB), Others())
         assert len(names(folder)) == 1
@@ -240,4 +239,4 @@ def test_a_rewrite_claims_what_it_writes_until_it_is_written(tmp_path: Path) -> 
         free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
         args[1]["reserve"] = {"percent": 0, "bytes": free - needed * 3 // 2}
         assert ask("reclaim", args[1], "second")["swapped"]
-    assert not [name for name in names(space_claims.FOLDER) if name.startswith(("first.", "second."))]
+    assert not [name for name in names(space.FOLDER) if name.startswith(("first.", "second."))]

@@ -14,7 +14,7 @@ from typing import Any
 
 from storage_admin.agent import lifeline, main
 from storage_admin.agent.host import locking, open_gate
-from storage_admin.agent.swap import guest_locks, renames
+from storage_admin.agent.swap import exchange, fence
 
 #: Seconds that the stranger gets: he needs well under a millisecond once he runs.
 HEAD_START = 0.02
@@ -46,7 +46,7 @@ def arm(at: int, trigger: str, *, at_once: bool) -> None:
     for module, names in (
         (os, ("link", "rename", "unlink", "fsync", "fchmod")),
         (locking, ("opener", "user", "locked_bytes")),
-        (renames, ("exchange", "move")),
+        (exchange, ("exchange", "move")),
     ):
         for name in names:
             if hasattr(module, name):
@@ -66,14 +66,14 @@ def without_doors() -> None:
 def without_exchange() -> None:
     """As on NFS, whose renames take no flags."""
     for name in ("move", "exchange"):
-        setattr(renames, name, lambda *_: False)
+        setattr(exchange, name, lambda *_: False)
 
 
 if __name__ == "__main__":
     if "no-door" in sys.argv[3:]:
         without_doors()
     if "proxmox" in sys.argv[3:]:
-        guest_locks.PVE_FOLDER = "/etc"
+        fence.PVE_FOLDER = "/etc"
     if "no-exchange" in sys.argv[3:]:
         without_exchange()
     arm(int(sys.argv[1]), sys.argv[2], at_once="at-once" in sys.argv[3:])

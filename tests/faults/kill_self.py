@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 from storage_admin.agent import main
-from storage_admin.agent.host import space_claims
-from storage_admin.agent.swap import renames
+from storage_admin.agent.host import space
+from storage_admin.agent.swap import exchange
 
 STEPS = ("open", "write", "fsync", "link", "rename", "unlink", "fchown", "fchmod", "setxattr")
 
@@ -41,10 +41,10 @@ def arm(at: int, when: str) -> None:
         setattr(os, name, wrapped(name, getattr(os, name)))
     if "no-exchange" in sys.argv:
         for name in ("move", "exchange"):
-            setattr(renames, name, lambda *_: False)
+            setattr(exchange, name, lambda *_: False)
         return
-    renames.move = wrapped("move", renames.move)
-    renames.exchange = wrapped("exchange", renames.exchange)
+    exchange.move = wrapped("move", exchange.move)
+    exchange.exchange = wrapped("exchange", exchange.exchange)
 
 
 def counts(name: str, args: tuple[Any, ...]) -> bool:
@@ -56,7 +56,7 @@ def counts(name: str, args: tuple[Any, ...]) -> bool:
 
 def among_claims(folder: int | None) -> bool:
     """Claims on space are shared with whatever else runs now: how often they are cleared would move every step."""
-    return folder is not None and os.path.realpath(f"/proc/self/fd/{folder}") == os.path.realpath(space_claims.FOLDER)
+    return folder is not None and os.path.realpath(f"/proc/self/fd/{folder}") == os.path.realpath(space.FOLDER)
 
 
 def die(name: str, args: tuple[Any, ...]) -> None:

@@ -18,7 +18,7 @@ from storage_admin.agent.bench.boot import LAYOUTS
 from storage_admin.agent.bench.step import Bench
 from storage_admin.agent.bench.storm import Machine, Storm
 from storage_admin.agent.folders import scratch
-from storage_admin.agent.host import space, space_claims
+from storage_admin.agent.host import space
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import HostError, RefusedError, StoppedError, b64
 from storage_admin.agent.verbs import benchmark
@@ -75,9 +75,9 @@ def measure(io: AgentIO, pool: Path, *steps: dict[str, Any]) -> dict[str, Any]:
 def bench_in(pool: Path, io: AgentIO) -> Iterator[Bench]:
     fd = os.open(pool, os.O_RDONLY)
     try:
-        claimed = space_claims.SpaceClaim("storm", fd)
+        claimed = space.SpaceClaim("storm", fd)
         with scratch.made(fd, bytes(pool), "storm", io) as folder, claimed as claim:
-            yield Bench(io, folder, space.Reserve(0.0, 0), space_claims.Others(), "ext4", "storm", claim)
+            yield Bench(io, folder, space.Reserve(0.0, 0), space.Others(), "ext4", "storm", claim)
     finally:
         os.close(fd)
 

@@ -15,7 +15,7 @@ from images.kinds import creation
 from images.models import Image
 from images.rewrite import forecasts
 from images.rewrite.neighbours import share
-from storage_admin.agent.rewrite import sparse_copy
+from storage_admin.agent.rewrite import copying
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
@@ -178,7 +178,7 @@ def test_a_flatten_is_as_large_as_was_predicted(tmp_path: Path, name: str, base_
             qemu_img("convert", "-m", "8", "-W", "-f", "qcow2", "-O", "qcow2", "-o", DENSE, paths[-1], new)
         else:
             with paths[-1].open("rb") as old, new.open("w+b") as made:
-                sparse_copy.copy_file(old.fileno(), made.fileno(), None, lambda: None, lambda _done: None)
+                copying.copy_file(old.fileno(), made.fileno(), None, lambda: None, lambda _done: None)
             qemu_img("rebase", "-f", "qcow2", "-b", "", new)
         taken[method] = allocated(new)
         new.unlink()

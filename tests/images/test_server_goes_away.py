@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from storage_admin.accounts.roles import SYSTEM
-from storage_admin.agent import sentry
+from storage_admin.agent import main
 from storage_admin.agent.protocol import b64
 from storage_admin.events.models import Alert
 from storage_admin.hosts import transport
@@ -186,8 +186,8 @@ def test_a_job_that_only_looks_fails_where_its_server_goes_away_and_the_next_sca
 def test_an_agent_tells_of_pools_that_fall_silent_and_answer_again_and_of_none_that_it_leaves_alone(
     far_server: Daemon, near: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sentry, "BEAT", 0.2)
-    monkeypatch.setattr(sentry, "SILENCE", 1.0)
+    monkeypatch.setattr(main, "BEAT", 0.2)
+    monkeypatch.setattr(main, "SILENCE", 1.0)
     far, io = bytes(near.parent.parent / "far"), RecordingIO()
     args = {
         "chain": [{"pool_path_b64": b64(far), "path_b64": b64(far + b"/away.qcow2")}],
@@ -202,16 +202,16 @@ def test_an_agent_tells_of_pools_that_fall_silent_and_answer_again_and_of_none_t
             time.sleep(0.05)
         return list(io.events[-1]["silent"])
 
-    with sentry.Sentry(args, io):
+    with main.Sentry(args, io):
         assert told() == []
         with answering_again(far_server):
             psutil.Process(far_server.pid).suspend()
             deadline = time.monotonic() + 10
             while told() != [b64(far)]:
                 assert time.monotonic() < deadline
-            monkeypatch.setattr(sentry, "left_alone", {far})
+            monkeypatch.setattr(main, "left_alone", {far})
             assert told() == []
-            monkeypatch.setattr(sentry, "left_alone", set())
+            monkeypatch.setattr(main, "left_alone", set())
         deadline = time.monotonic() + 10
         while told() != []:
             assert time.monotonic() < deadline

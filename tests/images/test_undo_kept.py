@@ -14,7 +14,7 @@ from images.alert_rules.looking import look
 from images.scan import hypervisors
 from images.scan.hypervisors import Told
 from storage_admin.agent.protocol import RefusedError
-from storage_admin.agent.swap.clock import Moment
+from storage_admin.agent.swap.journal import Moment
 from storage_admin.events.models import Alert
 from storage_admin.guests import spans
 from storage_admin.guests.models import Guest, GuestSpan

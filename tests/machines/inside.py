@@ -53,7 +53,7 @@ def agents(archive: str) -> None:
 
 def _change(how: str) -> None:
     from storage_admin.agent import main  # noqa: PLC0415
-    from storage_admin.agent.swap import moment, renames, swap  # noqa: PLC0415
+    from storage_admin.agent.swap import exchange, moment, swap  # noqa: PLC0415
 
     def die(*_: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -62,8 +62,8 @@ def _change(how: str) -> None:
         raise FileExistsError  # as if somebody had made a file of that name just then
 
     if how.startswith("die"):
-        setattr(renames, "link", taken if "back" in how else die)  # noqa: B010 (for type checkers it is another one)
-        setattr(renames, "give" if "back" in how else "link", die)
+        setattr(exchange, "link", taken if "back" in how else die)  # noqa: B010 (for type checkers it is another one)
+        setattr(exchange, "give" if "back" in how else "link", die)
     elif how:
         places: dict[str, tuple[Any, str]] = {
             "last look": (swap.NewFile, "dress"), "door": (moment, "shut"), "late": (moment, "late"),

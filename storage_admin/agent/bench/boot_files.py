@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from storage_admin.agent.bench.step import Bench
 from storage_admin.agent.folders import image_folders, roots
-from storage_admin.agent.host import access, space
+from storage_admin.agent.host import attributes, space
 from storage_admin.agent.protocol import INVALID, RefusedError, display
 
 #: The most that a kernel and its initial file system may take together, in bytes.
@@ -32,7 +32,7 @@ ARCHIVES = tuple(
 )  # fmt: skip
 #: Where the system keeps its kernels, and what belongs to them.
 _OF_THE_SYSTEM = (b"/boot", b"/lib/modules", b"/usr/lib/modules")
-_ANYBODY = access.Who(-1, frozenset())
+_ANYBODY = attributes.Who(-1, frozenset())
 _CHUNK = 1 << 20
 
 
@@ -79,7 +79,7 @@ def _open(path: bytes, shown: str) -> int:
         if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:
             raise RefusedError(INVALID, f"{shown} is no regular file of at most {MOST_BYTES} bytes")
         # Whoever owns it: libvirt gives a kernel to the user of a guest that it starts with that.
-        if of_the_system and not access.may_read(_ANYBODY, seen):
+        if of_the_system and not attributes.may_read(_ANYBODY, seen):
             raise RefusedError(
                 INVALID, f"not everybody on this host may read {shown}; put a copy into an image folder, and name that"
             )

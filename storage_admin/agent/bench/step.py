@@ -15,15 +15,14 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Union
 
 from storage_admin.agent import protocol
-from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.bench import caches
 from storage_admin.agent.folders.scratch import Scratch
 from storage_admin.agent.host import space
-from storage_admin.agent.host.space_claims import Others, SpaceClaim
+from storage_admin.agent.host.space import Others, SpaceClaim
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
 from storage_admin.agent.programs.confined import Files
-from storage_admin.agent.protocol import INVALID, HostError, RefusedError
+from storage_admin.agent.protocol import INVALID, Arguments, HostError, RefusedError
 
 Setting = dict[str, Union[str, int, bool]]
 

@@ -6,8 +6,7 @@ import os
 import struct
 
 from storage_admin.agent.formats import luks, qcow2, qed, raw, vdi, vhdx, vmdk, vpc
-from storage_admin.agent.formats.facts import Facts, Snapshot, UnreadableError
-from storage_admin.agent.formats.reader import Reader
+from storage_admin.agent.formats.facts import Facts, Reader, Snapshot, UnreadableError
 
 __all__ = [
     "NAMING",

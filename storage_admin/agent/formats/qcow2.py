@@ -9,8 +9,7 @@ import struct
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from storage_admin.agent.formats.facts import Facts, Snapshot, UnreadableError
-from storage_admin.agent.formats.reader import Reader, text
+from storage_admin.agent.formats.facts import Facts, Reader, Snapshot, UnreadableError, text
 
 MAGIC = b"QFI\xfb"
 

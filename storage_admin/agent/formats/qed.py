@@ -9,8 +9,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from storage_admin.agent.formats.facts import Facts, UnreadableError
-from storage_admin.agent.formats.reader import Reader
+from storage_admin.agent.formats.facts import Facts, Reader, UnreadableError
 
 MAGIC = b"QED\0"
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from storage_admin.agent.formats.facts import Facts
-from storage_admin.agent.formats.reader import Reader
+from storage_admin.agent.formats.facts import Facts, Reader
 
 
 def read(reader: Reader) -> Facts:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import struct
 
-from storage_admin.agent.formats.facts import Facts, UnreadableError
-from storage_admin.agent.formats.reader import Reader
+from storage_admin.agent.formats.facts import Facts, Reader, UnreadableError
 
 SIGNATURE = b"\x7f\x10\xda\xbe"
 SIGNATURE_OFFSET = 0x40

@@ -10,8 +10,7 @@ import struct
 from typing import NamedTuple
 
 from storage_admin.agent.formats.crc32c import crc32c
-from storage_admin.agent.formats.facts import Facts, UnreadableError
-from storage_admin.agent.formats.reader import Reader
+from storage_admin.agent.formats.facts import Facts, Reader, UnreadableError
 
 MAGIC = b"vhdxfile"
 

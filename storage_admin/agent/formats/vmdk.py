@@ -10,8 +10,7 @@ import re
 import struct
 from dataclasses import dataclass
 
-from storage_admin.agent.formats.facts import Facts, UnreadableError
-from storage_admin.agent.formats.reader import Reader, text
+from storage_admin.agent.formats.facts import Facts, Reader, UnreadableError, text
 
 MAGIC = b"KDMV"
 MAGIC_ESX = b"COWD"

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import struct
 
-from storage_admin.agent.formats.facts import Facts, UnreadableError
-from storage_admin.agent.formats.reader import Reader
+from storage_admin.agent.formats.facts import Facts, Reader, UnreadableError
 
 COOKIE = b"conectix"
 FOOTER_SIZE = 512

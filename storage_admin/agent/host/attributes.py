@@ -1,4 +1,8 @@
-"""What a file is beside its content: owner, mode, extended attributes (ACLs and SELinux labels are some), flags."""
+"""What a file is beside its content: owner, mode, extended attributes (ACLs and SELinux labels are some), flags.
+
+Who may read a file, by its mode, its POSIX ACL and the folders on the way: what an overlay's owner gets to see of
+its bases must be no more than that.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,9 @@ import errno
 import fcntl
 import os
 import stat
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from storage_admin.agent.protocol import HostError
 
@@ -102,3 +109,119 @@ def _extended(fd: int) -> dict[str, bytes]:
         if error.errno in {errno.ENOTSUP, errno.ENOSYS}:
             return {}
         raise
+
+
+READ, ENTER = 4, 1
+ACL = "system.posix_acl_access"
+#: linux/posix_acl_xattr.h: a version, then entries of tag, permissions and id, little-endian.
+_ACL_VERSION, _ACL_HEAD, _ACL_ENTRY = 2, struct.Struct("<I"), struct.Struct("<HHI")
+_USER, _GROUP_OBJ, _GROUP, _MASK, _OTHER = 0x02, 0x04, 0x08, 0x10, 0x20
+
+
+@dataclass(frozen=True)
+class Who:
+    """A user with the groups that he is in, as far as files tell: the host's user database is not asked, which may be
+    a server's.
+    """
+
+    uid: int
+    groups: frozenset[int]
+
+    @classmethod
+    def owns(cls, file: os.stat_result, folder: os.stat_result) -> Who:
+        """A file's owner. Its group is one of his, unless the folder gives its own one to whatever is made in it."""
+        given = folder.st_mode & stat.S_ISGID and folder.st_gid == file.st_gid
+        return cls(file.st_uid, frozenset() if given else frozenset([file.st_gid]))
+
+    @classmethod
+    def keeps(cls, folder: os.stat_result) -> Who:
+        """A folder's owner."""
+        return cls(folder.st_uid, frozenset([folder.st_gid]))
+
+
+@dataclass(frozen=True)
+class Rights:
+    """What a file or folder says of who may use it; ``acl`` is its extended attribute, empty where it has none."""
+
+    uid: int
+    gid: int
+    mode: int
+    acl: bytes = b""
+
+    @classmethod
+    def of(cls, place: int | bytes) -> Rights:
+        """Those of a descriptor, or of a path; raises OSError."""
+        status = os.stat(place)
+        return cls(status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode), acl_of(place))
+
+    def allow(self, who: Who, wanted: int) -> bool:
+        """Whether they let a user read (:data:`READ`) or pass (:data:`ENTER`); an owner can always help himself."""
+        if who.uid in (0, self.uid):
+            return True
+        if len(self.acl) >= _ACL_HEAD.size and _ACL_HEAD.unpack_from(self.acl)[0] == _ACL_VERSION:
+            return self._by_acl(who, wanted)
+        return bool((self.mode >> 3 if self.gid in who.groups else self.mode) & wanted)
+
+    def _by_acl(self, who: Who, wanted: int) -> bool:
+        """The order of acl(5): the user by name, then any group that grants it, then the others."""
+        end = len(self.acl) - (len(self.acl) - _ACL_HEAD.size) % _ACL_ENTRY.size
+        entries = list(_ACL_ENTRY.iter_unpack(self.acl[_ACL_HEAD.size : end]))
+        mask = next((rights for tag, rights, _ in entries if tag == _MASK), 7)
+        for tag, rights, number in entries:
+            if tag == _USER and number == who.uid:
+                return bool(rights & mask & wanted)
+        groups = [
+            rights
+            for tag, rights, number in entries
+            if (tag == _GROUP_OBJ and self.gid in who.groups) or (tag == _GROUP and number in who.groups)
+        ]
+        if groups:
+            return any(rights & mask & wanted for rights in groups)
+        return any(rights & wanted for tag, rights, _ in entries if tag == _OTHER)
+
+
+def acl_of(place: int | bytes) -> bytes:
+    """A file's POSIX ACL as the kernel gives it; empty where it has none."""
+    try:
+        return os.getxattr(place, ACL)
+    except OSError:  # none, or a filesystem without any: the mode alone decides
+        return b""
+
+
+def closed_folder(who: Who, path: bytes) -> bytes | None:
+    """The first folder on the way to a file that a user may not pass; ``None`` where he gets there.
+
+    Args:
+        path: absolute and real: without symbolic links.
+    """
+    for folder in _folders(path):
+        try:
+            if not Rights.of(folder).allow(who, ENTER):
+                return folder
+        except OSError:
+            return folder
+    return None
+
+
+def _folders(path: bytes) -> Iterator[bytes]:
+    yield b"/"
+    end = path.find(b"/", 1)
+    while end > 0:
+        yield path[:end]
+        end = path.find(b"/", end + 1)
+
+
+def may_read(who: Who, place: int | bytes) -> bool:
+    """Whether a user may open that file for reading, by its own rights and those of the folders on its way.
+
+    Args:
+        place: a descriptor, or a path.
+
+    Raises:
+        OSError: it cannot be looked at.
+    """
+    rights = Rights.of(place)
+    if who.uid in (0, rights.uid):
+        return True
+    real = os.readlink(b"/proc/self/fd/%d" % place) if isinstance(place, int) else os.path.realpath(place)
+    return rights.allow(who, READ) and closed_folder(who, real) is None

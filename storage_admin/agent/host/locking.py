@@ -15,9 +15,16 @@ import struct
 from collections.abc import Iterable
 
 from storage_admin.agent.host.hung_mounts import Descriptors
+from storage_admin.agent.host.in_use import (
+    FileId,
+    is_fellow,
+    loop_devices,
+    of_descriptor,
+    only_reads,
+    process_name,
+    swap_files,
+)
 from storage_admin.agent.host.mounts import Mounts
-from storage_admin.agent.host.open_files import FileId, loop_devices, of_descriptor, process_name, swap_files
-from storage_admin.agent.host.other_agents import is_fellow, only_reads
 from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import RefusedError
 

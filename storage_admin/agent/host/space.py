@@ -1,12 +1,27 @@
-"""How much room a filesystem has, and what has to stay free on it for the guests that run."""
+"""How much room a filesystem has, and what has to stay free on it for the guests that run.
+
+What agents at work on one machine may still write: each tells the others before it begins.
+
+Two agents that look at the same free space in the same moment would both find that they fit, and the controller cannot
+know how much of its scratch space a job has written by now. So each agent writes its claim into a file of its own in a
+folder that all of them know, one at a time for each filesystem, and lowers it as it writes. The file is locked as long
+as the agent lives: the claim of one that was killed ends with it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import hashlib
 import os
-from dataclasses import dataclass
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from storage_admin.agent.host import fiemap
-from storage_admin.agent.protocol import RefusedError
+from storage_admin.agent.host.mounts import Mounts
+from storage_admin.agent.protocol import INVALID, Arguments, RefusedError
 
 
 @dataclass(frozen=True)
@@ -90,3 +105,174 @@ def watch(fd: int, reserve: Reserve) -> None:
             f"only {now.available_bytes} bytes were left while the work went on; it was stopped so that running guests "
             "keep their room. Free some space in this storage pool and try again",
         )
+
+
+#: Where agents that are root tell each other; gone when the machine starts anew, as they are.
+FOLDER = "/run/storage-admin-agent"
+#: Seconds to wait for agents that look right now; it takes them microseconds, unless one of them was stopped.
+PATIENCE = 5.0
+#: One claim: a filesystem and bytes, as text of a length that is written and read at once.
+_BYTES = 64
+_WRITABLE_BY_OTHERS = 0o022
+
+
+@dataclass(frozen=True)
+class Others:
+    """What other jobs at work may write on the filesystem, as far as the controller knows, in bytes by their ids.
+
+    Args:
+        here: those on this machine. Their own agents' claims count instead, where these can be read: who has none yet
+            looks after this one, and who has none any more has written all.
+        elsewhere: those on other machines.
+    """
+
+    here: dict[str, int] = field(default_factory=dict)
+    elsewhere: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, args: Arguments) -> Others:
+        """The argument ``others_bytes``; raises RefusedError(``invalid``)."""
+        given = Arguments(args.get("others_bytes", dict, {}), frozenset({"here", "elsewhere"}))
+        others = cls(given.get("here", dict, {}), given.get("elsewhere", dict, {}))
+        for size in (*others.here.values(), *others.elsewhere.values()):
+            if type(size) is not int or size < 0:
+                raise RefusedError(INVALID, "others_bytes are bytes by a job's id")
+        return others
+
+
+class SpaceClaim:
+    """What one job may still write on a filesystem. Without a folder of its own user, the controller's word counts.
+
+    Args:
+        job: the job's id.
+        fd: descriptor of a file or folder on the filesystem.
+        folder: where the others' claims are.
+    """
+
+    def __init__(self, job: str, fd: int, folder: str = FOLDER) -> None:
+        self._fd = fd
+        self._filesystem = _filesystem(fd)
+        self._name = f"{job}.{os.getpid()}"
+        self._own = -1
+        self._folder = _open(folder)
+
+    def __enter__(self) -> SpaceClaim:  # noqa: PYI034 - Self is younger than Python 3.9
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def take(self, needed_bytes: int, reserve: Reserve, others: Others) -> None:
+        """Claim the most that the work may write, if there is room for it beside what others have yet to write.
+
+        Raises:
+            RefusedError: ``not_enough_space``; nothing is claimed.
+        """
+        with self._alone():
+            here = others.here if self._folder < 0 else self._told()
+            require(self._fd, needed_bytes, reserve, sum({**others.elsewhere, **here}.values()))
+            self.left(needed_bytes)
+
+    def left(self, still_bytes: int) -> None:
+        """So much may still be written."""
+        if self._folder < 0:
+            return
+        with contextlib.suppress(OSError):
+            if self._own < 0:
+                self._own = self._made()
+            os.pwrite(self._own, f"{self._filesystem} {max(still_bytes, 0)}".encode().ljust(_BYTES), 0)
+
+    def _made(self) -> int:
+        """The claim's file, locked. Who looks between its birth and its lock may take it for an ended agent's."""
+        while True:
+            made = self._file(self._name)
+            if _locked(made) and os.fstat(made).st_nlink:
+                return made
+            os.close(made)
+
+    def close(self) -> None:
+        """Nothing more is written."""
+        if self._own >= 0:
+            with contextlib.suppress(OSError):
+                os.unlink(self._name, dir_fd=self._folder)
+            os.close(self._own)
+        if self._folder >= 0:
+            os.close(self._folder)
+        self._own = self._folder = -1
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While no other agent looks at this filesystem. One that was stopped meanwhile is not waited for for ever."""
+        turn = self._turn()
+        if turn < 0:
+            self.close()
+            yield
+            return
+        try:
+            until = time.monotonic() + PATIENCE
+            while not _locked(turn) and time.monotonic() < until:
+                time.sleep(0.01)
+            yield
+        finally:
+            os.close(turn)
+
+    def _turn(self) -> int:
+        """A descriptor of the file that is locked meanwhile; -1 where there can be none."""
+        with contextlib.suppress(OSError):
+            if self._folder >= 0:
+                return self._file(f".{self._filesystem}.lock")
+        return -1
+
+    def _file(self, name: str) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        return os.open(name, flags, 0o600, dir_fd=self._folder)
+
+    def _told(self) -> dict[str, int]:
+        """What the other agents may still write on the same filesystem, by the job's id."""
+        found: dict[str, int] = {}
+        for name in os.listdir(self._folder):
+            if name == self._name or name.startswith("."):
+                continue
+            with contextlib.suppress(OSError, ValueError):
+                claim = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=self._folder)
+                try:
+                    if _locked(claim):
+                        os.unlink(name, dir_fd=self._folder)  # whose agent has ended
+                        continue
+                    filesystem, still = os.pread(claim, _BYTES, 0).decode("ascii").split()
+                finally:
+                    os.close(claim)
+                if filesystem == self._filesystem:
+                    job = name.partition(".")[0]
+                    found[job] = found.get(job, 0) + int(still)
+        return found
+
+
+def _filesystem(fd: int) -> str:
+    """A short name of the filesystem, or pool of filesystems, whose space a file takes."""
+    mounts = Mounts.of_this_machine()
+    mount = mounts.of_descriptor(fd)
+    key = f"device {os.fstat(fd).st_dev}" if mount is None else mounts.space_key(mount)
+    return hashlib.sha256(key.encode("utf-8", "backslashreplace")).hexdigest()[:16]
+
+
+def _open(path: str) -> int:
+    """A descriptor of the folder, -1 where there is none that only this user writes to."""
+    with contextlib.suppress(OSError):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        status = os.fstat(folder)
+        if status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & _WRITABLE_BY_OTHERS:
+            return folder
+        os.close(folder)
+    return -1
+
+
+def _locked(fd: int) -> bool:
+    """Whether nobody else has locked it, and this program has now."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from storage_admin.agent.formats import Facts
+from storage_admin.agent.formats.facts import Reader
 from storage_admin.agent.formats.qcow2 import EXTENDED_L2, Header, parse_header
-from storage_admin.agent.formats.reader import Reader
 from storage_admin.agent.host.fiemap import Extents
 from storage_admin.agent.measure import preallocation
 from storage_admin.agent.measure.clusters import PAIRED, Sums, Tally

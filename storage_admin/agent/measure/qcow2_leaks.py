@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from storage_admin.agent.formats import UnreadableError
+from storage_admin.agent.formats.facts import Reader
 from storage_admin.agent.formats.qcow2 import EXTENDED_L2, Header
-from storage_admin.agent.formats.reader import Reader
 from storage_admin.agent.measure.qcow2_map import big_endian
 
 _OFFSET = 0x00FFFFFFFFFFFE00

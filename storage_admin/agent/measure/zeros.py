@@ -1,8 +1,8 @@
 """Which blocks of a file hold zeros, told about as fast as memory can be read.
 
 What the host's page cache has is looked at where it is; the rest is read into memory that stays in a processor's own
-cache. Nothing but zeros is told by one comparison; elsewhere four bytes of each block tell nearly all of those that hold
-something, and only their pages are touched.
+cache. Nothing but zeros is told by one comparison; elsewhere four bytes of each block tell nearly all of those that
+hold something, and only their pages are touched.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _mapped(fd: int, start: int, length: int) -> Iterator[int]:
 
 
 def _is_cached(address: int, length: int) -> bool:
-    """Whether the page cache has all of a mapped part: to touch what it has not would wait for the disk, and keep it."""
+    """Whether the page cache has all of a mapped part: to touch anything else would wait for the disk, and keep it."""
     pages = -(-length // mmap.PAGESIZE)
     return not _LIBC.mincore(address, length, _memory.cached) and _memory.cached.raw[:pages].count(1) == pages
 

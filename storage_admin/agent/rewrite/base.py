@@ -2,32 +2,111 @@
 
 A recipe says how the new file is made from the image and what must be true of it; everything that keeps the image's
 bytes safe (who uses it, space, watching, verifying, attributes, the swap) is here, once.
+
+What is asked of every verb that rewrites an image, and the image that it is asked of, opened.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from storage_admin.agent import formats
-from storage_admin.agent.folders.pools import open_parent
+from storage_admin.agent.folders.roots import open_parent
 from storage_admin.agent.formats.facts import Facts, UnreadableError
-from storage_admin.agent.host import cgroups, space, space_claims
+from storage_admin.agent.host import cgroups, space
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.protocol import SPACE, HostError, RefusedError, Request, display
+from storage_admin.agent.protocol import INVALID, SPACE, Arguments, HostError, RefusedError, Request, display
 from storage_admin.agent.qemu import img
 from storage_admin.agent.qemu.img import Node
 from storage_admin.agent.rewrite import chain as links
-from storage_admin.agent.rewrite import foreign_bases, volume_chains
+from storage_admin.agent.rewrite import volume_chains
 from storage_admin.agent.rewrite.backing_name import leads_to
-from storage_admin.agent.rewrite.chain import Chain, Link
-from storage_admin.agent.rewrite.wish import Wish
+from storage_admin.agent.rewrite.chain import Chain, Link, Planned
+from storage_admin.agent.swap import fence
 from storage_admin.agent.swap.journal import file_name
 from storage_admin.agent.swap.swap import Looks, NewFile, Replacement, Swapped, clear_earlier
+
+LONGEST_UNDO_HOURS = 24 * 366
+
+_LINK = ("path_b64", "pool_path_b64", "format", "dev", "inode", "file_size", "mtime_ns", "ctime_ns")
+#: Arguments that every rewriting verb takes.
+COMMON = frozenset(
+    (
+        *_LINK,
+        *("virtual_size", "chain", "children_known", "undo_hours", "bandwidth_bytes_sec", "idle_io", "reserve"),
+        *("others_bytes", "predicted_high"),
+        *fence.ARGS,
+    )
+)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is asked of every rewrite. Sizes are in bytes; ``predicted_high`` is the most that the result may need."""
+
+    image: Planned
+    ancestors: list[Planned]
+    virtual_size: int
+    children_known: bool
+    undo_hours: float
+    bandwidth: int | None
+    idle_io: bool
+    reserve: space.Reserve
+    others: space.Others
+    predicted_high: int | None
+
+    @classmethod
+    def parse(cls, fields: dict[str, Any], args: Arguments) -> Wish:
+        """The arguments :data:`COMMON`; raises RefusedError(``invalid``)."""
+        reserve = Arguments(args.get("reserve", dict, {}), frozenset({"percent", "bytes"}))
+        wish = cls(
+            image=Planned.parse(fields),
+            ancestors=[Planned.parse(link) for link in args.get("chain", list, [])],
+            virtual_size=args.take("virtual_size", int),
+            children_known=args.get("children_known", bool, False),
+            undo_hours=args.get("undo_hours", float, 24.0),
+            bandwidth=args.size("bandwidth_bytes_sec"),
+            idle_io=args.get("idle_io", bool, True),
+            reserve=space.Reserve(reserve.get("percent", float, 5.0), reserve.get("bytes", int, 2 << 30)),
+            others=space.Others.parse(args),
+            predicted_high=args.size("predicted_high"),
+        )
+        if not 0 <= wish.undo_hours <= LONGEST_UNDO_HOURS:
+            raise RefusedError(INVALID, f"undo_hours is 0 to {LONGEST_UNDO_HOURS}")
+        if wish.reserve.minimum_bytes < 0 or not 0 <= wish.reserve.percent <= 100:
+            raise RefusedError(INVALID, "a reserve is not negative, and at most 100 percent")
+        return wish
+
+
+@contextlib.contextmanager
+def opened(wish: Wish) -> Iterator[Chain]:
+    """The image and its ancestors, open; what the host says while they are worked on becomes a refusal or an error.
+
+    Raises:
+        RefusedError: as :class:`links.Chain`; ``not_enough_space``; ``immutable``.
+        HostError: an I/O error.
+    """
+    try:
+        chain = Chain(wish.image, wish.ancestors)
+        try:
+            yield chain
+        finally:
+            chain.close()
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise RefusedError("not_enough_space", "the disk is full; free some space and try again") from error
+        if error.errno == errno.EPERM:
+            raise RefusedError("immutable", f"the host does not allow it: {error.strerror}") from error
+        raise HostError(f"the host failed: {error.strerror or error}") from error
+
 
 #: Seconds between two looks at the image and at the free space while a tool works.
 WATCH_INTERVAL = 0.5
@@ -124,7 +203,7 @@ class Rewrite:
         try:
             image, wish = self.chain.image.fd, self.wish
             limited = cgroups.limited(self.io, image, idle=wish.idle_io, bandwidth=wish.bandwidth)
-            with limited, space_claims.SpaceClaim(self.request.job, self.folder) as self._claim:
+            with limited, space.SpaceClaim(self.request.job, self.folder) as self._claim:
                 return self._run()
         finally:
             os.close(self.folder)
@@ -176,7 +255,7 @@ class Rewrite:
             stays = len(self.chain.ancestors) - len(self._left())
             volume_chains.refuse_rewriting(self.chain.links, stays=stays)
         self.recipe.refuse(self)
-        foreign_bases.refuse(image, self._left(), self.folder)
+        volume_chains.refuse(image, self._left(), self.folder)
         self.chain.refuse_in_use()
 
     def with_file_options(self, options: str) -> str:
@@ -256,7 +335,7 @@ class Rewrite:
         """The same, but for what takes a while or opens the image."""
         self.chain.refuse_in_use()
         self._refuse_astray()
-        foreign_bases.refuse(self.chain.image, self._left(), self.folder)
+        volume_chains.refuse(self.chain.image, self._left(), self.folder)
         self.chain.refuse_stale()
 
     def effort(self, stage: str, total: int) -> img.Effort:

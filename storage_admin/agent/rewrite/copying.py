@@ -1,17 +1,147 @@
-"""Recipes that write an image's own layer anew: compressed, or as it is without its zeros and unused clusters."""
+"""Recipes that write an image's own layer anew: compressed, or as it is without its zeros and unused clusters.
+
+What a disk is known by: VirtualBox and others name it by its UUID, and so do images that build on it.
+
+Layouts: qemu, block/vdi.c, for VDI 1.1; Microsoft, Virtual Hard Disk Image Format Specification 1.0.
+
+A copy of a file as it lies on the disk, holes and all: what a tool that changes an image works on.
+"""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import time
+from typing import Callable
 
+from storage_admin.agent.formats import vpc
 from storage_admin.agent.formats.facts import Facts
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 from storage_admin.agent.qemu import img
 from storage_admin.agent.qemu.img import Node
-from storage_admin.agent.rewrite import identity, vmdk_descriptor
+from storage_admin.agent.rewrite import vmdk_descriptor
 from storage_admin.agent.rewrite.base import Recipe, Rewrite
 from storage_admin.agent.rewrite.chain import Link
 from storage_admin.agent.swap.swap import NewFile
+
+#: Offset and length in a VDI: its comment; its own UUID and that of its last change.
+_VDI = ((0x54, 256), (0x188, 32))
+#: Where in a VHD's footer it says how this very file is laid out: version and data offset, checksum, disk type.
+_VHD_LAYOUT = ((0, 24), (60, 8))
+_FIXED = bytes((0, 0, 0, 2))
+
+
+def carry_over(image_format: str, source: int, target: int) -> None:
+    """Make a copy that takes an image's place the same disk for who knows it; of other formats there is nothing to do.
+
+    Args:
+        image_format: of both.
+        source: descriptor of the image.
+        target: descriptor of the copy, open for reading and writing.
+
+    Raises:
+        HostError: the copy is not laid out as qemu lays it out.
+    """
+    if image_format == "vdi":
+        for offset, length in _VDI:
+            os.pwrite(target, os.pread(source, length, offset), offset)
+    elif image_format == "vpc":
+        _carry_footer_over(source, target)
+    elif image_format == "vmdk":
+        vmdk_descriptor.carry_identity(source, target)
+
+
+def _carry_footer_over(source: int, target: int) -> None:
+    """All that a footer says of the disk: unique id, time, size, geometry, and who made it (the size goes by that)."""
+    head, end = _at(source, 0), _at(source, _end(source))
+    footer = bytearray(head if head[:8] == vpc.COOKIE else end)
+    made = _at(target, _end(target))
+    # In a fixed one the first sector is the guest's, whatever it looks like.
+    places = {_end(target)} if made[60:64] == _FIXED else {0, _end(target)}
+    if any(_at(target, place)[:8] != vpc.COOKIE for place in places):
+        raise HostError("the copy has no footer where a VHD has one")
+    for offset, length in _VHD_LAYOUT:
+        footer[offset : offset + length] = made[offset : offset + length]
+    footer[64:68] = vpc.checksum(bytes(footer)).to_bytes(4, "big")
+    for place in places:
+        os.pwrite(target, footer, place)
+
+
+def _end(fd: int) -> int:
+    return os.fstat(fd).st_size - vpc.FOOTER_SIZE
+
+
+def _at(fd: int, place: int) -> bytes:
+    return os.pread(fd, vpc.FOOTER_SIZE, place)
+
+
+_MIB = 1 << 20
+_PIECE = 8 * _MIB
+#: linux/fs.h: share the blocks of another file, where the filesystem can (xfs, btrfs).
+_FICLONE = 0x40049409
+_CANNOT_SHARE = {errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL, errno.EXDEV, errno.ENOSYS, errno.EBADF, errno.EPERM}
+
+
+def copy_file(
+    source: int, target: int, bandwidth: int | None, watch: Callable[[], None], progress: Callable[[int], None]
+) -> None:
+    """Give an empty file the content of another one.
+
+    Args:
+        source: descriptor to read from.
+        target: descriptor of an empty file, open for writing.
+        bandwidth: bytes a second, at most.
+        watch: called for each piece; what it raises ends the copy.
+        progress: told how many bytes of the file, holes included, are done.
+
+    Raises:
+        OSError: it could not be read or written.
+    """
+    size = os.fstat(source).st_size
+    try:
+        fcntl.ioctl(target, _FICLONE, source)
+    except OSError as error:
+        if error.errno not in _CANNOT_SHARE:
+            raise
+    else:
+        progress(size)
+        return
+    os.ftruncate(target, size)
+    at, copied, started = 0, 0, time.monotonic()
+    while at < size:
+        try:
+            start = os.lseek(source, at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                break  # nothing but a hole up to the end
+            raise
+        at = os.lseek(source, start, os.SEEK_HOLE)
+        while start < at:
+            done = _copy_piece(source, target, start, min(_PIECE, at - start))
+            start, copied = start + done, copied + done
+            watch()
+            progress(start)
+            if bandwidth:
+                _wait_until(started + copied / bandwidth, watch)
+    progress(size)
+
+
+def _copy_piece(source: int, target: int, start: int, length: int) -> int:
+    piece = os.pread(source, length, start)
+    if not piece:
+        raise OSError(errno.EIO, "the file became shorter while it was copied")
+    done = 0
+    while done < len(piece):
+        done += os.pwrite(target, memoryview(piece)[done:], start + done)
+    return done
+
+
+def _wait_until(when: float, watch: Callable[[], None]) -> None:
+    while (left := when - time.monotonic()) > 0:
+        time.sleep(min(left, 0.2))
+        watch()
+
 
 #: Bytes that tables may take beside the data, in formats that qemu-img does not measure.
 _TABLES = 8 << 20
@@ -87,7 +217,7 @@ class Copy(Recipe):
         if facts.format == "vmdk":
             vmdk_descriptor.carry_over(work.chain.image.fd, replacement.new, work.name)
         else:
-            identity.carry_over(facts.format, work.chain.image.fd, replacement.new)
+            carry_over(facts.format, work.chain.image.fd, replacement.new)
         if facts.format == "raw":
             cut_padding(work.chain.image, replacement.new)
 

@@ -13,15 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.formats import UnreadableError
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.measure.likeness import likeness
-from storage_admin.agent.protocol import INVALID, HostError, RefusedError, display
-from storage_admin.agent.qemu.node import Node
-from storage_admin.agent.swap.clock import Moment
-from storage_admin.agent.swap.journal import Journal, JournalError, Stamp, parse_name
-from storage_admin.agent.swap.made import Identity, Made
+from storage_admin.agent.protocol import INVALID, Arguments, HostError, RefusedError, display
+from storage_admin.agent.qemu.img import Node
+from storage_admin.agent.swap.journal import Journal, JournalError, Moment, Stamp, parse_name
+from storage_admin.agent.swap.outcome import Identity, Made
 from storage_admin.agent.swap.settle import Story
 
 #: Seconds before and after a guest's time that count to it: its manager changes the file's owner around it.

@@ -13,7 +13,7 @@ import os
 from storage_admin.agent.host import attributes
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import RefusedError, Request, b64, display
-from storage_admin.agent.swap import journal, renames
+from storage_admin.agent.swap import exchange, journal
 from storage_admin.agent.swap.exchange import OtherName
 from storage_admin.agent.swap.journal import Stamp
 from storage_admin.agent.swap.moment import refuse_unguarded
@@ -53,7 +53,7 @@ class Publication(NewFile):
         self.check_made()
         self.dress()
         try:
-            renames.link(self.new, self.folder, self.name)
+            exchange.link(self.new, self.folder, self.name)
         except FileExistsError:
             _refuse_taken(self.folder, self.name)
             raise

@@ -14,7 +14,7 @@ from storage_admin.agent.formats.facts import Facts, UnreadableError
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 from storage_admin.agent.qemu import img
 from storage_admin.agent.qemu.img import Node
-from storage_admin.agent.rewrite import sparse_copy
+from storage_admin.agent.rewrite import copying
 from storage_admin.agent.rewrite.backing_name import leads_to
 from storage_admin.agent.rewrite.base import Recipe, Rewrite
 from storage_admin.agent.rewrite.copying import Copy, differences
@@ -37,7 +37,7 @@ def copy_image(work: Rewrite, replacement: NewFile) -> None:
         work.io.progress("copying", done, size)
 
     work.io.log(f"copying {image.shown} beside itself, holes and all")
-    sparse_copy.copy_file(image.fd, replacement.new, work.wish.bandwidth, watch, progress)
+    copying.copy_file(image.fd, replacement.new, work.wish.bandwidth, watch, progress)
     os.fsync(replacement.new)
 
 

@@ -4,6 +4,8 @@
 folder that has the guest's number for a name (PVE::Storage::Plugin of pve-storage 9.1, ``get_snap_name`` and
 ``parse_snap_name``). Proxmox VE finds a snapshot by walking that chain: one that is made shorter behind its back has
 lost its snapshots. Only names and headers tell, as the storage's own file list does not show such files.
+
+Whom a job would give the content of bases: an overlay can name anybody's image, and root can read it.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import os
 import re
 from collections.abc import Sequence
 
+from storage_admin.agent.host import attributes
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.agent.rewrite.chain import Link
 
@@ -146,3 +149,34 @@ def _configurations(number: str) -> list[set[bytes]]:
 def _unreadable(path: str, error: OSError) -> RefusedError:
     why = error.strerror or "it cannot be read"
     return RefusedError("guests_unknown", f"who has the snapshot is not known: {path} cannot be read: {why}")
+
+
+def refuse(image: Link, taken: Sequence[Link], *folders: int) -> None:
+    """Refuse to write out of an image what its owner may not read.
+
+    Root's overlays may stand on anything, unless the folder is somebody else's who may read them: he chooses what the
+    names in it lead to. So is the folder that the content comes into.
+
+    Args:
+        image: whose content is written; what is made is owned and may be read as it is.
+        taken: the bases whose content moves along.
+        folders: descriptors of those that the content comes into, beside the image's own.
+
+    Raises:
+        RefusedError: ``foreign_base``; as :meth:`Link.folder`.
+    """
+    if not taken:
+        return
+    with image.folder() as folder:
+        places = [os.fstat(fd) for fd in (folder, *folders)]
+    readers = [attributes.Who.owns(os.fstat(image.fd), places[0])]
+    rights = attributes.Rights.of(image.fd)
+    readers += [keeper for keeper in map(attributes.Who.keeps, places) if rights.allow(keeper, attributes.READ)]
+    for base in taken:
+        for who in readers:
+            if not base.planned.for_all and not attributes.may_read(who, base.fd):
+                raise RefusedError(
+                    "foreign_base",
+                    f"{base.shown} may not be read by user {who.uid}, who would get its content with {image.shown}; "
+                    "let that user read it, or have an admin allow it for the pool",
+                )

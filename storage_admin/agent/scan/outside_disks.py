@@ -12,7 +12,7 @@ from typing import Any
 
 from storage_admin.agent.folders import image_folders, roots
 from storage_admin.agent.formats import Facts, UnreadableError, guess, read_as
-from storage_admin.agent.formats.reader import Reader
+from storage_admin.agent.formats.facts import Reader
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.agent.scan.records import Recorder, absolute, b64, backing_unsafe

@@ -13,16 +13,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from storage_admin.agent.arguments import Arguments
-from storage_admin.agent.folders.pools import open_root
+from storage_admin.agent.folders.roots import open_root
 from storage_admin.agent.formats import UnreadableError, guess, read_as, stands_alone
-from storage_admin.agent.formats.reader import Reader
+from storage_admin.agent.formats.facts import Reader
 from storage_admin.agent.host import hung_mounts
+from storage_admin.agent.host.in_use import FileId
 from storage_admin.agent.host.mounts import Mounts
-from storage_admin.agent.host.open_files import FileId
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.protocol import INVALID, RefusedError, display, unb64
-from storage_admin.agent.scan.described_backing import names_in
+from storage_admin.agent.protocol import INVALID, Arguments, RefusedError, display, unb64
 from storage_admin.agent.scan.records import (
     FINGERPRINT_SIZE,
     OPEN_FLAGS,
@@ -30,6 +28,7 @@ from storage_admin.agent.scan.records import (
     absolute,
     backing_unsafe,
     fingerprint,
+    names_in,
 )
 from storage_admin.agent.scan.walk import Folder, Walk
 from storage_admin.agent.swap.journal import parse_name

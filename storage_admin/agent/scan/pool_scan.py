@@ -11,16 +11,15 @@ import sys
 from typing import Any
 
 from storage_admin.agent.folders import roots
-from storage_admin.agent.folders.pools import open_parent, open_root
+from storage_admin.agent.folders.roots import open_parent, open_root
 from storage_admin.agent.formats import UnreadableError, guess, stands_alone, vmdk
-from storage_admin.agent.formats.reader import Reader
-from storage_admin.agent.host import access, attributes, hung_mounts
+from storage_admin.agent.formats.facts import Reader
+from storage_admin.agent.host import attributes, hung_mounts
 from storage_admin.agent.host.mounts import Mount, Mounts
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import RefusedError, display
-from storage_admin.agent.scan.own_files import OwnFiles, is_blind
 from storage_admin.agent.scan.records import OPEN_FLAGS, Recorder, b64, fingerprint
-from storage_admin.agent.scan.walk import Folder, Walk
+from storage_admin.agent.scan.walk import Folder, OwnFiles, Walk, is_blind
 
 EXTENSIONS = frozenset({"qcow2", "raw", "img", "vmdk", "vdi", "vhd", "vpc", "vhdx", "qed", "qcow", "luks"})
 #: A volume of libvirt or Proxmox needs no extension; smaller files are notes, keys and the like.
@@ -267,7 +266,7 @@ class PoolScan:
             immutable,
             self._known,
             alone=alone,
-            acl=access.acl_of(fd),
+            acl=attributes.acl_of(fd),
             capabilities=attributes.has_capabilities(fd),
         )
         if line is not None:

@@ -1,4 +1,9 @@
-"""One image as it is told to the controller, and the fingerprint by which it is known again."""
+"""One image as it is told to the controller, and the fingerprint by which it is known again.
+
+Files that a header may mean where it does not name a plain one: ``json:{…}``, ``file:name``, ``nbd://host/name``.
+
+Nothing is opened by such a name. It is only asked whether it may mean an image that is about to lose its own.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +16,53 @@ import re
 import stat
 import struct
 from binascii import b2a_base64
+from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Any
 
 from storage_admin.agent.formats import Facts, UnreadableError, read_as
-from storage_admin.agent.formats.reader import Reader
-from storage_admin.agent.host import access, attributes
+from storage_admin.agent.formats.facts import Reader
+from storage_admin.agent.host import attributes
 from storage_admin.agent.host.mounts import Mounts
+
+_NESTED = 8
+
+
+def names_in(name: str) -> set[str]:
+    """The paths, or file names, that a description may mean; more than it does mean, never less.
+
+    Args:
+        name: as it stands in the header; display form or decoded.
+    """
+    return set(_names(name, _NESTED))
+
+
+def _names(name: str, deeper: int) -> Iterator[str]:
+    if not deeper:
+        return
+    if name.startswith("json:"):
+        try:
+            yield from _strings(json.loads(name[5:]), deeper - 1)
+        except (ValueError, RecursionError):
+            # qemu would not understand it either, or it does not travel as it stands there.
+            yield from filter(None, re.split(r'["/:,{}]', name))
+        return
+    yield name
+    while ":" in name:
+        name = name.partition(":")[2]
+        yield name
+
+
+def _strings(value: Any, deeper: int) -> Iterator[str]:
+    if isinstance(value, str):
+        yield from _names(value, deeper)
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from _strings(one, deeper)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _strings(one, deeper)
+
 
 FINGERPRINT_SIZE = 16
 OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -231,13 +276,13 @@ class Recorder:
             folder = self.look(key[2] or b"/")
             if folder is None:  # it went away meanwhile
                 return ""
-            told, who = "", access.Who.owns(owner, folder)
+            told, who = "", attributes.Who.owns(owner, folder)
             if who.uid != 0:
-                closed = access.closed_folder(who, os.path.realpath(base)) is not None
+                closed = attributes.closed_folder(who, os.path.realpath(base)) is not None
                 told = f',"groups":{sorted(who.groups)},"backing_closed":{_WORDS[closed]}'
             if folder.st_uid not in (0, who.uid):
-                who = access.Who.keeps(folder)
-                closed = access.closed_folder(who, os.path.realpath(base)) is not None
+                who = attributes.Who.keeps(folder)
+                closed = attributes.closed_folder(who, os.path.realpath(base)) is not None
                 told += f',"keeper":[{who.uid},{folder.st_gid}],"keeper_closed":{_WORDS[closed]}'
             self._owners[key] = told
         return self._owners[key]

@@ -6,15 +6,128 @@ a stranger's file gets its name back. Nothing is unlinked here but a further nam
 
 The file that ``comes`` waits under ``coming``, a name of the job's own; the file that ``goes`` ends under ``going``,
 another one of them. All of it happens within one folder, where files are told apart by inode.
+
+How names move in a folder without taking one away from a stranger's file: renameat2(2), which Python does not know.
+
+Filesystems without that call, as NFS, get the nearest thing: there it takes two steps, and what stands under a name is
+looked at afterwards. A server may have done what it answers an error to (the answer was lost, and the request was sent
+again): then the inode tells.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from storage_admin.agent.swap import renames
 from storage_admin.agent.swap.outcome import stat_in, unlink
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+# linux/fs.h
+_NOREPLACE, _EXCHANGE = 1, 2
+#: A filesystem that cannot, as NFS; a kernel or a C library (glibc 2.28) that does not know the call.
+_CANNOT = frozenset({errno.EINVAL, errno.ENOSYS})
+
+
+def move(folder: int, old: bytes, new: bytes) -> bool:
+    """Rename a file within a folder; whatever ``old`` leads to in that very moment has the name ``new`` then.
+
+    Returns:
+        Whether this can be done there.
+
+    Raises:
+        FileExistsError: there is something of that name.
+        OSError: the host failed, or does not allow it.
+    """
+    return _rename(folder, old, new, _NOREPLACE)
+
+
+def exchange(folder: int, one: bytes, other: bytes) -> bool:
+    """Two files of a folder get each other's name in one step, whichever files these are in that very moment.
+
+    Returns:
+        Whether this can be done there.
+
+    Raises:
+        FileNotFoundError: there is no file of one of the names.
+        OSError: the host failed, or does not allow it.
+    """
+    return _rename(folder, one, other, _EXCHANGE)
+
+
+def _rename(folder: int, old: bytes, new: bytes, flag: int) -> bool:
+    call = getattr(_LIBC, "renameat2", None)
+    if call is None:
+        return False
+    if call(folder, old, folder, new, flag) == 0:
+        os.fsync(folder)
+        return True
+    code = ctypes.get_errno()
+    if code in _CANNOT:
+        return False
+    raise OSError(code, os.strerror(code))
+
+
+def take(folder: int, name: bytes, hidden: bytes) -> None:
+    """Give whatever has a name one of a job's own names instead, which nothing has: afterwards it can be looked at.
+
+    Raises:
+        FileNotFoundError: nothing has the name.
+        FileExistsError: something has the job's own one.
+        OSError: as :func:`move`.
+    """
+    if move(folder, name, hidden):
+        return
+    if stat_in(folder, hidden) is not None:
+        raise FileExistsError(errno.EEXIST, "a job's own name is taken")
+    try:
+        os.rename(name, hidden, src_dir_fd=folder, dst_dir_fd=folder)
+    except FileNotFoundError:
+        if stat_in(folder, hidden) is None:
+            raise
+    os.fsync(folder)
+
+
+def give(folder: int, hidden: bytes, name: bytes) -> None:
+    """Give what has one of a job's own names a name that nothing has.
+
+    Raises:
+        FileExistsError: something has that name, and keeps it.
+        OSError: as :func:`move`.
+    """
+    if move(folder, hidden, name):
+        return
+    try:
+        os.link(hidden, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+    except FileExistsError:
+        ours, named = stat_in(folder, hidden), stat_in(folder, name)
+        if ours is None or not ours.same_file(named):
+            raise
+    os.fsync(folder)
+    unlink(folder, hidden)
+
+
+def link(fd: int, folder: int, name: bytes) -> None:
+    """Give a file, and no other one, a further name that nothing has.
+
+    Args:
+        fd: descriptor of the file, which has a name in that filesystem.
+        folder: descriptor of the folder.
+        name: in the folder.
+
+    Raises:
+        FileExistsError: something has that name, and keeps it.
+        OSError: the host failed, or does not allow it.
+    """
+    try:
+        os.link(b"/proc/self/fd/%d" % fd, name, dst_dir_fd=folder, follow_symlinks=True)
+    except FileExistsError:
+        named, ours = stat_in(folder, name), os.fstat(fd)
+        if named is None or (named.dev, named.inode) != (ours.st_dev, ours.st_ino):
+            raise
+    os.fsync(folder)
 
 
 class StrangerError(Exception):
@@ -93,7 +206,7 @@ class TakeOver(ABC):
 
     def _give(self, hidden: bytes, name: bytes) -> bool:
         try:
-            renames.give(self.folder, hidden, name)
+            give(self.folder, hidden, name)
         except FileExistsError:
             return False
         return True
@@ -111,10 +224,7 @@ class SameName(TakeOver):
     def forward(self, fd: int) -> None:
         """See above; no name is taken here, so that FileExistsError means that the files are in the wrong places."""
         try:
-            if renames.exchange(self.folder, self.coming, self.name):
-                out = self.inode(self.coming)
-            else:
-                out = self._forward_in_two(fd)
+            out = self.inode(self.coming) if exchange(self.folder, self.coming, self.name) else self._forward_in_two(fd)
         except FileNotFoundError:
             raise StrangerError(True) from None
         if out != self.goes:
@@ -122,11 +232,11 @@ class SameName(TakeOver):
 
     def _forward_in_two(self, fd: int) -> int | None:
         """For an instant nothing has the name: a crash just then is put right by :meth:`back`."""
-        renames.take(self.folder, self.name, self.going)
+        take(self.folder, self.name, self.going)
         out = self.inode(self.going)
         if out == self.goes:
             try:
-                renames.link(fd, self.folder, self.name)
+                link(fd, self.folder, self.name)
             except FileExistsError:
                 return None  # somebody has made a file where there was none for an instant
         return out
@@ -141,7 +251,7 @@ class SameName(TakeOver):
             return self._exchange_back() if named is not None else self._give(self.coming, self.name)
         if named == self.comes and went is not None:
             self._drop(self.coming, self.comes)
-            renames.take(self.folder, self.name, self.coming)
+            take(self.folder, self.name, self.coming)
             if self.inode(self.coming) != self.comes:  # somebody's file by now, which takes its name back
                 self._give(self.coming, self.name)
                 return False
@@ -152,13 +262,13 @@ class SameName(TakeOver):
 
     def _exchange_back(self) -> bool:
         try:
-            renames.exchange(self.folder, self.coming, self.name)
+            exchange(self.folder, self.coming, self.name)
         except FileNotFoundError:
             return self._give(self.coming, self.name)
         if self.inode(self.coming) == self.comes:
             return True
         # Somebody has put his file there since: the last one who came has the name.
-        renames.exchange(self.folder, self.coming, self.name)
+        exchange(self.folder, self.coming, self.name)
         return False
 
     def finish(self) -> None:
@@ -167,7 +277,7 @@ class SameName(TakeOver):
             if self.inode(self.going) == self.goes:
                 unlink(self.folder, self.coming)
             else:
-                renames.take(self.folder, self.coming, self.going)
+                take(self.folder, self.coming, self.going)
         self._drop(self.coming, self.comes)
 
 
@@ -202,7 +312,7 @@ class OtherName(TakeOver):
     def forward(self, fd: int) -> None:
         """See above."""
         if self.inode(self.name) != self.comes:
-            renames.link(fd, self.folder, self.name)
+            link(fd, self.folder, self.name)
         self.retire()
 
     def retire(self) -> None:
@@ -214,7 +324,7 @@ class OtherName(TakeOver):
         if self.inode(self.name_out) == self.goes:
             self._drop(self.going, self.goes)  # an older agent gave it this name before it took the other one
         try:
-            renames.take(self.folder, self.name_out, self.going)
+            take(self.folder, self.name_out, self.going)
         except FileNotFoundError:
             raise StrangerError(self.back()) from None
         if self.inode(self.going) != self.goes:
@@ -228,7 +338,7 @@ class OtherName(TakeOver):
         if self.inode(self.name) == self.comes and self.inode(self.name_out) is not None:
             # Under its own name of the job it can be looked at, should somebody's file be taken with it.
             self._drop(self.coming, self.comes)
-            renames.take(self.folder, self.name, self.coming)
+            take(self.folder, self.name, self.coming)
             if self.inode(self.coming) != self.comes:
                 self._give(self.coming, self.name)
                 return False

@@ -19,9 +19,9 @@ from storage_admin.agent.host import attributes, locking
 from storage_admin.agent.host.open_gate import Doors
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import BOTH_KEPT, STRANGERS_KEPT, HostError, RefusedError, Request, StoppedError
-from storage_admin.agent.swap import guest_locks
+from storage_admin.agent.swap import fence
 from storage_admin.agent.swap.exchange import StrangerError, TakeOver
-from storage_admin.agent.swap.guest_locks import Held
+from storage_admin.agent.swap.fence import Held
 from storage_admin.agent.swap.journal import Stamp
 from storage_admin.agent.swap.outcome import same_content, stamp_now, unlink
 
@@ -75,7 +75,7 @@ class Guard:
         Raises:
             RefusedError: ``guests_unknown``.
         """
-        if not doors.shut and not self.held.guests and guest_locks.is_node():
+        if not doors.shut and not self.held.guests and fence.is_node():
             raise RefusedError(
                 "guests_unknown",
                 "QEMU of Proxmox VE takes no image locks, this storage, on a network or without fanotify, lets the "
@@ -224,7 +224,7 @@ def remove(doors: Doors, fd: int, folder: int, name: bytes) -> None:
 
 def refuse_unguarded(fd: int, guard: Guard) -> None:
     """What :meth:`Guard.refuse_alone` says of a file, before it is copied for nothing."""
-    if guest_locks.is_node():
+    if fence.is_node():
         with Doors(fd) as doors:
             guard.refuse_alone(doors)
 

@@ -14,7 +14,7 @@ from storage_admin.agent.host import space
 from storage_admin.agent.host.open_gate import Doors
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import RefusedError, Request
-from storage_admin.agent.swap import journal, moment, renames
+from storage_admin.agent.swap import exchange, journal, moment
 from storage_admin.agent.swap.fence import Fence
 from storage_admin.agent.swap.journal import Journal, Stamp
 from storage_admin.agent.swap.outcome import stat_in
@@ -48,7 +48,7 @@ def put_aside(one: Journal, name: bytes, fd: int, request: Request, io: AgentIO,
         looks.thorough()
         with moment.shut(lambda _: looks.last(), fd) as (doors, before):
             try:
-                renames.take(one.folder, name, other)
+                exchange.take(one.folder, name, other)
                 _refuse_stranger(one.folder, name, other, fd)
             except FileNotFoundError as error:
                 raise RefusedError(
@@ -69,7 +69,7 @@ def _refuse_stranger(folder: int, name: bytes, other: bytes, fd: int) -> None:
     if renamed is None or not renamed.same_file(Stamp.of(os.fstat(fd))):
         if renamed is not None:
             with contextlib.suppress(FileExistsError):  # whose name is taken stays there: settling tells of it
-                renames.give(folder, other, name)
+                exchange.give(folder, other, name)
         raise RefusedError("stale_plan", "the image was exchanged by somebody else; scan the host and try again")
 
 
@@ -116,7 +116,7 @@ def _give(folder: int, other: bytes, name: bytes) -> None:
     Raises:
         FileExistsError: something has that name; it keeps it.
     """
-    renames.give(folder, other, name)
+    exchange.give(folder, other, name)
 
 
 def _is_same(folder: int, name: bytes, other: bytes) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from storage_admin.agent.protocol import display, unb64
-from storage_admin.agent.swap import journal, renames
+from storage_admin.agent.swap import exchange, journal
 from storage_admin.agent.swap.journal import Journal, JournalError, Stamp
 from storage_admin.agent.swap.outcome import (
     FAILED,
@@ -123,7 +123,7 @@ def _without_the_file(one: Journal, story: AsideStory, names: _Names) -> Settled
     other = journal.file_name(one.job, "aside")
     if story.aside is None and names.own is None and names.aside is not None:
         with contextlib.suppress(FileExistsError):
-            renames.give(one.folder, other, story.name)
+            exchange.give(one.folder, other, story.name)
             names = replace(names, own=names.aside, aside=None)
     if story.aside is None and names.aside is not None:
         detail = (

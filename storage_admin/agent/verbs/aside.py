@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage_admin.agent import formats
-from storage_admin.agent.arguments import Arguments
-from storage_admin.agent.folders.pools import open_parent
+from storage_admin.agent.folders.roots import open_parent
 from storage_admin.agent.formats import UnreadableError
 from storage_admin.agent.host import attributes, file_mounts, locking, space
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.protocol import INVALID, HostError, RefusedError, Request, b64, display
+from storage_admin.agent.protocol import INVALID, Arguments, HostError, RefusedError, Request, b64, display
 from storage_admin.agent.rewrite import volume_chains
 from storage_admin.agent.scan.overlays import LookedAt, Wanted, refuse_needed
 from storage_admin.agent.swap import set_aside as aside

@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage_admin.agent import protocol
-from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.bench import environment
 from storage_admin.agent.bench.step import Bench, Step
 from storage_admin.agent.folders import scratch
-from storage_admin.agent.folders.pools import open_root
-from storage_admin.agent.host import cgroups, space, space_claims
+from storage_admin.agent.folders.roots import open_root
+from storage_admin.agent.host import cgroups, space
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
-from storage_admin.agent.protocol import INVALID, HostError, RefusedError, Request, display
+from storage_admin.agent.protocol import INVALID, Arguments, HostError, RefusedError, Request, display
 
 #: Each kind's module in :mod:`storage_admin.agent.bench`; one that is not there is not known.
 KINDS = {
@@ -55,7 +54,7 @@ class Wish:
     steps: list[Step]
     repetitions: int
     reserve: space.Reserve
-    others: space_claims.Others
+    others: space.Others
     idle_io: bool
 
 
@@ -67,7 +66,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     Args:
         request: ``args``: ``pool_path_b64``, ``kind`` (of :data:`KINDS`), ``steps`` (objects, each with a ``setting``
             and the fields that its kind's ``parse`` takes), ``repetitions``, ``reserve_bytes`` (to be left free),
-            ``others_bytes`` (of other jobs, as :class:`space_claims.Others`), ``idle_io``.
+            ``others_bytes`` (of other jobs, as :class:`space.Others`), ``idle_io``.
         io: the controller; gets ``environment``, ``sample``, ``output``, ``note`` and ``environment_after``.
 
     Returns:
@@ -85,7 +84,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         io.emit(protocol.ENVIRONMENT, data=environment.before(pool))
         written = _bytes_written()
         limited = cgroups.limited(io, pool, idle=wish.idle_io, bandwidth=None)
-        claimed = space_claims.SpaceClaim(request.job, pool)
+        claimed = space.SpaceClaim(request.job, pool)
         with limited, claimed as claim, scratch.made(pool, wish.pool_path, request.job, io) as folder:
             bench = Bench(io, folder, wish.reserve, wish.others, _filesystem(pool), request.job, claim, wish.idle_io)
             bench.direct = folder.direct_works()
@@ -131,7 +130,7 @@ def _parse(fields: dict[str, Any]) -> Wish:
         steps=kind_of_step.parse(given),
         repetitions=repetitions,
         reserve=space.Reserve(0.0, reserve),
-        others=space_claims.Others.parse(args),
+        others=space.Others.parse(args),
         idle_io=args.get("idle_io", bool, False),
     )
     for tool in kind_of_step.TOOLS:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.protocol import RefusedError, Request
+from storage_admin.agent.protocol import Arguments, RefusedError, Request
 from storage_admin.agent.qemu import img
-from storage_admin.agent.rewrite.base import Rewrite
+from storage_admin.agent.rewrite.base import COMMON, Rewrite, Wish, opened
 from storage_admin.agent.rewrite.rebase_repair import Repair
-from storage_admin.agent.rewrite.wish import COMMON, Wish, opened
 
 LEVELS = frozenset({"none", "leaks", "all"})
 
@@ -19,7 +17,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     """``qemu-img check``, and ``-r`` by protocol P.
 
     Args:
-        request: its ``args`` are :data:`wish.COMMON` and ``repair``: ``none``, ``leaks`` or ``all``.
+        request: its ``args`` are :data:`base.COMMON` and ``repair``: ``none``, ``leaks`` or ``all``.
         io: the controller.
 
     Returns:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.protocol import Request
-from storage_admin.agent.rewrite.base import Rewrite
+from storage_admin.agent.protocol import Arguments, Request
+from storage_admin.agent.rewrite.base import COMMON, Rewrite, Wish, opened
 from storage_admin.agent.rewrite.conversion import Convert, Target
-from storage_admin.agent.rewrite.wish import COMMON, Wish, opened
 from storage_admin.agent.scan.overlays import LookedAt
 
 
@@ -17,7 +15,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     """Convert an image into a new file.
 
     Args:
-        request: its ``args`` are :data:`wish.COMMON` and ``target``: ``pool_path_b64``, ``path_b64``, ``format``,
+        request: its ``args`` are :data:`base.COMMON` and ``target``: ``pool_path_b64``, ``path_b64``, ``format``,
             ``options`` (names and words of qemu-img's creation options), ``replaces``; ``pools``: where to look for
             what needs the image, if its name goes, as for :func:`aside.set_aside`.
         io: the controller.

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.protocol import INVALID, RefusedError, Request
-from storage_admin.agent.rewrite.base import Recipe, Rewrite
+from storage_admin.agent.protocol import INVALID, Arguments, RefusedError, Request
+from storage_admin.agent.rewrite.base import COMMON, Recipe, Rewrite, Wish, opened
 from storage_admin.agent.rewrite.rebase_repair import Rebase, Standalone
-from storage_admin.agent.rewrite.wish import COMMON, Wish, opened
 
 METHODS = frozenset({"rebase", "convert"})
 
@@ -18,7 +16,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     """Make an overlay stand on a lower image, or on none.
 
     Args:
-        request: its ``args`` are :data:`wish.COMMON`; ``method`` (``rebase`` keeps the image's own clusters as they
+        request: its ``args`` are :data:`base.COMMON`; ``method`` (``rebase`` keeps the image's own clusters as they
             are, ``convert`` writes all anew and always makes it stand alone); ``keep`` (for ``rebase``: number of the
             link that becomes the immediate base, counted from the image's base as 1; missing for none).
         io: the controller.

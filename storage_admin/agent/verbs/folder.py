@@ -7,10 +7,9 @@ import stat
 import sys
 from typing import Any
 
-from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.folders import image_folders, roots
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.protocol import INVALID, RefusedError, Request, b64, unb64
+from storage_admin.agent.protocol import INVALID, Arguments, RefusedError, Request, b64, unb64
 
 
 def run(request: Request, io: AgentIO) -> dict[str, Any]:  # noqa: ARG001 (it is over at once)

@@ -14,10 +14,9 @@ import stat
 from collections.abc import Iterator
 from typing import Any
 
-from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.folders import image_folders
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.protocol import HostError, Request, b64
+from storage_admin.agent.protocol import Arguments, HostError, Request, b64
 
 #: pmxcfs itself takes no file above 1 MiB; there may be many nodes with many guests.
 MAX_FILE = 1024 * 1024

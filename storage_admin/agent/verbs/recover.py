@@ -7,13 +7,12 @@ from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from storage_admin.agent.arguments import Arguments
 from storage_admin.agent.folders import scratch
-from storage_admin.agent.folders.pools import open_parent, open_root
+from storage_admin.agent.folders.roots import open_parent, open_root
 from storage_admin.agent.host import hung_mounts
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.protocol import INVALID, RefusedError, Request, b64, display
+from storage_admin.agent.protocol import INVALID, Arguments, RefusedError, Request, b64, display
 from storage_admin.agent.swap import settle
 from storage_admin.agent.swap.journal import Journal, JournalError, file_name, parse_name
 

@@ -11,15 +11,24 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from storage_admin.agent import formats
-from storage_admin.agent.arguments import Arguments
-from storage_admin.agent.folders.pools import open_parent
+from storage_admin.agent.folders.roots import open_parent
 from storage_admin.agent.formats import UnreadableError
 from storage_admin.agent.host import attributes, file_mounts, locking, space
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.protocol import INVALID, OCCUPIED, HostError, RefusedError, Request, b64, display, unb64
+from storage_admin.agent.protocol import (
+    INVALID,
+    OCCUPIED,
+    Arguments,
+    HostError,
+    RefusedError,
+    Request,
+    b64,
+    display,
+    unb64,
+)
 from storage_admin.agent.rewrite import last_copy
 from storage_admin.agent.scan.overlays import LookedAt, Wanted, refuse_needed
-from storage_admin.agent.swap import guest_locks, journal, moment, settle, swap
+from storage_admin.agent.swap import fence, journal, moment, settle, swap
 from storage_admin.agent.swap.fence import Fence
 from storage_admin.agent.swap.journal import Journal, JournalError, Stamp, file_name, parse_name
 from storage_admin.agent.swap.outcome import stamp_now
@@ -56,7 +65,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         HostError, StoppedError: nothing was changed.
     """
     started = time.monotonic()
-    args = Arguments(request.args, _KNOWN | guest_locks.ARGS | {"force", "pools"})
+    args = Arguments(request.args, _KNOWN | fence.ARGS | {"force", "pools"})
     force = args.get("force", bool, False)
     pools = [LookedAt.parse(pool) for pool in args.get("pools", list, [])]
     with _place(args) as place, contextlib.ExitStack() as open_files:

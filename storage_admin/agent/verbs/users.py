@@ -6,12 +6,11 @@ import os
 import time
 from typing import Any
 
-from storage_admin.agent.arguments import Arguments
-from storage_admin.agent.folders.pools import open_parent
+from storage_admin.agent.folders.roots import open_parent
 from storage_admin.agent.host import locking
-from storage_admin.agent.host.open_files import FileId
+from storage_admin.agent.host.in_use import FileId
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.protocol import INVALID, RefusedError, Request, display
+from storage_admin.agent.protocol import INVALID, Arguments, RefusedError, Request, display
 from storage_admin.agent.swap.moment import GRACE
 from storage_admin.agent.swap.outcome import stat_in
 

@@ -16,7 +16,7 @@ from typing import Literal
 import pytest
 
 from storage_admin.agent.formats import Facts, UnreadableError, guess, read, read_as
-from storage_admin.agent.formats.reader import Reader
+from storage_admin.agent.formats.facts import Reader
 from storage_admin.agent.formats.vpc import checksum
 from tests.agent.formats.test_against_qemu import create, facts_of, qemu_img
 from tests.chance import seed
