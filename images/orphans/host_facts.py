@@ -6,7 +6,7 @@ from images.models import Claim, Image
 from images.orphans import sharing
 from images.orphans.evidence import NAMED, READS_ON, Blind, World, bases_in_ids
 from storage_admin.agent.formats import NAMING
-from storage_admin.agent.scan.records import names_in
+from storage_admin.agent.scan.records import described_names
 from storage_admin.guests.models import Guest, GuestDisk
 from storage_admin.hosts.models import Host
 from storage_admin.jobs.models import Job
@@ -186,7 +186,7 @@ def _described(host: Host) -> dict[str, str]:
         # One of another host may not exist for whoever reads the sentence.
         who = name if there == host.pk else "An image of another host, on a storage that both mount,"
         why = f"{who} describes its backing file instead of naming a plain file, and may mean it."
-        found |= {one.rpartition("/")[2]: why for one in names_in(base)}
+        found |= {one.rpartition("/")[2]: why for one in described_names(base)}
     return found
 
 

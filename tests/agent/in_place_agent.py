@@ -14,7 +14,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     """``args``: ``image`` and ``chain`` (links as the plan knows them), ``bandwidth``."""
     chain = Chain(Planned.parse(request.args["image"]), [Planned.parse(link) for link in request.args["chain"]])
     try:
-        return reclaim.reclaim(io, chain, children_known=True, bandwidth=request.args["bandwidth"], idle_io=False)
+        return reclaim.dig(io, chain, children_known=True, bandwidth=request.args["bandwidth"], idle_io=False)
     finally:
         chain.close()
 

@@ -262,7 +262,7 @@ def test_a_host_says_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked() == "landlock"
     monkeypatch.setattr(confined, "_version", lambda: 0)
     assert asked() == "namespaces"
-    monkeypatch.setattr(confined, "possible", lambda: False)
+    monkeypatch.setattr(confined, "can_enclose", lambda: False)
     assert asked() is None
 
 

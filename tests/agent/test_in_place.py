@@ -67,9 +67,7 @@ def reclaim(
     ]
     chain = Chain(Planned.parse(link(path, form=form)), below)
     try:
-        answer = verb.reclaim(
-            io or RecordingIO(), chain, children_known=children_known, bandwidth=bandwidth, idle_io=True
-        )
+        answer = verb.dig(io or RecordingIO(), chain, children_known=children_known, bandwidth=bandwidth, idle_io=True)
         # Whoever called has the chain as it was: read only, without any lock.
         assert os.pread(chain.image.fd, 4, 0) == path.read_bytes()[:4]
         with pytest.raises(OSError, match="Bad file descriptor"):

@@ -9,7 +9,7 @@ import pytest
 
 from storage_admin.agent.measure.likeness import likeness
 from storage_admin.agent.protocol import RefusedError
-from storage_admin.agent.qemu.img import Node
+from storage_admin.agent.qemu.node import Node
 from storage_admin.agent.swap import moment
 from storage_admin.agent.swap.journal import Moment
 from storage_admin.agent.verbs import undo

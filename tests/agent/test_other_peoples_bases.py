@@ -203,7 +203,7 @@ def test_who_puts_a_link_in_the_place_of_his_folder_is_not_taken_for_the_keeper_
         overlay.parent.symlink_to("/")
         os.chown(overlay.parent, ALICE, ALICE, follow_symlinks=False)
         with pytest.raises(RefusedError) as refused:
-            volume_chains.refuse(chain.image, chain.ancestors)
+            volume_chains.refuse_foreign(chain.image, chain.ancestors)
     assert refused.value.code == "pool_changed"
 
 

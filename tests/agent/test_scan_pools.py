@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from storage_admin.agent.folders import roots
-from storage_admin.agent.folders.roots import open_beneath, open_parent
+from storage_admin.agent.folders.pools import open_beneath, open_parent
 from storage_admin.agent.protocol import RefusedError, display
 
 

@@ -15,7 +15,7 @@ from storage_admin.agent.bench.step import Bench, Fields, Setting, Step
 from storage_admin.agent.bench.storm import INITRD, KERNEL, Machine, Storm
 from storage_admin.agent.host import facts
 from storage_admin.agent.protocol import INVALID, RefusedError
-from storage_admin.agent.qemu.img import Node
+from storage_admin.agent.qemu.node import Node
 from storage_admin.agent.rewrite import chain as links
 from storage_admin.agent.rewrite import volume_chains
 from storage_admin.agent.rewrite.chain import Chain, Planned
@@ -181,7 +181,7 @@ def _copy_image(bench: Bench, chain: Chain, boots: Boots) -> None:
     links.refuse_unsafe(chain, children_known=True, carried=_CARRIED)
     if chain.image.facts.virtual_size != boots.virtual_bytes:
         raise RefusedError("stale_plan", f"{chain.image.shown} was resized since it was scanned; scan the host again")
-    volume_chains.refuse(chain.image, chain.ancestors)
+    volume_chains.refuse_foreign(chain.image, chain.ancestors)
     chain.refuse_in_use()
 
     def watch() -> None:

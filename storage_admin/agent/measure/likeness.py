@@ -17,7 +17,7 @@ from storage_admin.agent.measure.file_data import DataMap
 from storage_admin.agent.measure.qcow2_map import Map
 from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import HostError, display
-from storage_admin.agent.qemu.img import SLOW_QUERY, Node
+from storage_admin.agent.qemu.node import SLOW_QUERY, Node
 
 #: Blocks that are compared, and bytes of each.
 WANTED, BLOCK = 64, 4096

@@ -10,7 +10,7 @@ names then (an external data file, an extent, a base, ``nbd:`` or ``http:``) wou
 - Of root's capabilities it keeps those without which it could not open and fill its files.
 
 Where the kernel has no Landlock, the tool gets a file system of its own, in which there is nothing else; see
-:class:`Enclosed`. Where neither can be had, files that somebody else may write are refused.
+:class:`Enclosure`. Where neither can be had, files that somebody else may write are refused.
 
 A file system for one tool, with nothing in it but what the tool was given: for kernels without Landlock.
 
@@ -52,7 +52,7 @@ def checked(result: int) -> int:
     return result
 
 
-def possible() -> bool:
+def can_enclose() -> bool:
     """Whether this process may make such a file system: tried out."""
     program = "/bin/true"
     libraries = ["/lib", "/lib64", "/usr/lib", "/usr/lib64"]
@@ -189,7 +189,7 @@ def means() -> str | None:
     """How tools are confined on this host: :data:`LANDLOCK`, :data:`NAMESPACES`, or not at all."""
     if _version() and _program() is not None:
         return LANDLOCK
-    return NAMESPACES if possible() else None
+    return NAMESPACES if can_enclose() else None
 
 
 class Confinement:

@@ -14,7 +14,7 @@ from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
 from storage_admin.agent.programs.confined import Files
 from storage_admin.agent.protocol import HostError, display
-from storage_admin.agent.qemu.img import SLOW_QUERY, Effort, Node, fail, formats, text
+from storage_admin.agent.qemu.node import SLOW_QUERY, Effort, Node, fail, formats, text
 
 
 @dataclass(frozen=True)

@@ -3,155 +3,21 @@
 Names of files are chosen by strangers and qemu gives meaning to some (``nbd:x``, ``a,b``), and a path may lead
 elsewhere a moment later. So images are given as descriptors that were opened and checked before, each with its
 format and its base spelled out: qemu opens exactly these files, and none that a header names.
-
-What the subcommands of qemu-img share: images as qemu is to open them, how long ones run, what answers mean.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Callable
+from typing import Any
 
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
-from storage_admin.agent.programs.confined import Files
 from storage_admin.agent.protocol import HostError, display
 from storage_admin.agent.qemu.convert import Conversion, compare, convert
-
-_PROGRESS = re.compile(rb"\(\s*([0-9]+(?:\.[0-9]+)?)/100%\)")
-#: Of a tool that may be slow on a large image and must not be big.
-SLOW_QUERY = tools.Limits(cpu_seconds=None, wall_seconds=None)
-
-
-@dataclass(frozen=True)
-class Node:
-    """An image as qemu is to open it: only for reading, and without keeping a guest from starting.
-
-    Args:
-        fd: descriptor of the file.
-        format: qemu's name for its format; never probed.
-        path: what the log shows.
-        backing: its base, also where the header names another one; ``None`` opens it without.
-    """
-
-    fd: int
-    format: str
-    path: bytes
-    backing: Node | None = None
-
-    def path_by_descriptor(self) -> str:
-        """A path that leads to the opened file, whatever its name leads to by now."""
-        return f"/proc/self/fd/{self.fd}"
-
-    def options(self) -> dict[str, Any]:
-        """The block device options, as ``blockdev-add`` takes them."""
-        opened: dict[str, Any] = {
-            "driver": self.format,
-            "file": {"driver": "file", "filename": self.path_by_descriptor()},
-        }
-        if self.format != "raw":
-            opened["backing"] = self.backing.options() if self.backing is not None else None
-        return opened
-
-    def argument(self) -> str:
-        """The options as a file name that qemu takes."""
-        return _json(self.options())
-
-    def shared(self) -> str:
-        """As :meth:`argument`, for a subcommand that has no ``-U`` because it writes to another image: only read, and
-        without keeping anybody from writing.
-        """
-        return _json(self._sharing())
-
-    def _sharing(self) -> dict[str, Any]:
-        opened = self.options() | {"read-only": True, "force-share": True}
-        if self.backing is not None:
-            opened["backing"] = self.backing._sharing()
-        return opened
-
-    def written(self) -> str:
-        """As :meth:`argument`, to be written to; what is below it is only read."""
-        opened = self.options()
-        if self.backing is not None:
-            opened["backing"] = self.backing._sharing()
-        return _json(opened)
-
-    def part(self, offset: int, size: int) -> str:
-        """As :meth:`argument`, of ``size`` bytes from ``offset`` on as the guest sees them."""
-        part = {"driver": "raw", "offset": offset, "size": size, "file": self.options()}
-        return _json(part)
-
-    def files(self, *, written: bool = False, beside: Sequence[Node] = ()) -> Files:
-        """What a tool is to be given that opens it, to write to it or not, and reads others ``beside`` it."""
-        read = [fd for node in (self, *beside) for fd in node._fds()]
-        return Files(read, [self.fd] if written else [])
-
-    def _fds(self) -> list[int]:
-        return [self.fd, *(self.backing._fds() if self.backing is not None else [])]
-
-
-def _json(options: dict[str, Any]) -> str:
-    return "json:" + json.dumps(options, separators=(",", ":"))
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How a long subcommand runs: at idle priority or not, looked after by ``watch``, telling a share from 0 to 1."""
-
-    idle_io: bool = False
-    watch: Callable[[], None] | None = None
-    progress: Callable[[float], None] | None = None
-
-    def on_output(self) -> Callable[[bytes], None] | None:
-        """What reads the share out of the tool's ``(12.00/100%)\\r``."""
-        read = self.on_outputs([1])
-        return None if read is None else lambda chunk: read(0, chunk)
-
-    def on_outputs(self, sizes: Sequence[int]) -> Callable[[int, bytes], None] | None:
-        """The same for several tools, each with a part of the work of such a size."""
-        if self.progress is None:
-            return None
-        tell = self.progress
-        tails = [bytearray() for _ in sizes]
-        done = [0.0 for _ in sizes]
-
-        def read(number: int, chunk: bytes) -> None:
-            tails[number].extend(chunk)
-            shares = _PROGRESS.findall(tails[number])
-            del tails[number][:-32]
-            if shares:
-                done[number] = sizes[number] * float(shares[-1]) / 100
-                tell(sum(done) / sum(sizes))
-
-        return read
-
-
-def formats(images: Sequence[Node]) -> list[str]:
-    """The options that declare the formats of one image, or of two."""
-    return [word for flag, image in zip(("-f", "-F"), images) for word in (flag, image.format)]
-
-
-def answered(text: bytes) -> dict[str, Any]:
-    try:
-        answer = json.loads(text)
-    except ValueError as error:
-        raise HostError("qemu-img answered something that is no JSON") from error
-    if not isinstance(answer, dict):
-        raise HostError("qemu-img answered something that is no object")
-    return answer
-
-
-def fail(subcommand: str, answer: tools.Finished) -> Any:
-    raise HostError(f"qemu-img {subcommand} failed, {answer.words()}")
-
-
-def text(argument: tools.Argument) -> str:
-    return display(argument) if isinstance(argument, bytes) else argument
-
+from storage_admin.agent.qemu.node import SLOW_QUERY, Effort, Node, answered, fail, formats, text
 
 __all__ = [
     "CHECKED", "REPAIRED", "CheckReport", "Conversion", "Effort", "Node", "check", "compare", "convert", "info",

@@ -18,14 +18,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from storage_admin.agent import formats
-from storage_admin.agent.folders.roots import open_parent
+from storage_admin.agent.folders.pools import open_parent
 from storage_admin.agent.formats.facts import Facts, UnreadableError
 from storage_admin.agent.host import cgroups, space
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import INVALID, SPACE, Arguments, HostError, RefusedError, Request, display
 from storage_admin.agent.qemu import img
-from storage_admin.agent.qemu.img import Node
+from storage_admin.agent.qemu.node import Node
 from storage_admin.agent.rewrite import chain as links
 from storage_admin.agent.rewrite import volume_chains
 from storage_admin.agent.rewrite.backing_name import leads_to
@@ -255,7 +255,7 @@ class Rewrite:
             stays = len(self.chain.ancestors) - len(self._left())
             volume_chains.refuse_rewriting(self.chain.links, stays=stays)
         self.recipe.refuse(self)
-        volume_chains.refuse(image, self._left(), self.folder)
+        volume_chains.refuse_foreign(image, self._left(), self.folder)
         self.chain.refuse_in_use()
 
     def with_file_options(self, options: str) -> str:
@@ -335,7 +335,7 @@ class Rewrite:
         """The same, but for what takes a while or opens the image."""
         self.chain.refuse_in_use()
         self._refuse_astray()
-        volume_chains.refuse(self.chain.image, self._left(), self.folder)
+        volume_chains.refuse_foreign(self.chain.image, self._left(), self.folder)
         self.chain.refuse_stale()
 
     def effort(self, stage: str, total: int) -> img.Effort:

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage_admin.agent import formats
-from storage_admin.agent.folders.roots import open_beneath, open_parent
+from storage_admin.agent.folders.pools import open_beneath, open_parent
 from storage_admin.agent.formats.facts import Facts, UnreadableError
 from storage_admin.agent.host import attributes, file_mounts, locking
 from storage_admin.agent.host.in_use import FileId
 from storage_admin.agent.protocol import INVALID, RefusedError, display, unb64
-from storage_admin.agent.qemu.img import Node
+from storage_admin.agent.qemu.node import Node
 from storage_admin.agent.rewrite import backing_name
 from storage_admin.agent.swap.journal import Stamp
 from storage_admin.agent.swap.outcome import stamp_now

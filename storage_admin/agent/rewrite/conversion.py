@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from storage_admin.agent.folders.roots import components, open_parent
+from storage_admin.agent.folders.pools import components, open_parent
 from storage_admin.agent.formats.facts import Facts
 from storage_admin.agent.host import locking
 from storage_admin.agent.protocol import INVALID, RefusedError, b64, unb64
 from storage_admin.agent.qemu import img
-from storage_admin.agent.qemu.img import Node
+from storage_admin.agent.qemu.node import Node
 from storage_admin.agent.rewrite import copying, vmdk_descriptor
 from storage_admin.agent.rewrite.base import Recipe, Rewrite
 from storage_admin.agent.rewrite.copying import cut_padding, refuse_two_sizes
@@ -228,7 +228,7 @@ class Convert(Recipe):
             vmdk_descriptor.name_extent(replacement.new, work.name)
         if self.target.replaces and self.target.format == facts.format:
             # Beside the image it would be another disk under the same id.
-            copying.carry_over(facts.format, work.chain.image.fd, replacement.new)
+            copying.carry_identity_over(facts.format, work.chain.image.fd, replacement.new)
         if self.target.format == facts.format == "raw":
             cut_padding(work.chain.image, replacement.new)
 

@@ -19,7 +19,7 @@ from storage_admin.agent.formats import vpc
 from storage_admin.agent.formats.facts import Facts
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 from storage_admin.agent.qemu import img
-from storage_admin.agent.qemu.img import Node
+from storage_admin.agent.qemu.node import Node
 from storage_admin.agent.rewrite import vmdk_descriptor
 from storage_admin.agent.rewrite.base import Recipe, Rewrite
 from storage_admin.agent.rewrite.chain import Link
@@ -32,7 +32,7 @@ _VHD_LAYOUT = ((0, 24), (60, 8))
 _FIXED = bytes((0, 0, 0, 2))
 
 
-def carry_over(image_format: str, source: int, target: int) -> None:
+def carry_identity_over(image_format: str, source: int, target: int) -> None:
     """Make a copy that takes an image's place the same disk for who knows it; of other formats there is nothing to do.
 
     Args:
@@ -217,7 +217,7 @@ class Copy(Recipe):
         if facts.format == "vmdk":
             vmdk_descriptor.carry_over(work.chain.image.fd, replacement.new, work.name)
         else:
-            carry_over(facts.format, work.chain.image.fd, replacement.new)
+            carry_identity_over(facts.format, work.chain.image.fd, replacement.new)
         if facts.format == "raw":
             cut_padding(work.chain.image, replacement.new)
 

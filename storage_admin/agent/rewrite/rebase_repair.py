@@ -13,7 +13,7 @@ from storage_admin.agent import formats
 from storage_admin.agent.formats.facts import Facts, UnreadableError
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 from storage_admin.agent.qemu import img
-from storage_admin.agent.qemu.img import Node
+from storage_admin.agent.qemu.node import Node
 from storage_admin.agent.rewrite import copying
 from storage_admin.agent.rewrite.backing_name import leads_to
 from storage_admin.agent.rewrite.base import Recipe, Rewrite

@@ -151,7 +151,7 @@ def _unreadable(path: str, error: OSError) -> RefusedError:
     return RefusedError("guests_unknown", f"who has the snapshot is not known: {path} cannot be read: {why}")
 
 
-def refuse(image: Link, taken: Sequence[Link], *folders: int) -> None:
+def refuse_foreign(image: Link, taken: Sequence[Link], *folders: int) -> None:
     """Refuse to write out of an image what its owner may not read.
 
     Root's overlays may stand on anything, unless the folder is somebody else's who may read them: he chooses what the

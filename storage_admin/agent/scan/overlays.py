@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from storage_admin.agent.folders.roots import open_root
+from storage_admin.agent.folders.pools import open_root
 from storage_admin.agent.formats import UnreadableError, guess, read_as, stands_alone
 from storage_admin.agent.formats.facts import Reader
 from storage_admin.agent.host import hung_mounts
@@ -27,8 +27,8 @@ from storage_admin.agent.scan.records import (
     Recorder,
     absolute,
     backing_unsafe,
+    described_names,
     fingerprint,
-    names_in,
 )
 from storage_admin.agent.scan.walk import Folder, Walk
 from storage_admin.agent.swap.journal import parse_name
@@ -184,7 +184,7 @@ def _means(name: bytes, inside: bytes, image: Wanted, recorder: Recorder) -> boo
     if backing_unsafe(name) is None:
         return _leads_to(absolute(inside, name), image, recorder)
     # What qemu would make of a description is not worked out: the same last name is enough.
-    described = [os.fsencode(one) for one in names_in(os.fsdecode(name)) if "\0" not in one]
+    described = [os.fsencode(one) for one in described_names(os.fsdecode(name)) if "\0" not in one]
     return any(
         os.path.basename(one) == image.name or _leads_to(absolute(inside, one), image, recorder) for one in described
     )

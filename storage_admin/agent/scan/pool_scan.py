@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from storage_admin.agent.folders import roots
-from storage_admin.agent.folders.roots import open_parent, open_root
+from storage_admin.agent.folders.pools import open_parent, open_root
 from storage_admin.agent.formats import UnreadableError, guess, stands_alone, vmdk
 from storage_admin.agent.formats.facts import Reader
 from storage_admin.agent.host import attributes, hung_mounts

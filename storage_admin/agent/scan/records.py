@@ -28,7 +28,7 @@ from storage_admin.agent.host.mounts import Mounts
 _NESTED = 8
 
 
-def names_in(name: str) -> set[str]:
+def described_names(name: str) -> set[str]:
     """The paths, or file names, that a description may mean; more than it does mean, never less.
 
     Args:

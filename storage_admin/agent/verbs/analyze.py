@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from storage_admin.agent.folders.roots import open_beneath
+from storage_admin.agent.folders.pools import open_beneath
 from storage_admin.agent.formats import Facts, UnreadableError, probe_reader, read_as
 from storage_admin.agent.formats.facts import Reader
 from storage_admin.agent.host import cgroups

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage_admin.agent import formats
-from storage_admin.agent.folders.roots import open_parent
+from storage_admin.agent.folders.pools import open_parent
 from storage_admin.agent.formats import UnreadableError
 from storage_admin.agent.host import attributes, file_mounts, locking, space
 from storage_admin.agent.lifeline import AgentIO

@@ -43,7 +43,7 @@ PATIENCE = 10.0
 _MOST_AT_ONCE = 4
 
 
-def reclaim(io: AgentIO, chain: Chain, *, children_known: bool, bandwidth: int | None, idle_io: bool) -> dict[str, Any]:
+def dig(io: AgentIO, chain: Chain, *, children_known: bool, bandwidth: int | None, idle_io: bool) -> dict[str, Any]:
     """Dig holes into the file of a chain's image.
 
     Its overlays and internal snapshots may stay, and so may further names of the file: all of them read the same bytes
@@ -69,7 +69,7 @@ def reclaim(io: AgentIO, chain: Chain, *, children_known: bool, bandwidth: int |
     """
     started = time.monotonic()
     io.progress("checking", 0, None, "looking at the image and who uses it")
-    refuse(chain, children_known=children_known)
+    refuse_digging(chain, children_known=children_known)
     chain.refuse_in_use()
     chain.refuse_stale()
     before = space.allocated_on_disk(chain.image.fd)
@@ -105,11 +105,11 @@ def reclaim(io: AgentIO, chain: Chain, *, children_known: bool, bandwidth: int |
     }
 
 
-def refuse(chain: Chain, *, children_known: bool) -> None:
+def refuse_digging(chain: Chain, *, children_known: bool) -> None:
     """Refuse what this method cannot or should not work on.
 
     Raises:
-        RefusedError: see :func:`reclaim`.
+        RefusedError: see :func:`dig`.
     """
     image, facts = chain.image, chain.image.facts
     if not holds_everybody(image.fd):
@@ -332,7 +332,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     with opened(wish) as chain:
         if method == "in_place":
             known = wish.children_known
-            dug = reclaim(io, chain, children_known=known, bandwidth=wish.bandwidth, idle_io=wish.idle_io)
+            dug = dig(io, chain, children_known=known, bandwidth=wish.bandwidth, idle_io=wish.idle_io)
             return {"method": method, **dug}
         return _copied(request, io, wish, chain, compression if method == "compress" else None)
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from storage_admin.agent.folders import scratch
-from storage_admin.agent.folders.roots import open_parent, open_root
+from storage_admin.agent.folders.pools import open_parent, open_root
 from storage_admin.agent.host import hung_mounts
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.lifeline import AgentIO

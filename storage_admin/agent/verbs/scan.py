@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from storage_admin.agent.folders import image_folders, scratch
-from storage_admin.agent.folders.roots import open_root
+from storage_admin.agent.folders.pools import open_root
 from storage_admin.agent.host import facts, hung_mounts, in_use
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.lifeline import AgentIO

@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any
 
-from storage_admin.agent.folders.roots import open_parent
+from storage_admin.agent.folders.pools import open_parent
 from storage_admin.agent.host import locking
 from storage_admin.agent.host.in_use import FileId
 from storage_admin.agent.lifeline import AgentIO

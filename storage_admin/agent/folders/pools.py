@@ -1,0 +1,133 @@
+"""How a file in a storage pool is reached without ever leaving the pool.
+
+The pool's own path is the admin's word: it has to lead to a folder that root has listed, and to the same one as ever
+(:func:`open_root`). Everything below it was named by strangers: each component is opened by its name in the folder
+above, and a symbolic link ends the walk.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from storage_admin.agent.folders import image_folders, roots
+from storage_admin.agent.protocol import RefusedError, display
+
+_UNMOUNTED = "It is empty and lies on another filesystem than before: mount it again. Its images are as last seen."
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def open_root(pool_path: bytes) -> int:
+    """Open the folder of a storage pool, the one place where a path of a request begins; the caller closes it.
+
+    Args:
+        pool_path: its absolute path.
+
+    Raises:
+        RefusedError: ``folder_not_listed``, where root has not said that images are there; ``pool_changed``, where a
+            link or another folder has taken its place; ``outside_pool``, where it is no absolute path.
+        OSError: a folder is missing, is a mount point without its mount, or may not be read.
+    """
+    if not pool_path.startswith(b"/") or b"\0" in pool_path or b".." in pool_path.split(b"/"):
+        raise RefusedError("outside_pool", f"{display(pool_path)} is no absolute path")
+    found = roots.reach(pool_path)
+    try:
+        image_folders.check(found)
+        folder = os.open(b".", _FOLDER, dir_fd=found.fd)
+    finally:
+        os.close(found.fd)
+    if not roots.is_as_expected(pool_path, folder):
+        unmounted = roots.is_unmounted(pool_path, folder)
+        os.close(folder)
+        if unmounted:
+            raise FileNotFoundError(errno.ENOENT, _UNMOUNTED)
+        raise RefusedError(
+            "pool_changed",
+            f"{display(pool_path)} is another folder than the one that was registered; put that back, or mount it, or "
+            "have an admin confirm the folder on the pool's page",
+        )
+    return folder
+
+
+def components(pool_path: bytes, path: bytes) -> list[bytes]:
+    """The names that lead from a pool to a file in it; lexical, nothing is opened.
+
+    Args:
+        pool_path: absolute path of the pool's folder.
+        path: absolute path of the file.
+
+    Raises:
+        RefusedError: ``outside_pool``, where the path is not beneath the pool or has ``..`` in it.
+    """
+    if not pool_path.startswith(b"/") or not path.startswith(b"/") or b"\0" in path + pool_path:
+        raise RefusedError("outside_pool", f"{display(path)} is no absolute path")
+    above = [part for part in pool_path.split(b"/") if part not in (b"", b".")]
+    names = [part for part in path.split(b"/") if part not in (b"", b".")]
+    if b".." in names or b".." in above or names[: len(above)] != above or len(names) == len(above):
+        raise RefusedError("outside_pool", f"{display(path)} is not beneath the storage pool {display(pool_path)}")
+    return names[len(above) :]
+
+
+def open_parent(pool_path: bytes, path: bytes) -> tuple[int, bytes]:
+    """A descriptor of the folder that holds a file, and the file's name in it; the caller closes the descriptor.
+
+    Args:
+        pool_path: absolute path of the pool's folder.
+        path: absolute path of a file beneath it.
+
+    Raises:
+        RefusedError: ``outside_pool``, where the path leaves the pool or a folder on the way is a symbolic link.
+        OSError: a folder is missing or may not be read.
+    """
+    names = components(pool_path, path)
+    folder = open_root(pool_path)
+    for name in names[:-1]:
+        try:
+            below = _open(folder, name, _FOLDER, path)
+        finally:
+            os.close(folder)
+        folder = below
+    return folder, names[-1]
+
+
+def open_beneath(pool_path: bytes, path: bytes, flags: int) -> int:
+    """Open a file of a pool; no component beneath the pool's own path is followed through a symbolic link.
+
+    Args:
+        pool_path: absolute path of the pool's folder.
+        path: absolute path of the file, beneath the pool.
+        flags: as for :func:`os.open`; ``O_NOFOLLOW``, ``O_CLOEXEC`` and ``O_NONBLOCK`` are added.
+
+    Returns:
+        The descriptor. The caller checks by ``fstat`` that it is a regular file, and closes it.
+
+    Raises:
+        RefusedError: ``outside_pool``, where the path leaves the pool, a component is a symbolic link, or it is no
+            regular file.
+        OSError: as :func:`os.open`.
+    """
+    folder, name = open_parent(pool_path, path)
+    try:
+        mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
+            # Already to open a device or a pipe may do something to who stands behind it.
+            raise RefusedError("outside_pool", f"{display(path)} is no regular file")
+        return _open(folder, name, flags | os.O_CLOEXEC | os.O_NONBLOCK, path)
+    finally:
+        os.close(folder)
+
+
+def _open(folder: int, name: bytes, flags: int, path: bytes) -> int:
+    try:
+        return os.open(name, flags | os.O_NOFOLLOW, dir_fd=folder)
+    except OSError as error:
+        # O_DIRECTORY|O_NOFOLLOW on a link answers ENOTDIR, as on a file, without O_DIRECTORY it is ELOOP. What is
+        # neither was a link a moment ago: somebody exchanges them.
+        if error.errno == errno.ELOOP or (error.errno == errno.ENOTDIR and not _is_file(folder, name)):
+            raise RefusedError("outside_pool", f"{display(name)} in {display(path)} is a symbolic link") from error
+        raise
+
+
+def _is_file(folder: int, name: bytes) -> bool:
+    return stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
