@@ -19,7 +19,7 @@ from storage_admin.accounts.roles import Actor
 from storage_admin.agent.protocol import b64, unb64
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import claims, kinds
-from storage_admin.jobs.announce import tell_end
+from storage_admin.jobs.claims import tell_end
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Plan
 

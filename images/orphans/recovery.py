@@ -11,7 +11,7 @@ from images.orphans import rows
 from storage_admin.accounts.roles import SYSTEM
 from storage_admin.accounts.services import audit
 from storage_admin.jobs import claims
-from storage_admin.jobs.announce import tell_end
+from storage_admin.jobs.claims import tell_end
 from storage_admin.jobs.models import Job, JobLog
 
 

@@ -3,7 +3,7 @@
 from django.db import transaction
 
 from images.models import PolicyPick, PolicyRun
-from storage_admin.jobs import doorbell
+from storage_admin.jobs import routing
 from storage_admin.jobs.models import Job
 
 STEP = "images.tasks.advance_policies"
@@ -21,4 +21,4 @@ def ring_after(job: Job) -> None:
 
 
 def _ring() -> None:
-    doorbell.send("the policies' next step", STEP)
+    routing.send("the policies' next step", STEP)

@@ -31,10 +31,10 @@ from storage_admin.hosts.libvirt import control
 from storage_admin.hosts.libvirt.relay import why_read_only
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import claims, services
-from storage_admin.jobs.doorbell import ring_now
 from storage_admin.jobs.kinds import Wait
 from storage_admin.jobs.models import Job, JobLog, ResourceLock
 from storage_admin.jobs.plans import Refusal
+from storage_admin.jobs.routing import ring_now
 
 #: Options of every rewriting job.
 WAIT_OPTIONS: dict[str, dict[str, Any]] = {

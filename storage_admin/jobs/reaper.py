@@ -11,9 +11,9 @@ from storage_admin.accounts.roles import SYSTEM
 from storage_admin.agent import protocol
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import claims, kinds, routing, services
-from storage_admin.jobs.announce import tell_end
-from storage_admin.jobs.doorbell import ring_now
+from storage_admin.jobs.claims import tell_end
 from storage_admin.jobs.models import Job, ResourceLock, Worker
+from storage_admin.jobs.routing import ring_now
 
 #: A queued job that was rung for so long ago is rung again.
 RING_AGAIN = timedelta(seconds=30)

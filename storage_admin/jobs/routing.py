@@ -4,8 +4,11 @@ A *general* worker listens to the default queue and takes the jobs of every host
 for a host (``manage.py worker --host SLUG``) listens to that host's queue, ``host.<slug>``, and takes that host's jobs
 alone: there the agent is a process beside it. So does a general worker for ``local``, where it runs on that machine. A
 job is rung into its host's queue as long as a worker that listens there is alive, else into the default one.
+
+Rings Celery: there is a job. The message is the job's id and nothing else; the queue, its host's or the default.
 """
 
+import logging
 import os
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,8 +16,11 @@ from pathlib import Path
 
 from celery import current_app
 from django.conf import settings
+from django.db import Error, transaction
 from django.db.models import QuerySet
 from django.utils import timezone
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
 
 from storage_admin.hosts import machine, transport
 from storage_admin.hosts.models import Host
@@ -106,3 +112,35 @@ def place() -> str:
     """
     namespace = Path("/proc/self/ns/pid").readlink() if Path("/proc/self/ns/pid").is_symlink() else os.uname().nodename
     return f"{machine.own()} {namespace}"[:200]
+
+
+logger = logging.getLogger(__name__)
+
+RUN_JOB = "storage_admin.jobs.tasks.run_job"
+
+
+def ring(job: Job) -> None:
+    """Tells a worker that the job is there, once its row is committed. If nobody hears, the sweeper rings again."""
+    transaction.on_commit(lambda: ring_now(job.pk))
+
+
+def ring_now(job_id: int) -> None:
+    """Rings for a job that is committed already."""
+    try:
+        queue = queue_for(job_id)
+    except Error as error:
+        logger.warning("job %s stays queued until the database is back: %s", job_id, error)
+        return
+    send(f"job {job_id}", RUN_JOB, job_id, queue=queue)
+
+
+def send(what: str, task: str, *args: int, queue: str | None = None) -> None:
+    """Asks workers for a task. If the broker is away, whoever looks from time to time finds what is to be done.
+
+    Args:
+        what: is to be done, for the log.
+    """
+    try:
+        current_app.send_task(task, args, queue=queue, retry=False, ignore_result=True)
+    except (OperationalError, RedisError, OSError) as error:
+        logger.warning("%s stays queued until the broker is back: %s", what, error)

@@ -20,11 +20,11 @@ from storage_admin.hosts.selectors import roots_of
 from storage_admin.hosts.session import AgentSession
 from storage_admin.hosts.transport import agent_bundle, agent_command
 from storage_admin.jobs import claims, kinds
-from storage_admin.jobs.doorbell import ring_now
 from storage_admin.jobs.heart import heart
 from storage_admin.jobs.kinds import JobKind
 from storage_admin.jobs.models import Job, JobLog
 from storage_admin.jobs.recorder import Recorder, plain
+from storage_admin.jobs.routing import ring_now
 from storage_admin.jobs.silence import Silence
 
 logger = logging.getLogger(__name__)

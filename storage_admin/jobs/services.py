@@ -14,11 +14,11 @@ from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import claims, kinds
-from storage_admin.jobs.announce import tell_end
-from storage_admin.jobs.doorbell import ring
+from storage_admin.jobs.claims import tell_end
 from storage_admin.jobs.kinds import JobKind, Lock, Target
 from storage_admin.jobs.models import IdempotentAnswer, Job, ResourceLock
 from storage_admin.jobs.plans import Plan
+from storage_admin.jobs.routing import ring
 
 #: Of an Idempotency-Key, in characters.
 LONGEST_KEY = 255

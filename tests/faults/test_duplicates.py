@@ -19,8 +19,8 @@ from images.tasks import expire_undo, scan_hosts
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import claims, reaper, services
-from storage_admin.jobs.doorbell import RUN_JOB
 from storage_admin.jobs.models import Job
+from storage_admin.jobs.routing import RUN_JOB
 from tests.agent.harness import leftovers, make_image
 from tests.factories import HostFactory, ImageFactory, JobFactory
 from tests.faults.trials import Trials

@@ -8,7 +8,7 @@ import pytest
 from celery import current_app
 from django.conf import settings
 
-from storage_admin.jobs import doorbell
+from storage_admin.jobs import routing
 
 pytestmark = pytest.mark.sql
 
@@ -40,7 +40,7 @@ def test_a_broker_that_hangs_up_is_tried_a_few_times_and_not_for_seconds(
                 # As the product connects: by the options of its settings, which Celery hands to each connection.
                 assert connection.transport_options == settings.CELERY_BROKER_TRANSPORT_OPTIONS
                 monkeypatch.setattr(current_app, "producer_or_acquire", lambda *_: connection.Producer())
-                doorbell.ring_now(1)
+                routing.ring_now(1)
         finally:
             stopped.set()
             thread.join()

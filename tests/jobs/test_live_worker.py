@@ -23,8 +23,8 @@ from images.alert_rules.looking import look
 from storage_admin.events.models import Alert
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import reaper, services
-from storage_admin.jobs.doorbell import RUN_JOB
 from storage_admin.jobs.models import Job, Worker
+from storage_admin.jobs.routing import RUN_JOB
 from tests.agent.harness import leftovers, make_image, same_content
 from tests.factories import HostFactory
 from tests.harness.services import LiveWorker, RedisServer

@@ -16,7 +16,7 @@ from storage_admin.hosts import machine, transport
 from storage_admin.hosts.libvirt import control, uri
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.services import ensure_local_host
-from storage_admin.jobs import claims, doorbell, routing
+from storage_admin.jobs import claims, routing
 from storage_admin.jobs.models import Job, Worker
 from tests.factories import HostFactory, ImageFactory, JobFactory, WorkerFactory
 
@@ -48,9 +48,9 @@ def an_ssh_host(slug: str, **columns: Any) -> Host:
 
 
 def queue_of(job: Job, rung: list[tuple[str, int, str | None]]) -> str | None:
-    doorbell.ring_now(job.pk)
+    routing.ring_now(job.pk)
     name, job_id, queue = rung.pop()
-    assert (name, job_id, rung) == (doorbell.RUN_JOB, job.pk, [])
+    assert (name, job_id, rung) == (routing.RUN_JOB, job.pk, [])
     return queue
 
 
@@ -65,8 +65,8 @@ def test_a_job_is_rung_into_its_hosts_queue_while_a_worker_for_it_is_alive(rung:
 
 def test_a_job_that_is_no_longer_there_is_rung_for_where_it_does_no_harm(rung: list[Any]) -> None:
     WorkerFactory.create(host="a", general=False)
-    doorbell.ring_now(4711)
-    assert rung == [(doorbell.RUN_JOB, 4711, None)]
+    routing.ring_now(4711)
+    assert rung == [(routing.RUN_JOB, 4711, None)]
 
 
 def test_a_worker_for_a_host_takes_the_jobs_of_no_other(settings: Settings) -> None:

@@ -25,8 +25,8 @@ from storage_admin.hosts import machine, secrets
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.transport import agent_bundle
 from storage_admin.jobs import claims, reaper, routing, services
-from storage_admin.jobs.doorbell import RUN_JOB
 from storage_admin.jobs.models import Job, Worker
+from storage_admin.jobs.routing import RUN_JOB
 from tests.agent.harness import leftovers, make_image, same_content
 from tests.factories import HostFactory
 from tests.harness.processes import Daemon, wait_until

@@ -2,7 +2,7 @@
 
 Whoever may start the agent says what it works on. Without this list that would be any file of root's, for the key of a
 dashboard as for an admin of one host. So root says it, in a file that nobody else may write, and every path of every
-verb begins in one of these folders (:func:`storage_admin.agent.folders.roots.open_root`). A line is a folder's absolute
+verb begins in one of these folders (:func:`storage_admin.agent.folders.pools.open_root`). A line is a folder's absolute
 path, with all that is below it; ``!`` before one takes it out, with all that is below and around it; ``#`` begins a
 comment.
 
