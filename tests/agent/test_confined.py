@@ -318,7 +318,7 @@ REWRITTEN = """
 import sys
 from pathlib import Path
 from storage_admin.agent import main
-from storage_admin.agent.rewrite import sparse_copy as sparse
+from storage_admin.agent.rewrite import copying as sparse
 header, copy_file = Path(sys.argv.pop(1)).read_bytes(), sparse.copy_file
 def copy(source, target, *how):
     copy_file(source, target, *how)

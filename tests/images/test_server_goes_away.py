@@ -34,8 +34,8 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents that lose their patience sooner."""
     agent = str(transport.agent_bundle().path)
     code = f"import sys; sys.argv[0] = {agent!r}; sys.path.insert(0, {agent!r}); "
-    code += "from storage_admin.agent import main, sentry; from storage_admin.agent.host import hung_mounts; "
-    code += "sentry.BEAT, sentry.SILENCE, hung_mounts.PATIENCE = 0.3, 5.0, 3.0; sys.exit(main.main())"
+    code += "from storage_admin.agent import main; from storage_admin.agent.host import hung_mounts; "
+    code += "main.BEAT, main.SILENCE, hung_mounts.PATIENCE = 0.3, 5.0, 3.0; sys.exit(main.main())"
     monkeypatch.setattr(transport, "local_command", lambda: [sys.executable, "-I", "-c", code])
 
 
