@@ -29,6 +29,12 @@ class Check(Rewriting):
         },
         **REWRITE_OPTIONS,
     }
+    no_undo = "nothing is written"
+    guarantee = "Nothing is written."
+    unchanged = "is only read"
+
+    def replaces(self, method: str, options: dict[str, Any]) -> bool:  # noqa: ARG002 (the options say it)
+        return not self.only_looks(options)
 
     def against(self, image: Image, options: dict[str, Any]) -> list[Refusal]:
         # An image with these is what a check is for, and a copy of the file keeps them.
@@ -53,7 +59,7 @@ class Check(Rewriting):
         if level == "none":
             return Choice(
                 "check", "Checks the image's tables for errors and leaks. Writes nothing.", [look],
-                scratch=0, keeps_undo=False, refusals=against, below={image.pk: "read, not changed"},
+                scratch=0, refusals=against, below={image.pk: "read, not changed"},
             )  # fmt: skip
         copy = beside(image)
         verify = verify_commands(image) if level == "leaks" else verify_commands(image)[:1]

@@ -70,6 +70,13 @@ class Convert(Rewriting):
         },
         **REWRITE_OPTIONS,
     }
+    forecasts = True
+    no_undo = "the image is not changed"
+    guarantee = "The image is only read. The new file gets its name once it is complete and identical to the byte."
+    unchanged = "stays unchanged"
+
+    def replaces(self, method: str, options: dict[str, Any]) -> bool:  # noqa: ARG002 (the options say it)
+        return bool(options.get("replace"))
 
     def clean(self, options: Any) -> dict[str, Any]:
         cleaned = super().clean(options)
@@ -180,7 +187,6 @@ class Convert(Rewriting):
                 image, self.name, whole + (size.guess or size.high or whole), options["bandwidth_bytes_sec"]
             ),
             scratch=(image.virtual_size if fixed else whole) or whole,
-            keeps_undo=replaces,
             refusals=foreign,
             by_hand=allowed,
             warnings=warnings,

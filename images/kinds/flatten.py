@@ -54,6 +54,8 @@ class Flatten(Rewriting):
         },
         **REWRITE_OPTIONS,
     }
+    methods = {"rebase": "Flatten", "convert": "Flatten into a new copy"}
+    forecasts = True
 
     def choose(self, image: Image, below: list[Image], options: dict[str, Any]) -> Choice:
         method = "rebase" if options["method"] == "auto" else options["method"]

@@ -46,6 +46,16 @@ class Reclaim(Rewriting):
         },
         **REWRITE_OPTIONS,
     }
+    methods = {"in_place": "Punch holes in place"}
+    frees_space = True
+    no_undo = "the image's content stays the same"
+    guarantee = (
+        "The file itself is changed: blocks of zeros become holes. Its content reads the same at every moment. A guest "
+        "start stops the job."
+    )
+
+    def replaces(self, method: str, options: dict[str, Any]) -> bool:  # noqa: ARG002 (the method says it)
+        return method != "in_place"
 
     def against(self, image: Image, options: dict[str, Any]) -> list[Refusal]:
         found = refusals.for_rewrite(image) + volume_chains.against_rewriting(image)
@@ -63,7 +73,7 @@ class Reclaim(Rewriting):
         if method == "in_place":
             return Choice(
                 method, _reason(image, why, after, won), _dig(image), after, low, high, won,
-                scratch=0, keeps_undo=False, refusals=_cannot(image, method, options),
+                scratch=0, refusals=_cannot(image, method, options),
                 warnings=_warnings_in_place(image) + undone,
             )  # fmt: skip
         why = why.replace("compressed copy", f"copy compressed with {compression},") if compression else why

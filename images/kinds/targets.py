@@ -1,7 +1,7 @@
 """What job kinds on images share: the target, its locks, and its facts as the agent wants them."""
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 from images.models import Image
 from images.rewrite import neighbours
@@ -78,6 +78,8 @@ class ImageKind(JobKind):
     """A kind whose target is an image."""
 
     target = "image"
+    #: Whether space is what it is for: an image's page offers it first, its plan says what is freed, known or not.
+    frees_space: ClassVar[bool] = False
 
     def resolve(self, target_id: int) -> Target:
         image = find(target_id)

@@ -4,7 +4,7 @@ import shlex
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 from django.utils import timezone
 
@@ -72,7 +72,6 @@ class Choice:
     #: Seconds that it takes.
     took: forecasts.Range = forecasts.UNKNOWN
     scratch: int | None = None
-    keeps_undo: bool = True
     refusals: list[Refusal] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     below: dict[int, str] = field(default_factory=dict)
@@ -81,7 +80,22 @@ class Choice:
 
 
 class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
-    """A kind whose verb puts another file in an image's place by protocol P."""
+    """A kind whose verb puts another file in an image's place by protocol P.
+
+    ``templates/images/rewrite/NAME.html`` explains it beside its plan.
+    """
+
+    #: Whether its plans foretell how large the result is and how long the job takes.
+    forecasts: ClassVar[bool] = False
+    #: Where it does not replace the image: why no undo copy is needed, what holds at every moment, and what becomes of
+    #: the image, as in "disk.qcow2 …".
+    no_undo: ClassVar[str] = ""
+    guarantee: ClassVar[str] = ""
+    unchanged: ClassVar[str] = ""
+
+    def replaces(self, method: str, options: dict[str, Any]) -> bool:  # noqa: ARG002 (for those where it depends)
+        """Whether another file takes the image's place, so that its original would be gone without an undo copy."""
+        return True
 
     @abstractmethod
     def choose(self, image: Image, below: list[Image], options: dict[str, Any]) -> Choice:
@@ -108,11 +122,12 @@ class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
         except RefusedError as error:
             against.append(Refusal(error.code, error.detail))
         choice = self.choose(image, below, options)
-        keeps_undo = bool(choice.keeps_undo and options["undo_hours"])
+        replaces = self.replaces(choice.method, options)
+        keeps_undo = bool(replaces and options["undo_hours"])
         pool, need = _need(image, choice, keeps_undo=keeps_undo)
         against += [
             *refusals.for_bases(image, below),
-            *(guest_locks.refusals(image, options["undo_hours"]) if choice.keeps_undo else ()),
+            *(guest_locks.refusals(image, options["undo_hours"]) if replaces else ()),
             *choice.refusals,
             *near.admitted.against(pool, image.host, need),
         ]
@@ -140,9 +155,9 @@ class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
                 *patience,
                 *refusals.age_warning(image),
                 *choice.warnings,
-                *(guest_locks.warnings(image) if choice.keeps_undo else ()),
+                *(guest_locks.warnings(image) if replaces else ()),
                 *(one.detail for one in choice.by_hand),
-                *_lasting(choice, near.above, options),
+                *_lasting(near.above, options, replaces=replaces),
             ),
             affected_images=(
                 Affected(image.pk, image.name, choice.below.get(image.pk, "rewritten")),
@@ -280,14 +295,14 @@ def verify_commands(image: Image) -> list[list[str]]:
     return [*check, ["qemu-img", "compare", "-p", "-f", form, "-F", form, image.path, copy]]
 
 
-def _lasting(choice: Choice, above: list[Image], options: dict[str, Any]) -> list[str]:
+def _lasting(above: list[Image], options: dict[str, Any], *, replaces: bool) -> list[str]:
     """Warnings that hold for every replacement."""
     warnings = []
     if above:
         warnings.append(
             f"{plural(len(above), 'overlay uses,overlays use')} this image. The data it gives them stays identical."
         )
-    if not choice.keeps_undo:
+    if not replaces:
         return warnings
     if not options["undo_hours"]:
         warnings.append("No undo copy: the original is removed as soon as the verified new image is in place.")

@@ -4,6 +4,7 @@ from typing import Any
 
 from images.kinds.targets import ImageKind
 from images.models import Image
+from images.rewrite.kind import Rewriting
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.errors import InvalidError
 from storage_admin.jobs import kinds
@@ -13,6 +14,11 @@ from storage_admin.jobs.plans import Plan
 def image_kinds() -> list[ImageKind]:
     """The kinds of jobs that work on an image, in the order of the settings."""
     return [kind for kind in kinds.every() if isinstance(kind, ImageKind)]
+
+
+def rewriting_kinds() -> list[Rewriting]:
+    """Those of them that rewrite it."""
+    return [kind for kind in image_kinds() if isinstance(kind, Rewriting)]
 
 
 def image_kind(name: str) -> ImageKind:

@@ -17,6 +17,7 @@ from storage_admin.hosts.models import Host
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Plan
 from storage_admin.jobs.recorder import Recorder
+from storage_admin.words import words
 
 
 def _is_whole(_checker: jsonschema.TypeChecker, value: Any) -> bool:
@@ -114,11 +115,17 @@ class JobKind(ABC):
     unsuccessful: ClassVar[dict[str, Unsuccessful]] = {"": Unsuccessful("How far it came is not known.")}
     #: JSON Schema of each option, with its default.
     properties: ClassVar[dict[str, dict[str, Any]]] = {}
+    #: Words of the methods whose own name says too little.
+    methods: ClassVar[dict[str, str]] = {}
 
     @property
     def options_schema(self) -> dict[str, Any]:
         """JSON Schema of the options."""
         return {"type": "object", "properties": deepcopy(self.properties), "additionalProperties": False}
+
+    def method_word(self, method: str) -> str:
+        """A method's word, as on the button that starts it."""
+        return self.methods.get(method) or words(method).capitalize()
 
     def at_most(self, job: Job) -> int | None:
         """How many bytes a second it may move: as its options say, else as its host does; ``None`` for no limit."""

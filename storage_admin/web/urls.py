@@ -2,6 +2,7 @@
 
 from django.urls import path
 
+from images.rewrite import planning
 from storage_admin.web.pages import (
     account,
     alerts,
@@ -36,12 +37,12 @@ urlpatterns = [
     path("images/analyze/", images.images_analyze, name="images_analyze"),
     path("images/reclaim/", reclaim_many.images_reclaim, name="images_reclaim"),
     path("images/<int:image_id>/", image.image, name="image"),
-    path("images/<int:image_id>/analyze/", image.image_analyze, name="image_analyze"),
+    path("images/<int:image_id>/analyze/", image.image_analyze, name="analyze"),
     path("images/<int:image_id>/format/", image.image_format, name="image_format"),
     path("images/<int:image_id>/forget/", image.image_forget, name="image_forget"),
     *(
-        path(f"images/<int:image_id>/{kind}/", rewrite.rewrite, {"kind_name": kind}, name=kind)
-        for kind in ("reclaim", "flatten", "convert", "check")
+        path(f"images/<int:image_id>/{kind.name}/", rewrite.rewrite, {"kind": kind}, name=kind.name)
+        for kind in planning.rewriting_kinds()
     ),
     path("ledger/", ledger.ledger, name="ledger"),
     path("ledger/export.csv", ledger.ledger_csv, name="ledger_csv"),

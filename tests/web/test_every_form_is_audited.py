@@ -35,7 +35,7 @@ RESULT_LINE = "1.96,1.96,TEST,1,1387339401,4G,,,,374271,39,214541,19,,,392015,17
 FORMS: list[tuple[str, str, dict[str, Any]]] = [
     ("images_analyze", "analyze queued", {"image": "image_id"}),
     ("images_reclaim", "reclaim queued", {"image": "plain_id", "confirmed": "1", "undo_hours": "24"}),
-    ("image_analyze", "analyze queued", {}),
+    ("analyze", "analyze queued", {}),
     ("image_format", "format declared", {"format": "raw"}),
     ("image_forget", "image forgotten", {"image": "vanished_id"}),
     ("job_cancel", "job cancelled", {"job": "queued_job"}),

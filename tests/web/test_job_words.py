@@ -63,8 +63,13 @@ def test_a_command_can_be_typed_as_it_is_shown() -> None:
 
 
 def test_methods_have_the_word_of_their_button() -> None:
-    assert (method_word("in_place"), method_word("convert")) == ("Punch holes in place", "Flatten into a new copy")
-    assert (method_word("convert", "convert"), method_word("discard_undo")) == ("Convert", "Discard undo")
+    words = {
+        ("in_place", "reclaim"): "Punch holes in place", ("compress", "reclaim"): "Compress",
+        ("convert", "flatten"): "Flatten into a new copy", ("convert", "convert"): "Convert",
+        ("trim", "trim"): "Trim in the guest", ("discard_undo", "discard_undo"): "Discard undo",
+        ("melt_down", "gone"): "Melt down",
+    }  # fmt: skip
+    assert {asked: method_word(*asked) for asked in words} == words
 
 
 def test_a_time_of_a_result_is_a_time() -> None:

@@ -52,7 +52,7 @@ PAGES = [
     Page("post", "images_analyze", OPERATOR, 302),
     Page("post", "images_reclaim", OPERATOR, 302),
     Page("get", "image", VIEWER),
-    Page("post", "image_analyze", OPERATOR, 302),
+    Page("post", "analyze", OPERATOR, 302),
     Page("post", "image_format", ADMIN, 302),
     Page("post", "image_forget", ADMIN, 302),
     Page("get", "reclaim", VIEWER),

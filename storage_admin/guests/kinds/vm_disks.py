@@ -283,6 +283,7 @@ class Trim(VmKind):
 
     name = "trim"
     title = "Trim in the guest"
+    methods = {"trim": title}
     description = "Has the guest agent of a VM trim its filesystems (fstrim); what it trims becomes free on the host."
     writes = False
 

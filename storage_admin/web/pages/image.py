@@ -24,7 +24,6 @@ from storage_admin.jobs.kinds import JobKind
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Plan
 from storage_admin.jobs.selectors import jobs_for
-from storage_admin.web.method_words import Verb, verb_of
 from storage_admin.web.page import PageRequest, attempt, page, plan_digest, shown_as, wants_fragment
 from storage_admin.web.pages.chain_tree import tree_of
 
@@ -45,7 +44,6 @@ class Action:
     image_id: int
     kind: JobKind
     plan: Plan
-    verb: Verb
 
     @property
     def rewrites(self) -> bool:
@@ -53,13 +51,18 @@ class Action:
 
     @property
     def address(self) -> str:
-        """The page of its plan."""
+        """The page of its plan; of one that changes nothing, what starts it."""
         return reverse(self.kind.name, args=[self.image_id])
 
     @property
     def offered(self) -> bool:
         """Whether a button makes sense: what the image's format or place rules out has none."""
         return not {refusal.code for refusal in self.plan.refusals} & {"unsupported_subformat", "stale_plan"}
+
+    @property
+    def method(self) -> str:
+        """The word of what it would do."""
+        return self.kind.method_word(self.plan.method)
 
     @property
     def won_bytes(self) -> int | None:
@@ -85,8 +88,7 @@ def _actions(request: PageRequest, image: Image) -> list[Action]:
     for kind in planning.image_kinds():
         if kind.name in rows.KINDS and not _is_for(request, image, kind.name):
             continue
-        plan = planning.plan_for(request.actor, kind, image, {})
-        actions.append(Action(image.pk, kind, plan, verb_of(plan.method)))
+        actions.append(Action(image.pk, kind, planning.plan_for(request.actor, kind, image, {})))
     return sorted(actions, key=lambda action: not action.rewrites)
 
 

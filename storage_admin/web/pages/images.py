@@ -25,10 +25,10 @@ from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.hosts.selectors import hosts_for, pool_names
 from storage_admin.jobs.services import submit
 from storage_admin.web.lists import Filtered, as_choices, columns, filtered
-from storage_admin.web.method_words import Verb, verb_of
 from storage_admin.web.page import PageRequest, local, page, paginated, wants_fragment
 from storage_admin.web.templatetags.busy import job_of, link_to
 from storage_admin.web.templatetags.storage import ago, bar_scale
+from storage_admin.words import words
 
 PAGE = list_page("images", "Images", ImageFilters.base_filters)
 PER_PAGE = 50
@@ -94,7 +94,6 @@ def _drawn(row: Row) -> SafeString:
 
 
 def _row(request: PageRequest, image: Image, scale: int) -> Row:
-    verb = _verb(image)
     disks = image.disks
     return Row(
         may_operate=request.actor.role >= Role.OPERATOR,
@@ -118,14 +117,19 @@ def _row(request: PageRequest, image: Image, scale: int) -> Row:
         overlays_count=image.overlays_count,
         scanned=ago(image.last_scanned),
         busy=link_to(job_of(request, image.pk)),
-        button=verb.button if verb else "",
+        button=_button(image),
     )
 
 
-def _verb(image: Image) -> Verb | None:
+def _button(image: Image) -> str:
     """What a button would do: by a method that there is, where it is worth one."""
     worth = (image.reclaimable_bytes or 0) >= WORTH_A_BUTTON
-    return verb_of(image.reclaimable_method) if worth and image.reclaimable_method in estimates.METHODS else None
+    return button_of(image.reclaimable_method) if worth and image.reclaimable_method in estimates.METHODS else ""
+
+
+def button_of(method: str) -> str:
+    """The word on a button that leads to a reclaim's plan: short enough for a list."""
+    return "Punch holes…" if method == "in_place" else f"{words(method).capitalize() or 'Reclaim'}…"
 
 
 def _listed(request: PageRequest) -> Filtered[Image]:

@@ -12,8 +12,8 @@ from images import selectors
 from images.models import Image
 from images.selectors import Concern, ConcernItem
 from storage_admin.jobs import kinds
-from storage_admin.web.method_words import verb_of
 from storage_admin.web.page import PageRequest, live, live_body, live_context, page, wants_fragment
+from storage_admin.web.pages.images import button_of
 from storage_admin.web.templatetags.storage import bar_scale
 
 #: So many of each concern are named, the others are in the list that it links to.
@@ -41,7 +41,7 @@ def _list_of(concern: Concern) -> str:
 
 def _context(request: PageRequest) -> dict[str, Any]:
     found = selectors.overview(request.actor)
-    candidates = [(candidate, verb_of(candidate.method)) for candidate in found.win_back_now]
+    candidates = [(candidate, button_of(candidate.method)) for candidate in found.win_back_now]
     fills = [row for row in found.pools if row.days_until_full is not None]
     promised = [row for row in found.pools if row.overcommit_ratio is not None]
     return {

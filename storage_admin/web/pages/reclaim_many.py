@@ -20,16 +20,14 @@ from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import services
-from storage_admin.jobs.kinds import JobKind
 from storage_admin.jobs.plans import Plan, Refusal
 from storage_admin.jobs.selectors import answered_keys
-from storage_admin.web.method_words import verb_of
 from storage_admin.web.page import NOT_PLANNED, PageRequest, page, plan_digest, wants_fragment
-from storage_admin.web.pages.rewrite import options_from, replaces
+from storage_admin.web.pages.rewrite import options_from
 
-KIND = "reclaim"
+KIND = next(kind for kind in planning.rewriting_kinds() if kind.name == "reclaim")
 METHODS = ("auto", *estimates.METHODS)
-WORDS = {"auto": "auto (recommended)"} | {name: verb_of(name).title for name in METHODS[1:]}
+WORDS = {"auto": "auto (recommended)"} | {name: KIND.method_word(name) for name in METHODS[1:]}
 #: The key of each image's job by the image's id, and those of them that have their job.
 Keys = tuple[dict[int, str], set[str]]
 #: At most so many images are planned on one page.
@@ -49,7 +47,7 @@ class Line:
 
     @property
     def method(self) -> str:
-        return verb_of(self.plan.method).title
+        return KIND.method_word(self.plan.method)
 
     @property
     def won_bytes(self) -> int | None:
@@ -145,7 +143,7 @@ def planned(actor: Actor, images: Sequence[Image], options: dict[str, Any], admi
     neighbours.share(images, admitted)
     lines = []
     for image in images:
-        line = Line(image, planning.plan_for(actor, planning.image_kind(KIND), image, options))
+        line = Line(image, planning.plan_for(actor, KIND, image, options))
         if line.refusal is None:
             admitted.add(image.pool, image.host, space.planned_need(line.plan, image.host))
         lines.append(line)
@@ -163,14 +161,14 @@ def images_reclaim(request: PageRequest) -> HttpResponseBase:
         messages.warning(request, "No image was selected.")
         return redirect("images")
     form: QueryDict = request.POST
-    kind, admitted, wrong = planning.image_kind(KIND), space.Admitted(), None
+    admitted, wrong = space.Admitted(), None
     try:
-        options = options_from(kind, form)
+        options = options_from(KIND, form)
         lines = planned(request.actor, images, options, admitted)
     except InvalidError as error:
-        wrong, options, admitted = error, kind.clean({}), space.Admitted()
+        wrong, options, admitted = error, KIND.clean({}), space.Admitted()
         lines = planned(request.actor, images, options, admitted)
-    loses = _loses(kind, lines, options)
+    loses = _loses(lines, options)
     if "confirmed" in form and wrong is None:
         keys = _keys(request, lines)
         if not _was_shown(form, lines, options, keys):
@@ -200,9 +198,9 @@ def _accepted(lines: Iterable[Line]) -> list[Line]:
     return [line for line in lines if line.refusal is None]
 
 
-def _loses(kind: JobKind, lines: Iterable[Line], options: dict[str, Any]) -> int:
+def _loses(lines: Iterable[Line], options: dict[str, Any]) -> int:
     """How many originals would be gone as soon as their copies stand verified."""
-    return sum(replaces(kind, line.plan, options) and not line.plan.undo_bytes for line in _accepted(lines))
+    return sum(KIND.replaces(line.plan.method, options) and not line.plan.undo_bytes for line in _accepted(lines))
 
 
 def _digest(lines: Iterable[Line], options: dict[str, Any]) -> str:
@@ -242,7 +240,7 @@ def _submit(request: PageRequest, lines: Sequence[Line], options: dict[str, Any]
                 raise InvalidError("Its plan has changed.")
 
         try:
-            services.submit(request.actor, KIND, image.pk, options, idempotency_key=key, look=False, check=check)
+            services.submit(request.actor, KIND.name, image.pk, options, idempotency_key=key, look=False, check=check)
             queued += 1
         except (RefusedError, InvalidError, NotFoundError) as error:
             refused.append(f"{image.name}: {error.detail}")

@@ -16,16 +16,16 @@ from django.views.decorators.http import require_http_methods
 
 from images.kinds.targets import ancestors
 from images.models import Image
+from images.rewrite.kind import Rewriting
 from images.rewrite.refusals import RESERVE_BYTES, RESERVE_PERCENT
 from storage_admin.accounts.roles import Role
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError
 from storage_admin.hosts.models import StoragePool
-from storage_admin.jobs import kinds, services
+from storage_admin.jobs import services
 from storage_admin.jobs.kinds import JobKind
 from storage_admin.jobs.plans import Plan
 from storage_admin.web.forms import refusal_message
-from storage_admin.web.method_words import VERBS, verb_of
 from storage_admin.web.page import (
     NotShownError,
     PageRequest,
@@ -170,7 +170,7 @@ class Shown:
     options: dict[str, Any]
 
 
-def _planned(request: PageRequest, image: Image, kind: JobKind, form: QueryDict) -> Shown:
+def _planned(request: PageRequest, image: Image, kind: Rewriting, form: QueryDict) -> Shown:
     try:
         options = options_from(kind, form)
         return Shown(services.plan(request.actor, kind.name, image.pk, options), None, options)
@@ -205,12 +205,12 @@ class Text:
     value: str
 
 
-def _fields(kind: JobKind, image: Image, options: dict[str, Any]) -> list[Field]:
+def _fields(kind: Rewriting, image: Image, options: dict[str, Any]) -> list[Field]:
     fields = []
     for name, (word, words) in CHOICES.items():
         if name in kind.properties:
             values = kind.properties[name]["enum"]
-            shown = {value: VERBS[value].title if value in VERBS else value for value in values} | words
+            shown = {value: kind.method_word(value) if name == "method" else value for value in values} | words
             fields.append(Field(name, word, [(value, shown[value], value == options[name]) for value in values]))
     if "down_to" in kind.properties:
         bases = _bases(image)
@@ -249,7 +249,7 @@ def _until(options: dict[str, Any]) -> datetime | None:
 
 
 def _context(
-    request: PageRequest, image: Image, kind: JobKind, form: QueryDict, refused: InvalidError | None = None
+    request: PageRequest, image: Image, kind: Rewriting, form: QueryDict, refused: InvalidError | None = None
 ) -> dict[str, Any]:
     shown = _planned(request, image, kind, form)
     plan = shown.plan
@@ -271,8 +271,8 @@ def _context(
         "planned": plan_digest(*confirmed(plan, shown.options)),
         "shown": shown_as(request, plan),
         "bandwidth_mib": bandwidth_mib,
-        "verb": verb_of(plan.method if plan else ""),
-        "replaces": plan is not None and replaces(kind, plan, shown.options),
+        "method": kind.method_word(plan.method) if plan else "",
+        "replaces": plan is not None and kind.replaces(plan.method, shown.options),
         "undo_until": _until(shown.options) if plan is None or plan.undo_bytes else None,
         "won_bytes": plan.won_bytes if plan else None,
         "growth": growth_of(image),
@@ -289,20 +289,13 @@ def confirmed(plan: Plan | None, options: dict[str, Any]) -> tuple[object, ...]:
     return (options, plan.method, bool(plan.undo_bytes)) if plan else (options,)
 
 
-def replaces(kind: JobKind, plan: Plan, options: dict[str, Any]) -> bool:
-    """Whether another file takes the image's place, so that its original would be gone without an undo copy."""
-    if kind.name == "convert":
-        return bool(options["replace"])
-    return plan.method not in {"check", "in_place"}
-
-
 @require_http_methods(["GET", "HEAD", "POST"])
 @page()
-def rewrite(request: PageRequest, image_id: int, kind_name: str) -> HttpResponseBase:
+def rewrite(request: PageRequest, image_id: int, kind: Rewriting) -> HttpResponseBase:
     """The steps; for htmx the plan alone, as the options change. POST starts the job that the plan showed;
     with ``show``, or where the page had shown another one, it is the plan again.
     """
-    image, kind = image_of(request, image_id), kinds.get(kind_name)
+    image = image_of(request, image_id)
     if request.method == "POST" and "show" not in request.POST:
         return _start(request, image, kind)
     if wants_fragment(request) and "look" in request.GET:
@@ -313,14 +306,14 @@ def rewrite(request: PageRequest, image_id: int, kind_name: str) -> HttpResponse
     return render(request, "images/rewrite.html", context)
 
 
-def _looked(request: PageRequest, image: Image, kind: JobKind) -> HttpResponseBase:
+def _looked(request: PageRequest, image: Image, kind: Rewriting) -> HttpResponseBase:
     """The plan after a look at the image on its host; where it is the same, only the age of its facts."""
     kind.look(image.pk)
     context = _context(request, image_of(request, image.pk), kind, request.GET)
     return looked_plan(request, "images/rewrite.html", context)
 
 
-def _start(request: PageRequest, image: Image, kind: JobKind) -> HttpResponseBase:
+def _start(request: PageRequest, image: Image, kind: Rewriting) -> HttpResponseBase:
     request.actor.require(Role.OPERATOR, image.host.slug)
     refused, status = None, 409
 
@@ -329,7 +322,7 @@ def _start(request: PageRequest, image: Image, kind: JobKind) -> HttpResponseBas
             return
         if not was_planned(request, *confirmed(plan, options)):
             raise NotShownError
-        if replaces(kind, plan, options) and not plan.undo_bytes and "without_undo" not in request.POST:
+        if kind.replaces(plan.method, options) and not plan.undo_bytes and "without_undo" not in request.POST:
             sentence = f"Confirm that {image.name} is replaced without an undo copy."
             raise InvalidError(sentence, {"without_undo": sentence})
 

@@ -6,9 +6,10 @@ from typing import Any
 
 from django import template
 
+from images.rewrite.kind import Rewriting
 from storage_admin.jobs import kinds
+from storage_admin.jobs.kinds import JobKind
 from storage_admin.jobs.models import Job
-from storage_admin.web.method_words import VERBS
 from storage_admin.words import said, size, words
 
 register = template.Library()
@@ -32,11 +33,10 @@ ALWAYS = frozenset({"undo_hours", "format", "repair"})
 
 
 @register.filter
-def method_word(method: str, kind: str = "") -> str:
+def method_word(method: str, kind: str) -> str:
     """A method's word as on the button that started it."""
-    if kind == "convert" or method not in VERBS:
-        return words(method).capitalize()
-    return VERBS[method].title
+    known = _known(kind)
+    return known.method_word(method) if known else words(method).capitalize()
 
 
 @register.filter
@@ -56,7 +56,8 @@ def moment(text: str | None) -> datetime | None:
 @register.filter
 def asked_for(job: Job) -> list[tuple[str, str]]:
     """Word and value of each option that differs from what the kind does by itself, and of those in :data:`ALWAYS`."""
-    defaults = {name: schema.get("default") for name, schema in _properties(job.kind).items()}
+    known = _known(job.kind)
+    defaults = {name: schema.get("default") for name, schema in known.properties.items()} if known else {}
     told = {"method", "wait_hours"} if _replaces(job) else {"method", "wait_hours", "undo_hours"}
     shown = []
     for name, value in job.options.items():
@@ -68,12 +69,12 @@ def asked_for(job: Job) -> list[tuple[str, str]]:
 
 def _replaces(job: Job) -> bool:
     """Whether an original is to be kept at all."""
-    in_its_place = job.options.get("repair") != "none" and (job.kind != "convert" or job.options.get("replace") is True)
-    return in_its_place and (job.plan or {}).get("method") != "in_place"
+    kind = _known(job.kind)
+    return not isinstance(kind, Rewriting) or kind.replaces((job.plan or {}).get("method", ""), job.options)
 
 
-def _properties(kind: str) -> dict[str, dict[str, Any]]:
-    return next((known.properties for known in kinds.every() if known.name == kind), {})
+def _known(kind: str) -> JobKind | None:
+    return next((known for known in kinds.every() if known.name == kind), None)
 
 
 def _value(job: Job, name: str, value: Any) -> str:
