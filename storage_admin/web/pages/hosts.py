@@ -87,8 +87,8 @@ def _context(request: PageRequest, found: Filtered[Host]) -> dict[str, Any]:
         "scanning": bool(scans),
         "values": values,
         "ignored": found.ignored,
-        "kinds": as_choices(Host.Kind.choices, values.get("kind", "")),
-        "statuses": as_choices(Host.Status.choices, values.get("status", "")),
+        "kinds": as_choices(((one, one) for one in Host.Kind.values), values.get("kind", "")),
+        "statuses": as_choices(((one, one) for one in Host.Status.values), values.get("status", "")),
         "orderings": as_choices(ORDERINGS, values.get("ordering", "name")),
     }
 
@@ -103,8 +103,8 @@ def hosts(request: PageRequest) -> HttpResponseBase:
     url = f"{reverse('hosts')}?{query.urlencode()}" if query else reverse("hosts")
     every = "2s" if context["scanning"] else "20s"
     if wants_fragment(request):
-        return live(request, "hosts/hosts.html#hosts", context, url=url, every=every)
-    body, version = live_body(request, "hosts/hosts.html#hosts", context)
+        return live(request, "hosts/cards.html", context, url=url, every=every)
+    body, version = live_body(request, "hosts/cards.html", context)
     context |= {"section": "hosts"} | live_context(body, version, url=url, every=every)
     return render(request, "hosts/hosts.html", context)
 
@@ -193,7 +193,7 @@ def _alone(request: PageRequest, host: Host, **more: Any) -> HttpResponseBase:
     host.refresh_from_db()
     alone = Filtered(rows=hosts_for(request.actor).filter(pk=host.pk), values={}, ignored=[])
     context = _context(request, alone) | {"section": "hosts"} | more
-    body, version = live_body(request, "hosts/hosts.html#hosts", context)
+    body, version = live_body(request, "hosts/cards.html", context)
     context |= live_context(body, version, url=reverse("hosts"), every="20s")
     return render(request, "hosts/hosts.html", context, status=status_of(request))
 

@@ -39,6 +39,13 @@ def bytes_of(value: int | None, unknown: str = UNKNOWN) -> SafeString:
 
 
 @register.simple_tag
+def exact_bytes(value: int | None) -> SafeString:
+    """A size with its exact bytes beside it."""
+    beside = "" if value is None else format_html(' <span class="sub">{}</span>', exact(value))
+    return format_html("{}{}", bytes_of(value), beside)
+
+
+@register.simple_tag
 def ago(moment: datetime | None, never: str = "never") -> SafeString:
     """How long ago, or in how long, with the exact time (UTC) in the title."""
     if moment is None:
