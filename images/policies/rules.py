@@ -17,8 +17,7 @@ from django.db.models.functions import Cast, NullIf
 
 from images.models import Image
 from images.policies import growth, history
-from images.policies.names import Names
-from images.policies.places import places
+from images.policies.membership import Membership
 from images.policies.reasons import NOT_MEANT, Skip
 from images.policies.shape import ALONE, Rules
 from images.rewrite import estimates, refusals
@@ -98,9 +97,9 @@ def _within(hosts: frozenset[int] | None) -> QuerySet[Image]:
 
 def pools_not_meant(rules: Rules, code: str, hosts: frozenset[int] | None = None) -> list[StoragePool]:
     """The pools that a policy for pools is not for, by the code of why, by name; as :func:`not_meant`."""
-    names, pools = Names(rules.name_pattern), StoragePool.objects.select_related("host").order_by("name", "pk")
+    members, pools = Membership(rules), StoragePool.objects.select_related("host").order_by("name", "pk")
     pools = pools if hosts is None else pools.filter(host__in=hosts)
-    return [pool for pool in pools if _stranger(rules, names, pool) == code]
+    return [pool for pool in pools if members.stranger(pool.host_id, pool.pk, pool.name) == code]
 
 
 def not_meant(rules: Rules, code: str, hosts: frozenset[int] | None = None) -> QuerySet[Image] | list[int]:
@@ -109,34 +108,19 @@ def not_meant(rules: Rules, code: str, hosts: frozenset[int] | None = None) -> Q
     Args:
         hosts: only those on these hosts.
     """
-    scope = _within(hosts)
-    where = places(rules)
-    there = scope.exclude(state__in=Image.NOT_THERE)
     if code == "gone":
-        return scope.filter(state__in=Image.NOT_THERE)
-    if code == "listed_elsewhere":
-        return there.filter(pool__in=where.again)
-    if code == "lister_not_named":
-        return there.filter(pool__in=where.unnamed)
-    there = there.exclude(pool__in=where.again | where.unnamed)
-    if code == "other_host":
-        return there.exclude(host__in=rules.hosts) if rules.hosts else there.none()
-    meant = there.filter(host__in=rules.hosts) if rules.hosts else there
-    if code == "other_pool":
-        return meant.exclude(pool__in=where.named) if where.named is not None else meant.none()
-    meant = meant.filter(pool__in=where.named) if where.named is not None else meant
-    names, rows = Names(rules.name_pattern), meant.order_by("name", "pk")
-    if code == "other_name":
-        return [pk for pk, name in rows.values_list("pk", "name") if not names.match(name)]
-    if not rules.formats:
-        return []
-    formats = rows.values_list("pk", "name", "declared_format", "format")
-    return [pk for pk, name, *form in formats if names.match(name) and (form[0] or form[1]) not in rules.formats]
+        return _within(hosts).filter(state__in=Image.NOT_THERE)
+    there, members = _within(hosts).exclude(state__in=Image.NOT_THERE), Membership(rules)
+    if code not in {"other_name", "other_format"}:
+        return there.filter(pool__in=members.pools(code))
+    rows = there.filter(pool__in=members.pools("")).order_by("name", "pk")
+    columns = rows.values_list("pk", "host_id", "pool_id", "name", "declared_format", "format")
+    return [pk for pk, host, pool, name, said, by in columns if members.stranger(host, pool, name, said or by) == code]
 
 
 def _choose_images(rules: Rules, now: datetime, hosts: frozenset[int] | None) -> Choice:
     choice = Choice()
-    rows = list(_meant(rules, _images(rules, choice.not_meant, hosts), choice.not_meant))
+    rows = list(_meant(rules, Membership(rules), choice.not_meant, hosts))
     judge = _Judge(rules, now, rows)
     kept: list[_Row] = []
     for row in rows:
@@ -155,32 +139,22 @@ def _choose_images(rules: Rules, now: datetime, hosts: frozenset[int] | None) ->
     return choice
 
 
-def _images(rules: Rules, left: Counter[str], hosts: frozenset[int] | None) -> QuerySet[Image]:
-    """The images on the policy's hosts and in its pools; how many are not is counted, of those on ``hosts``."""
-    where = places(rules)
-    for pool, host, state, count in (
-        _within(hosts).order_by().values("pool_id", "host_id", "state").annotate(count=Count("pk"))
-        .values_list("pool_id", "host_id", "state", "count")
-    ):  # fmt: skip
-        if state in Image.NOT_THERE:
-            left["gone"] += count
-        elif pool in where.again:
-            left["listed_elsewhere"] += count
-        elif pool in where.unnamed:
-            left["lister_not_named"] += count
-        elif rules.hosts and host not in rules.hosts:
-            left["other_host"] += count
-        elif where.named is not None and pool not in where.named:
-            left["other_pool"] += count
-    rows = Image.objects.exclude(state__in=Image.NOT_THERE).exclude(pool__in=where.again)
-    if rules.hosts:
-        rows = rows.filter(host__in=rules.hosts)
-    return rows.filter(pool__in=where.named) if where.named is not None else rows
+def _meant(rules: Rules, members: Membership, left: Counter[str], hosts: frozenset[int] | None) -> Iterable[_Row]:
+    """The images that the policy is for; how many it is not for is counted, of those elsewhere only on ``hosts``."""
+    groups = _within(hosts).order_by().values("pool_id", "state").annotate(count=Count("pk"))
+    for pool, state, count in groups.values_list("pool_id", "state", "count"):
+        if code := members.elsewhere(pool, state):
+            left[code] += count
+    there = Image.objects.exclude(state__in=Image.NOT_THERE)
+    for row in _rows(rules, there.filter(pool__in=members.pools(""))):
+        if code := members.stranger(row.host_id, row.pool_id, row.name, row.format):
+            left[code] += 1
+        else:
+            yield row
 
 
-def _meant(rules: Rules, rows: QuerySet[Image], left: Counter[str]) -> Iterable[_Row]:
-    """The images whose names and formats the policy is for; how many are not is counted."""
-    names = Names(rules.name_pattern)
+def _rows(rules: Rules, images: QuerySet[Image]) -> Iterable[_Row]:
+    """What the rules ask of images."""
     method = rules.options.get("method", "auto") if rules.kind == "reclaim" else "auto"
     gain: Any = F("reclaimable_bytes")
     if method != "auto":
@@ -190,19 +164,14 @@ def _meant(rules: Rules, rows: QuerySet[Image], left: Counter[str]) -> Iterable[
     why = Case(When(gain=None, then=KT(f"estimate__methods__{'copy' if method == 'auto' else method}__reason")))
     flagged = Case(When(refusals.PROTECTED, then=True), default=False)
     sampled = Case(When(analyzed_fingerprint=F("fingerprint"), then=True), default=False)
-    columns = rows.order_by().annotate(gain=gain).annotate(unknown=why, immutable=flagged, sampled=sampled).values_list(
+    images = images.order_by().annotate(gain=gain).annotate(unknown=why, immutable=flagged, sampled=sampled)
+    columns = images.values_list(
         "pk", "host_id", "pool_id", "name", "declared_format", "format", "allocated_size", "gain", "chain_depth",
         "in_use", "in_use_detail", "analyzed_at", "state", "state_detail", "encrypted", "preallocation", "immutable",
         "unknown", "sampled",
     )  # fmt: skip
     for pk, host, pool, name, declared, looks, *rest in columns.iterator(chunk_size=5000):
-        form = declared or looks
-        if not names.match(name):
-            left["other_name"] += 1
-        elif rules.formats and form not in rules.formats:
-            left["other_format"] += 1
-        else:
-            yield _Row(pk, host, pool, name, declared, form, *rest)
+        yield _Row(pk, host, pool, name, declared, declared or looks, *rest)
 
 
 def left_out_by_now(rules: Rules, ids: Collection[int], now: datetime) -> dict[int, tuple[str, str]]:
@@ -210,20 +179,19 @@ def left_out_by_now(rules: Rules, ids: Collection[int], now: datetime) -> dict[i
 
     One that a job of the kind has by now is none of them: it waits.
     """
-    there = Image.objects.filter(pk__in=ids).exclude(state__in=Image.NOT_THERE)
-    rows = list(_meant(rules, there, Counter()))
-    judge, names, found = _Judge(rules, now, rows, ids), Names(rules.name_pattern), {}
-    for row in rows:
+    members, found, meant = Membership(rules), dict[int, tuple[str, str]](), list[_Row]()
+    for row in _rows(rules, Image.objects.filter(pk__in=ids).exclude(state__in=Image.NOT_THERE)):
+        if code := members.stranger(row.host_id, row.pool_id, row.name, row.format):
+            # It was on a host of the policy when it was chosen: another node lists its storage by now.
+            code = "lister_not_named" if code == "other_host" else code
+            found[row.id] = (code, NOT_MEANT[code])
+        else:
+            meant.append(row)
+    judge = _Judge(rules, now, meant, ids)
+    for row in meant:
         skip = judge.skip(row)
-        if rules.hosts and row.host_id not in rules.hosts:  # another node lists its storage by now
-            found[row.id] = ("lister_not_named", NOT_MEANT["lister_not_named"])
-        elif skip is not None and skip.code != "busy":
+        if skip is not None and skip.code != "busy":
             found[row.id] = (skip.code, skip.reason)
-    meant = {row.id for row in rows}
-    for pk, name in there.values_list("pk", "name"):
-        if pk not in meant:
-            code = "other_format" if names.match(name) else "other_name"
-            found[pk] = (code, NOT_MEANT[code])
     return found
 
 
@@ -357,22 +325,13 @@ def done_lately(rules: Rules, last: history.Last, now: datetime) -> tuple[Any, .
     return ("too_young", rules.kind, last.job_id, last.finished, rules.min_age_hours)
 
 
-def _stranger(rules: Rules, names: Names, pool: StoragePool) -> str:
-    """The code of why a policy is not for a pool; empty where it is."""
-    if rules.hosts and pool.host_id not in rules.hosts:
-        return "other_host"
-    if rules.pools and pool.pk not in rules.pools:
-        return "other_pool"
-    return "" if names.match(pool.name) else "other_name"
-
-
 def _choose_pools(rules: Rules, now: datetime, hosts: frozenset[int] | None) -> Choice:
     """For kinds that work on pools: the one that was not done for longest comes first."""
-    choice, names = Choice(), Names(rules.name_pattern)
+    choice, members = Choice(), Membership(rules)
     last, held = history.last_jobs(rules.kind, "pool"), history.at_work(rules.kind, "pool")
     kept: list[tuple[float, StoragePool]] = []
     for pool in StoragePool.objects.select_related("host").order_by("name", "pk"):
-        if code := _stranger(rules, names, pool):
+        if code := members.stranger(pool.host_id, pool.pk, pool.name):
             if hosts is None or pool.host_id in hosts:
                 choice.not_meant[code] += 1
         else:

@@ -179,6 +179,17 @@ def test_what_the_rules_would_not_choose_after_the_other_job_is_left_out(
     assert picks(run) == [("disk0", "skipped", code)]
 
 
+def test_a_listing_that_another_hosts_has_come_before_is_worked_on_no_further() -> None:
+    pools = [StoragePoolFactory.create(shared_key="nfs:nas:/vms", available_bytes=90 * GIB) for _ in range(2)]
+    (one,) = images(1, pool=pools[1])
+    job = taken(one)
+    run = begun(PolicyFactory.create())
+    images(1, pool=pools[0])
+    ended(job)
+    runs.work(NOW + MINUTE)
+    assert picks(run) == [("disk0", "skipped", "listed_elsewhere")]
+
+
 def test_an_image_that_another_node_lists_by_now_is_not_worked_on_there() -> None:
     (one,) = images(1)
     job = taken(one)

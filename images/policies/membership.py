@@ -1,0 +1,75 @@
+"""Which images (or pools) a policy is for, and the code of why it is not for the others: asked here by all."""
+
+from collections import defaultdict
+
+from django.db.models import Exists, OuterRef
+
+from images.models import Image
+from images.policies.names import Names
+from images.policies.shape import Rules
+from images.scan import shared_storages
+from storage_admin.hosts.models import StoragePool
+
+
+class Membership:
+    """Whether a policy is for an image or a pool, as the database knows hosts and storages when this is made.
+
+    Args:
+        rules: the policy's. Where they work on pools, what is asked for is the pool itself.
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        self._names = Names(rules.name_pattern)
+        self._hosts = frozenset(rules.hosts)
+        self._formats = frozenset() if rules.on_pools else frozenset(rules.formats)
+        self._places = _places(rules)
+
+    def stranger(self, host: int, pool: int, name: str, form: str = "") -> str:
+        """The code of why the policy is not for what is there (see ``NOT_MEANT``); empty where it is."""
+        if code := self.elsewhere(pool):
+            return code
+        if self._hosts and host not in self._hosts:  # a job runs on the image's host, whatever its pool says
+            return "other_host"
+        if not self._names.match(name):
+            return "other_name"
+        return "other_format" if self._formats and form not in self._formats else ""
+
+    def elsewhere(self, pool: int, state: str = Image.State.OK) -> str:
+        """The same, as far as it holds for everything in this state in a pool."""
+        return "gone" if state in Image.NOT_THERE else self._places.get(pool, "other_pool")
+
+    def pools(self, code: str) -> list[int]:
+        """Ids of the pools for which :meth:`elsewhere` says that code."""
+        return [pk for pk, said in self._places.items() if said == code]
+
+
+def _places(rules: Rules) -> dict[int, str]:
+    """Why a policy does not look in a pool, by its id; empty where it does.
+
+    A storage that several hosts mount is looked at once, in a listing that the policy means. One that only hosts list
+    which it does not name is not looked at: jobs run on the host that lists an image, so the policy would work there
+    for a host that it was limited to.
+    """
+    named, images = _named(rules), Image.objects.exclude(state__in=Image.NOT_THERE).filter(pool=OuterRef("pk"))
+    found: dict[int, str] = {}
+    storages: dict[str, list[tuple[int, bool, bool]]] = defaultdict(list)
+    pools = StoragePool.objects.order_by("pk").annotate(lists=Exists(images))
+    for pk, host, key, lists in pools.values_list("pk", "host_id", "shared_key", "lists"):
+        is_ours, is_named = not rules.hosts or host in rules.hosts, named is None or pk in named
+        found[pk] = "other_host" if not is_ours else "" if is_named else "other_pool"
+        if key and is_named and not rules.on_pools:
+            storages[key].append((pk, is_ours, lists))
+    for same in storages.values():
+        listed = [pk for pk, is_ours, lists in same if is_ours and lists]
+        found |= dict.fromkeys(listed[1:], "listed_elsewhere")
+        if not listed and any(is_ours for _pk, is_ours, _lists in same):
+            found |= {pk: "lister_not_named" for pk, _is_ours, lists in same if lists}
+    return found
+
+
+def _named(rules: Rules) -> frozenset[int] | None:
+    """The policy's pools, and those that list their images where another node of the cluster does; ``None`` for all."""
+    if not rules.pools or rules.on_pools:
+        return frozenset(rules.pools) or None
+    pools = StoragePool.objects.filter(pk__in=rules.pools).select_related("host")
+    return frozenset(one for pool in pools for one in (pool.pk, shared_storages.listed_in(pool)))
