@@ -86,31 +86,50 @@ class Blind:
 
 
 @dataclass(frozen=True)
+class Needs:
+    """Who needs which image of a host as it is, beside the overlays and guests that are linked to its row.
+
+    Args:
+        paths, files: who stands on which file or keeps data in it, by shown path and by ``device:inode``.
+        described: names of files that a header may mean which describes its base.
+        kept: ids of images that something of ours needs (an undo copy).
+        blind: the images that cannot be read, and may stand on any.
+        unseen: about guests' disks outside of the pools of which is not known what they stand on.
+
+    Each value is a sentence.
+    """
+
+    paths: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    described: Mapping[str, str] = field(default_factory=dict)
+    kept: Mapping[int, str] = field(default_factory=dict)
+    blind: Blind = field(default_factory=Blind)
+    unseen: str = ""
+
+    def of(self, image: int, path: str, inode: str) -> list[str]:
+        """Who surely needs an image, in sentences."""
+        found = [self.kept.get(image), self.paths.get(path), self.files.get(inode)]
+        return list(dict.fromkeys(filter(None, found)))
+
+
+@dataclass(frozen=True)
 class World:
     """What is known of an image's host beside its images and its guests' disks.
 
     Args:
         asked: a sentence about who was asked for guests.
-        unread: one about lines of guests' definitions that were not understood; empty where all were.
+        needs: who needs which image.
+        unread: about lines of guests' definitions that were not understood; empty where all were.
         unseen: why it is not known what processes have open; empty where it is.
-        needed_paths: shown paths that other images' headers name (a data file, an extent), and a sentence for each.
-        needed_files: ``device:inode`` of files that something outside of the pools stands on, and the sentence.
-        blind: the images that cannot be read, and may stand on any.
-        described: names of files that a header may mean which describes its base, and a sentence for each.
-        kept: ids of images that something of ours needs (an undo copy), and the sentence.
         elsewhere: guests' numbers on other nodes of a cluster, and the sentence.
         busy: numbers of guests of this node that are being made or moved, and the sentence.
         numbers: of all guests of this node by their names.
     """
 
     asked: str
+    needs: Needs = field(default_factory=Needs)
     unread: str = ""
     unseen: str = ""
-    needed_paths: Mapping[str, str] = field(default_factory=dict)
-    needed_files: Mapping[str, str] = field(default_factory=dict)
-    blind: Blind = field(default_factory=Blind)
-    described: Mapping[str, str] = field(default_factory=dict)
-    kept: Mapping[int, str] = field(default_factory=dict)
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     busy: Mapping[str, str] = field(default_factory=dict)
     numbers: Mapping[str, str] = field(default_factory=dict)
@@ -146,11 +165,8 @@ def judge(image: Facts, world: World) -> tuple[bool | None, list[str]]:
         told = [naming.sentence for naming in image.namings]
         told += [f"{name}, which is set aside, uses it as its backing file." for name in image.aside]
         return False, list(dict.fromkeys(filter(None, told)))
-    needed = [
-        world.kept.get(image.id, ""), world.needed_paths.get(image.path, ""), world.needed_files.get(image.inode, ""),
-    ]  # fmt: skip
-    if any(needed):
-        return False, list(dict.fromkeys(filter(None, needed)))
+    if needed := world.needs.of(image.id, image.path, image.inode):
+        return False, needed
     if image.owners_unknown:
         return None, [image.owners_unknown]
     if image.held:
@@ -158,9 +174,9 @@ def judge(image: Facts, world: World) -> tuple[bool | None, list[str]]:
     number = number_of(image.name, image.path)
     against = [
         world.unread,
-        world.unseen,
-        world.blind.but(image.id),
-        world.described.get(image.name, ""),
+        " ".join(filter(None, [world.needs.unseen, world.unseen])),
+        world.needs.blind.but(image.id),
+        world.needs.described.get(image.name, ""),
         world.elsewhere.get(number, ""),
         world.busy.get(number, ""),
     ]

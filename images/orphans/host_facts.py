@@ -1,10 +1,8 @@
 """What is known of a host beside its images and its guests' disks, gathered from the database for :mod:`evidence`."""
 
-from dataclasses import dataclass
-
 from images.models import Claim, Image
 from images.orphans import sharing
-from images.orphans.evidence import NAMED, READS_ON, Blind, World, bases_in_ids
+from images.orphans.evidence import NAMED, READS_ON, Blind, Needs, World, bases_in_ids
 from storage_admin.agent.formats import NAMING
 from storage_admin.agent.scan.records import described_names
 from storage_admin.guests.models import Guest, GuestDisk
@@ -23,22 +21,16 @@ def could_have_guests(host: Host) -> bool:
 
 def of(host: Host) -> World:
     """All that may speak for or against an image of the host being an orphan."""
-    claims = _claims(host)
-    unseen = list(claims[Claim.Kind.ANY].values())
-    if host.capabilities.get("busy_complete") is False:
-        unseen.append(f"The open files of some processes of {host.name} could not be seen: run the agent as root.")
     guests = list(
         Guest.objects.filter(host=host, kind__in=["vm", "container"]).values_list("kind", "uid", "name", "lock")
     )
+    hidden = f"The open files of some processes of {host.name} could not be seen: run the agent as root."
+    claims = _claims(host)
     return World(
         asked=_asked(host),
+        needs=_needs(host, claims),
         unread=_unread(host),
-        unseen=" ".join(unseen),
-        needed_paths=_needed_paths(host),
-        needed_files=_parts(host) | claims[Claim.Kind.FILE],
-        blind=_blind(host),
-        described=_described(host),
-        kept=_kept(host),
+        unseen=hidden if host.capabilities.get("busy_complete") is False else "",
         elsewhere=claims[Claim.Kind.NUMBER],
         busy={
             uid: f"By its name it is a disk of {name} ({kind} {uid}), locked ({lock}): it may be made just now."
@@ -46,6 +38,22 @@ def of(host: Host) -> World:
             if lock
         },
         numbers={uid: f"{name} ({kind} {uid})" for kind, uid, name, _ in guests},
+    )
+
+
+def needs(host: Host) -> Needs:
+    """What the images of a host say, those that share a storage with it, and its guests' disks elsewhere."""
+    return _needs(host, _claims(host))
+
+
+def _needs(host: Host, claims: dict[str, dict[str, str]]) -> Needs:
+    return Needs(
+        paths=_needed_paths(host),
+        files=_parts(host) | claims[Claim.Kind.FILE],
+        described=_described(host),
+        kept=_kept(host),
+        blind=_blind(host),
+        unseen=" ".join(claims[Claim.Kind.ANY].values()),
     )
 
 
@@ -114,53 +122,6 @@ def _parts(host: Host) -> dict[str, str]:
         parts = set(header.get("parts", [])) - {f"{dev}:{number}"}
         found |= dict.fromkeys(parts, f"{name} keeps its data in it.")
     return found
-
-
-@dataclass(frozen=True)
-class Needs:
-    """Who needs which image of a host as it is, beside the overlays and guests that are linked to its row.
-
-    Args:
-        paths, files: who stands on which file or keeps data in it, by shown path and by ``device:inode``.
-        described: names of files that a header may mean which describes its base.
-        kept: ids of images that an undo copy stands on.
-        blind: the images that cannot be read, and may stand on any.
-        unseen: about guests' disks outside of the pools of which is not known what they stand on.
-
-    Each value is a sentence.
-    """
-
-    paths: dict[str, str]
-    files: dict[str, str]
-    described: dict[str, str]
-    kept: dict[int, str]
-    blind: Blind
-    unseen: str
-
-    def of(self, image: Image) -> list[str]:
-        """Who needs the image, in sentences."""
-        found = [
-            self.paths.get(image.path), self.files.get(f"{image.dev}:{image.inode}"), self.kept.get(image.pk),
-            self.described.get(image.name),
-        ]  # fmt: skip
-        return list(dict.fromkeys(filter(None, found)))
-
-    def unknown(self, image: Image) -> str:
-        """Why it is not known who needs it; empty where it is."""
-        return " ".join(filter(None, [self.unseen, self.blind.but(image.pk)]))
-
-
-def needs(host: Host) -> Needs:
-    """What the images of a host say, those that share a storage with it, and its guests' disks elsewhere."""
-    claims = _claims(host)
-    return Needs(
-        paths=_needed_paths(host),
-        files=_parts(host) | claims[Claim.Kind.FILE],
-        described=_described(host),
-        kept=_kept(host),
-        blind=_blind(host),
-        unseen=" ".join(claims[Claim.Kind.ANY].values()),
-    )
 
 
 def _blind(host: Host) -> Blind:

@@ -16,6 +16,7 @@ from django.db.models.expressions import RawSQL
 
 from images.models import Image, ImageUse
 from images.orphans import host_facts
+from images.orphans.evidence import Needs
 from images.rewrite.space import Admitted
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.guests.models import Guest, GuestDisk
@@ -59,7 +60,7 @@ class _Fetched:
 
     def __init__(self, images: Sequence[Image], admitted: Admitted) -> None:
         self.admitted = admitted
-        self._needs: dict[int, host_facts.Needs] = {}
+        self._needs: dict[int, Needs] = {}
         self._done: dict[tuple[str, int], list[Done]] = {}
         self._ids = sorted({image.pk for image in images})
         self._bases = sorted({image.backing_id for image in images if image.backing_id is not None})
@@ -75,7 +76,7 @@ class _Fetched:
             ]
         return self._done[kind, host]
 
-    def needs(self, host: Host) -> host_facts.Needs:
+    def needs(self, host: Host) -> Needs:
         """Who needs which image of a host, read once for all images of it."""
         if host.pk not in self._needs:
             self._needs[host.pk] = host_facts.needs(host)
@@ -186,12 +187,15 @@ class Surroundings:
     @property
     def needed_by(self) -> list[str]:
         """Who needs it beside the overlays and guests that are linked to it, in sentences."""
-        return self._fetched.needs(self._image.host).of(self._image)
+        image, needs = self._image, self._fetched.needs(self._image.host)
+        described = needs.described.get(image.name)
+        return [*needs.of(image.pk, image.path, f"{image.dev}:{image.inode}"), *([described] if described else [])]
 
     @property
     def needs_unknown(self) -> str:
         """Why it is not known what else stands on it, in a sentence; empty where it is."""
-        return self._fetched.needs(self._image.host).unknown(self._image)
+        needs = self._fetched.needs(self._image.host)
+        return " ".join(filter(None, [needs.unseen, needs.blind.but(self._image.pk)]))
 
     @property
     def guests(self) -> list[Guest]:

@@ -9,6 +9,7 @@ import pytest
 
 from images.models import Claim, Image
 from images.orphans import host_facts
+from images.orphans.evidence import Needs
 from images.rewrite import neighbours
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.models import Host
@@ -158,7 +159,7 @@ def test_plans_of_many_images_ask_once_who_needs_them(image: Path, host: Host, m
     scan(host)
     asked, needs = list[Host](), host_facts.needs
 
-    def ask(host: Host) -> host_facts.Needs:
+    def ask(host: Host) -> Needs:
         asked.append(host)
         return needs(host)
 

@@ -8,7 +8,7 @@ import pytest
 from django.utils import timezone
 
 from images.models import Claim, Image
-from images.orphans.evidence import Facts, Naming, World, bases_in_ids, judge, number_of
+from images.orphans.evidence import Facts, Naming, Needs, World, bases_in_ids, judge, number_of
 from images.orphans.selectors import evidence
 from images.scan import bulk_write, hypervisors
 from storage_admin.hosts.models import Host, StoragePool
@@ -57,11 +57,12 @@ def test_a_plain_disk_needs_no_words() -> None:
 @pytest.mark.parametrize(
     ("world", "answer"),
     [
-        (World(ASKED, needed_paths={"/pool/left.qcow2": "top keeps its data in it."}), False),
-        (World(ASKED, needed_files={"1:1": "a disk outside stands on it."}), False),
-        (World(ASKED, kept={1: "The undo copy of job 3 stands on it."}), False),
+        (World(ASKED, Needs(paths={"/pool/left.qcow2": "top keeps its data in it."})), False),
+        (World(ASKED, Needs(files={"1:1": "a disk outside stands on it."})), False),
+        (World(ASKED, Needs(kept={1: "The undo copy of job 3 stands on it."})), False),
         (World(ASKED, unread="a line."), None),
         (World(ASKED, unseen="processes."), None),
+        (World(ASKED, Needs(unseen="a disk outside."), unseen="processes."), None),
     ],
 )
 def test_what_else_is_known_of_the_host_counts(world: World, answer: bool | None) -> None:
