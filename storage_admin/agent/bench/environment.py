@@ -10,7 +10,6 @@ from storage_admin.agent.bench import caches
 from storage_admin.agent.host import facts
 from storage_admin.agent.host.mounts import Mount, Mounts
 
-_MOUNTINFO = "/proc/self/mountinfo"
 _SYS_BLOCK = "/sys/dev/block"
 
 
@@ -29,7 +28,7 @@ def before(pool: int) -> dict[str, Any]:
         "memory_bytes": facts.memory_bytes(),
         "tools": facts.tool_versions(("qemu-img", "fio", "bonnie++", "dd")),
         "filesystem": mount.filesystem if mount else None,
-        "mount_options": mount_options(mount) if mount else None,
+        "mount_options": _mount_options(mount) if mount else None,
         "mount_source": mount.source.decode("utf-8", "backslashreplace") if mount else None,
         "capacity_bytes": status.f_blocks * status.f_frsize,
         "available_bytes": status.f_bavail * status.f_frsize,
@@ -45,16 +44,10 @@ def now() -> dict[str, Any]:
     return {"load": load, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
 
 
-def mount_options(mount: Mount) -> str | None:
-    """How a filesystem is mounted: options of the mount, then of the filesystem (proc(5), mountinfo)."""
-    with open(_MOUNTINFO, "rb") as file:
-        for line in file.read().splitlines():
-            first, _, last = line.partition(b" - ")
-            fields, more = first.split(b" "), last.split(b" ")
-            if int(fields[0]) == mount.id and len(fields) > 5 and len(more) > 2:
-                options = dict.fromkeys((fields[5] + b"," + more[2]).decode("utf-8", "backslashreplace").split(","))
-                return ",".join(options)
-    return None
+def _mount_options(mount: Mount) -> str:
+    """How a filesystem is mounted: options of the mount, then of the filesystem."""
+    options = (mount.flags + b"," + mount.options).decode("utf-8", "backslashreplace")
+    return ",".join(dict.fromkeys(options.split(",")))
 
 
 def device(pool: int, mount: Mount | None) -> dict[str, Any] | None:

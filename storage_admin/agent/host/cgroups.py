@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from storage_admin.agent.host.mounts import Mounts, unescape
+from storage_admin.agent.host.mounts import Mounts, parse
 from storage_admin.agent.lifeline import AgentIO
 
 #: Of 1 to 10,000, where everybody else has 100.
@@ -149,16 +149,14 @@ def find() -> Hierarchy | None:
     with open(OWN_GROUPS, encoding="utf-8", errors="surrogateescape") as file:
         own = dict(_own_group(line) for line in file.read().splitlines() if line.count(":") >= 2)
     with open(MOUNTINFO, "rb") as file:
-        lines = file.read().splitlines()
-    for line in lines:
-        first, _, last = line.partition(b" - ")
-        fields, more = first.split(b" "), last.split(b" ")
-        if len(fields) < 6 or len(more) < 3 or fields[3] != b"/":
+        mounts = parse(file.read())
+    for mount in mounts:
+        if mount.root != b"/":
             continue  # of another place than the top, as in a container, it shows a part
-        root = os.fsdecode(unescape(fields[4]))
-        if more[0] == b"cgroup2" and "io" in _words(os.path.join(root, "cgroup.controllers")):
+        root = os.fsdecode(mount.point)
+        if mount.filesystem == "cgroup2" and "io" in _words(os.path.join(root, "cgroup.controllers")):
             return Hierarchy(root, 2, root + own.get("", "/"))
-        if more[0] == b"cgroup" and b"blkio" in more[2].split(b","):
+        if mount.filesystem == "cgroup" and b"blkio" in mount.options.split(b","):
             return Hierarchy(root, 1, root + own.get("blkio", "/"))
     return None
 

@@ -46,7 +46,11 @@ _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 @dataclass(frozen=True)
 class Mount:
-    """One line of mountinfo: ``root`` is the folder of the filesystem that is seen at ``point``."""
+    """One line of mountinfo: ``root`` is the folder of the filesystem that is seen at ``point``.
+
+    Args:
+        options: of the filesystem; ``flags`` are those of this mount of it.
+    """
 
     id: int
     device: int
@@ -55,6 +59,7 @@ class Mount:
     filesystem: str
     source: bytes
     options: bytes = b""
+    flags: bytes = b""
 
     @property
     def is_network(self) -> bool:
@@ -103,11 +108,9 @@ def parse(mountinfo: bytes) -> list[Mount]:
         major, _, minor = fields[2].partition(b":")
         device = os.makedev(int(major), int(minor))
         filesystem = more[0].decode("ascii", "backslashreplace")
-        mounts.append(
-            Mount(
-                int(fields[0]), device, unescape(fields[3]), unescape(fields[4]), filesystem, *map(unescape, more[1:3])
-            )
-        )
+        source, options = map(unescape, [*more, b""][1:3])
+        root, point, flags = map(unescape, fields[3:6])
+        mounts.append(Mount(int(fields[0]), device, root, point, filesystem, source, options, flags))
     return mounts
 
 
