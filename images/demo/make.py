@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from images.demo.recipes import RECIPES, DemoError, Recipe, Workshop
+from storage_admin.agent.folders.names import is_ours
 
 MARKER = ".storage-admin-demo.json"
 #: Images are made in here; scans pass over names that begin like this.
@@ -66,7 +67,7 @@ def remove(folder: Path) -> Removed:
         mine = [folder / name for name in sorted(owned) if _exists(folder / name)]
         foreign = _foreign(folder, owned)
         if not foreign:
-            mine += [path for path in folder.iterdir() if path.name.startswith(".sa-")]
+            mine += [path for path in folder.iterdir() if is_ours(path.name)]
         for path in mine:
             path.unlink()
         (folder / MARKER).unlink()
@@ -157,7 +158,7 @@ def _exists(path: Path) -> bool:
 
 def _foreign(folder: Path, owned: set[str]) -> list[str]:
     return sorted(
-        path.name for path in folder.iterdir() if path.name not in owned | {MARKER} and not path.name.startswith(".sa-")
+        path.name for path in folder.iterdir() if path.name not in owned | {MARKER} and not is_ours(path.name)
     )
 
 

@@ -11,8 +11,9 @@ from images.models import Image
 from images.rewrite import forecasts, guest_locks, linked_clones, needed_as_it_is, refusals, repointing, volume_chains
 from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting, beside
 from storage_admin.accounts.roles import Actor
+from storage_admin.agent.folders.names import ENDINGS, wrong_name, wrong_name_for
 from storage_admin.agent.protocol import b64
-from storage_admin.agent.rewrite.conversion import LONGEST_NAME, OPTIONS, SUBFORMATS, wrong_name
+from storage_admin.agent.rewrite.conversion import OPTIONS, SUBFORMATS
 from storage_admin.errors import InvalidError
 from storage_admin.errors import NotFoundError as HostsNotFoundError
 from storage_admin.hosts.models import StoragePool
@@ -22,7 +23,6 @@ from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Plan, Refusal
 
 #: The extension that each format is named with.
-EXTENSIONS = {"qcow2": "qcow2", "raw": "raw", "vmdk": "vmdk", "vdi": "vdi", "vhdx": "vhdx", "vpc": "vhd"}
 
 
 class Convert(Rewriting):
@@ -98,9 +98,8 @@ class Convert(Rewriting):
         if cleaned["repoint_guest"] and form not in repointing.DRIVERS:
             fields["repoint_guest"] = f"libvirt has no driver for {form}: its guests could not use it."
         name = cleaned["target_name"]
-        if name is not None and not _is_name(name):
-            fields["target_name"] = "a name of 1 to 255 bytes without a slash, not starting with .sa-"
-        elif name is not None and (why := wrong_name(os.fsencode(name), form)):
+        raw = os.fsencode(name) if name is not None and name.isprintable() else b""
+        if name is not None and (why := wrong_name(raw) or wrong_name_for(raw, form)):
             fields["target_name"] = f"{why}."
         if fields:
             raise InvalidError(" ".join(f"{name}: {text}" for name, text in fields.items()), fields)
@@ -257,11 +256,6 @@ def _declare(image: Image, form: str) -> None:
     image.save(update_fields=["format", "declared_format", "admin_format"])
 
 
-def _is_name(name: str) -> bool:
-    raw = os.fsencode(name) if name.isprintable() else b""
-    return 0 < len(raw) <= LONGEST_NAME and "/" not in name and name not in {".", ".."} and not name.startswith(".sa-")
-
-
 def words(options: dict[str, Any]) -> dict[str, str]:
     """Options as qemu-img takes them."""
     return {
@@ -287,7 +281,7 @@ def target_of(image: Image, options: dict[str, Any]) -> tuple[StoragePool, bytes
         return pool, folder + b"/" + os.fsencode(options["target_name"])
     stem, dot, extension = name.rpartition(b".")
     known = extension.lower() in {b"qcow2", b"raw", b"img", b"vmdk", b"vdi", b"vhdx", b"vhd", b"vpc", b"qed"}
-    path = folder + b"/" + (stem if dot and known else name) + b"." + EXTENSIONS[options["format"]].encode()
+    path = folder + b"/" + (stem if dot and known else name) + ENDINGS[options["format"]][0].encode()
     if path == raw and not options["replace"]:
         path = folder + b"/" + stem + b"-copy." + extension
     return pool, path

@@ -9,6 +9,7 @@ from hashlib import blake2b
 from typing import Any
 
 from images.models import Image
+from storage_admin.agent.folders.names import is_ours
 from storage_admin.agent.protocol import HostError, b64
 from storage_admin.agent.scan.pool_scan import EXTENSIONS
 from storage_admin.agent.scan.records import FINGERPRINT_SIZE, backing_unsafe
@@ -190,10 +191,10 @@ def _place(facts: PoolFacts) -> dict[str, Any]:
 def _is_image(volume: VolumeFacts, *, named: bool) -> bool:
     """Whether a file of a folder is an image, by the rules that the agent goes by."""
     stem, _, extension = volume.name.rpartition(".")
-    if named or (stem and extension.lower() in EXTENSIONS and not volume.name.startswith(".sa-")):
+    if named or (stem and extension.lower() in EXTENSIONS and not is_ours(volume.name)):
         return True
     if volume.format not in NO_FORMAT:
-        return not volume.name.startswith(".sa-")
+        return not is_ours(volume.name)
     size = volume.physical or volume.capacity or 0
     return "." not in volume.name and volume.format != "iso" and size >= LEAST_BARE and size % 512 == 0
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
-import re
 import select
 import signal
 import subprocess
@@ -23,6 +22,7 @@ from typing import Any, Callable
 
 from storage_admin.agent import protocol
 from storage_admin.agent.folders import roots
+from storage_admin.agent.folders.names import is_absolute, is_job
 from storage_admin.agent.host.hung_mounts import left_alone, looking
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.lifeline import AgentIO, Lifeline
@@ -120,7 +120,7 @@ def _path(text: Any) -> bytes:
         path = unb64(text) if isinstance(text, str) else b""
     except ValueError:
         return b""
-    return path if path.startswith(b"/") and b"\0" not in path else b""
+    return path if is_absolute(path) else b""
 
 
 Verb = Callable[[Request, AgentIO], dict[str, Any]]
@@ -147,8 +147,6 @@ VERBS = {
     "restore_aside": ("aside", "restore"),
     "delete_aside": ("aside", "delete"),
 }
-
-_JOB = re.compile(r"[0-9a-zA-Z]{1,40}")
 
 
 def main() -> int:
@@ -199,7 +197,7 @@ def answer(lifeline: Lifeline) -> dict[str, Any]:
         raise RefusedError(protocol.INVALID, str(error)) from error
     if request.verb not in VERBS:
         raise RefusedError(protocol.INVALID, f"this agent knows no verb {request.verb!r}")
-    if not _JOB.fullmatch(request.job):
+    if not is_job(request.job):
         raise RefusedError(protocol.INVALID, "a job's id is 1 to 40 letters and digits")
     roots.expect(request.roots)
     with Sentry(request.args, lifeline):

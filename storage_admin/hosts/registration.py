@@ -19,10 +19,9 @@ from storage_admin.hosts import addresses, asking, openvz, secrets, ssh, transpo
 from storage_admin.hosts.libvirt import reader, tls, uri
 from storage_admin.hosts.libvirt.tls import Certificates
 from storage_admin.hosts.models import Host, StoragePool
-from storage_admin.hosts.services import STANDARD_FOLDER, add_pool
+from storage_admin.hosts.services import LONGEST_NAME, STANDARD_FOLDER, add_pool, is_name
 
 DEFAULT_PORT = 22
-LONGEST_NAME = 200
 _NO_NAME = f"A host needs a name of at most {LONGEST_NAME} characters."
 #: How an admin installs the agent where the key may not do it.
 INSTALL_HINT = (
@@ -148,7 +147,7 @@ def _keep_certificates(host: Host, given: Certificates) -> None:
 def named(host: Host, name: str) -> Host:
     """The row with its name; raises InvalidError."""
     host.name = name.strip() if isinstance(name, str) else ""
-    if not 1 <= len(host.name) <= LONGEST_NAME or not host.name.isprintable():
+    if not host.name or not is_name(host.name):
         raise InvalidError(_NO_NAME, {"name": _NO_NAME})
     return host
 

@@ -262,8 +262,12 @@ def _wrong_name(name: str | None, before: str) -> dict[str, str]:
         return {}
     if not name.strip():
         return {"name": "Give it a name."}
-    fits = len(name) <= LONGEST_NAME and name.isprintable()
-    return {} if fits else {"name": f"At most {LONGEST_NAME} characters that can be seen."}
+    return {} if is_name(name) else {"name": f"At most {LONGEST_NAME} characters that can be seen."}
+
+
+def is_name(name: str) -> bool:
+    """Whether a host or a pool can be called that: it can be kept, and seen."""
+    return len(name) <= LONGEST_NAME and name.isprintable()
 
 
 def _refuse(wrong: dict[str, str]) -> None:

@@ -12,6 +12,7 @@ import os
 import stat
 
 from storage_admin.agent.folders import image_folders, roots
+from storage_admin.agent.folders.names import is_absolute
 from storage_admin.agent.protocol import RefusedError, display
 
 _UNMOUNTED = "It is empty and lies on another filesystem than before: mount it again. Its images are as last seen."
@@ -29,7 +30,7 @@ def open_root(pool_path: bytes) -> int:
             link or another folder has taken its place; ``outside_pool``, where it is no absolute path.
         OSError: a folder is missing, is a mount point without its mount, or may not be read.
     """
-    if not pool_path.startswith(b"/") or b"\0" in pool_path or b".." in pool_path.split(b"/"):
+    if not is_absolute(pool_path) or b".." in pool_path.split(b"/"):
         raise RefusedError("outside_pool", f"{display(pool_path)} is no absolute path")
     found = roots.reach(pool_path)
     try:
@@ -60,7 +61,7 @@ def components(pool_path: bytes, path: bytes) -> list[bytes]:
     Raises:
         RefusedError: ``outside_pool``, where the path is not beneath the pool or has ``..`` in it.
     """
-    if not pool_path.startswith(b"/") or not path.startswith(b"/") or b"\0" in path + pool_path:
+    if not is_absolute(pool_path) or not is_absolute(path):
         raise RefusedError("outside_pool", f"{display(path)} is no absolute path")
     above = [part for part in pool_path.split(b"/") if part not in (b"", b".")]
     names = [part for part in path.split(b"/") if part not in (b"", b".")]

@@ -15,6 +15,7 @@ import stat
 import time
 from collections.abc import Iterator
 
+from storage_admin.agent.folders.names import JOB
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import RefusedError, display
 
@@ -23,7 +24,7 @@ REMOVED, BUSY, FOREIGN = "removed", "busy", "foreign"
 #: Seconds that a new folder's lock may be looked at by a scan.
 _PATIENCE = 1.0
 _LOCK = "lock"
-_NAME = re.compile(r"\.sa-([0-9a-zA-Z]{1,40})\.bench")
+_NAME = re.compile(rf"\.sa-({JOB})\.bench")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage_admin.agent import formats
+from storage_admin.agent.folders.names import is_ours
 from storage_admin.agent.folders.pools import open_beneath, open_parent
 from storage_admin.agent.formats.facts import Facts, UnreadableError
 from storage_admin.agent.host import attributes, file_mounts, locking
@@ -108,7 +109,7 @@ class Chain:
     def __init__(self, image: Planned, ancestors: Sequence[Planned]) -> None:
         if len(ancestors) >= MAX_DEPTH:
             raise RefusedError("chain_too_deep", f"the chain has more than {MAX_DEPTH} images")
-        if os.path.basename(image.path).startswith(b".sa-"):
+        if is_ours(os.path.basename(image.path)):
             # A job that puts its own files back would take the image for one of them.
             raise RefusedError(INVALID, f"{display(image.path)} has the name of a job's own file; rename it first")
         self.links: list[Link] = []

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from storage_admin.agent.folders.names import wrong_name, wrong_name_for
 from storage_admin.agent.folders.pools import components, open_parent
 from storage_admin.agent.formats.facts import Facts
 from storage_admin.agent.host import locking
@@ -46,12 +47,6 @@ SUBFORMATS = {
     "vhdx": frozenset({"dynamic", "fixed"}),
     "vpc": frozenset({"dynamic", "fixed"}),
 }
-#: What the name of a target ends in: a file's name is what tools and people take its format from.
-EXTENSIONS = {
-    "qcow2": (".qcow2",), "raw": (".raw", ".img"), "vmdk": (".vmdk",), "vdi": (".vdi",), "vhdx": (".vhdx",),
-    "vpc": (".vhd", ".vpc"),
-}  # fmt: skip
-LONGEST_NAME = 255
 #: Bytes that any format may need beside the data: tables, headers, a footer.
 _TABLES = 8 << 20
 _VALUE = re.compile(r"[0-9A-Za-z._]{1,40}")
@@ -78,8 +73,8 @@ class Target:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RefusedError(INVALID, f"the target is not described completely: {error}") from error
         name = os.path.basename(path)
-        if not name or len(name) > LONGEST_NAME or name.startswith(b".sa-") or b"\n" in name:
-            raise RefusedError(INVALID, "the target needs a name of 1 to 255 bytes that is none of a job's own files")
+        if why := wrong_name(name):
+            raise RefusedError(INVALID, why)
         components(pool_path, path)
         if form not in OPTIONS:
             raise RefusedError(INVALID, f"images are converted to {', '.join(sorted(OPTIONS))}")
@@ -91,19 +86,9 @@ class Target:
                 raise RefusedError(INVALID, f"{option} is a word or a number")
         if "subformat" in options and options["subformat"] not in SUBFORMATS[form]:
             raise RefusedError("unsupported_subformat", f"{form} is written as {' or '.join(sorted(SUBFORMATS[form]))}")
-        if why := wrong_name(name, form):
+        if why := wrong_name_for(name, form):
             raise RefusedError(INVALID, why)
         return cls(pool_path, path, form, options, replaces)
-
-
-def wrong_name(name: bytes, form: str) -> str:
-    """Why a target of a format cannot have a name, in a few words; empty where it can."""
-    if name.startswith(b"."):
-        return "a name that begins with a dot hides the file; choose another one"
-    endings = EXTENSIONS[form]
-    if not any(name.lower().endswith(ending.encode()) and len(name) > len(ending) for ending in endings):
-        return f"the name of a {form} image ends in {' or '.join(endings)}"
-    return ""
 
 
 class Convert(Recipe):

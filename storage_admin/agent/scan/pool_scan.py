@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 from storage_admin.agent.folders import roots
+from storage_admin.agent.folders.names import is_ours
 from storage_admin.agent.folders.pools import open_parent, open_root
 from storage_admin.agent.formats import UnreadableError, guess, stands_alone, vmdk
 from storage_admin.agent.formats.facts import Reader
@@ -181,7 +182,7 @@ class PoolScan:
                 self._io.check()
                 self._io.progress("scanning", self.images, None, f"{self.images:,} images so far")
             path = prefix + name.encode(encoding, errors)
-            if name.startswith(".sa-"):
+            if is_ours(name):
                 self._own.look(fd, name, path)
                 continue
             if path in elsewhere:

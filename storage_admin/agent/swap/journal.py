@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from storage_admin.agent.folders.names import JOB, fits_in_folder
 from storage_admin.agent.protocol import RefusedError, unb64
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -84,10 +85,10 @@ MADE = "made"
 ASIDE, RESTORE, DELETE, STAYED = "aside", "restore", "delete", "stayed"
 #: A journal is a few hundred bytes a line; a longer file is none of ours.
 MAX_BYTES = 1 << 20
-#: What its first line may have, and an image's name.
-_FIRST_RECORD, _LONGEST_NAME = 16 * 1024, 255
+#: What its first line may have.
+_FIRST_RECORD = 16 * 1024
 
-_NAME = re.compile(rb"\.sa-([0-9a-zA-Z]{1,40})\.(journal|new|orig|aside)")
+_NAME = re.compile(rb"\.sa-(%s)\.(journal|new|orig|aside)" % JOB.encode())
 
 
 class JournalError(Exception):
@@ -281,7 +282,7 @@ def image_name(folder: int, name: bytes) -> str | None:
     try:
         first = json.loads(os.pread(fd, _FIRST_RECORD, 0).split(b"\n")[0])
         told = first["name_b64"]
-        return told if 0 < len(unb64(told)) <= _LONGEST_NAME and b"/" not in unb64(told) else None
+        return told if fits_in_folder(unb64(told)) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     finally:

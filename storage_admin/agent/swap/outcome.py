@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from storage_admin.agent import formats
+from storage_admin.agent.folders.names import is_possible
 from storage_admin.agent.formats import qcow2
 from storage_admin.agent.formats.facts import Reader
 from storage_admin.agent.host.mounts import Mounts
@@ -21,8 +22,6 @@ from storage_admin.agent.swap.journal import JournalError, Moment, Stamp
 FINISHED, REVERTED, KEPT, BUSY, FAILED = "finished", "reverted", "kept", "busy", "failed"
 #: Swapped, and the undo copy that should wait beside the image does not.
 LOST = "lost"
-#: Bytes of a name in a folder (NAME_MAX).
-LONGEST_NAME = 255
 
 
 @dataclass(frozen=True)
@@ -69,8 +68,7 @@ class Settled:
 
 def is_image_name(name: bytes) -> bool:
     """Whether it can be the name of an image: of one file in a folder, and none of a job's own."""
-    possible = 0 < len(name) <= LONGEST_NAME and b"/" not in name and b"\0" not in name and name not in {b".", b".."}
-    return possible and not journal.parse_name(name)
+    return is_possible(name) and not journal.parse_name(name)
 
 
 def is_back(named: Stamp | None, original: Stamp) -> tuple[bool, bool]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage_admin.agent import formats
+from storage_admin.agent.folders.names import is_job, is_ours
 from storage_admin.agent.folders.pools import open_parent
 from storage_admin.agent.formats import UnreadableError
 from storage_admin.agent.host import attributes, file_mounts, locking, space
@@ -20,7 +21,7 @@ from storage_admin.agent.rewrite import volume_chains
 from storage_admin.agent.scan.overlays import LookedAt, Wanted, refuse_needed
 from storage_admin.agent.swap import set_aside as aside
 from storage_admin.agent.swap import settle, swap
-from storage_admin.agent.swap.journal import Journal, JournalError, Stamp, file_name, parse_name
+from storage_admin.agent.swap.journal import Journal, JournalError, Stamp, file_name
 from storage_admin.agent.swap.outcome import stamp_now
 from storage_admin.agent.swap.settle_aside import AsideStory
 
@@ -215,7 +216,7 @@ def _opened(args: Arguments) -> Iterator[_Image]:
     shown = display(path)
     with contextlib.ExitStack() as open_files:
         open_files.callback(os.close, folder)
-        if name.startswith(b".sa-"):
+        if is_ours(name):
             raise RefusedError(INVALID, f"{shown} has the name of a job's own file; rename it first")
         named = settle.stat_in(folder, name)
         if named is None:
@@ -274,7 +275,7 @@ def _refuse_used(fd: int, shown: str) -> None:
 def _waiting(args: Arguments) -> Iterator[tuple[Journal, AsideStory, int]]:
     """The journal of an image that is set aside, what it tells, and a descriptor of the image."""
     path, job = args.path("path_b64"), args.take("aside_job", str)
-    if parse_name(f".sa-{job}.aside".encode("utf-8", "replace")) is None:
+    if not is_job(job):
         raise RefusedError(INVALID, "aside_job is no job's id")
     with contextlib.ExitStack() as open_files:
         folder, name = open_parent(args.path("pool_path_b64"), path)

@@ -15,6 +15,7 @@ from storage_admin.agent import protocol
 from storage_admin.agent.bench import environment
 from storage_admin.agent.bench.step import Bench, Step
 from storage_admin.agent.folders import scratch
+from storage_admin.agent.folders.names import is_absolute
 from storage_admin.agent.folders.pools import open_root
 from storage_admin.agent.host import cgroups, space
 from storage_admin.agent.host.mounts import Mounts
@@ -122,7 +123,7 @@ def _parse(fields: dict[str, Any]) -> Wish:
     if reserve < 0:
         raise RefusedError(INVALID, "a reserve is not negative")
     pool_path = args.path("pool_path_b64")
-    if not pool_path.startswith(b"/") or b"\0" in pool_path:
+    if not is_absolute(pool_path):
         raise RefusedError("outside_pool", f"{display(pool_path)} is no absolute path")
     wish = Wish(
         pool_path=pool_path,

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from storage_admin.agent.folders import scratch
+from storage_admin.agent.folders.names import is_job
 from storage_admin.agent.folders.pools import open_parent, open_root
 from storage_admin.agent.host import hung_mounts
 from storage_admin.agent.host.mounts import Mounts
@@ -99,7 +100,7 @@ def _expected(fields: Any) -> _Expected:
         raise RefusedError(INVALID, "an undo copy has a job, a path and its pool's path")
     args = Arguments(fields, frozenset({"job", "path_b64", "pool_path_b64"}))
     job = args.take("job", str)
-    if parse_name(f".sa-{job}.orig".encode("utf-8", "replace")) is None:
+    if not is_job(job):
         raise RefusedError(INVALID, "an undo copy's job is no job's id")
     return _Expected(job, args.path("path_b64"), args.path("pool_path_b64"))
 

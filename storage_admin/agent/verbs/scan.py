@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from storage_admin.agent.folders import image_folders, scratch
+from storage_admin.agent.folders.names import is_absolute
 from storage_admin.agent.folders.pools import open_root
 from storage_admin.agent.host import facts, hung_mounts, in_use
 from storage_admin.agent.host.mounts import Mounts
@@ -172,7 +173,7 @@ def _prefix(pool: Pool) -> bytes:
 
 def _existence(path: bytes, mounts: Mounts) -> list[int] | bool | None:
     """Device and inode; ``False`` where there is nothing; ``None`` where it cannot be told."""
-    if not path.startswith(b"/") or b"\0" in path or mounts.may_wait_there(path):
+    if not is_absolute(path) or mounts.may_wait_there(path):
         return None
     try:
         status = os.stat(path)
@@ -206,7 +207,7 @@ def _plain(path: bytes) -> bytes:
 def _parse_pool(fields: dict[str, Any]) -> Pool:
     path, known, kind = unb64(fields["path_b64"]), unb64(fields.get("known_b64", "")), fields["kind"]
     number = fields["id"]
-    if not path.startswith(b"/") or b"\0" in path or kind not in KINDS or not isinstance(number, int):
+    if not is_absolute(path) or kind not in KINDS or not isinstance(number, int):
         raise ValueError(f"pool {number!r} of kind {kind!r} at {path!r}")
     if len(known) % FINGERPRINT_SIZE:
         raise ValueError(f"fingerprints of pool {number} take {len(known)} bytes")

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from storage_admin.agent import formats
+from storage_admin.agent.folders.names import is_job
 from storage_admin.agent.folders.pools import open_parent
 from storage_admin.agent.formats import UnreadableError
 from storage_admin.agent.host import attributes, file_mounts, locking, space
@@ -30,7 +31,7 @@ from storage_admin.agent.rewrite import last_copy
 from storage_admin.agent.scan.overlays import LookedAt, Wanted, refuse_needed
 from storage_admin.agent.swap import fence, journal, moment, settle, swap
 from storage_admin.agent.swap.fence import Fence
-from storage_admin.agent.swap.journal import Journal, JournalError, Stamp, file_name, parse_name
+from storage_admin.agent.swap.journal import Journal, JournalError, Stamp, file_name
 from storage_admin.agent.swap.outcome import stamp_now
 
 _KNOWN = frozenset({"path_b64", "pool_path_b64", "undo_job"})
@@ -230,7 +231,7 @@ def _virtual_size(fd: int, name: bytes, form: str) -> int | None:
 @contextlib.contextmanager
 def _place(args: Arguments) -> Iterator[_Place]:
     path, job = args.path("path_b64"), args.take("undo_job", str)
-    if parse_name(f".sa-{job}.journal".encode("utf-8", "replace")) is None:
+    if not is_job(job):
         raise RefusedError(INVALID, "undo_job is no job's id")
     try:
         folder, name = open_parent(args.path("pool_path_b64"), path)
