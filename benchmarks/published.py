@@ -96,11 +96,6 @@ def _dd() -> Iterator[Result]:
     yield _once("write_seconds", "s", setting, seconds)
 
 
-def every() -> tuple[Published, ...]:
-    """All published series."""
-    return _EVERY
-
-
 def of_kind(kind: str) -> list[Published]:
     """Those of one kind of benchmark."""
     return [series for series in _EVERY if series.kind == kind]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-KIB, MIB = 1024, 1024**2
+MIB = 1024**2
 
 #: Files that images are filled from: text that compresses about as well as a guest's files do, and data that does not.
 TEXT, NOISE = "text.content", "noise.content"

@@ -53,11 +53,6 @@ class Watchers:
                 self._threads[host_id] = thread
                 thread.start()
 
-    def watched(self) -> list[int]:
-        """Ids of the hosts."""
-        with self._lock:
-            return list(self._threads)
-
     def _run(self, host_id: int) -> None:
         failed = True
         try:

@@ -58,8 +58,13 @@ def watchers(monkeypatch: pytest.MonkeyPatch) -> Iterator[libvirt_events.Watcher
     monkeypatch.setattr(libvirt_events, "STILL_WANTED", 0.5)
     yield made
     Job.objects.update(parked_at=None)
-    wait_until(lambda: not made.watched(), 20, "nobody is watched any more")
+    wait_until(lambda: not watched(), 20, "nobody is watched any more")
     assert listeners() == []
+
+
+def watched() -> list[int]:
+    """Ids of the hosts that a thread of this process watches."""
+    return [int(thread.name[6:]) for thread in threading.enumerate() if thread.name.startswith("watch-")]
 
 
 def listeners() -> list[psutil.Process]:
@@ -87,15 +92,15 @@ def test_a_guest_that_ends_is_noticed_before_anybody_polls(
     scan(host)
     job = parked(host, image_at(shared_folder / "disk.qcow2"))
     tasks.look_at_guests()
-    assert watchers.watched() == [host.pk]
+    assert watched() == [host.pk]
     wait_until(listeners, 10, "somebody listens")
     wait_until(lambda: connected(host), 10, "the connection stands")
     asked = Job.objects.filter(kind="scan", state="queued")
     assert not asked.exists()
     domain.destroy()
     wait_until(asked.exists, 10, "a scan is asked for")
-    job.refresh_from_db()
-    assert "is off" in job.waiting_for
+    told = Job.objects.filter(pk=job.pk, waiting_for__contains="is off")
+    wait_until(told.exists, 10, "the job says what it waits for now")  # right after the scan is asked for
 
 
 def connected(host: Host) -> bool:
@@ -108,14 +113,14 @@ def test_nobody_listens_when_no_job_waits(domain: Any, shared_folder: Path, watc
     host = this_machine(shared_folder)
     scan(host)
     tasks.look_at_guests()
-    assert (watchers.watched(), listeners()) == ([], [])
+    assert (watched(), listeners()) == ([], [])
     job = parked(host, image_at(shared_folder / "disk.qcow2"))
     tasks.look_at_guests()
     tasks.look_at_guests()
     wait_until(listeners, 10, "somebody listens")
-    assert watchers.watched() == [host.pk]
+    assert watched() == [host.pk]
     services.cancel(OPERATOR, job)
-    wait_until(lambda: not watchers.watched() and not listeners(), 10, "the listener has ended")
+    wait_until(lambda: not watched() and not listeners(), 10, "the listener has ended")
 
 
 def test_when_a_guest_ran_is_written_down_while_an_undo_copy_waits(
@@ -139,7 +144,7 @@ def test_when_a_guest_ran_is_written_down_while_an_undo_copy_waits(
     ran = spans.get(ran=True)
     assert 0 <= ran.since <= began <= ran.until <= elapsed.now()
     Job.objects.filter(pk=job.pk).update(undo_state="expired")
-    wait_until(lambda: not watchers.watched() and not listeners(), 10, "the listener has ended")
+    wait_until(lambda: not watched() and not listeners(), 10, "the listener has ended")
 
 
 def test_a_worker_that_is_told_to_end_takes_its_listeners_along(
@@ -154,7 +159,7 @@ def test_a_worker_that_is_told_to_end_takes_its_listeners_along(
     stopping = threading.Event()
     monkeypatch.setattr(runner, "stopping", stopping)
     stopping.set()
-    wait_until(lambda: not watchers.watched() and not listeners(), 10, "the listener has ended")
+    wait_until(lambda: not watched() and not listeners(), 10, "the listener has ended")
 
 
 def test_a_libvirt_that_cannot_be_watched_is_polled_and_tried_again_later(
@@ -173,7 +178,7 @@ def test_a_libvirt_that_cannot_be_watched_is_polled_and_tried_again_later(
     parked(host, image_at(shared_folder / "disk.qcow2"))
     for _ in range(3):
         tasks.look_at_guests()
-        wait_until(lambda: not watchers.watched(), 10, "the try is over")
+        wait_until(lambda: not watched(), 10, "the try is over")
     assert tries == [host.pk]
     monkeypatch.setattr(libvirt_events, "TRY_AGAIN", 0.0)
     domain.destroy()

@@ -22,7 +22,6 @@ from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import HostError, display
 from storage_admin.agent.qemu.img import Node
 
-_MIB = 1 << 20
 #: Bytes that are looked at as one where a format does not write more at once.
 _PIECE = 64 * 1024
 

@@ -8,7 +8,7 @@ from typing import Any
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.errors import InvalidError
 from storage_admin.hosts.libvirt.disks import Edit, Edited
-from storage_admin.hosts.libvirt.io import IoOutcome, IoSettings, checked, outcome, settings_of
+from storage_admin.hosts.libvirt.io import IoOutcome, checked, outcome
 from storage_admin.hosts.libvirt.process import ask
 from storage_admin.hosts.libvirt.relay import refuse_to_write, why_read_only
 from storage_admin.hosts.libvirt.uri import uri_of
@@ -66,16 +66,6 @@ def repoint(host: Host, uid: str, edits: list[Edit], *, write: bool, forward: bo
     if "contradiction" in answer:
         raise RefusedError("stale_plan", f"The guest's definition cannot be changed: {answer['contradiction']}.")
     return [Edited(**disk) for disk in answer["disks"]]
-
-
-def io_of(host: Host, uid: str) -> tuple[IoSettings | None, IoSettings | None]:
-    """What a domain may take of the disks: while it runs (``None`` where it does not), and by its definition.
-
-    Raises:
-        HostError: libvirt does not answer, or does not know it.
-    """
-    told = _tune(host, {"uid": uid, "weight": None, "limits": None, "live": False, "config": False})["now"]
-    return settings_of(told.get("live")), settings_of(told.get("config"))
 
 
 def set_io(

@@ -36,7 +36,6 @@ class IoOutcome:
 
     Args:
         before, now: what holds: of the running domain where it runs, else of its definition.
-        defined_before, defined_now: of its definition, which holds from the next start on; ``None`` where it has none.
         running: whether it runs.
         as_asked: whether all that was asked for is there now, where it was to be set.
         effect: ``now``, ``next_start``, ``unsupported`` where no disk of the host weighs guests, or ``unknown`` where
@@ -47,8 +46,6 @@ class IoOutcome:
 
     before: IoSettings
     now: IoSettings
-    defined_before: IoSettings | None
-    defined_now: IoSettings | None
     running: bool
     as_asked: bool
     effect: str
@@ -135,8 +132,7 @@ def outcome(
     notes = tuple(dict.fromkeys(_notes(answer, before, now, weight)))
     return IoOutcome(
         before=before.get(holds) or IoSettings(), now=now.get(holds) or IoSettings(),
-        defined_before=before.get("config"), defined_now=now.get("config"), running="live" in now, as_asked=as_asked,
-        effect=effect, words=" ".join(words), notes=notes,
+        running="live" in now, as_asked=as_asked, effect=effect, words=" ".join(words), notes=notes,
     )  # fmt: skip
 
 

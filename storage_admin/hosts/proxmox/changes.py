@@ -77,12 +77,10 @@ class Repointed:
     """What came of naming a volume anew.
 
     Args:
-        targets: the drives that name it now.
         left: ``unusedN`` lines that still have the old name, and so name the same file; empty where all is well.
         digest: of the configuration now.
     """
 
-    targets: tuple[str, ...]
     left: tuple[str, ...]
     digest: str
 
@@ -125,7 +123,7 @@ def repoint(
         raise RefusedError("stale_plan", f"{guest.name} has no drive {old} any more: look again, then try again.")
     for line in _unused(config, old):
         config = set_config(client, config, {line: new})
-    return Repointed(naming(config, new), _unused(config, old), config.digest)
+    return Repointed(_unused(config, old), config.digest)
 
 
 def naming(config: Config, volume: str) -> tuple[str, ...]:

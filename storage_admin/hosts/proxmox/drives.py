@@ -24,7 +24,6 @@ _TRUE = frozenset({"1", "on", "yes", "true"})
 _FALSE = frozenset({"0", "off", "no", "false"})
 _SIZE = re.compile(r"(\d+)(\.\d+)?(?:([KMGT])(?:iB)?)?", re.ASCII)
 _UNITS = {None: 0, "K": 10, "M": 20, "G": 30, "T": 40}
-_CLOUDINIT = re.compile(r"[:/](?:vm-\d+-)?cloudinit(?:\.(?:raw|qcow2|qcow|qed|vmdk|cloop))?$")
 
 
 @dataclass(frozen=True)
@@ -85,11 +84,6 @@ class Drive:
     def is_cdrom(self) -> bool:
         """Whether it is an optical drive, cloud-init's included."""
         return self.option("media") == "cdrom" or self.volume == "cdrom"
-
-    @property
-    def is_cloudinit(self) -> bool:
-        """Whether it holds what Proxmox VE makes for cloud-init."""
-        return _CLOUDINIT.search(":" + self.volume) is not None
 
     @property
     def is_empty(self) -> bool:

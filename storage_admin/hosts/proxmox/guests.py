@@ -64,21 +64,10 @@ class ProxmoxGuest:
     facts: GuestFacts
     node: str
     vmid: int
-    template: bool = False
     digest: str = ""
     snapshots: tuple[str, ...] = ()
     stands_on: Mapping[str, str | None] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def agent_enabled(self) -> bool:
-        """Whether its configuration says that a guest agent runs in it."""
-        return has_agent(self.options)
-
-    @property
-    def protected(self) -> bool:
-        """Whether Proxmox VE keeps its disks from being removed."""
-        return self.options.get("protection", "0") == "1"
 
 
 def has_agent(values: Mapping[str, str]) -> bool:
@@ -142,7 +131,6 @@ def build(
         facts=facts,
         node=node,
         vmid=vmid,
-        template=now.get("template", "0") == "1",
         digest=digest,
         snapshots=tuple(section.name for section in known if section.kind == SNAPSHOT),
         stands_on=dict(_chained(now, [section for section in known if section.kind == SNAPSHOT], storages)),

@@ -36,12 +36,9 @@ class Outcome:
 
     Args:
         warnings: how many Proxmox VE counted.
-        last_line: of its log.
     """
 
-    upid: str
     warnings: int
-    last_line: str
 
 
 def node_of(upid: str) -> str:
@@ -116,7 +113,6 @@ class _Task:
         self._log = log
         self._read = 0
         self._percent = -1.0
-        self._last = ""
 
     def look(self) -> str | None:
         """One look: what is new in the log, and the exit status where it has ended."""
@@ -139,7 +135,6 @@ class _Task:
                 return
 
     def _line(self, text: str) -> None:
-        self._last = text
         self._log(text)
         found = _PERCENT.search(text)
         if found is not None and self._percent < float(found[1]) <= 100:
@@ -154,7 +149,7 @@ class _Task:
                 raise refused
             raise HostError(f"Proxmox VE's task failed: {' '.join(exit_status.split())[:600]}")
         warned = _WARNED.fullmatch(exit_status)
-        return Outcome(self._upid, int(warned[1]) if warned else 0, self._last)
+        return Outcome(int(warned[1]) if warned else 0)
 
     def stop(self) -> str:
         """Asks for the task's end, and waits until it has ended; its exit status."""
