@@ -12,7 +12,6 @@ from factory.declarations import LazyAttribute, LazyFunction, Maybe, SelfAttribu
 from factory.django import DjangoModelFactory, Password
 from factory.helpers import post_generation
 
-from benchmarks.models import Benchmark, Sample, Watch
 from images.models import Image, ImageSample, ImageUse, Policy, PolicyPick, PolicyRun
 from images.policies.shape import Rules
 from storage_admin import sealing
@@ -343,47 +342,6 @@ class ImageUseFactory(Rows[ImageUse]):
         format=SelfAttribute("..image.format"),
         guest__host=SelfAttribute("...image.host"),
     )
-
-
-class BenchmarkFactory(Rows[Benchmark]):
-    """A quick run of dd that has ended well, without figures; ``job=None`` and ``source="pasted"`` for pasted lines."""
-
-    class Meta:
-        model = Benchmark
-
-    pool = SubFactory(StoragePoolFactory)
-    host = LazyAttribute(lambda run: run.pool.host if run.pool else None)
-    kind = "dd"
-    job = LazyAttribute(
-        lambda run: (
-            JobFactory.create(target=run.pool, kind="benchmark", state="succeeded", finished=timezone.now())
-            if run.pool
-            else None
-        )
-    )
-    profile_key = "the same steps"
-    created_by = "admin"
-    finished = LazyFunction(timezone.now)
-
-
-class SampleFactory(Rows[Sample]):
-    class Meta:
-        model = Sample
-
-    benchmark = SubFactory(BenchmarkFactory)
-    setting = LazyFunction(lambda: {"mode": "write", "sync": "direct", "block": "1M"})
-    metric = "write_rate"
-    unit = "B/s"
-    value = 400e6
-
-
-class WatchFactory(Rows[Watch]):
-    class Meta:
-        model = Watch
-
-    pool = SubFactory(StoragePoolFactory)
-    kind = "fio"
-    created_by = "admin"
 
 
 class PolicyFactory(Rows[Policy]):

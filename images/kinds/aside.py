@@ -13,7 +13,7 @@ from images.orphans import ask_hypervisors, rows
 from images.orphans import refusals as against
 from images.rewrite import other_hosts, refusals
 from images.rewrite import record as rewriting
-from images.scan import run
+from images.scan import known
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.agent.protocol import RefusedError, b64
 from storage_admin.errors import InvalidError
@@ -242,7 +242,7 @@ def looked_through(host: Host) -> list[dict[str, str]]:
         {
             "path_b64": b64(bytes(pool.path_bytes)),
             "kind": layout(pool),
-            "known_b64": run.linked_fingerprints(pool),
+            "known_b64": known.linked_fingerprints(pool),
         }
         for pool in folders
     ]

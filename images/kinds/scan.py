@@ -8,7 +8,7 @@ from django.db.models import Exists, OuterRef, QuerySet
 from images.models import Image
 from images.rewrite import estimates, refusals
 from images.rewrite import wait_for_guests as waiting
-from images.scan import from_libvirt, from_proxmox, hypervisors
+from images.scan import from_libvirt, from_proxmox, hypervisors, known
 from images.scan import run as scanning
 from images.scan.run import ScanRun
 from storage_admin.accounts.roles import SYSTEM, Actor
@@ -72,7 +72,7 @@ class Scan(HostKind):
         pools = {pool.pk: pool for pool in StoragePool.objects.filter(host=job.host)}
         told = [*(libvirt.domains if libvirt is not None else ()), *(guest for one in others for guest in one.guests)]
         named = guests.disk_paths(told)
-        asked = list(dict.fromkeys([*named, *scanning.probe_paths(job.host)]))
+        asked = list(dict.fromkeys([*named, *known.probe_paths(job.host)]))
         run = self._runs[job.pk] = ScanRun(job, pools, libvirt, error, asked, others)
         if libvirt is not None:
             for event in from_libvirt.beside_an_agent(job.host, libvirt, rows):
@@ -84,7 +84,7 @@ class Scan(HostKind):
                     "id": pool.pk,
                     "path_b64": b64(bytes(pool.path_bytes)),
                     "kind": layout(pool),
-                    "known_b64": scanning.known_fingerprints(pool),
+                    "known_b64": known.known_fingerprints(pool),
                 }
                 for pool in pools.values()
                 if pool.kind in refusals.FOLDERS and pool.path_bytes

@@ -4,14 +4,13 @@ Rows are written in batches as they come; a new image is not listed, and nothing
 transaction (:meth:`ScanRun.finish`). A scan that dies on the way leaves what the last whole one found.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from django.db import connection, transaction
-from django.db.models import F, Q, QuerySet, TextField
-from django.db.models.functions import Cast
+from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from images.models import Image
@@ -21,8 +20,9 @@ from images.rewrite import holding, moving
 from images.scan import bulk_write, hypervisors, leftovers, shared_storages
 from images.scan import rows as scan_rows
 from images.scan.hypervisors import Told
+from images.scan.known import standing_on_others
 from images.scan.rows import inode
-from storage_admin.agent.protocol import b64, unb64
+from storage_admin.agent.protocol import unb64
 from storage_admin.guests import services as guests
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import services as hosts
@@ -195,7 +195,7 @@ class ScanRun:
         }
         keys, moved = list(told), dict[str, str]()
         for start in range(0, len(keys), 500):
-            rows = _standing_on_others(self.job.host_id).filter(backing_key__in=keys[start : start + 500])
+            rows = standing_on_others(self.job.host_id).filter(backing_key__in=keys[start : start + 500])
             known = rows.values_list("backing_key", "backing_found").distinct()
             moved |= {below: told[below] for below, found in known if told[below] != found}
         for below, found in moved.items():
@@ -366,38 +366,3 @@ def _add_proxmox_storage(host: Host, name: str, path: str) -> bool:
         return False
     hosts.add_pool(host, path.encode("utf-8", "surrogateescape"), StoragePool.Source.PROXMOX, name=name)
     return True
-
-
-def known_fingerprints(pool: StoragePool) -> str:
-    """The fingerprints of a pool's images as they travel: 16 bytes each."""
-    return _fingerprints(Image.every.filter(pool=pool, missing_since=None, aside_since=None))
-
-
-def linked_fingerprints(pool: StoragePool) -> str:
-    """Of those only what is known to need which image: what a scan at work has read, or one that died, is not yet.
-
-    Neither is what could not be read, what describes its base instead of naming it, and what reaches another file by
-    a path that may lead elsewhere by now: its base by a link, its data in files of their own.
-    """
-    known = Image.objects.filter(pool=pool, missing_since=None, aside_since=None, backing_unsafe="", unreadable="")
-    known = known.filter(Q(backing_key="") | Q(backing__path_key=F("backing_key")))
-    known = known.annotate(text=Cast("header", TextField())).exclude(text__contains='"data_file"')
-    known = known.exclude(text__contains='"extents"')
-    return _fingerprints(known.filter(changed_scan__lte=pool.host.resolved_scan))
-
-
-def _fingerprints(rows: QuerySet[Image]) -> str:
-    known: Iterable[Any] = rows.order_by().values_list("fingerprint", flat=True)
-    return b64(b"".join(map(bytes, known)))
-
-
-def probe_paths(host: Host) -> list[bytes]:
-    """Paths of bases that are no images of ours by that path: what is there is asked at every scan."""
-    paths = _standing_on_others(host.pk).order_by("pk").values_list("backing_path_bytes", flat=True)
-    return sorted({bytes(path) for path in paths[:5000]})
-
-
-def _standing_on_others(host_id: int) -> QuerySet[Image]:
-    """Images whose base is none of ours, or is reached by another path than we list it under."""
-    named = Image.every.filter(host=host_id, backing_unsafe="").exclude(backing_key="")
-    return named.exclude(backing__path_key=F("backing_key"))

@@ -12,6 +12,7 @@ from rest_framework.test import APIClient
 from storage_admin.accounts.models import AuditEntry, Session
 from tests.api.test_role_table import route
 from tests.api.test_roles import CASES, RESULT_LINE, locked_out
+from tests.benchmarks.factories import WatchFactory
 from tests.factories import (
     AlertFactory,
     DeliveryFactory,
@@ -24,7 +25,6 @@ from tests.factories import (
     StoragePoolFactory,
     TokenFactory,
     UserFactory,
-    WatchFactory,
 )
 
 #: Method, address, body; what the trail calls it, and which of before and after it says.

@@ -13,16 +13,8 @@ from rest_framework.test import APIClient
 from images.models import Image
 from images.selectors import lists
 from storage_admin.hosts.models import Host
-from tests.factories import (
-    GIB,
-    BenchmarkFactory,
-    GuestDiskFactory,
-    ImageFactory,
-    ImageUseFactory,
-    JobFactory,
-    StoragePoolFactory,
-    WatchFactory,
-)
+from tests.benchmarks.factories import BenchmarkFactory, WatchFactory
+from tests.factories import GIB, GuestDiskFactory, ImageFactory, ImageUseFactory, JobFactory, StoragePoolFactory
 from tests.ledger.rows import freed
 
 pytestmark = pytest.mark.sql

@@ -11,9 +11,9 @@ from rest_framework.test import APIClient
 
 from storage_admin.accounts.models import Session, User
 from storage_admin.hosts.models import StoragePool
+from tests.benchmarks.factories import BenchmarkFactory, WatchFactory
 from tests.factories import (
     AlertFactory,
-    BenchmarkFactory,
     DeliveryFactory,
     HostFactory,
     ImageFactory,
@@ -24,7 +24,6 @@ from tests.factories import (
     StoragePoolFactory,
     TokenFactory,
     UserFactory,
-    WatchFactory,
     WebhookFactory,
 )
 

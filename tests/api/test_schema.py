@@ -34,6 +34,7 @@ from storage_admin.jobs import kinds
 from storage_admin.jobs.models import Job
 from storage_admin.wsgi import application
 from tests.api.test_roles import ADMIN, ANYBODY, CASES, OPERATOR, RANKS, VIEWER, Case
+from tests.benchmarks.factories import SampleFactory, WatchFactory
 from tests.factories import (
     AlertFactory,
     DeliveryFactory,
@@ -45,11 +46,9 @@ from tests.factories import (
     JobLogFactory,
     PolicyPickFactory,
     PoolSampleFactory,
-    SampleFactory,
     SavedViewFactory,
     TokenFactory,
     UserFactory,
-    WatchFactory,
 )
 
 SEED = 20_261_120

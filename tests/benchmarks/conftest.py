@@ -11,7 +11,8 @@ from benchmarks.models import Benchmark, Sample
 from benchmarks.steps import GIB
 from storage_admin.hosts.models import StoragePool
 from tests.api.conftest import client_of, operator, viewer  # noqa: F401 (clients for each role, here too)
-from tests.factories import BenchmarkFactory, HostFactory, SampleFactory, StoragePoolFactory, UserFactory, WatchFactory
+from tests.benchmarks.factories import BenchmarkFactory, SampleFactory, WatchFactory
+from tests.factories import HostFactory, StoragePoolFactory, UserFactory
 from tests.working import scan, this_machine
 
 ALL_TOOLS = {"qemu-img": True, "fio": True, "bonnie++": True}

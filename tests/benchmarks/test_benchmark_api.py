@@ -13,7 +13,8 @@ from benchmarks.models import Benchmark
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs.models import Job
-from tests.factories import BenchmarkFactory, HostFactory, StoragePoolFactory
+from tests.benchmarks.factories import BenchmarkFactory
+from tests.factories import HostFactory, StoragePoolFactory
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet"), pytest.mark.sql]
 Measured = Callable[..., Benchmark]

@@ -19,7 +19,8 @@ from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import services as jobs
 from storage_admin.jobs.models import Job, ResourceLock
 from tests.benchmarks.conftest import page_of, signed_in
-from tests.factories import BenchmarkFactory, HostFactory, ImageFactory, StoragePoolFactory
+from tests.benchmarks.factories import BenchmarkFactory
+from tests.factories import HostFactory, ImageFactory, StoragePoolFactory
 from tests.web.confirming import confirm
 from tests.working import ADMIN, OPERATOR
 

@@ -13,7 +13,7 @@ from benchmarks.charts import Chart, Series
 from benchmarks.models import Benchmark
 from benchmarks.results import Result
 from storage_admin.hosts.models import StoragePool
-from tests.factories import SampleFactory
+from tests.benchmarks.factories import SampleFactory
 
 pytestmark = [pytest.mark.django_db, pytest.mark.sql]
 Measured = Callable[..., Benchmark]

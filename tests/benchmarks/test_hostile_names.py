@@ -5,8 +5,8 @@ import pytest
 from benchmarks.models import Benchmark, Watch
 from storage_admin.hosts.models import StoragePool
 from tests.benchmarks.conftest import page_of, signed_in
+from tests.benchmarks.factories import BenchmarkFactory, SampleFactory
 from tests.chance import night
-from tests.factories import BenchmarkFactory, SampleFactory
 from tests.web.html import inline_code, tags_of
 from tests.web.test_hostile_names import PAYLOADS
 

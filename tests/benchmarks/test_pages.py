@@ -19,7 +19,8 @@ from benchmarks.steps import MIB
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs.models import Job
 from tests.benchmarks.conftest import page_of, signed_in
-from tests.factories import BenchmarkFactory, JobFactory, SampleFactory, StoragePoolFactory, WatchFactory
+from tests.benchmarks.factories import BenchmarkFactory, SampleFactory, WatchFactory
+from tests.factories import JobFactory, StoragePoolFactory
 from tests.web.confirming import confirm, planned
 from tests.web.html import inline_code, tags_of, text_of
 

@@ -7,7 +7,7 @@ from benchmarks.models import Benchmark, Sample
 from benchmarks.steps import GIB, MADE, MIB, short
 from images.rewrite import refusals
 from storage_admin.hosts.models import StoragePool
-from tests.factories import BenchmarkFactory
+from tests.benchmarks.factories import BenchmarkFactory
 
 pytestmark = pytest.mark.django_db
 

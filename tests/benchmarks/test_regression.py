@@ -13,7 +13,8 @@ from benchmarks.regression import drop_of
 from benchmarks.results import Result
 from storage_admin.events.models import Alert
 from storage_admin.hosts.models import StoragePool
-from tests.factories import BenchmarkFactory, StoragePoolFactory
+from tests.benchmarks.factories import BenchmarkFactory
+from tests.factories import StoragePoolFactory
 
 pytestmark = pytest.mark.sql
 

@@ -13,7 +13,7 @@ from benchmarks import advice, figures, results
 from benchmarks.models import Benchmark, Sample
 from benchmarks.results import Result
 from storage_admin.hosts.models import StoragePool
-from tests.factories import BenchmarkFactory
+from tests.benchmarks.factories import BenchmarkFactory
 
 MB = 1_000_000.0
 Measured = Callable[..., Benchmark]

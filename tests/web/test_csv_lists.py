@@ -16,10 +16,10 @@ from images.models import Image
 from storage_admin import csv_export
 from storage_admin.csv_export import PART, cell, csv_answer, in_parts, line, lines
 from storage_admin.jobs.models import Job
+from tests.benchmarks.factories import BenchmarkFactory
 from tests.factories import (
     GIB,
     AlertFactory,
-    BenchmarkFactory,
     GuestFactory,
     HostFactory,
     ImageFactory,

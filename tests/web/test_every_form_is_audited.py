@@ -17,7 +17,8 @@ from pytest_django import Settings
 from storage_admin.accounts.models import AuditEntry, Session
 from storage_admin.hosts.models import Host
 from storage_admin.jobs.models import Job
-from tests.factories import HostFactory, ImageFactory, PolicyFactory, StoragePoolFactory, UserFactory, WatchFactory
+from tests.benchmarks.factories import WatchFactory
+from tests.factories import HostFactory, ImageFactory, PolicyFactory, StoragePoolFactory, UserFactory
 from tests.web.confirming import planned
 from tests.web.html import tags_of
 from tests.web.test_host_scope import address

@@ -14,11 +14,11 @@ from django.utils import timezone
 from images.models import Image, ImageUse
 from storage_admin.guests.models import GuestDisk
 from storage_admin.hosts.models import Host
+from tests.benchmarks.factories import BenchmarkFactory, SampleFactory, WatchFactory
 from tests.factories import (
     GIB,
     AlertFactory,
     AuditEntryFactory,
-    BenchmarkFactory,
     HostFactory,
     ImageFactory,
     ImageSampleFactory,
@@ -29,11 +29,9 @@ from tests.factories import (
     PolicyPickFactory,
     PolicyRunFactory,
     PoolSampleFactory,
-    SampleFactory,
     StoragePoolFactory,
     TokenFactory,
     UserFactory,
-    WatchFactory,
 )
 
 pytestmark = pytest.mark.sql

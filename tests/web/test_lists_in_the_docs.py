@@ -9,7 +9,8 @@ from django.test import Client
 from django.urls import reverse
 
 from storage_admin.accounts import saved_views
-from tests.factories import BenchmarkFactory, PolicyRunFactory, SampleFactory, WebhookFactory
+from tests.benchmarks.factories import BenchmarkFactory, SampleFactory
+from tests.factories import PolicyRunFactory, WebhookFactory
 from tests.web.html import tags_of
 from tests.web.test_role_table import routes
 
