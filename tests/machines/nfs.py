@@ -142,9 +142,9 @@ class Export:
     def recover(self, machine: Machine) -> list[dict[str, Any]]:
         """What a machine makes of what jobs have left."""
         pool = {"id": 1, "path_b64": b64(MOUNTED.encode()), "kind": "dir"}
-        rows = self.ask("recover", {"pools": [pool], "jobs_active": []}, "r1", machine)["recovered"]
-        assert isinstance(rows, list)
-        return rows
+        answer = self.ask("recover", {"pools": [pool], "jobs_active": []}, "r1", machine)
+        assert isinstance(answer.get("recovered"), list), answer
+        return list(answer["recovered"])
 
     def writer(self, name: str, *, at_server: bool) -> Writer:
         """A guest on the first machine that has an image open; it may have it from the server's own folder."""
