@@ -1,5 +1,7 @@
 """What is made of files that a job left behind, from their names and the journal alone."""
 
+import errno
+import fcntl
 import os
 import time
 from collections.abc import Callable
@@ -8,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent.protocol import b64
+from storage_admin.agent.protocol import Request, b64
+from storage_admin.agent.verbs import recover as verb
 from tests.agent.harness import (
     Agent,
     ask,
@@ -20,6 +23,7 @@ from tests.agent.harness import (
     undo_args,
     write,
 )
+from tests.agent.recording import RecordingIO
 
 pytestmark = pytest.mark.qemu
 
@@ -129,6 +133,33 @@ def test_an_undo_copy_that_is_gone_together_with_its_journal_is_said_where_it_sh
     assert (row["outcome"], row["inode"]) == ("lost", None)
     image.parent.rename(image.parent.parent / "elsewhere")
     assert recover(image, **copy_of(image)) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"), [(errno.ESTALE, "busy"), (errno.ENOLCK, "failed"), (errno.EIO, "failed")]
+)
+def test_a_journal_that_cannot_be_taken_keeps_no_other_job_from_its_recovery(
+    image: Path, monkeypatch: pytest.MonkeyPatch, error: int, outcome: str
+) -> None:
+    """ESTALE is what NFS says of a file that another machine has removed: somebody else is recovering the job."""
+    other = image.with_name("other.qcow2")
+    make_image(other)
+    for job, path in (("j1", image), ("j2", other)):
+        with Agent() as agent:
+            agent.request("reclaim", reclaim_args(path), job=job)
+            agent.until("progress", stage="syncing")
+            agent.process.kill()
+    before, flock = leftovers(image.parent), fcntl.flock
+
+    def lock(fd: int, how: int) -> None:
+        if "j1" in str(Path(f"/proc/self/fd/{fd}").readlink()):
+            raise OSError(error, os.strerror(error))
+        flock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", lock)
+    rows = verb.run(Request("recover", "r1", 1, recover_args(image.parent.parent)), RecordingIO())["recovered"]
+    assert {row["job"]: row["outcome"] for row in rows} == {"j1": outcome, "j2": "reverted"}
+    assert leftovers(image.parent) == {name for name in before if "j1" in name}
 
 
 def test_a_copy_whose_undo_was_finished_by_recovery_is_not_called_lost(image: Path) -> None:

@@ -198,6 +198,45 @@ def test_a_kill_in_the_instant_without_a_name_is_put_right(export: Export) -> No
     hold("killed without a name", export.version, single)
 
 
+#: Has a journal open and remembers its name, and takes it once the file ``sys.argv[3]`` is there.
+TAKING = """
+import os, sys, time
+sys.path.insert(0, "/root/agent.pyz")
+from storage_admin.agent.protocol import RefusedError
+from storage_admin.agent.swap.journal import Journal, file_name
+folder, job, begin = os.open(sys.argv[1], os.O_RDONLY), sys.argv[2], sys.argv[3]
+name = file_name(job, "journal")
+journal = Journal(folder, job, os.open(name, os.O_RDWR, dir_fd=folder))
+os.stat(name, dir_fd=folder)
+print("open", flush=True)
+while not os.path.exists(begin):
+    time.sleep(0.02)
+try:
+    journal._take(name)
+except (OSError, RefusedError) as error:
+    print(getattr(error, "code", type(error).__name__))
+else:
+    print("taken")
+"""
+
+
+def test_a_journal_that_another_machine_has_removed_is_not_taken(export: Export) -> None:
+    def single(_: random.Random, job: str) -> str:
+        export.server.run(f"echo x > {EXPORTED}/.sa-{job}.journal")
+        export.client.run("cat >/root/taking.py", TAKING.encode())
+        taking = f"python3 /root/taking.py {MOUNTED} {job} /root/begin-{job}"
+        with ThreadPoolExecutor(1) as pool:
+            told = pool.submit(export.client.run, f"{taking} | tee /root/taking-{job}")
+            wait_until(lambda: "open" in export.client.run(f"cat /root/taking-{job} || true"), 60, "it has it open")
+            export.server.run(f"rm {EXPORTED}/.sa-{job}.journal")
+            export.client.run(f"touch /root/begin-{job}")
+            outcome = told.result().split()[-1]
+        assert outcome in {"FileNotFoundError", "busy"}, outcome
+        return outcome
+
+    hold("journal removed", export.version, single, 0.2)
+
+
 def test_a_server_that_goes_away_while_images_are_copied_costs_time_and_nothing_else(export: Export) -> None:
     for trial in Trials("nfs", f"server away, NFS {export.version}", worth=TOGETHER):
         with trial, contextlib.ExitStack() as stack:

@@ -228,6 +228,8 @@ def _recover(folder: _Folder, job: str, kinds: set[str], recorded: bool, io: Age
         return []
     except RefusedError:
         return [_row(folder, settle.Settled(job, settle.BUSY))]
+    except OSError as error:
+        return [_row(folder, _not_now(folder, job, error, io))]
     try:
         settled = settle.settle(one)
         found = [settled]
@@ -236,8 +238,7 @@ def _recover(folder: _Folder, job: str, kinds: set[str], recorded: bool, io: Age
         if found[-1].outcome == settle.LOST and recorded:
             one.remove()  # it has nothing more to say, and would ask for a recovery at every scan
     except OSError as error:
-        io.log(f"{_shown(folder, job, 'journal')} cannot be settled now: {error.strerror}", "error")
-        found = [settle.Settled(job, settle.FAILED, detail=f"the host failed: {error.strerror}")]
+        found = [_not_now(folder, job, error, io)]
     finally:
         one.close()
     for settled in found:
@@ -245,8 +246,16 @@ def _recover(folder: _Folder, job: str, kinds: set[str], recorded: bool, io: Age
     return [_row(folder, settled) for settled in found]
 
 
+def _not_now(folder: _Folder, job: str, error: OSError, io: AgentIO) -> settle.Settled:
+    io.log(f"{_shown(folder, job, 'journal')} cannot be settled now: {error.strerror}", "error")
+    return settle.Settled(job, settle.FAILED, detail=f"the host failed: {error.strerror}")
+
+
 def _recover_orphans(folder: _Folder, job: str, kinds: set[str], io: AgentIO) -> list[dict[str, Any]]:
     """Files without a journal: an empty temporary file is nobody's, any other may be somebody's last."""
+    # A client of NFS knows names for some seconds that another machine has removed with their journal just now: where a
+    # folder is opened, it asks its server.
+    os.close(os.open(b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder.fd))
     rows = []
     made = settle.stat_in(folder.fd, file_name(job, "new")) if "new" in kinds else None
     if made is not None and made.file_size:
