@@ -211,13 +211,12 @@ class Journal:
         """Lock it, and be sure that what is locked still has its name: whoever had it may have removed it."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            named = os.stat(name, dir_fd=self.folder, follow_symlinks=False)
+            mine, named = os.fstat(self._fd), os.stat(name, dir_fd=self.folder, follow_symlinks=False)
         except OSError as error:
             # ESTALE: another machine has just removed it, says NFS.
             if error.errno in {errno.EWOULDBLOCK, errno.ESTALE}:
                 raise RefusedError("busy", f"another agent is working on job {self.job}") from error
             raise
-        mine = os.fstat(self._fd)
         if (named.st_dev, named.st_ino) != (mine.st_dev, mine.st_ino):
             raise FileNotFoundError(errno.ENOENT, "the journal was removed meanwhile")
 
