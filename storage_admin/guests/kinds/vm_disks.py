@@ -43,9 +43,7 @@ class VmKind(JobKind):
     """A kind that has Proxmox VE do something with a VM. Its plan asks the node: what a scan knows may be old."""
 
     target = "guest"
-    unsuccessful = {
-        "": Unsuccessful("A task that Proxmox VE started continues there: see the log. Then scan the host.")
-    }
+    unsuccessful = {"": Unsuccessful("A task that Proxmox VE started goes on there: see the log, then scan the host.")}
     #: What has to be given: options without a default.
     needs: ClassVar[tuple[str, ...]] = ()
     #: Whether Proxmox VE writes the VM's configuration for it.
