@@ -1,8 +1,8 @@
 """Which blocks of a file hold zeros, told about as fast as memory can be read.
 
-What the host's page cache has is looked at where it is; the rest is read into memory that stays in a processor's own
-cache. Nothing but zeros is told by one comparison; elsewhere four bytes of each block tell nearly all of those that
-hold something, and only their pages are touched.
+The stretch is read into memory that stays in a processor's own cache: to map it would take longer, as the kernel sets
+up each of its pages. Nothing but zeros is told by one comparison; elsewhere four bytes of each block tell nearly all of
+those that hold something.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import mmap
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from storage_admin.agent.protocol import RefusedError
 
@@ -22,21 +21,11 @@ from storage_admin.agent.protocol import RefusedError
 MOST_BYTES = 16 << 20
 PART_BYTES = 1 << 20
 _AHEAD_BYTES = 4 << 20
-_SHORTER = "the image became shorter while the work went on; scan the host again"
 _MAYBE_ZEROS = re.compile(rb"\0+")
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _memcmp = _LIBC.memcmp  # while it works, other threads run
 _memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-
-#: Of the two, mmap64 takes 64-bit offsets on every machine; musl has only the other, with such offsets.
-_mmap = getattr(_LIBC, "mmap64", None) or _LIBC.mmap
-_mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
-_mmap.restype = ctypes.c_void_p
-_LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-_LIBC.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
-_MAP_FAILED = ctypes.c_void_p(-1).value
-_PAGES = PART_BYTES // mmap.PAGESIZE
 
 #: Never written to, so that all of it is one page of the kernel's, which stays in the processor's nearest cache.
 _ZEROS = mmap.mmap(-1, PART_BYTES, mmap.MAP_PRIVATE)
@@ -48,7 +37,6 @@ class _Memory(threading.local):
 
     def __init__(self) -> None:
         self.bytes = (ctypes.c_char * PART_BYTES)()
-        self.cached = ctypes.create_string_buffer(_PAGES)
 
 
 _memory = _Memory()
@@ -79,46 +67,21 @@ def zero_runs(
     found: list[tuple[int, int]] = []
     brought: list[tuple[int, int]] = []
     ahead, address = start, ctypes.addressof(_memory.bytes)
-    if os.fstat(fd).st_size < end:
-        raise RefusedError("stale_plan", _SHORTER)
-    with _mapped(fd, start, end - start) as mapped:
-        for part in range(start, end, PART_BYTES):
-            if not is_wanted():
-                break
-            length = min(PART_BYTES, end - part)
-            if mapped and _is_cached(mapped + part - start, length):
-                found += [(part + begin, part + after) for begin, after in _runs(mapped + part - start, length, block)]
-                continue
-            there = _read_cached(fd, part, length)
-            if there < length:
-                if part >= ahead:
-                    ahead = min(part + _AHEAD_BYTES, end)
-                    os.posix_fadvise(fd, part, ahead - part, os.POSIX_FADV_WILLNEED)
-                brought.append((part + there, length - there))
-                _read(fd, part, there, length)
-            found += [(part + begin, part + after) for begin, after in _runs(address, length, block)]
+    for part in range(start, end, PART_BYTES):
+        if not is_wanted():
+            break
+        length = min(PART_BYTES, end - part)
+        there = _read_cached(fd, part, length)
+        if there < length:
+            if part >= ahead:
+                ahead = min(part + _AHEAD_BYTES, end)
+                os.posix_fadvise(fd, part, ahead - part, os.POSIX_FADV_WILLNEED)
+            brought.append((part + there, length - there))
+            _read(fd, part, there, length)
+        found += [(part + begin, part + after) for begin, after in _runs(address, length, block)]
     for part, length in brought:
         os.posix_fadvise(fd, part, length, os.POSIX_FADV_DONTNEED)
     return found
-
-
-@contextmanager
-def _mapped(fd: int, start: int, length: int) -> Iterator[int]:
-    """Where a stretch of a file is in memory meanwhile; 0 where it cannot be."""
-    address = _mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, fd, start) if start % mmap.PAGESIZE == 0 else None
-    if address in {None, _MAP_FAILED}:
-        yield 0
-        return
-    try:
-        yield address
-    finally:
-        _LIBC.munmap(address, length)
-
-
-def _is_cached(address: int, length: int) -> bool:
-    """Whether the page cache has all of a mapped part: to touch anything else would wait for the disk, and keep it."""
-    pages = -(-length // mmap.PAGESIZE)
-    return not _LIBC.mincore(address, length, _memory.cached) and _memory.cached.raw[:pages].count(1) == pages
 
 
 def _read_cached(fd: int, offset: int, length: int) -> int:
@@ -133,7 +96,7 @@ def _read(fd: int, offset: int, done: int, length: int) -> None:
     while done < length:
         read = os.preadv(fd, [memoryview(_memory.bytes)[done:length]], offset + done)
         if not read:
-            raise RefusedError("stale_plan", _SHORTER)
+            raise RefusedError("stale_plan", "the image became shorter while the work went on; scan the host again")
         done += read
 
 
