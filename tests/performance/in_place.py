@@ -36,8 +36,8 @@ NOTES = (
         "Both had the image read once before (warm cache) or taken out of the page cache (cold). The best of some "
         "rounds in turn, as other programs can only make it slower. The first row and the job are on ext4 with its "
         "usual options (a loop device), as installers set it up; the others say how it is elsewhere. On a filesystem "
-        "that is mounted with `discard` and has no journal, the disk is told of each hole while the work waits for it: "
-        "then the disk's speed decides. `many small runs`: 512 MiB of data and zeros in turn, each 64 KiB long."
+        "that is mounted with `discard` and has no journal, the disk is informed of each hole while the work waits for "
+        "it: then the disk's speed decides. `many small runs`: 512 MiB of data and zeros in turn, each 64 KiB long."
     ),
 )
 ROUNDS = 5
@@ -84,7 +84,7 @@ def measure(folder: Path) -> list[Row]:
 
 
 def _warm_and_cold(kind: str, source: Path, place: Path) -> list[Row]:
-    """Judged where the disk is told of each hole."""
+    """Judged where the disk is informed of each hole."""
     at_least = DISCARD if _discards(kind) else None
     return [
         _pair(f"the same, on {kind}", *_best(source, place, warm, FEWER), at_least),

@@ -1,4 +1,4 @@
-"""From a POST to the agent at work, with a real broker and a real worker."""
+"""From a POST to the running agent, with a real broker and a real worker."""
 
 import contextlib
 import statistics
@@ -21,7 +21,7 @@ from tests.performance.report import Row, seconds
 
 NOTES = (
     (
-        "From POST to the agent at work: `POST /api/v1/jobs/` for a scan, a Redis and a Celery worker of their "
+        "From POST to the running agent: `POST /api/v1/jobs/` for a scan, a Redis and a Celery worker of their "
         "own, until the row says that the agent has answered; that includes the scan of an empty pool, so it is "
         "an upper bound. Median of 15."
     ),
@@ -45,7 +45,7 @@ def measure(folder: Path, times: int = TIMES) -> list[Row]:
     middle = statistics.median(taken)
     return [
         Row(
-            "from POST to the agent at work",
+            "from POST to the running agent",
             seconds(middle),
             "",
             f"{seconds(max(taken))} at worst",
