@@ -22,8 +22,6 @@ from storage_admin.jobs.kinds import Lock, Target
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Plan, Refusal
 
-#: The extension that each format is named with.
-
 
 class Convert(Rewriting):
     """Writes the whole of an image, its chain included, into a new file; the image stays, or becomes an undo copy."""

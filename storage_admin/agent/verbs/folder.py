@@ -17,7 +17,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:  # noqa: ARG001 (it is
 
     Args:
         request: ``args``: ``path_b64``; ``add``: whether to list it as a folder of images, which needs the word
-            :data:`imagefolders.ALLOW` on the agent's command line; ``never_b64``: folders to list as none, likewise.
+            :data:`image_folders.ALLOW` on the agent's command line; ``never_b64``: folders to list as none, likewise.
         io: the controller.
 
     Returns:

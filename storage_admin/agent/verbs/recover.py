@@ -255,7 +255,7 @@ def _recover_orphans(folder: _Folder, job: str, kinds: set[str], io: AgentIO) ->
     """Files without a journal: an empty temporary file is nobody's, any other may be somebody's last."""
     # A client of NFS knows names for some seconds that another machine has removed with their journal just now: where a
     # folder is opened, it asks its server.
-    os.close(os.open(b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder.fd))
+    os.close(os.open(b".", _FOLDER, dir_fd=folder.fd))
     rows = []
     made = settle.stat_in(folder.fd, file_name(job, "new")) if "new" in kinds else None
     if made is not None and made.file_size:

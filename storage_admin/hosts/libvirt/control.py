@@ -77,7 +77,7 @@ def set_io(
     Args:
         weight: its share beside other guests, 1 to 1000; ``None`` leaves it as it is. It counts where the host's I/O
             scheduler weighs (BFQ).
-        limits: by disk, of :data:`libvirt_limits.SETTABLE`, in bytes or operations a second; 0 for none.
+        limits: by disk, of :data:`limits.SETTABLE`, in bytes or operations a second; 0 for none.
         live, config: where: in the running domain, if it runs, and in its definition.
 
     Raises:

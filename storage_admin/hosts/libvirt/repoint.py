@@ -1,7 +1,7 @@
 """Leads disks of one domain to other files; how that went is one JSON document.
 
 ``repoint URI``, with the request as JSON on standard input: ``uid``, ``edits`` (the fields of
-:class:`libvirt_disks.Edit`), ``until`` (seconds since the epoch: nothing is defined later than that), ``write`` (else
+:class:`disks.Edit`), ``until`` (seconds since the epoch: nothing is defined later than that), ``write`` (else
 it only looks whether it could) and ``forward`` (refuse a domain that runs, or of which libvirt keeps what names the old
 file). Only the definition is changed.
 """
