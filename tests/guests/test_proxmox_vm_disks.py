@@ -106,7 +106,7 @@ def test_a_job_whose_worker_is_lost_says_that_its_task_may_go_on(web: Guest) -> 
     assert reaper.reap() == 1
     job.refresh_from_db()
     assert (job.state, job.needs_recovery) == ("interrupted", False)
-    assert "continues there" in job.error_detail
+    assert "a task that proxmox ve started goes on there" in job.error_detail.lower()
     assert "original image" not in job.error_detail
 
 
