@@ -19,6 +19,7 @@ from benchmarks.figures import written
 from benchmarks.models import Benchmark
 from benchmarks.published import Published, of_kind
 from benchmarks.results import Result
+from storage_admin.words import clock
 
 Config = dict[str, Any]
 
@@ -83,7 +84,7 @@ def series_of(run: Benchmark, label: str = "") -> Series:
 def label_of(run: Benchmark) -> str:
     """A run as a legend names it: where, and when it began."""
     where = f"{run.pool.host.name} / {run.pool.name}" if run.pool else f"{run.label or 'pasted'} (pasted)"
-    return f"{where}, {run.created:%Y-%m-%d %H:%M}"
+    return f"{where}, {clock(run.created)}"
 
 
 def _about(run: Benchmark) -> str:
@@ -198,7 +199,7 @@ def over_time(runs: Sequence[Benchmark], metric: str) -> Chart | None:
         "options": {"scales": {"x": {"type": "linear"}, "y": {"beginAtZero": True}}},
     }  # fmt: skip
     table = [
-        (f"{run.created:%Y-%m-%d %H:%M}", name, _cell(row) + (" (dropped)" if _dropped(run, row) else ""))
+        (clock(run.created), name, _cell(row) + (" (dropped)" if _dropped(run, row) else ""))
         for name, points in lines.items()
         for run, row in points
     ]

@@ -1,19 +1,35 @@
-"""Filters by time: dates and times in the query string, as the API and the pages take them."""
+"""Time zones, and filters by time: dates and times in the query string, as the API and the pages take them."""
 
 from datetime import UTC, datetime, time, timedelta
+from functools import cache
 from typing import Any
+from zoneinfo import ZoneInfo, available_timezones
 
 import django_filters
 from django.core.exceptions import ValidationError
 from django.forms import CharField
+from django.utils import timezone
 from django.utils.dateparse import parse_date, parse_datetime
 from drf_spectacular.utils import extend_schema_field
 
 from storage_admin.given_filters import GivenFilters
 
 
+@cache
+def zones() -> tuple[str, ...]:
+    """The names of all time zones, UTC first."""
+    return ("UTC", *sorted(available_timezones() - {"UTC", "localtime", "Factory"}))
+
+
+def zone_named(name: str) -> ZoneInfo | None:
+    """The time zone of that name; ``None`` where there is none, whatever a stranger gives as a name."""
+    return ZoneInfo(name) if name in zones() else None
+
+
 class MomentField(CharField):
     """A time in UTC: of a date its first moment, or the first one after it.
+
+    What names no zone is of the current one, which is UTC unless a page has set another.
 
     Args:
         after: whether a date stands for the moment after its end.
@@ -34,7 +50,8 @@ class MomentField(CharField):
             else:
                 moment = datetime.combine(day + timedelta(days=1 if self.after else 0), time())
             if moment is not None:
-                return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+                zone = moment.tzinfo or timezone.get_current_timezone()
+                return moment.replace(tzinfo=zone).astimezone(UTC)
         except (ValueError, OverflowError):
             pass
         raise ValidationError("Give a date such as 2026-11-22, or a time such as 2026-11-22T14:00:00Z.")

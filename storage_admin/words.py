@@ -1,9 +1,11 @@
-"""Sizes, counts and durations in words: the same on every page, in every plan and log."""
+"""Sizes, counts, durations and times in words: the same on every page, in every plan and log."""
 
 from collections.abc import Callable
 from datetime import datetime
 from math import floor
 from typing import Any
+
+from django.utils import timezone
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 UNKNOWN = "unknown"
@@ -84,6 +86,18 @@ def between(started: datetime | None, finished: datetime | None) -> str:
     if started is None or finished is None:
         return UNKNOWN
     return seconds((finished - started).total_seconds())
+
+
+def clock(moment: datetime, shape: str = "%Y-%m-%d %H:%M") -> str:
+    """A time in the reader's zone (UTC outside of pages), with that zone's abbreviation, or how far it is ahead of UTC
+    where its abbreviation is only a number.
+    """
+    try:
+        here = timezone.localtime(moment)
+    except OverflowError:
+        here = moment  # a day from the end of the calendar, such as a token that never expires has
+    zone = here.tzname() or ""
+    return f"{here:{shape}} {zone if zone.isalpha() else here.isoformat()[-6:]}"
 
 
 def plural(count: int, words: str) -> str:

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from itertools import islice, pairwise
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from cronsim import CronSim, CronSimError
 
 from storage_admin.errors import InvalidError
+from storage_admin.moments import zones
 
 _EXAMPLE = "as in “0 22 * * 1-5”: at 22:00 from Monday to Friday"
 _NO_DAY = "There is no such day within fifty years: choose another time."
@@ -167,9 +168,3 @@ def _exists(wall: datetime, zone: ZoneInfo) -> datetime:
             return moment
         wall += timedelta(minutes=1)
     raise AssertionError(f"no time exists near {wall} in {zone.key}")
-
-
-@lru_cache(maxsize=1)
-def zones() -> tuple[str, ...]:
-    """The names of all time zones, UTC first."""
-    return ("UTC", *sorted(available_timezones() - {"UTC", "localtime", "Factory"}))

@@ -19,7 +19,10 @@ from storage_admin.accounts.directory import DeniedError
 from storage_admin.accounts.ldap import DirectoryAwayError
 from storage_admin.accounts.models import User
 from storage_admin.accounts.tries import TooManyTriesError
+from storage_admin.moments import zone_named
 
+#: The browser's time zone, which its script tells (static/storage_admin/js/app.js).
+ZONE_COOKIE = "timezone"
 #: A page that refreshes itself says so with this header: nobody did anything.
 REFRESH = "SA-Refresh"
 TOO_MANY_REQUESTS = 429
@@ -65,6 +68,20 @@ class SessionRules:
         page = render(request, "accounts/too_many.html", context, status=TOO_MANY_REQUESTS)
         page["Retry-After"] = str(error.seconds)
         return page
+
+
+class ReadersZone:
+    """Has pages show times in the zone that the user has chosen, else in that of the browser, else in UTC."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase:
+        if request.path_info.startswith("/api/"):
+            return self.get_response(request)
+        chosen = request.user.time_zone if isinstance(request.user, User) else ""
+        with timezone.override(zone_named(chosen) or zone_named(request.COOKIES.get(ZONE_COOKIE, ""))):
+            return self.get_response(request)
 
 
 def _to_do_first(request: HttpRequest) -> tuple[str, str, str] | None:

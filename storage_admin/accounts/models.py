@@ -32,6 +32,8 @@ class User(AbstractUser):
     source = models.CharField(max_length=10, choices=Source.choices, blank=True, default=Source.LOCAL)
     #: What the directory never gives to somebody else; empty for a local account.
     external_id = models.CharField(max_length=400, blank=True, default="")
+    #: In which pages show times to them; empty for that of their browser.
+    time_zone = models.CharField(max_length=64, blank=True, default="")
 
     class Meta:
         constraints = [

@@ -14,6 +14,7 @@ from storage_admin.accounts.models import Session, User
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.accounts.services import audit
 from storage_admin.errors import InvalidError
+from storage_admin.moments import zone_named
 
 #: Names that stand for something else in the audit trail.
 RESERVED = frozenset({"system", "nobody", "anonymous"})
@@ -125,6 +126,24 @@ def password_chosen(actor: Actor, user: User, *, stays: str) -> None:
         User.objects.filter(pk=user.pk).update(must_change_password=False)
         Session.objects.filter(user=user).exclude(session_key=stays).delete()
         audit(actor, "password changed", actor.name)
+
+
+def choose_zone(actor: Actor, user: User, name: str) -> None:
+    """Has pages show times in another zone to somebody, for themselves.
+
+    Args:
+        name: of the zone; empty for that of their browser.
+
+    Raises:
+        InvalidError: there is no such zone.
+    """
+    if name and zone_named(name) is None:
+        raise InvalidError("There is no such time zone: choose one of the list.")
+    before, user.time_zone = user.time_zone, name
+    if name != before:
+        with transaction.atomic():
+            user.save(update_fields=["time_zone"])
+            audit(actor, "time zone changed", user.username, before={"time_zone": before}, after={"time_zone": name})
 
 
 def end_sessions(actor: Actor, user: User, *, stays: str = "") -> int:

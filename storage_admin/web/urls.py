@@ -130,6 +130,7 @@ urlpatterns = [
     path("users/<int:user_id>/sessions/<uuid:uid>/end/", users.user_session_end, name="user_session_end"),
     path("users/lockouts/<int:lockout_id>/end/", users.lockout_end, name="lockout_end"),
     path("account/", account.account, name="account"),
+    path("account/zone/", account.account_zone, name="account_zone"),
     path("account/sign-out/", account.account_sign_out, name="account_sign_out"),
     path("account/sessions/<uuid:uid>/end/", account.account_session_end, name="account_session_end"),
     path("audit/", audit.audit, name="audit"),

@@ -75,6 +75,7 @@ FORMS: list[tuple[str, str, dict[str, Any]]] = [
     ("user_sign_out", "sessions ended", {}),
     ("user_session_end", "session ended", {}),
     ("lockout_end", "lockout lifted", {}),
+    ("account_zone", "time zone changed", {"time_zone": "Europe/Berlin"}),
     ("benchmark_paste", "benchmark pasted", {"text": RESULT_LINE}),
     ("benchmark_watch", "benchmark watch set", {"kind": "dd", "every_hours": "24"}),
     ("benchmark_unwatch", "benchmark watch ended", {}),

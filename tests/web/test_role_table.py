@@ -185,6 +185,7 @@ PAGES = [
     Page("post", "mfa_reauthenticate", VIEWER, 302),
     Page("get", "mfa_reauthenticate_webauthn", VIEWER, 302),
     Page("post", "mfa_reauthenticate_webauthn", VIEWER, 302),
+    Page("post", "account_zone", VIEWER, 302),
     Page("post", "account_sign_out", VIEWER, 302),
     Page("post", "account_session_end", VIEWER, 404),
     Page("get", "audit", ADMIN, everywhere=True),

@@ -4,6 +4,11 @@
 (() => {
   const order = ["system", "light", "dark"];
 
+  // Pages show times in the browser's zone, unless the user has chosen another.
+  const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
+  const secure = window.location.protocol === "https:" ? "; Secure" : "";
+  document.cookie = `timezone=${zone}; Path=/; Max-Age=31536000; SameSite=Lax${secure}`;
+
   function label(button) {
     button.querySelector("[data-theme-name]").textContent = window.storageAdminTheme.chosen();
   }

@@ -1,4 +1,4 @@
-"""One's own account: where one is signed in."""
+"""One's own account: where one is signed in, and in which time zone."""
 
 from uuid import UUID
 
@@ -10,7 +10,9 @@ from django.views.decorators.http import require_POST, require_safe
 from storage_admin.accounts import scopes, second_factor, selectors, sessions, users
 from storage_admin.accounts.models import User
 from storage_admin.errors import NotFoundError
-from storage_admin.web.page import PageRequest, page
+from storage_admin.moments import zones
+from storage_admin.web.lists import as_choices
+from storage_admin.web.page import PageRequest, attempt, page
 
 
 @require_safe
@@ -23,8 +25,18 @@ def account(request: PageRequest) -> HttpResponseBase:
         "section": "account", "sessions": list(selectors.sessions_of(user)), "here": sessions.about(request).get("uid"),
         "second_factor": second_factor.kinds_of(user),
         "scope": [names.get(slug, slug) for slug in user.hosts],
+        "zones": as_choices(((name, name) for name in zones()), user.time_zone),
     }  # fmt: skip
     return render(request, "accounts/account.html", context)
+
+
+@require_POST
+@page()
+def account_zone(request: PageRequest) -> HttpResponseBase:
+    """Chooses the time zone that pages show times in."""
+    name = request.POST.get("time_zone", "")
+    attempt(request, lambda: users.choose_zone(request.actor, _own(request), name), "Your time zone is saved.")
+    return redirect("account")
 
 
 @require_POST

@@ -7,11 +7,11 @@ from django.http import QueryDict
 
 from images.models import Policy
 from images.policies.shape import KINDS
-from images.policies.windows import zones
 from storage_admin.accounts.roles import Actor
 from storage_admin.errors import InvalidError
 from storage_admin.jobs import kinds
 from storage_admin.jobs.kinds import JobKind
+from storage_admin.moments import zones
 from storage_admin.web.lists import as_choices
 from storage_admin.web.pages.policy_boxes import LISTS, boxes_of, checked
 

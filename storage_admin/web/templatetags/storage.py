@@ -12,6 +12,7 @@ from django.utils.safestring import SafeString, mark_safe
 from storage_admin.words import (
     UNKNOWN,
     between,
+    clock,
     days,
     exact,
     percent,
@@ -26,7 +27,7 @@ from storage_admin.words import (
 
 register = template.Library()
 
-for shown in (size, span, exact, percent, seconds, seconds_span, days, between, plural, words, said):
+for shown in (size, span, exact, percent, seconds, seconds_span, days, between, clock, plural, words, said):
     register.filter(shown)
 
 
@@ -47,7 +48,7 @@ def exact_bytes(value: int | None) -> SafeString:
 
 @register.simple_tag
 def ago(moment: datetime | None, never: str = "never") -> SafeString:
-    """How long ago, or in how long, with the exact time (UTC) in the title."""
+    """How long ago, or in how long, with the exact time in the title."""
     if moment is None:
         return format_html('<span class="quiet">{}</span>', never)
     passed = (timezone.now() - moment).total_seconds()
@@ -55,7 +56,7 @@ def ago(moment: datetime | None, never: str = "never") -> SafeString:
         "just now" if 0 <= passed < 10 else f"{_coarse(passed)} ago" if passed >= 0 else f"in {_coarse(-passed, round)}"
     )
     return format_html(
-        '<time datetime="{}" title="{} UTC">{}</time>', moment.isoformat(), f"{moment:%Y-%m-%d %H:%M:%S}", words
+        '<time datetime="{}" title="{}">{}</time>', moment.isoformat(), clock(moment, "%Y-%m-%d %H:%M:%S"), words
     )
 
 
@@ -75,16 +76,11 @@ def _coarse(passed: float, whole: Callable[[float], int] = int) -> str:
 
 
 @register.simple_tag
-def at(moment: datetime | None) -> SafeString:
-    """A time to the minute, in UTC."""
+def at(moment: datetime | None, shape: str = "%Y-%m-%d %H:%M") -> SafeString:
+    """A time by the reader's clock, to the minute unless its shape says otherwise."""
     if moment is None:
         return format_html('<span class="quiet">{}</span>', UNKNOWN)
-    return format_html('<time datetime="{}">{} UTC</time>', moment.isoformat(), f"{moment:%Y-%m-%d %H:%M}")
-
-
-@register.filter
-def clock(moment: datetime) -> str:
-    return f"{moment:%H:%M:%S}"
+    return format_html('<time datetime="{}">{}</time>', moment.isoformat(), clock(moment, shape))
 
 
 @register.filter
