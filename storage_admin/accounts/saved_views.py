@@ -22,6 +22,8 @@ from storage_admin.accounts.services import audit
 LONGEST_NAME = 100
 #: Characters of a query string: what browsers and proxies pass on without a doubt.
 LONGEST_QUERY = 2000
+#: Filters that mean nothing without a time zone, and without which that means nothing.
+DATES = frozenset({"from", "to"})
 #: Of one user on one page; shared ones of tokens count together.
 MOST = 100
 
@@ -57,7 +59,9 @@ class ListPage:
         if len(query) > 4 * LONGEST_QUERY:
             raise ValueError(f"These filters are too long: at most {LONGEST_QUERY} characters.")
         given = {key: value.replace("\0", "").strip() for key, value in parse_qsl(query.removeprefix("?"))}
-        cleaned = urlencode([(key, given[key]) for key in sorted(given) if key in self.keys and given[key]])
+        known = [(key, given[key]) for key in sorted(given) if key in self.keys and given[key]]
+        has_dates = any(key in DATES for key, _ in known)
+        cleaned = urlencode([(key, value) for key, value in known if key != "zone" or has_dates])
         if len(cleaned) > LONGEST_QUERY:
             raise ValueError(f"These filters are too long: at most {LONGEST_QUERY} characters.")
         return cleaned
@@ -66,8 +70,9 @@ class ListPage:
 def list_page(
     name: str, title: str, filters: Iterable[str], role: Role = Role.VIEWER, *, everywhere: bool = False
 ) -> ListPage:
-    """A page whose filters have these names, and which can be ordered."""
-    return ListPage(name, title, frozenset(filters) | {"ordering"}, role, everywhere)
+    """A page whose filters have these names, and which can be ordered; dates are of a time zone."""
+    keys = frozenset(filters) | {"ordering"}
+    return ListPage(name, title, keys | {"zone"} if keys >= DATES else keys, role, everywhere)
 
 
 @cache

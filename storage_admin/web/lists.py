@@ -1,16 +1,19 @@
 """What lists do the same way: filters in the address bar, and the view that a page opens with."""
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 import django_filters
 from django.db.models import Model, QuerySet
 from django.http import HttpRequest, HttpResponseRedirect
 from django.urls import reverse
+from django.utils import timezone
 
 from storage_admin.accounts import saved_views
 from storage_admin.accounts.roles import Actor
 from storage_admin.errors import InvalidError
+from storage_admin.moments import zone_named
 from storage_admin.web.templatetags.lists import views_on
 
 M = TypeVar("M", bound=Model)
@@ -41,15 +44,25 @@ class Filtered(Generic[M]):
 
 
 def filtered(request: HttpRequest, filters: type[django_filters.FilterSet], rows: QuerySet[M]) -> Filtered[M]:
-    """The rows that the query string asks for, by the filters of the API."""
+    """The rows that the query string asks for, by the filters of the API; its ``zone`` says what its dates mean, which
+    are of UTC without it.
+    """
     given = {name: str(text).replace("\0", "").strip() for name, text in request.GET.items()}
     values = {name: text for name, text in given.items() if text and name in filters.base_filters}
-    found = filters(values, rows, request=request)
-    ignored = sorted(found.form.errors)
-    if ignored:
-        understood = {name: text for name, text in values.items() if name not in ignored}
-        found = filters(understood, rows, request=request)
-    return Filtered(rows=found.qs, values=values, ignored=ignored)
+    named = zone_named(given.get("zone") or "UTC")
+    with timezone.override(named):
+        found = filters(values, rows, request=request)
+        ignored = sorted(found.form.errors)
+        if ignored:
+            understood = {name: text for name, text in values.items() if name not in ignored}
+            found = filters(understood, rows, request=request)
+        rows, read = found.qs, found.form.cleaned_data
+    if named != timezone.get_current_timezone():
+        # Sent by somebody elsewhere: it stays the moment that it is, whatever the days of this reader are.
+        values |= {name: one.isoformat() for name, one in read.items() if isinstance(one, datetime)}
+    if named is None and not saved_views.DATES.isdisjoint(values):
+        ignored.append("zone")
+    return Filtered(rows=rows, values=values, ignored=ignored)
 
 
 #: Columns of numbers, by their words.

@@ -81,12 +81,13 @@
     if (!by || by.type === "jobs-changed") event.detail.headers["SA-Refresh"] = "1";
   });
 
-  // An empty filter is no filter: it need not stand in the address bar.
+  // An empty filter is no filter, and a zone without dates is none: they need not stand in the address bar.
   document.addEventListener("htmx:configRequest", (event) => {
     if (event.target.id !== "filters") return;
     for (const [name, value] of [...event.detail.formData.entries()]) {
       if (value === "") event.detail.formData.delete(name);
     }
+    if (!event.detail.formData.has("from") && !event.detail.formData.has("to")) event.detail.formData.delete("zone");
   });
 
   let follow = null;

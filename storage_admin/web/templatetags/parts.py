@@ -6,6 +6,7 @@ from typing import Any
 from django import template
 from django.forms.utils import flatatt
 from django.urls import reverse
+from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
@@ -91,6 +92,18 @@ def field(name: str, label: str, value: Any = None, hint: str = "", **attributes
         '<div><label for="{}">{}</label><input{}>{}</div>',
         about["id"], label, _attributes({"class": "form-control", "name": name, "value": value, **about}), shown,
     )  # fmt: skip
+
+
+@register.simple_tag
+def period(label: str, values: Mapping[str, str]) -> SafeString:
+    """From and to in the filters of a list: days, or what else stands in the address, by the reader's clock."""
+    zone = timezone.get_current_timezone_name()
+    ends = [
+        field(name, word, value, type="text" if len(value) > len("2026-11-24") else "date")
+        for name, word in (("from", f"{label} ({zone})"), ("to", "to"))
+        for value in (values.get(name, ""),)
+    ]
+    return format_html('{}{}<input type="hidden" name="zone" value="{}">', *ends, zone)
 
 
 @register.simple_tag
