@@ -30,7 +30,7 @@ def charts_of(summary: Summary) -> list[Chart]:
     if not summary.months:
         return []
     months = in_a_row(summary.months)
-    found = [_chart("ledger-months", "By month", "Month (UTC)", months, months[-MONTHS:], broad=True)]
+    found = [_chart("ledger-months", "By month (UTC)", "Month (UTC)", months, months[-MONTHS:], broad=True)]
     hosts = [(host.name or "unknown", host.sums) for host in summary.hosts]
     pools = [(f"{pool.host} / {pool.name or 'unknown'}", pool.sums) for pool in summary.pools]
     for name, title, rows in (("ledger-hosts", "By host", hosts), ("ledger-pools", "By pool", pools)):

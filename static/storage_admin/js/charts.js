@@ -36,8 +36,42 @@
     return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   }
 
+  // The zone of the page's other times; UTC where the browser does not know it.
+  const [zone, parts] = (() => {
+    const shape = { hourCycle: "h23", year: "numeric", month: "numeric", day: "numeric", hour: "numeric",
+      minute: "numeric", second: "numeric" };
+    for (const timeZone of [document.documentElement.dataset.zone, "UTC"]) {
+      try {
+        return [timeZone, new Intl.DateTimeFormat("en", { ...shape, timeZone })];
+      } catch { /* the next one */ }
+    }
+  })();
+
+  // By how many seconds the zone's clocks are ahead of UTC at a moment.
+  function ahead(seconds) {
+    const told = parts.formatToParts(seconds * 1000).map(({ type, value }) => [type, Number(value)]);
+    const { year, month, day, hour, minute, second } = Object.fromEntries(told);
+    return Date.UTC(year, month - 1, day, hour, minute, second) / 1000 - Math.floor(seconds);
+  }
+
+  function iso(seconds) {
+    return new Date(seconds * 1000).toISOString();
+  }
+
   function moment(seconds) {
-    return new Date(seconds * 1000).toISOString().slice(0, 16).replace("T", " ");
+    return iso(seconds + ahead(seconds)).slice(0, 16).replace("T", " ");
+  }
+
+  // Two moments that clocks which are put back show alike are told apart.
+  function exactly(seconds) {
+    if (zone === "UTC") return `${moment(seconds)} UTC`;
+    const by = ahead(seconds);
+    return `${moment(seconds)} ${by < 0 ? "-" : "+"}${iso(Math.abs(by)).slice(11, 16)}`;
+  }
+
+  // The moment at which the zone's clocks show a time, which is given as if it were UTC's.
+  function shownAt(wall) {
+    return wall - ahead(wall - ahead(wall));
   }
 
   function values(config) {
@@ -51,17 +85,25 @@
     return Math.max(...drawnValues, ...spreads, 0);
   }
 
-  // Ticks at whole days or hours.
+  // Ticks at whole days or hours of the zone's clocks.
   function overTime(config) {
     const points = config.data.datasets.flatMap((set) => set.data);
     const from = Math.min(...points.map((point) => point.x));
     const to = Math.max(...points.map((point) => point.x));
     const unit = [60, 600, 3600, 6 * 3600, 86400].find((length) => (to - from) / length <= 8) || 86400;
     const step = unit * Math.max(1, Math.ceil((to - from) / unit / 6));
-    Object.assign(config.options.scales.x, { min: from, max: to });
+    const few = to - from < 2 * step;
+    const ticks = new Set(few ? [from, to] : []);
+    for (let wall = Math.ceil((from + ahead(from)) / step) * step; !few && shownAt(wall) <= to; wall += step) {
+      if (shownAt(wall) >= from) ticks.add(shownAt(wall));
+    }
+    Object.assign(config.options.scales.x, {
+      min: from,
+      max: to,
+      title: { display: true, text: zone, color: colour("--sa-muted") },
+      afterBuildTicks: (axis) => { axis.ticks = [...ticks].map((value) => ({ value })); },
+    });
     return {
-      stepSize: step,
-      includeBounds: to - from < 2 * step,
       maxRotation: 0,
       callback: (value) => (step < 86400 ? moment(value).slice(5) : moment(value).slice(0, 10)),
     };
@@ -162,7 +204,7 @@
   function plugins(config, muted) {
     const bars = config.type === "bar";
     const labels = { color: muted, boxWidth: bars ? 14 : 24, boxHeight: bars ? 10 : 2 };
-    const title = (items) => (bars ? items[0].label : `${moment(items[0].parsed.x)} UTC`);
+    const title = (items) => (bars ? items[0].label : exactly(items[0].parsed.x));
     return {
       legend: { position: "bottom", labels },
       tooltip: {
