@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_admin.agent.qemu import convert, img
+from storage_admin.agent.qemu import img
 from storage_admin.agent.qemu.img import Effort, Node
 from tests.agent import harness
 from tests.agent.recording import RecordingIO
@@ -33,7 +33,7 @@ def test_one_sector_that_differs_is_found_wherever_it_is(tmp_path: Path, offset:
         harness.qemu_img("create", "-q", "-f", "qcow2", tmp_path / name, str(SIZE))
         harness.write(tmp_path / name, 7, "10M", "1M")
         harness.write(tmp_path / name, 8, "500M", "1M")
-    assert len(convert.parts_of(SIZE)) == 4
+    assert len(img.parts_of(SIZE)) == 4
     assert equal(tmp_path / "a", tmp_path / "b")
     harness.write(tmp_path / "b", 9, str(offset), "512")
     assert not equal(tmp_path / "a", tmp_path / "b")
@@ -60,6 +60,6 @@ def test_what_an_overlay_does_not_hold_is_what_its_base_holds(tmp_path: Path, si
 
 @pytest.mark.parametrize("size", [512, 1 << 20, (256 << 20) - 512, 256 << 20, (512 << 20) + 1536, 1 << 45])
 def test_the_parts_are_the_whole(size: int) -> None:
-    parts = convert.parts_of(size)
+    parts = img.parts_of(size)
     assert parts[0][0] == 0
     assert [offset + length for offset, length in parts] == [*[offset for offset, _ in parts[1:]], size]

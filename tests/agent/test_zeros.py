@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from storage_admin.agent.measure import zeros
+from storage_admin.agent.measure import holes
 from storage_admin.agent.protocol import RefusedError
 from tests.harness.filesystems import loop_filesystem
 
@@ -25,7 +25,7 @@ MIB = 1 << 20
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """A filesystem, or a kernel, that does not say what is in its cache: all is read as from the disk."""
     if request.param == "read":
-        monkeypatch.setattr(zeros, "_read_cached", lambda *_: 0)
+        monkeypatch.setattr(holes, "_read_cached", lambda *_: 0)
     return str(request.param)
 
 
@@ -65,7 +65,7 @@ def test_every_block_of_zeros_is_found_and_no_other(
     os.ftruncate(file, 0)
     os.pwrite(file, content, 0)
     start = min(first, (len(content) - 1) // block) * block
-    runs = zeros.zero_runs(file, start, len(content), block)
+    runs = holes.zero_runs(file, start, len(content), block)
     assert runs == sorted(runs)
     assert {byte for run in runs for byte in range(*run)} == naive(bytes(content), start, len(content), block)
 
@@ -76,7 +76,7 @@ def test_a_single_byte_in_mebibytes_of_zeros_is_seen(way: str, file: int, odd: i
     start = MIB
     if odd is not None:
         os.pwrite(file, b"\1", start + odd)
-    runs = zeros.zero_runs(file, start, start + 4 * MIB, 4096)
+    runs = holes.zero_runs(file, start, start + 4 * MIB, 4096)
     assert runs == sorted(runs)
     if odd is None:
         assert sum(end - begin for begin, end in runs) == 4 * MIB
@@ -91,23 +91,23 @@ def test_a_stretch_of_several_parts_is_looked_at_to_its_end(way: str, file: int)
     os.ftruncate(file, 14 * MIB)
     for place in (0, 5 * MIB + 4096, 9 * MIB, 14 * MIB - 1):
         os.pwrite(file, b"x", place)
-    runs = zeros.zero_runs(file, 0, 14 * MIB, 4096)
+    runs = holes.zero_runs(file, 0, 14 * MIB, 4096)
     held = {block for block in range(0, 14 * MIB, 4096) if not any(begin <= block < end for begin, end in runs)}
     assert held == {0, 5 * MIB + 4096, 9 * MIB, 14 * MIB - 4096}
 
 
 def test_who_is_not_wanted_any_more_stops_after_a_part(way: str, file: int) -> None:
-    os.ftruncate(file, zeros.MOST_BYTES)
+    os.ftruncate(file, holes.MOST_BYTES)
     answers = iter([True, True, False])
-    runs = zeros.zero_runs(file, 0, zeros.MOST_BYTES, 4096, lambda: next(answers))
-    assert sum(end - begin for begin, end in runs) == 2 * zeros.PART_BYTES
+    runs = holes.zero_runs(file, 0, holes.MOST_BYTES, 4096, lambda: next(answers))
+    assert sum(end - begin for begin, end in runs) == 2 * holes.PART_BYTES
 
 
 def test_what_is_only_in_memory_counts(way: str, file: int) -> None:
     os.pwrite(file, bytes(2 * MIB), 0)
     os.fsync(file)
     os.pwrite(file, b"not on the disk yet", MIB)
-    runs = zeros.zero_runs(file, 0, 2 * MIB, 4096)
+    runs = holes.zero_runs(file, 0, 2 * MIB, 4096)
     assert all(end <= MIB or begin >= MIB + 4096 for begin, end in runs)
     assert os.pread(file, 19, MIB) == b"not on the disk yet"
 
@@ -115,7 +115,7 @@ def test_what_is_only_in_memory_counts(way: str, file: int) -> None:
 def test_a_file_that_became_shorter_is_a_stale_plan(way: str, file: int) -> None:
     os.pwrite(file, b"x" * MIB, 0)
     with pytest.raises(RefusedError) as refused:
-        zeros.zero_runs(file, 0, 2 * MIB, 4096)
+        holes.zero_runs(file, 0, 2 * MIB, 4096)
     assert refused.value.code == "stale_plan"
 
 
@@ -125,7 +125,7 @@ def test_what_was_in_memory_stays_and_nothing_else(way: str, file: int) -> None:
     os.posix_fadvise(file, 4 * MIB, 4 * MIB, os.POSIX_FADV_DONTNEED)
     for start in (0, 4 * MIB):
         before = cached(file, start)
-        zeros.zero_runs(file, start, start + 4 * MIB, 4096)
+        holes.zero_runs(file, start, start + 4 * MIB, 4096)
         assert cached(file, start) is before is (start == 0)
 
 
@@ -159,7 +159,7 @@ def test_a_disk_that_cannot_be_read_is_an_error_and_not_the_end(way: str, tmp_pa
 def look_through(fd: int, size: int) -> None:
     """All of a file."""
     for start in range(0, size, 4 * MIB):
-        zeros.zero_runs(fd, start, start + 4 * MIB, 4096)
+        holes.zero_runs(fd, start, start + 4 * MIB, 4096)
 
 
 def device_of(place: Path) -> str:
