@@ -9,8 +9,8 @@ import pytest
 from storage_admin.agent import protocol
 from tests.agent.aside import ASIDE, aside_args, back_args, delete_args
 from tests.agent.harness import Agent, ask, leftovers, make_image, recover_args
-from tests.faults.test_kills import MOST_STEPS, run_to_death
-from tests.faults.trials import WHEN, Trials
+from tests.faults.test_kills import run_to_death
+from tests.faults.trials import WHEN, Trials, steps
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 WAITING = {ASIDE, ".sa-j1.journal"}
@@ -48,7 +48,7 @@ class Place:
 @pytest.mark.parametrize("when", WHEN)
 def test_setting_aside_that_dies_at_any_step_leaves_one_name_or_the_other(tmp_path: Path, when: str) -> None:
     outcomes = set()
-    for at in range(1, MOST_STEPS):
+    for at in steps():
         place = Place(tmp_path / str(at))
         died = run_to_death("set_aside", aside_args(place.image), "j1", at, when)
         if died is None:
@@ -65,7 +65,7 @@ def test_setting_aside_that_dies_at_any_step_leaves_one_name_or_the_other(tmp_pa
 @pytest.mark.parametrize("when", WHEN)
 def test_a_restore_that_dies_at_any_step_leaves_one_name_or_the_other(tmp_path: Path, when: str) -> None:
     outcomes = set()
-    for at in range(1, MOST_STEPS):
+    for at in steps():
         place = Place(tmp_path / str(at))
         ask("set_aside", aside_args(place.image))
         died = run_to_death("restore_aside", back_args(place.image), "j2", at, when)
@@ -83,7 +83,7 @@ def test_a_restore_that_dies_at_any_step_leaves_one_name_or_the_other(tmp_path: 
 @pytest.mark.parametrize("when", WHEN)
 def test_a_deletion_that_dies_at_any_step_has_happened_or_not(tmp_path: Path, when: str) -> None:
     outcomes = set()
-    for at in range(1, MOST_STEPS):
+    for at in steps():
         place = Place(tmp_path / str(at))
         ask("set_aside", aside_args(place.image))
         died = run_to_death("delete_aside", delete_args(place.image, place.inode), "j2", at, when)
@@ -99,7 +99,7 @@ def test_a_deletion_that_dies_at_any_step_has_happened_or_not(tmp_path: Path, wh
 
 def test_a_deletion_that_dies_is_not_taken_for_done_where_somebody_put_the_image_back(tmp_path: Path) -> None:
     outcomes = set()
-    for at in range(1, MOST_STEPS):
+    for at in steps():
         place = Place(tmp_path / str(at))
         ask("set_aside", aside_args(place.image))
         if run_to_death("delete_aside", delete_args(place.image, place.inode), "j2", at, "before") is None:
@@ -114,7 +114,7 @@ def test_a_deletion_that_dies_is_not_taken_for_done_where_somebody_put_the_image
 
 def test_a_deletion_that_dies_says_what_it_has_freed(tmp_path: Path) -> None:
     told = set()
-    for at in range(1, MOST_STEPS):
+    for at in steps(stride=1):
         place = Place(tmp_path / str(at))
         ask("set_aside", aside_args(place.image))
         size = place.aside.stat().st_blocks * 512

@@ -7,8 +7,8 @@ import pytest
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import reaper
 from storage_admin.jobs.models import Job
-from tests.faults.test_kills import MOST_STEPS
 from tests.faults.test_linked_clone_kills import run_to_death
+from tests.faults.trials import steps
 from tests.harness.proxmox.server import ProxmoxServer
 from tests.images.linked import clone, holds, host, scanned, server, store
 from tests.images.test_guest_locks import on_a_network, reclaim, text
@@ -21,15 +21,12 @@ pytestmark = [
     pytest.mark.usefixtures("quiet", "no_reserve", "on_a_network"),
 ]  # fmt: skip
 
-#: Not every step: a neighbour's are tried where linked clones are flattened. One with no common factor to what repeats.
-STRIDE = 3
-
 
 def test_an_agent_that_dies_leaves_no_guest_locked_once_its_host_is_recovered(
     server: ProxmoxServer, clone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, locked = text(server), set()
-    for at in range(1, MOST_STEPS, STRIDE):
+    for at in steps():
         job = run_to_death(reclaim(clone), at, "after", monkeypatch)
         if job.state == "succeeded":
             break

@@ -16,13 +16,11 @@ import pytest
 from storage_admin.agent import protocol
 from tests.agent.harness import Agent, ask, leftovers, reclaim_args, undo_args
 from tests.faults.scene import FORMATS, Scene, Work
-from tests.faults.trials import WHEN, Trials
+from tests.faults.trials import WHEN, Trials, steps
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 
 DRIVER = str(Path(__file__).with_name("kill_self.py"))
-#: More steps than any run takes: a run that gets through ends the walk.
-MOST_STEPS = 80
 
 
 def wait_until_gone(processes: list[psutil.Process]) -> None:
@@ -52,7 +50,7 @@ def test_a_reclaim_that_dies_at_any_step_leaves_the_original_or_the_result(
     tmp_path: Path, templates: list[Path], when: str, undo_hours: int, first: int
 ) -> None:
     outcomes = set()
-    for at in range(first, MOST_STEPS):
+    for at in steps(first):
         scene = Scene(tmp_path / str(at), templates[at % len(templates)])
         died = run_to_death("reclaim", reclaim_args(scene.image, undo_hours=undo_hours), "j1", at, when)
         if died is None:
@@ -74,7 +72,7 @@ def test_an_undo_that_dies_at_any_step_leaves_the_original_or_the_result(
     tmp_path: Path, templates: list[Path], when: str
 ) -> None:
     outcomes = set()
-    for at in range(1, MOST_STEPS):
+    for at in steps():
         scene = Scene(tmp_path / str(at), templates[at % len(templates)])
         assert ask("reclaim", reclaim_args(scene.image))["swapped"]
         died = run_to_death("undo", undo_args(scene.image), "u1", at, when)
@@ -99,7 +97,7 @@ def test_the_instant_without_a_name_that_other_filesystems_need_ends_with_the_re
 ) -> None:
     """As on NFS, which can exchange nothing: a kill between two renames leaves no file of that name at all."""
     nameless = 0
-    for at in range(1 if undo else 15, MOST_STEPS):
+    for at in steps(1 if undo else 15):
         scene = Scene(tmp_path / str(at), templates[at % len(templates)])
         if undo:
             assert ask("reclaim", reclaim_args(scene.image))["swapped"]
@@ -118,7 +116,7 @@ def test_the_instant_without_a_name_that_other_filesystems_need_ends_with_the_re
 def test_a_conversion_that_dies_at_any_step_leaves_no_half_of_a_new_file(tmp_path: Path, templates: list[Path]) -> None:
     outcomes = set()
     # The steps before are those of a reclaim.
-    for at in range(4, MOST_STEPS):
+    for at in steps(4):
         scene = Scene(tmp_path / str(at), templates[at % len(templates)])
         died = run_to_death(*scene.begin(scene.work("convert to raw"))(), at, "after")
         if died is None:

@@ -13,8 +13,7 @@ from storage_admin.hosts.models import Host
 from storage_admin.jobs import reaper, runner, services
 from storage_admin.jobs.models import Job
 from tests.faults import kill_self
-from tests.faults.test_kills import MOST_STEPS
-from tests.faults.trials import WHEN
+from tests.faults.trials import WHEN, steps
 from tests.harness.proxmox.server import ProxmoxServer
 from tests.images.linked import (
     LINKED,
@@ -56,7 +55,7 @@ def test_an_agent_that_dies_at_any_step_leaves_an_image_that_its_vm_names_as_it_
     server: ProxmoxServer, host: Host, clone: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     outcomes, between = set(), set()
-    for at in range(1, MOST_STEPS):
+    for at in steps():
         job = run_to_death(flatten(clone), at, when, monkeypatch)
         if job.state == "succeeded":
             break
@@ -89,7 +88,7 @@ def test_an_undo_that_dies_at_any_step_leaves_an_image_that_its_vm_names_as_it_i
     server: ProxmoxServer, host: Host, clone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcomes, job = set(), run(flatten(clone))
-    for at in range(1, MOST_STEPS):
+    for at in steps():
         scanned(host)
         undo = run_to_death(services.undo(OPERATOR, job), at, "after", monkeypatch)
         if undo.state == "succeeded":

@@ -7,8 +7,8 @@ import pytest
 from tests.agent.harness import ask, leftovers, make_image, qemu_img, recover_args, undo_args, write
 from tests.agent.test_convert import same
 from tests.agent.test_replace import KEPT, replace_args
-from tests.faults.test_kills import MOST_STEPS, run_to_death
-from tests.faults.trials import WHEN
+from tests.faults.test_kills import run_to_death
+from tests.faults.trials import WHEN, steps
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 
@@ -50,7 +50,7 @@ def test_one_that_dies_at_any_step_leaves_the_original_or_the_result(
     tmp_path: Path, when: str, undo_hours: float
 ) -> None:
     outcomes = set()
-    for at in range(1, MOST_STEPS):
+    for at in steps():
         place = Place(tmp_path / str(at))
         died = run_to_death("convert", replace_args(place.old, form="raw", undo_hours=undo_hours), "j1", at, when)
         if died is None:
@@ -71,7 +71,7 @@ def test_one_that_dies_at_any_step_leaves_the_original_or_the_result(
 @pytest.mark.parametrize("when", WHEN)
 def test_an_undo_that_dies_at_any_step_leaves_the_original_or_the_result(tmp_path: Path, when: str) -> None:
     outcomes = set()
-    for at in range(1, MOST_STEPS):
+    for at in steps():
         place = Place(tmp_path / str(at))
         assert ask("convert", replace_args(place.old, form="raw"))["swapped"]
         died = run_to_death("undo", undo_args(place.new), "u1", at, when)
@@ -92,7 +92,7 @@ def test_an_undo_that_dies_at_any_step_leaves_the_original_or_the_result(tmp_pat
 def test_what_is_written_between_a_kill_and_the_recovery_is_kept(tmp_path: Path, which: str) -> None:
     """Both names lead to whole images for a moment: whichever somebody writes to, what was written stays."""
     seen = set()
-    for at in range(1, MOST_STEPS):
+    for at in steps(14, stride=1):
         place = Place(tmp_path / str(at))
         died = run_to_death("convert", replace_args(place.old, form="raw"), "j1", at, "after")
         if died is None:

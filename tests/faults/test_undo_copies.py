@@ -10,12 +10,10 @@ from tests.agent.harness import ask, leftovers, recover_args, undo_args
 from tests.agent.harness import reclaim_args as args_for
 from tests.faults.scene import Scene
 from tests.faults.test_kills import run_to_death
-from tests.faults.trials import WHEN
+from tests.faults.trials import WHEN, steps
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 
-#: More steps than a removal or a clearing takes.
-MOST_STEPS = 20
 COPY, JOURNAL = ".sa-j1.orig", ".sa-j1.journal"
 
 
@@ -41,7 +39,7 @@ def test_a_removal_that_dies_at_any_step_leaves_the_whole_copy_or_none(
     tmp_path: Path, templates: list[Path], when: str
 ) -> None:
     found = set()
-    for at in range(1, MOST_STEPS):
+    for at in steps(stride=1):
         scene = reclaimed(tmp_path / str(at), templates[at % len(templates)])
         died = run_to_death("discard_undo", undo_args(scene.image), "d1", at, when)
         if died is None:
@@ -66,7 +64,7 @@ def test_a_removal_that_dies_at_any_step_leaves_the_whole_copy_or_none(
 def test_a_recovery_that_dies_while_it_clears_a_lost_copy_can_be_asked_again(
     tmp_path: Path, templates: list[Path], when: str
 ) -> None:
-    for at in range(1, MOST_STEPS):
+    for at in steps(stride=1):
         scene = reclaimed(tmp_path / str(at), templates[at % len(templates)])
         (scene.pool / COPY).unlink()
         died = run_to_death("recover", recovery_args(scene), "r1", at, when)
@@ -88,7 +86,7 @@ def test_a_recovery_that_dies_beside_a_copy_that_waits_never_touches_it(
 ) -> None:
     scene = reclaimed(tmp_path / "scene", templates[0])
     before = {name: (scene.pool / name).stat() for name in (COPY, JOURNAL)}
-    for at in range(1, MOST_STEPS):
+    for at in steps(stride=1):
         if run_to_death("recover", recovery_args(scene), "r1", at, when) is None:
             break
     else:

@@ -20,17 +20,26 @@ from typing import Any, Self
 
 import pytest
 
-from tests.chance import seed
+from tests.chance import night, seed
 from tests.faults.figures import trials_of
 
 #: Where an agent dies, of a step. What it leaves after one is mostly what it would leave before the next.
 WHEN = [pytest.param("before", marks=pytest.mark.night), "after"]
+#: More steps than any run takes: a run that gets through ends the walk.
+MOST_STEPS = 80
+#: Before a merge one step of so many: a number that has no factor in common with what repeats.
+STRIDE = 3
 #: Failures after which the rest is not tried.
 PATIENCE = 5
 #: Seconds between two lines that say how far it is.
 TELL_EVERY = 20.0
 _BEGAN = datetime.now(UTC)
 RECORDS = Path(__file__).resolve().parents[2] / "var" / "faults" / f"{_BEGAN:%Y%m%dT%H%M%SZ}-{os.getpid()}.jsonl"
+
+
+def steps(first: int = 1, stride: int = STRIDE) -> range:
+    """The steps at which an agent dies, from the first one on: at night each of them."""
+    return range(first, MOST_STEPS, 1 if night() else stride)
 
 
 @dataclass
