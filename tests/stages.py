@@ -24,10 +24,12 @@ def _lint(name: str, *argv: str) -> Stage:
     return Stage(name, argv, group="lint", limit_seconds=900)
 
 
-def _tests(name: str, *markers: str, workers: int = 0, database: str = "sqlite", beside: str = "") -> Stage:
+def _tests(
+    name: str, *markers: str, workers: int = 0, database: str = "sqlite", beside: str = "", at: tuple[str, ...] = ()
+) -> Stage:
     # In the order in which they were collected: the longest first.
     spread = ("-n", str(workers), "--dist", "loadfile", "--no-loadscope-reorder") if workers else ()
-    argv = (str(BIN / "pytest"), "-m", " and ".join(markers), *spread, "-p", "no:cacheprovider")
+    argv = (str(BIN / "pytest"), "-m", " and ".join(markers), *spread, "-p", "no:cacheprovider", *at)
     return Stage(name, argv, pytest=True, database=database, beside=beside)
 
 
@@ -56,7 +58,8 @@ TIERS = {
         *LINT,
         _tests("tests", ALONE, NIGHT, workers=WORKERS),
         _tests("postgresql", "sql and database", ALONE, NIGHT, workers=WORKERS, database="postgresql"),
-        _tests("browser", "browser", NIGHT, beside="guests"),
+        _tests("browser", "browser", NIGHT, beside="guests", at=("tests/e2e",)),
+        _tests("pages", "browser", NIGHT, beside="guests", at=("--ignore=tests/e2e",)),
         _tests("guests", "guest and not browser", NIGHT, beside="guests"),
     ),
     "night": (
