@@ -127,6 +127,7 @@ def test_a_figure_is_what_the_tool_says_by_hand(
     agree(lambda: ours(place / "pool", kind, steps), lambda: by_hand(place / "hand", source), metrics)
 
 
+@pytest.mark.night
 def test_bonnies_rate_is_what_bonnie_says_by_hand(place: Path) -> None:
     for size in (256, 512, 1024, 2048, 4096):
         step = {
