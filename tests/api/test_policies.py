@@ -84,11 +84,6 @@ def test_what_makes_no_sense_is_refused_by_its_field(admin: APIClient, wrong: di
     assert not Policy.objects.exists()
 
 
-def test_two_policies_cannot_have_one_name(admin: APIClient) -> None:
-    PolicyFactory.create(name="nightly")
-    assert "already" in admin.post(URL, NIGHTLY, format="json").json()["fields"]["name"]
-
-
 def test_a_pool_has_to_be_on_one_of_the_hosts(admin: APIClient) -> None:
     host, pool = HostFactory.create(), StoragePoolFactory.create()
     answer = admin.post(URL, NIGHTLY | {"hosts": [host.pk], "pools": [pool.pk]}, format="json")

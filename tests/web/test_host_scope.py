@@ -291,7 +291,7 @@ def test_sums_and_counts_are_the_same_with_and_without_another_host(db: None) ->
         overview.pop("at")
         lists = ("hosts", "pools", "images", "guests", "jobs", "benchmarks", "benchmark-watches", "policies", "alerts")
         counts = [client.get(f"/api/v1/{name}/").json()["count"] for name in lists]
-        return [overview, counts, client.get("/jobs/count/").content]
+        return [overview, counts, client.get("/jobs/count/").content, client.get("/alerts/count/").content]
 
     before = seen()
     everything_on(WORD, FIRST)

@@ -12,7 +12,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from images.models import Policy, PolicyRun
+from images.models import PolicyRun
 from storage_admin.jobs import automation
 from storage_admin.web.pages import policy_run
 from storage_admin.web.pages.policies import SHOWN
@@ -164,24 +164,6 @@ def test_pausing_all_automation_shows_on_every_page_until_it_goes_on(admin: Clie
     assert "Resume" not in text_of(viewer.get("/jobs/").content.decode())
     admin.post("/automation/", {"paused": "false"})
     assert "All automation is paused" not in text_of(viewer.get("/").content.decode())
-
-
-def test_each_role_may_do_its_part(browser_of: Callable[[str], Client]) -> None:
-    run = PolicyRunFactory.create()
-    base = f"/policies/{run.policy_id}/"
-    viewer, operator = browser_of("viewer"), browser_of("operator")
-    for client in (viewer, operator):
-        for address in ("/policies/add/", f"{base}change/"):
-            assert client.get(address).status_code == 403
-        for address in (f"{base}remove/", "/automation/"):
-            assert client.post(address).status_code == 403
-    for address in (f"{base}run/", f"{base}runs/{run.pk}/stop/"):
-        assert viewer.post(address).status_code == 403
-    assert viewer.get(f"{base}preview/").status_code == 403
-    assert operator.get(f"{base}preview/").status_code == 200
-    assert Policy.objects.exists()
-    assert browser_of("admin").post(f"{base}remove/")["Location"] == "/policies/"
-    assert not Policy.objects.exists()
 
 
 def test_a_user_who_is_limited_to_some_hosts_sees_no_policy_that_reaches_others(

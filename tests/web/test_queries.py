@@ -5,7 +5,7 @@ from django.test import Client
 from pytest_django import DjangoAssertNumQueries
 
 from images.models import Image
-from tests.factories import GuestDiskFactory, GuestFactory, ImageFactory, ImageUseFactory, JobFactory
+from tests.factories import AlertFactory, GuestDiskFactory, GuestFactory, ImageFactory, ImageUseFactory, JobFactory
 from tests.web.conftest import Filled
 
 pytestmark = pytest.mark.sql
@@ -18,6 +18,7 @@ pytestmark = pytest.mark.sql
         ("/images/?search=x&ordering=-reclaimable_bytes&state=ok", 15),
         ("/guests/", 15),
         ("/jobs/", 14),
+        ("/alerts/", 12),
     ],
 )
 def test_lists_stay_within_their_budget(
@@ -29,6 +30,7 @@ def test_lists_stay_within_their_budget(
         ImageUseFactory.create(image=image, disk__guest=guest)
         GuestDiskFactory.create(guest=guest)
         JobFactory.create(kind="reclaim", target=image)
+        AlertFactory.create(target_kind="pool", target_id=1, target_label="a / images")
     with django_assert_max_num_queries(most):
         assert admin.get(address).status_code == 200
 
