@@ -14,13 +14,7 @@ from storage_admin.accounts.models import AuditEntry
 from storage_admin.agent import protocol
 from storage_admin.jobs.models import Job
 from tests.api.policies import NIGHTLY, URL, wins
-from tests.factories import (
-    GIB,
-    HostFactory,
-    PolicyFactory,
-    PolicyRunFactory,
-    StoragePoolFactory,
-)
+from tests.factories import GIB, HostFactory, PolicyFactory, PolicyRunFactory, StoragePoolFactory
 from tests.harness.services import ROOT
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]

@@ -9,6 +9,7 @@ from storage_admin.accounts.models import AuditEntry, SavedView
 from storage_admin.events.models import Alert, Delivery, Webhook
 from tests.factories import AlertFactory, DeliveryFactory, StoragePoolFactory, WebhookFactory
 from tests.web.html import tags_of, text_of
+from tests.working import reread
 
 pytestmark = pytest.mark.django_db
 
@@ -102,8 +103,7 @@ def test_what_is_due_to_a_webhook_that_is_switched_off_is_given_up(admin: Client
     hook = WebhookFactory.create()
     delivery = DeliveryFactory.create(webhook=hook)
     admin.post(f"/webhooks/{hook.pk}/change/", {"name": "x", "url": hook.url})
-    delivery.refresh_from_db()
-    assert (delivery.state, delivery.problem) == ("given_up", "The webhook was disabled before it arrived.")
+    assert (reread(delivery).state, delivery.problem) == ("given_up", "The webhook was disabled before it arrived.")
     assert "is disabled" in text_of(admin.post(f"/webhooks/{hook.pk}/test/", follow=True).content.decode())
 
 
@@ -124,8 +124,7 @@ def test_a_new_secret_is_shown_once_and_the_old_one_holds_for_a_day(admin: Clien
     hook = WebhookFactory.create()
     before = bytes(hook.secret_locked)
     assert "whsec_" in admin.post(f"/webhooks/{hook.pk}/secret/").content.decode()
-    hook.refresh_from_db()
-    assert bytes(hook.old_secret_locked) == before
+    assert bytes(reread(hook).old_secret_locked) == before
     assert hook.old_secret_until is not None
     assert "whsec_" not in admin.get(f"/webhooks/{hook.pk}/").content.decode()
 
@@ -154,8 +153,7 @@ def test_the_thresholds_of_a_pool_are_set_and_ended_on_its_page(admin: Client) -
         ("warn_undo_percent", "101"),
     ):
         admin.post(f"/pools/{pool.pk}/change/", form | {name: value})
-    pool.refresh_from_db()
-    assert (pool.warn_percent, pool.warn_overcommit, pool.warn_undo_percent) == (70, 1.5, 10)
+    assert (reread(pool).warn_percent, pool.warn_overcommit, pool.warn_undo_percent) == (70, 1.5, 10)
 
 
 def test_a_filter_that_means_nothing_is_named_and_stays_with_the_others(viewer: Client) -> None:

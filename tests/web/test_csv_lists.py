@@ -10,7 +10,6 @@ import pytest
 from django.test import Client
 from hypothesis import given
 from hypothesis import strategies as some
-from pytest_django import DjangoAssertNumQueries
 
 from images.models import Image
 from storage_admin import csv_export
@@ -28,6 +27,7 @@ from tests.factories import (
     StoragePoolFactory,
 )
 from tests.web.conftest import Filled
+from tests.working import at_most_queries
 
 pytestmark = pytest.mark.sql
 
@@ -148,16 +148,14 @@ def test_a_file_has_the_rows_of_all_pages_in_their_order(viewer: Client, monkeyp
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_costs_no_query_for_each_row(
-    viewer: Client, name: str, django_assert_max_num_queries: DjangoAssertNumQueries
-) -> None:
+def test_a_file_costs_no_query_for_each_row(viewer: Client, name: str) -> None:
     pool = StoragePoolFactory.create()
     for _ in range(20):
         image = ImageFactory.create(pool=pool)
         ImageUseFactory.create(image=image)
         BenchmarkFactory.create(pool=StoragePoolFactory.create(), job=JobFactory.create(target=image))
         AlertFactory.create()
-    with django_assert_max_num_queries(9):
+    with at_most_queries(9):
         assert len(rows_of(viewer, FILES[name])) >= 20
 
 

@@ -4,7 +4,6 @@ from datetime import UTC, datetime
 
 import pytest
 from django.test import Client
-from pytest_django import DjangoAssertNumQueries
 
 from storage_admin.accounts.models import Session, User
 from storage_admin.events import addresses
@@ -22,6 +21,7 @@ from tests.factories import (
 )
 from tests.web.html import tags_of
 from tests.web.test_csv_lists import rows_of
+from tests.working import at_most_queries
 
 pytestmark = pytest.mark.sql
 
@@ -137,15 +137,13 @@ def test_of_an_address_its_server_is_told(url: str, server: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_has_its_name_its_heading_and_no_query_for_each_row(
-    admin: Client, name: str, django_assert_max_num_queries: DjangoAssertNumQueries
-) -> None:
+def test_a_file_has_its_name_its_heading_and_no_query_for_each_row(admin: Client, name: str) -> None:
     for _ in range(20):
         DeliveryFactory.create()
         TokenFactory.create()
         UserFactory.create()
         PolicyRunFactory.create()
-    with django_assert_max_num_queries(9):
+    with at_most_queries(9):
         answer = admin.get(FILES[name])
         assert answer["Content-Disposition"].startswith(f'attachment; filename="{name}-20')
         text = answer.getvalue().decode()

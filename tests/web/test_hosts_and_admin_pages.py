@@ -81,8 +81,7 @@ def test_a_tokens_secret_is_shown_once(admin: Client, filled: Filled) -> None:
 
 
 @pytest.mark.parametrize(
-    "form",
-    [{"role": "god"}, {"expires_days": "0"}, {"expires_days": "99999999999999999999"}, {"hosts": "x"}],
+    "form", [{"role": "god"}, {"expires_days": "0"}, {"expires_days": "99999999999999999999"}, {"hosts": "x"}]
 )
 def test_a_bad_token_is_not_made(admin: Client, filled: Filled, form: dict[str, str]) -> None:
     before = Token.objects.count()

@@ -1,7 +1,6 @@
 """The forms of hosts create a key pair, and show its public half until a host is saved. No script is needed."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,11 @@ from storage_admin.hosts import forced, secrets, ssh
 from storage_admin.hosts.models import Host, KeyPair
 from tests.harness.proxmox.cluster import cluster
 from tests.harness.proxmox.server import ProxmoxServer
-from tests.harness.sshd import Sshd, sshd
+from tests.harness.sshd import Sshd
 from tests.web.html import tags_of, text_of
 from tests.web.test_host_add_pages import ADD, hidden, typed
 
 HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHi0Rc1lVQc8Yy5mCqGvTBxN8Z2mKc1M1Yd4vW2pVqfX"
-
-
-@pytest.fixture
-def ssh_server(tmp_path: Path) -> Iterator[Sshd]:
-    with sshd(tmp_path / "sshd") as running:
-        yield running
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs.models import Job
 from tests.factories import GIB, HostFactory, ImageFactory, JobFactory, StoragePoolFactory
 from tests.web.html import inline_code, tags_of, text_of
+from tests.working import at_most_queries
 
 EVIDENCE = ["libvirt on pve1 was asked: none of its 2 guests names it.", "No overlay uses it."]
 
@@ -207,11 +208,9 @@ def test_hostile_names_are_shown_as_names(admin: Client, pool: StoragePool, name
     assert admin.post(pages[-1], {"confirm_name": name}).status_code == 302
 
 
-def test_the_page_takes_few_queries_for_any_number_of_rows(
-    admin: Client, pool: StoragePool, django_assert_max_num_queries: Any
-) -> None:
+def test_the_page_takes_few_queries_for_any_number_of_rows(admin: Client, pool: StoragePool) -> None:
     for number in range(60):
         orphan(pool, f"left{number}.raw")
         aside(pool, f"aside{number}.raw")
-    with django_assert_max_num_queries(25):
+    with at_most_queries(25):
         assert admin.get("/orphans/").status_code == 200

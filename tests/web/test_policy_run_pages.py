@@ -16,6 +16,7 @@ from images.models import PolicyRun
 from storage_admin.jobs import automation
 from storage_admin.web.pages import policy_run
 from storage_admin.web.pages.policies import SHOWN
+from tests.api.policies import wins
 from tests.factories import (
     GIB,
     HostFactory,
@@ -24,11 +25,9 @@ from tests.factories import (
     PolicyFactory,
     PolicyPickFactory,
     PolicyRunFactory,
-    UserFactory,
 )
 from tests.web.html import flat, inline_code, tags_of, text_of
-from tests.web.policy_forms import wins
-from tests.working import ADMIN
+from tests.working import ADMIN, client_as
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
@@ -171,9 +170,7 @@ def test_a_user_who_is_limited_to_some_hosts_sees_no_policy_that_reaches_others(
 ) -> None:
     host = HostFactory.create(slug="mine")
     mine, other = PolicyFactory.create(hosts=[host.pk]), PolicyFactory.create()
-    client = Client()
-    user = UserFactory.create(role="admin", hosts=["mine"])
-    client.force_login(user, "django.contrib.auth.backends.ModelBackend")
+    client = client_as(role="admin", hosts=["mine"])
     page = text_of(client.get("/policies/").content.decode())
     assert mine.name in page
     assert other.name not in page

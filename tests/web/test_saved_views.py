@@ -12,6 +12,7 @@ from storage_admin.accounts.roles import Actor, ForbiddenError, Role
 from tests.factories import UserFactory
 from tests.web.conftest import Filled
 from tests.web.html import tags_of, text_of
+from tests.working import reread
 
 pytestmark = pytest.mark.sql
 
@@ -128,8 +129,7 @@ def test_anothers_view_is_changed_by_an_admin_alone(browser_of: Callable[[str], 
     operator, admin = browser_of("operator"), browser_of("admin")
     assert operator.post(f"/views/{view.pk}/delete/").status_code == 403
     operator.post(f"/views/{view.pk}/", {"name": "taken over"})
-    view.refresh_from_db()
-    assert (view.name, view.shared) == ("theirs", True)
+    assert (reread(view).name, view.shared) == ("theirs", True)
     assert "deleted" in text_of(admin.post(f"/views/{view.pk}/delete/", follow=True).content.decode())
     assert not SavedView.objects.exists()
 
@@ -201,8 +201,7 @@ def test_a_demoted_operators_view_can_be_taken_back_by_them(browser_of: Callable
     User.objects.update(role=Role.VIEWER.label)
     view = SavedView.objects.get()
     operator.post(f"/views/{view.pk}/", {"name": "a"})
-    view.refresh_from_db()
-    assert not view.shared
+    assert not reread(view).shared
 
 
 @pytest.mark.parametrize("next_page", ["//example.org/", "https://example.org/", "nothing", "users"])
