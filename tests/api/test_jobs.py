@@ -139,40 +139,10 @@ def test_the_same_idempotency_key_gets_the_same_job(operator: APIClient) -> None
     assert Job.objects.count() == 1
 
 
-def test_the_same_idempotency_key_for_something_else_is_invalid(operator: APIClient) -> None:
-    headers = {"Idempotency-Key": "nightly-1"}
-    post(operator, body={"kind": "scan", "host": HostFactory.create().pk}, **headers)
-    response = post(operator, body={"kind": "scan", "host": HostFactory.create().pk}, **headers)
-    assert (response.status_code, response.json()["code"]) == (400, "invalid")
-
-
-def test_an_idempotency_key_that_is_too_long_is_invalid(operator: APIClient) -> None:
-    body = {"kind": "scan", "host": HostFactory.create().pk}
-    response = post(operator, body=body, **{"Idempotency-Key": "k" * 256})
-    assert response.json()["fields"].keys() == {"Idempotency-Key"}
-
-
 def test_a_host_is_scanned_by_its_own_address(operator: APIClient) -> None:
     host = HostFactory.create()
     response = post(operator, f"hosts/{host.pk}/scan/")
     assert (response.status_code, response.json()["kind"], response.json()["host"]) == (202, "scan", host.pk)
-
-
-def test_a_queued_job_is_cancelled_at_once(operator: APIClient) -> None:
-    job = JobFactory.create()
-    response = post(operator, f"jobs/{job.pk}/cancel/")
-    assert (response.status_code, response.json()["state"]) == (202, "cancelled")
-
-
-def test_a_running_job_is_asked_to_stop(operator: APIClient) -> None:
-    job = JobFactory.create(state="running")
-    shown = post(operator, f"jobs/{job.pk}/cancel/").json()
-    assert (shown["state"], shown["cancel_requested"]) == ("running", True)
-
-
-def test_a_job_that_has_ended_cannot_be_cancelled(operator: APIClient) -> None:
-    response = post(operator, f"jobs/{JobFactory.create(state='succeeded').pk}/cancel/")
-    assert (response.status_code, response.json()["code"]) == (400, "invalid")
 
 
 def test_a_failed_job_is_retried_as_a_new_one(operator: APIClient) -> None:
