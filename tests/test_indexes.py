@@ -28,7 +28,3 @@ def test_rows_that_refer_to_a_deleted_one_are_found_by_an_index(
         found = connection.introspection.get_constraints(cursor, model._meta.db_table)
     firsts = {one["columns"][0] for one in found.values() if (one["index"] or one["unique"]) and one["columns"]}
     assert field.column in firsts
-
-
-def test_there_are_references() -> None:
-    assert len(REFERENCES) > 20

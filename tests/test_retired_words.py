@@ -72,24 +72,3 @@ def test_texts_have_no_retired_word(place: str) -> None:
     ]
     assert files
     assert found == []
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("a.html", "<p>Can be\n  won back</p>"), ("a.html", '{% card "Needs a look" %}'),
-        ("a.html", '<p title="Asked by ann">x</p>'), ("a.html", "<b>Full</b> first {{ promises }}"),
-        ("a.py", 'X = f"{x} stands on {y}"'), ("a.md", "It is\ntold so."),
-    ],
-)  # fmt: skip
-def test_a_retired_word_is_found_wherever_it_is_shown(tmp_path: Path, name: str, text: str) -> None:
-    path = tmp_path / name
-    path.write_text(text)
-    assert any(retired().search(piece) for _, piece in READERS[path.suffix](path))
-
-
-@pytest.mark.parametrize("text", ["{# asked by #}", "<script>begun</script>", "{{ asked by }}"])
-def test_what_nobody_sees_may_say_anything(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "a.html"
-    path.write_text(text)
-    assert not any(retired().search(piece) for _, piece in of_template(path))

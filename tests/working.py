@@ -2,23 +2,32 @@
 
 import hashlib
 import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
+from django.db import connection
+from django.db.models import Model
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
 
 from images.models import Image
 from images.rewrite import refusals
 from images.rewrite.libvirt_events import watchers
 from images.scan.run import ScanRun
 from storage_admin.accounts.roles import SYSTEM, Actor, Role
+from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.libvirt import reader
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.services import add_pool
 from storage_admin.jobs import routing, runner, services
 from storage_admin.jobs.heart import heart
 from storage_admin.jobs.models import Job
-from tests.factories import HostFactory
+from tests.factories import HostFactory, UserFactory
+
+M = TypeVar("M", bound=Model)
 
 ADMIN = Actor("ada", Role.ADMIN)
 OPERATOR = Actor("olga", Role.OPERATOR)
@@ -93,6 +102,34 @@ def image_at(path: Path | bytes) -> Image:
     return Image.every.select_related("host", "pool").get(path_bytes=raw)
 
 
+def refused_as(act: Callable[..., object], *given: Any, **more: Any) -> str:
+    """The code with which that call is refused."""
+    with pytest.raises(RefusedError) as refused:
+        act(*given, **more)
+    return refused.value.code
+
+
+def reread(row: M) -> M:
+    """The same row, as the database has it by now."""
+    row.refresh_from_db()
+    return row
+
+
+@contextmanager
+def at_most_queries(count: int) -> Iterator[None]:
+    """Fails where more of them are sent to the database within."""
+    with CaptureQueriesContext(connection) as captured:
+        yield
+    assert len(captured) <= count, [query["sql"][:200] for query in captured]
+
+
+def client_as(**values: Any) -> Client:
+    """A browser in which a new user has signed in; ``client_as(role="admin", hosts=["a"])`` says which."""
+    client = Client()
+    client.force_login(UserFactory.create(**values), "django.contrib.auth.backends.ModelBackend")
+    return client
+
+
 def digests(folder: Path) -> dict[str, str]:
     """What every file in a folder holds, by name: nothing was changed where it is the same as before."""
     return {
@@ -100,6 +137,11 @@ def digests(folder: Path) -> dict[str, str]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and not path.is_symlink()
     }
+
+
+def allocated(path: Path) -> int:
+    """The bytes that a file takes on its disk."""
+    return path.stat().st_blocks * 512
 
 
 def create(path: Path, size: str = "8M", *options: str, base: str | None = None, form: str = "qcow2") -> Path:

@@ -19,6 +19,11 @@ def admin(root: User) -> Actor:
 
 
 @pytest.fixture
+def bob(db: None) -> User:
+    return UserFactory.create(username="bob", role="operator")
+
+
+@pytest.fixture
 def limited(db: None) -> Actor:
     """An admin of one host alone."""
     return Actor(name="ann", role=Role.ADMIN, hosts=frozenset({"a"}), user_id=-1)

@@ -21,6 +21,7 @@ from storage_admin.directory_settings import ldap_settings
 from tests.factories import HostFactory, UserFactory
 from tests.harness.directories import ADMIN, ADMIN_PASSWORD, SUFFIX, Directory, Provider
 from tests.harness.oidc_site import CLIENT, SECRET
+from tests.working import reread
 
 pytestmark = [pytest.mark.services, pytest.mark.django_db]
 
@@ -254,8 +255,7 @@ def test_ldap_never_opens_a_local_account_of_the_same_name(directory: Directory)
         assert not is_in(client)
     client, _ = by_password("Root", PASSWORD)
     assert is_in(client)
-    root.refresh_from_db()
-    assert (root.source, root.role, User.objects.count()) == ("", "viewer", 1)
+    assert (reread(root).source, root.role, User.objects.count()) == ("", "viewer", 1)
 
 
 def test_a_name_that_is_given_to_somebody_else_does_not_bring_the_account_along(directory: Directory) -> None:
@@ -293,8 +293,7 @@ def test_a_password_that_is_kept_in_the_directory_is_changed_nowhere_here(direct
     by_admin.force_login(admin, "django.contrib.auth.backends.ModelBackend")
     by_admin.post(f"/users/{bob.pk}/password/")
     refused = by_admin.post(f"/users/{bob.pk}/", {"role": "admin"})
-    bob.refresh_from_db()
-    assert (bob.role, bob.has_usable_password()) == ("operator", False)
+    assert (reread(bob).role, bob.has_usable_password()) == ("operator", False)
     assert "come from groups" in refused.content.decode()
 
 

@@ -13,6 +13,7 @@ from storage_admin.accounts.models import Session, User
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.directory_settings import ldap_settings, require_tls
 from storage_admin.errors import InvalidError
+from tests.working import reread
 
 GROUPS = {
     "admins": {"role": "admin"}, "admins-hv1": {"role": "admin", "hosts": ["hv1"]},
@@ -70,8 +71,7 @@ def test_an_account_of_one_source_is_not_one_of_another() -> None:
     assert directory.admit(directory.LDAP, "1", "renamed", ["all"]) == first
     with pytest.raises(DeniedError):
         directory.admit(directory.OIDC, "1", "anna", ["admins"])
-    first.refresh_from_db()
-    assert (first.username, first.role) == ("anna", "viewer")
+    assert (reread(first).username, first.role) == ("anna", "viewer")
 
 
 @pytest.mark.django_db

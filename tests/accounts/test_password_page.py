@@ -7,15 +7,11 @@ from django.test import Client
 from storage_admin.accounts import lockouts, users
 from storage_admin.accounts.models import AuditEntry, User
 from storage_admin.accounts.roles import Actor
-from tests.factories import TokenFactory, UserFactory
+from tests.factories import TokenFactory
+from tests.working import reread
 
 PASSWORD = "correct horse battery staple"
 WANTED = "another long enough one"
-
-
-@pytest.fixture
-def bob(db: None) -> User:
-    return UserFactory.create(username="bob", role="operator")
 
 
 def signed_in(password: str = PASSWORD) -> Client:
@@ -54,8 +50,7 @@ def test_wrong_passwords_on_the_page_that_changes_it_lock_out_as_at_sign_in(bob:
     client = signed_in()
     assert [change(client, f"guess-{number}") for number in range(7)] == [200] * 5 + [429] * 2
     assert change(client, PASSWORD) == 429
-    bob.refresh_from_db()
-    assert bob.check_password(PASSWORD)
+    assert reread(bob).check_password(PASSWORD)
     assert [(one.username, one.address) for one in lockouts.lockouts()] == [("bob", "192.0.2.7")]
     assert Client(REMOTE_ADDR="192.0.2.7").post("/login/", {"username": "bob", "password": PASSWORD}).status_code == 429
     refused = AuditEntry.objects.filter(refused=True)

@@ -9,6 +9,7 @@ from storage_admin.events.models import Alert, Event
 from storage_admin.events.selectors import alerts_for
 from storage_admin.hosts.registration import remove_host
 from tests.factories import AlertFactory, HostFactory, TokenFactory, UserFactory, WebhookFactory
+from tests.working import reread
 
 pytestmark = pytest.mark.sql
 
@@ -21,8 +22,7 @@ def test_alerts_of_a_removed_host_are_closed_and_not_those_of_a_later_one(admin:
     AlertFactory.create(key="host_unreachable:7", host="web", closed="2026-01-01T00:00Z")
     other = AlertFactory.create(key="pool_over_threshold:8", host="db")
     remove_host(admin, old)
-    alert.refresh_from_db()
-    assert (alert.host, alert.closed is None) == ("web (removed)", False)
+    assert (reread(alert).host, alert.closed is None) == ("web (removed)", False)
     assert [event.name for event in Event.objects.all()] == ["alert.closed"]
     HostFactory.create(slug="web")
     TokenFactory.create(name="later", secret="sa_later", hosts=["web"])

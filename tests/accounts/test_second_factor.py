@@ -17,16 +17,11 @@ from storage_admin.accounts import second_factor, users
 from storage_admin.accounts.models import AuditEntry, Session, User
 from storage_admin.accounts.roles import Actor, ForbiddenError, Role
 from storage_admin.errors import InvalidError
-from tests.factories import TokenFactory, UserFactory
+from tests.factories import TokenFactory
 from tests.web.html import inline_code
 
 PASSWORD = "correct horse battery staple"
 OWN = "/account/second-factor/"
-
-
-@pytest.fixture
-def bob(db: None) -> User:
-    return UserFactory.create(username="bob", role="operator")
 
 
 class Clock:

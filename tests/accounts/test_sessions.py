@@ -22,11 +22,6 @@ def signed_in(name: str, password: str = PASSWORD, **about: str) -> Client:
     return client
 
 
-@pytest.fixture
-def bob(db: None) -> User:
-    return UserFactory.create(username="bob", role="operator")
-
-
 def move(seconds: float, **which: str) -> None:
     """Has a session's times lie further back."""
     for row in Session.objects.all():

@@ -20,6 +20,7 @@ from tests.factories import (
     TokenFactory,
     UserFactory,
 )
+from tests.working import reread
 
 pytestmark = pytest.mark.sql
 
@@ -43,8 +44,7 @@ def test_who_may_not_share_any_more_does_not_change_what_everybody_sees(
     User.objects.filter(username=view.by).update(**less)
     with pytest.raises(ForbiddenError):
         saved_views.change(User.objects.get().actor, view, **change)
-    view.refresh_from_db()
-    assert (view.name, view.query, view.shared) == ("night shift", "state=ok", True)
+    assert (reread(view).name, view.query, view.shared) == ("night shift", "state=ok", True)
     assert not AuditEntry.objects.exists()
 
 
@@ -66,8 +66,7 @@ def test_a_refused_change_of_a_view_has_changed_nothing(db: None) -> None:
     client = APIClient(HTTP_AUTHORIZATION="Bearer sa_x")
     answer = client.patch(f"/api/v1/views/{view.pk}/", {"name": "new", "default": True}, format="json")
     assert answer.status_code == 400
-    view.refresh_from_db()
-    assert view.name == "old"
+    assert reread(view).name == "old"
     assert not AuditEntry.objects.exists()
 
 

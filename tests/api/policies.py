@@ -2,10 +2,7 @@
 
 from typing import Any
 
-from tests.factories import (
-    GIB,
-    ImageFactory,
-)
+from tests.factories import GIB, ImageFactory
 from tests.policies.test_runs import estimated
 
 URL = "/api/v1/policies/"

@@ -11,7 +11,7 @@ from rest_framework.test import APIClient
 
 from storage_admin.accounts.models import AuditEntry, Session
 from tests.api.test_role_table import route
-from tests.api.test_roles import CASES, RESULT_LINE, locked_out
+from tests.api.test_roles import CASES, RESULT_LINE, filled, locked_out
 from tests.benchmarks.factories import WatchFactory
 from tests.factories import (
     AlertFactory,
@@ -150,6 +150,10 @@ def things(db: None, tmp_path: Path, settings: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _of(things: dict[str, Any], body: dict[str, Any]) -> dict[str, Any]:
+    return {name: filled(value, things) for name, value in body.items()}
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "what", "before", "after"), CHANGES, ids=lambda value: str(value)[:40]
 )
@@ -164,23 +168,17 @@ def test_a_change_is_recorded_by_whom_from_where_and_with_what_it_was_before(
     after: dict[str, Any] | None,
 ) -> None:
     client = client_of("admin", name="nightly")
-    filled = {
-        name: things[value[1:-1]] if isinstance(value, str) and value.startswith("{") else value
-        for name, value in body.items()
-    }
     earlier = AuditEntry.objects.count()
-    answer = getattr(client, method)(f"/api/v1/{path.format(**things)}", filled, format="json", REMOTE_ADDR="192.0.2.7")
+    answer = getattr(client, method)(
+        f"/api/v1/{path.format(**things)}", _of(things, body), format="json", REMOTE_ADDR="192.0.2.7"
+    )
     assert answer.status_code in {200, 201, 202, 204, 409}, answer.content
     entry = AuditEntry.objects.order_by("id")[earlier]
     assert AuditEntry.objects.count() == earlier + 1
     assert (entry.who, entry.what, entry.address) == ("token nightly", what, "192.0.2.7")
     assert entry.refused == (answer.status_code == 409)
-    wanted = {
-        name: things[value[1:-1]] if isinstance(value, str) and value.startswith("{") else value
-        for name, value in (after or {}).items()
-    }
     assert (before or {}).items() <= (entry.before or {}).items()
-    assert wanted.items() <= (entry.after or {}).items()
+    assert _of(things, after or {}).items() <= (entry.after or {}).items()
     assert (entry.before is None) == (before is None)
 
 
@@ -189,12 +187,8 @@ def test_what_is_not_allowed_changes_nothing_and_is_recorded_as_refused(
     things: dict[str, Any], client_of: Callable[..., APIClient], method: str, path: str, body: dict[str, Any]
 ) -> None:
     client = client_of("viewer", name="nightly")
-    filled = {
-        name: things[value[1:-1]] if isinstance(value, str) and value.startswith("{") else value
-        for name, value in body.items()
-    }
     address = f"/api/v1/{path.format(**things)}"
-    assert getattr(client, method)(address, filled, format="json").status_code == 403
+    assert getattr(client, method)(address, _of(things, body), format="json").status_code == 403
     entry = AuditEntry.objects.get()
     assert (entry.who, entry.what, entry.refused) == ("token nightly", "forbidden", True)
     assert entry.target == f"{method.upper()} {address}"

@@ -13,8 +13,9 @@ from django.utils import timezone
 from prometheus_client.parser import text_string_to_metric_families
 
 from storage_admin.api import health
-from tests.factories import GIB, ImageFactory, JobFactory, StoragePoolFactory, UserFactory, WorkerFactory, an_hour_ago
+from tests.factories import GIB, ImageFactory, JobFactory, StoragePoolFactory, WorkerFactory, an_hour_ago
 from tests.harness.services import RedisServer
+from tests.working import client_as
 
 
 @pytest.fixture
@@ -120,8 +121,7 @@ def test_metrics_from_elsewhere_need_a_token(client_of: Callable[..., Any], seen
     assert client_of("viewer").get("/metrics", **seen_as).status_code == 200
     assert client_of("viewer", expires=an_hour_ago()).get("/metrics", **seen_as).status_code == 401
     assert client_of("viewer", hosts=["local"]).get("/metrics", **seen_as).status_code == 401
-    browser = Client()
-    browser.force_login(UserFactory.create())
+    browser = client_as()
     assert browser.get("/metrics", **seen_as).status_code == 200  # type: ignore[arg-type]
 
 

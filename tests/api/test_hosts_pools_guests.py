@@ -1,6 +1,5 @@
 """Hosts, pools and guests over REST."""
 
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -33,14 +32,6 @@ def test_hosts_say_what_the_contract_promises(viewer: APIClient) -> None:
     assert set(contract.split()) <= set(row)
     assert row["capabilities"] == {"qemu_img": "7.2.22", "zstd": True}
     assert viewer.get(f"/api/v1/hosts/{host.pk}/").json() == row
-
-
-def test_an_admin_changes_a_hosts_name_and_limit(admin: APIClient) -> None:
-    host = HostFactory.create()
-    path = f"/api/v1/hosts/{host.pk}/"
-    row = admin.patch(path, {"name": "Big one", "max_jobs": 3}, format="json").json()
-    assert (row["name"], row["max_jobs"]) == ("Big one", 3)
-    assert AuditEntry.objects.filter(what="host changed").count() == 1
 
 
 @pytest.mark.parametrize(
@@ -168,20 +159,3 @@ def test_guests_are_filtered(viewer: APIClient, query: str, found: str) -> None:
 def test_filter_values_that_nothing_can_have_are_refused(viewer: APIClient, path: str) -> None:
     response = viewer.get(f"/api/v1/{path}")
     assert (response.status_code, response.json()["code"], len(response.json()["fields"])) == (400, "invalid", 1)
-
-
-def test_other_hosts_do_not_exist_for_a_limited_token(client_of: Callable[..., APIClient], tmp_path: Path) -> None:
-    mine, other = GuestFactory.create(), GuestFactory.create()
-    pools = [StoragePoolFactory.create(host=guest.host) for guest in (mine, other)]
-    client = client_of("admin", hosts=[mine.host.slug])
-    for path, own, foreign in (
-        ("hosts", mine.host.pk, other.host.pk),
-        ("pools", pools[0].pk, pools[1].pk),
-        ("guests", mine.pk, other.pk),
-    ):
-        assert [row["id"] for row in client.get(f"/api/v1/{path}/").json()["results"]] == [own]
-        assert client.get(f"/api/v1/{path}/{foreign}/").status_code == 404
-        assert client.patch(f"/api/v1/{path}/{foreign}/", {}, format="json").status_code in {404, 405}
-    assert client.delete(f"/api/v1/pools/{pools[1].pk}/").status_code == 404
-    body = {"host": other.host.pk, "path": str(tmp_path)}
-    assert client.post("/api/v1/pools/", body, format="json").json()["fields"].keys() == {"host"}

@@ -1,6 +1,5 @@
 """Images over REST: what a row says, filters, order, search, declared formats, chains, history."""
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +16,7 @@ from tests.factories import (
     ImageUseFactory,
     StoragePoolFactory,
 )
+from tests.working import reread
 
 pytestmark = pytest.mark.sql
 
@@ -168,8 +168,7 @@ def test_a_declaration_that_makes_no_sense_changes_nothing(admin: APIClient, bod
     image = ImageFactory.create(admin_format="raw")
     response = admin.patch(f"/api/v1/images/{image.pk}/", body, format="json")
     assert (response.status_code, list(response.json()["fields"])) == (400, [field])
-    image.refresh_from_db()
-    assert image.admin_format == "raw"
+    assert reread(image).admin_format == "raw"
 
 
 def test_a_chain_over_rest(viewer: APIClient) -> None:
@@ -192,17 +191,6 @@ def test_history_is_oldest_first(viewer: APIClient) -> None:
     page = viewer.get(f"/api/v1/images/{image.pk}/history/?limit=2").json()
     assert (page["count"], [row["allocated_size"] for row in page["results"]]) == (3, [3, 2])
     assert [row["allocated_size"] for row in viewer.get(page["next"]).json()["results"]] == [1]
-
-
-def test_images_of_other_hosts_do_not_exist_for_a_limited_token(client_of: Callable[..., APIClient]) -> None:
-    mine, other = ImageFactory.create(), ImageFactory.create()
-    client = client_of("viewer", hosts=[mine.host.slug])
-    assert names(client, "") == [mine.name]
-    for path in ("", "chain/", "history/"):
-        assert client.get(f"/api/v1/images/{other.pk}/{path}").status_code == 404
-        assert client.get(f"/api/v1/images/{mine.pk}/{path}").status_code == 200
-    for query in (f"host={other.host.slug}", f"pool={other.pool_id}"):
-        assert client.get(f"/api/v1/images/?{query}").status_code == 400
 
 
 def test_names_of_strangers_are_data(viewer: APIClient) -> None:

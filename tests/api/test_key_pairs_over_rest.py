@@ -1,7 +1,7 @@
 """A host gets a key pair that is created here: its public half is answered, its private half never leaves."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,16 +16,11 @@ from storage_admin.accounts.models import AuditEntry
 from storage_admin.hosts import addresses, forced, key_pairs, secrets, ssh, transport
 from storage_admin.hosts.models import Host, KeyPair
 from tests.factories import HostFactory
-from tests.harness.sshd import Sshd, sshd
+from tests.harness.sshd import Sshd
+from tests.working import reread
 
 HOSTS = "/api/v1/hosts/"
 HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHi0Rc1lVQc8Yy5mCqGvTBxN8Z2mKc1M1Yd4vW2pVqfX"
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Sshd]:
-    with sshd(tmp_path / "sshd") as running:
-        yield running
 
 
 @pytest.fixture
@@ -57,14 +52,14 @@ def public_of(private: str) -> str:
 @pytest.mark.services
 @pytest.mark.usefixtures("agent_folder")
 def test_a_host_is_added_with_a_key_pair_that_was_created_for_it(
-    admin: APIClient, server: Sshd, caplog: pytest.LogCaptureFixture
+    admin: APIClient, ssh_server: Sshd, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    sent = body("127.0.0.1", port=server.port)
+    sent = body("127.0.0.1", port=ssh_server.port)
     asked = admin.post(HOSTS, sent, format="json")
     assert (asked.status_code, asked.json()["code"]) == (409, "host_key_unconfirmed")
     fields = asked.json()["fields"]
-    assert fields["host_key"] == server.host_key
+    assert fields["host_key"] == ssh_server.host_key
     assert fields["authorized_keys"] == fields["public_key"]
 
     refused = admin.post(HOSTS, sent | {"host_key": fields["host_key"]}, format="json")
@@ -73,7 +68,7 @@ def test_a_host_is_added_with_a_key_pair_that_was_created_for_it(
     private = secrets.unlock(KeyPair.objects.get().private_key_locked)
     assert fields["public_key"].startswith(f"{public_of(private)} storage-admin@")
     assert private.encode() not in bytes(KeyPair.objects.get().private_key_locked)
-    server.authorize(fields["public_key"])
+    ssh_server.authorize(fields["public_key"])
     added = admin.post(HOSTS, sent | {"host_key": fields["host_key"]}, format="json")
     assert (added.status_code, added.json()["transport"]) == (201, "ssh")
     assert secrets.unlock(Host.objects.get().private_key_locked) == private
@@ -88,19 +83,18 @@ def test_a_host_is_added_with_a_key_pair_that_was_created_for_it(
 
 @pytest.mark.services
 @pytest.mark.usefixtures("agent_folder")
-def test_a_key_is_replaced_once_the_new_one_is_let_in(admin: APIClient, server: Sshd) -> None:
+def test_a_key_is_replaced_once_the_new_one_is_let_in(admin: APIClient, ssh_server: Sshd) -> None:
     host = HostFactory.create(
-        kind="ssh", transport="ssh", address="127.0.0.1", port=server.port, user="root", host_key=server.host_key,
-        private_key_locked=secrets.lock(server.private_key),
+        kind="ssh", transport="ssh", address="127.0.0.1", port=ssh_server.port, user="root",
+        host_key=ssh_server.host_key, private_key_locked=secrets.lock(ssh_server.private_key),
     )  # fmt: skip
     at = f"{HOSTS}{host.pk}/"
     asked = admin.patch(at, {"create_key": True}, format="json")
     assert (asked.status_code, asked.json()["code"]) == (409, "key_pair_created")
     refused = admin.patch(at, {"create_key": True}, format="json")
     assert (refused.status_code, refused.json()["code"]) == (409, "host_unreachable")
-    host.refresh_from_db()
-    assert secrets.unlock(host.private_key_locked) == server.private_key
-    server.authorize(asked.json()["fields"]["public_key"])
+    assert secrets.unlock(reread(host).private_key_locked) == ssh_server.private_key
+    ssh_server.authorize(asked.json()["fields"]["public_key"])
     assert admin.patch(at, {"create_key": True}, format="json").status_code == 200
     host.refresh_from_db()
     assert asked.json()["fields"]["public_key"].startswith(public_of(secrets.unlock(host.private_key_locked)) + " ")

@@ -14,13 +14,7 @@ from storage_admin.accounts.models import AuditEntry
 from storage_admin.agent import protocol
 from storage_admin.jobs.models import Job
 from tests.api.policies import NIGHTLY, URL, wins
-from tests.factories import (
-    GIB,
-    HostFactory,
-    PolicyFactory,
-    PolicyRunFactory,
-    StoragePoolFactory,
-)
+from tests.factories import GIB, HostFactory, PolicyFactory, PolicyRunFactory, StoragePoolFactory
 from tests.harness.services import ROOT
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
@@ -82,11 +76,6 @@ def test_what_makes_no_sense_is_refused_by_its_field(admin: APIClient, wrong: di
     assert answer.status_code == 400
     assert field in answer.json()["fields"], answer.json()
     assert not Policy.objects.exists()
-
-
-def test_two_policies_cannot_have_one_name(admin: APIClient) -> None:
-    PolicyFactory.create(name="nightly")
-    assert "already" in admin.post(URL, NIGHTLY, format="json").json()["fields"]["name"]
 
 
 def test_a_pool_has_to_be_on_one_of_the_hosts(admin: APIClient) -> None:

@@ -186,9 +186,7 @@ def test_lines_of_different_machines_are_not_thrown_together(operator: APIClient
 
 
 def test_a_token_of_other_hosts_sees_no_run_of_this_one(
-    client_of: Callable[..., APIClient],
-    pool: StoragePool,
-    measured: Measured,
+    client_of: Callable[..., APIClient], pool: StoragePool, measured: Measured
 ) -> None:
     run = measured(pool, {"64K": [1.0]})
     StoragePoolFactory.create(host__slug="other")

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 from django.test import Client
 from django.utils import timezone
-from pytest_django import DjangoAssertNumQueries
 
-from benchmarks.models import Benchmark, Watch
+from benchmarks.models import Benchmark
 from benchmarks.steps import MIB
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs.models import Job
 from tests.benchmarks.conftest import page_of, signed_in
-from tests.benchmarks.factories import BenchmarkFactory, SampleFactory, WatchFactory
+from tests.benchmarks.factories import BenchmarkFactory, SampleFactory
 from tests.factories import JobFactory, StoragePoolFactory
 from tests.web.confirming import confirm, planned
 from tests.web.html import inline_code, tags_of, text_of
+from tests.working import at_most_queries
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
@@ -68,29 +68,6 @@ def test_every_page_opens_runs_no_inline_code_and_names_what_it_labels(filled: l
         assert {found["for"] for tag, found in tags if tag == "label"} <= set(ids), address
         posting = [found for tag, found in tags if tag == "form" and found.get("method") == "post"]
         assert len([1 for _, found in tags if found.get("name") == "csrfmiddlewaretoken"]) == len(posting), address
-
-
-def test_nobody_sees_them_without_signing_in(filled: list[str]) -> None:
-    for address in filled:
-        assert Client().get(address)["Location"].startswith("/login/"), address
-
-
-def test_without_rows_pages_say_how_to_fill_them(operator: Client) -> None:
-    assert "No benchmarks yet" in said(operator, "/benchmarks/")
-    assert "Register a folder" in said(operator, START)
-    assert "No runs selected" in said(operator, "/benchmarks/compare/")
-
-
-def test_a_viewer_reads_the_cost_and_starts_nothing(viewer: Client, pool: StoragePool) -> None:
-    text = said(viewer, f"{START}?pool={pool.pk}&kind=cluster_size")
-    assert "You need the operator role to start this; yours is viewer." in text
-    assert viewer.post(START, {"pool": pool.pk, "kind": "cluster_size"}).status_code == 403
-    assert viewer.get("/benchmarks/paste/").status_code == 403
-    assert viewer.post("/benchmarks/paste/", {"text": LINE}).status_code == 403
-    assert viewer.post(f"/benchmarks/pools/{pool.pk}/watch/", {"kind": "dd", "every_hours": 24}).status_code == 403
-    watch = WatchFactory.create(pool=pool)
-    assert viewer.post(f"/benchmarks/watches/{watch.pk}/end/").status_code == 403
-    assert (Job.objects.count(), Benchmark.objects.count(), Watch.objects.count()) == (0, 0, 1)
 
 
 def test_the_cost_follows_the_options_and_is_said_before_the_start(operator: Client, pool: StoragePool) -> None:
@@ -163,13 +140,6 @@ def test_a_run_shows_its_figures_as_chart_table_csv_and_advice(
     rows = list(csv.DictReader(io.StringIO(answer.content.decode())))
     assert answer["Content-Type"].startswith("text/csv")
     assert [(row["setting"], float(row["median"])) for row in rows] == [("64K", 105e6), ("2M", 205e6)]
-
-
-def test_the_published_figures_can_be_left_out(viewer: Client, pool: StoragePool, measured: Measured) -> None:
-    run = measured(pool, {"64K": [1.0, 2.0]})
-    page = page_of(viewer, f"/benchmarks/{run.pk}/?published=0")
-    assert [one["label"] for one in chart_of(page, "chart-write_rate")["data"]["datasets"]] == ["this run"]
-    assert '<a href="?">Show (hatched)</a>' in page
 
 
 def test_figures_that_a_published_one_would_dwarf_are_drawn_on_a_logarithmic_axis(
@@ -309,21 +279,6 @@ def test_one_profile_is_followed_over_time(viewer: Client, pool: StoragePool, me
     assert (page.count("too few earlier runs"), page.count("no regression")) == (3, 1)
 
 
-def test_a_watch_is_set_changed_and_ended(operator: Client, pool: StoragePool) -> None:
-    address = f"/benchmarks/pools/{pool.pk}/"
-    for hours in (24, 12):
-        operator.post(f"{address}watch/", {"kind": "cluster_size", "every_hours": hours})
-    watch = Watch.objects.get()
-    assert (watch.kind, watch.every_hours, watch.created_by) == ("cluster_size", 12, "the-operator")
-    assert "every 12 hours" in said(operator, address)
-    for form in ({"kind": "cluster_size"}, {"kind": "cluster_size", "every_hours": 0}, {"kind": "x", "every_hours": 1}):
-        assert operator.post(f"{address}watch/", form).status_code == 400
-        assert Watch.objects.get().every_hours == 12
-    operator.post(f"/benchmarks/watches/{watch.pk}/end/")
-    assert not Watch.objects.exists()
-    assert operator.post(f"/benchmarks/watches/{watch.pk}/end/").status_code == 404
-
-
 def test_pasted_lines_become_a_run_and_broken_ones_stay_in_the_form(operator: Client) -> None:
     answer = operator.post("/benchmarks/paste/", {"text": "nonsense <b>"})
     assert answer.status_code == 400
@@ -338,27 +293,8 @@ def test_pasted_lines_become_a_run_and_broken_ones_stay_in_the_form(operator: Cl
     assert "Pasted: the measured machine is unknown" in text
 
 
-def test_the_list_is_filtered_by_pool_and_kind(viewer: Client, pool: StoragePool, measured: Measured) -> None:
-    wanted = measured(pool, {})
-    other = BenchmarkFactory.create(kind="dd")
-    for query in (f"pool={pool.pk}", "kind=cluster_size", f"pool={pool.pk}&kind=cluster_size"):
-        page = page_of(viewer, f"/benchmarks/?{query}")
-        assert f"/benchmarks/{wanted.pk}/" in page
-        assert f"/benchmarks/{other.pk}/" not in page
-    assert "No runs match your filters" in said(viewer, "/benchmarks/?kind=fio")
-    assert "Ignored invalid filters: kind, pool." in said(viewer, "/benchmarks/?kind=x&pool=0x1")
-
-
-def test_a_list_of_many_runs_costs_few_queries(
-    viewer: Client, pool: StoragePool, django_assert_max_num_queries: DjangoAssertNumQueries
-) -> None:
+def test_a_list_of_many_runs_costs_few_queries(viewer: Client, pool: StoragePool) -> None:
     for _ in range(30):
         BenchmarkFactory.create(pool=pool)
-    with django_assert_max_num_queries(16):
+    with at_most_queries(16):
         page_of(viewer, "/benchmarks/")
-
-
-def test_what_is_not_there_has_a_page_that_says_so(viewer: Client) -> None:
-    for address in ("/benchmarks/9/", "/benchmarks/9/status/", "/benchmarks/9/figures/", "/benchmarks/9/results.csv",
-                    "/benchmarks/pools/9/", f"/benchmarks/{10**25}/"):  # fmt: skip
-        assert "Not found" in text_of(page_of(viewer, address, 404))

@@ -19,7 +19,7 @@ from storage_admin.hosts.session import AgentSession
 from storage_admin.jobs import reaper
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.recorder import Recorder
-from tests.working import OPERATOR, create, digests, run, said, scan
+from tests.working import OPERATOR, create, digests, reread, run, said, scan
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
 
@@ -44,8 +44,7 @@ def measure(pool: StoragePool, kind: str, **options: Any) -> Benchmark:
     assert job is not None
     ended = run(job)
     assert ended.state == "succeeded", (ended.error_code, ended.error_detail, said(ended))
-    benchmark.refresh_from_db()
-    return benchmark
+    return reread(benchmark)
 
 
 @pytest.mark.parametrize("kind", METRICS)
@@ -107,8 +106,7 @@ def test_cancelled_in_the_middle_it_leaves_nothing_and_no_advice(
     assert time.monotonic() - began < 30
     assert digests(folder) == before
     assert [path.name for path in folder.iterdir()] == ["disk.qcow2"]
-    benchmark.refresh_from_db()
-    assert benchmark.finished is None
+    assert reread(benchmark).finished is None
     assert benchmark.environment
 
 
@@ -135,8 +133,7 @@ def test_a_killed_benchmark_has_its_host_recovered_without_waiting_for_a_scan(
     recovery = run(Job.objects.get(kind="recover"))
     assert recovery.state == "succeeded"
     assert not list(folder.iterdir())
-    ended.refresh_from_db()
-    assert not ended.needs_recovery
+    assert not reread(ended).needs_recovery
     assert said(ended)[-1] == "recovered: the scratch files that it left are removed"
     assert any("which a benchmark had left, was removed" in line for line in said(recovery))
     reaper.recover_hosts()
@@ -179,8 +176,7 @@ def test_what_a_killed_agent_left_is_found_by_a_scan_and_removed(
     assert run(Job.objects.get(kind="recover")).state == "succeeded"
     assert not left.exists()
     assert digests(folder) == before
-    benchmark.refresh_from_db()
-    assert benchmark.finished is None
+    assert reread(benchmark).finished is None
 
 
 def test_what_a_killed_agent_left_is_removed_by_the_next_benchmark(

@@ -54,20 +54,6 @@ def test_a_setting_is_the_same_in_whatever_order_it_names_its_parts() -> None:
     assert (found.repetitions, found.name) == (2, "read depth 4")
 
 
-@pytest.mark.parametrize(
-    ("setting", "name"),
-    [
-        ({"cluster_size": "64K"}, "64K"),
-        ({"cluster_size": "128K", "extended_l2": "on"}, "128K extended L2"),
-        ({"layout": "chain", "depth": 5}, "chain depth 5"),
-        ({"rw": "randread", "block": "4K", "depth": 32}, "random read 4K depth 32"),
-        ({"mode": "write", "sync": "fdatasync", "block": "1M"}, "write fdatasync 1M"),
-    ],
-)
-def test_a_setting_reads_as_one_would_write_it(setting: dict[str, Any], name: str) -> None:
-    assert results.name_of(setting) == name
-
-
 def test_the_table_has_every_figure_in_full_and_no_formula() -> None:
     rows = [row({"size": "=1+1"}, 1 / 3), Result("seeks", "1/s", {"size": "4G"}, None, None, None, 0, "too quick")]
     told = list(csv.reader(io.StringIO(results.table(rows))))

@@ -68,6 +68,13 @@ class Tab:
         shown = fact.first.inner_text()
         return 0 if shown.startswith("0 B") else int(fact.locator(".sub").first.inner_text().replace(",", ""))
 
+    def undo(self, link: str = "Undo: restore the original") -> None:
+        """From the page of a job, or of its image, over the plan to the end of the undo."""
+        self.page.get_by_role("link", name=link).click()
+        self.page.get_by_role("button", name="Undo: restore the original").click()
+        expect(self.page.get_by_role("heading", name=re.compile("Undo"))).to_be_visible()
+        expect(self.page.locator("#status")).to_contain_text("succeeded", timeout=60_000)
+
     def row(self, name: str) -> Locator:
         """The row of a table that has a link of that name."""
         return self.page.locator("tbody tr", has=self.page.get_by_role("link", name=name, exact=True))

@@ -80,10 +80,7 @@ def test_one_page_plans_many_and_jobs_are_cancelled_from_the_list_and_one_is_und
     assert disks.equal(others[1], content)
     job_of(seen, others[1].name).get_by_role("link", name=re.compile("Undo")).click()
     assert seen.exact("After") == after
-    page.get_by_role("link", name="Undo: restore the original").click()
-    page.get_by_role("button", name="Undo: restore the original").click()
-    expect(page.get_by_role("heading", name=re.compile("Undo"))).to_be_visible()
-    expect(page.locator("#status")).to_contain_text("succeeded", timeout=60_000)
+    seen.undo()
     assert {path: path.read_bytes() for path in before} == before
     assert [file.name for file in shared_folder.glob(".sa-*")] == []
 

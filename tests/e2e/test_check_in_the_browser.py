@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from tests.agent.test_check import break_entry, leak
+from tests.agent.test_check import leak
 from tests.e2e import disks
 from tests.e2e.browser import Tab
 from tests.e2e.rest import Rest
@@ -55,37 +55,5 @@ def test_leaks_are_found_repaired_and_put_back(
     assert seen.exact("After") == disks.physical(path)
     assert seen.exact("Held by the undo copy") == seen.exact("Before")
 
-    page.get_by_role("link", name="Undo: restore the original").click()
-    page.get_by_role("button", name="Undo: restore the original").click()
-    expect(page.get_by_role("heading", name=re.compile("Undo"))).to_be_visible()
-    expect(status).to_contain_text("succeeded", timeout=60_000)
+    seen.undo()
     assert path.read_bytes() == before
-
-
-def test_a_sound_image_is_told_so_and_a_broken_one_that_only_all_repairs_it(
-    admin_tab: Callable[..., Tab], rest: Rest, shared_folder: Path
-) -> None:
-    sound = disks.disk(shared_folder, "sound.qcow2")
-    broken = disks.disk(shared_folder, "broken.qcow2")
-    break_entry(broken)
-    before, found = broken.read_bytes(), disks.checked(broken)
-    assert found["corruptions"] > 0
-    disks.registered(rest, shared_folder)
-    seen = admin_tab()
-    status = seen.page.locator("#status")
-    checked_on_the_page(seen, sound)
-    expect(status).to_contain_text("Found: 0 errors, 0 leaked clusters.")
-    expect(status).to_contain_text("No errors in the tables.")
-
-    checked_on_the_page(seen, broken)
-    words = "1 error," if found["corruptions"] == 1 else f"{found['corruptions']} errors,"
-    expect(status).to_contain_text(f"Found: {words}")
-    seen.assert_accessible()
-    seen.page.get_by_role("link", name="Repair all…").click()
-    plan = seen.page.locator("#plan")
-    expect(plan).to_contain_text("a guest may read different data than before")
-    seen.page.get_by_label("Repair").select_option("leaks")
-    expect(plan.get_by_role("button", name=f"Repair leaks {broken.name}")).to_be_enabled()
-    plan.get_by_role("button", name=f"Repair leaks {broken.name}").click()
-    expect(status).to_contain_text("dirty_or_corrupt", timeout=60_000)
-    assert broken.read_bytes() == before

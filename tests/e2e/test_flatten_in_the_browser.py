@@ -64,10 +64,7 @@ def test_a_chain_is_flattened_down_to_a_base_then_put_back_then_made_to_stand_al
     expect(seen.fact("Chain depth")).to_have_text("2")
     assert seen.exact("Physical") == disks.physical(leaf)
 
-    page.get_by_role("link", name="Undo…").click()
-    page.get_by_role("button", name="Undo: restore the original").click()
-    expect(page.get_by_role("heading", name=re.compile("Undo"))).to_be_visible()
-    expect(page.locator("#status")).to_contain_text("succeeded", timeout=60_000)
+    seen.undo("Undo…")
     assert (disks.depth(leaf), disks.physical(leaf)) == (4, before)
     assert disks.equal(leaf, content)
 
@@ -80,18 +77,3 @@ def test_a_chain_is_flattened_down_to_a_base_then_put_back_then_made_to_stand_al
     assert disks.depth(leaf) == 1
     assert disks.equal(leaf, content)
     assert {path: path.read_bytes() for path in chain[:-1]} == below
-
-
-def test_what_cannot_be_flattened_so_is_refused_on_the_page(admin_tab: Callable[..., Tab], chain: list[Path]) -> None:
-    seen = admin_tab()
-    open_plan(seen, chain[-1])
-    plan = seen.page.locator("#plan")
-    seen.page.get_by_label("Method").select_option("convert")
-    seen.page.get_by_label("Flatten down to").select_option(label=f"keep {chain[0].name} as backing file")
-    expect(plan).to_contain_text("(stale_plan)")
-    expect(plan.get_by_role("button", name=re.compile(chain[-1].name))).to_be_disabled()
-    seen.open(f"/images/?search={chain[0]}")
-    seen.page.get_by_role("link", name=chain[0].name, exact=True).click()
-    expect(seen.page.get_by_role("link", name="Check…")).to_be_visible()
-    expect(seen.page.get_by_role("link", name="Flatten…")).to_have_count(0)
-    expect(seen.page.locator("body")).to_contain_text("there is nothing to flatten")

@@ -56,18 +56,3 @@ def test_an_orphan_is_set_aside_and_restored(admin_tab: Callable[..., Tab], rest
     assert list(shared_folder.glob(".sa-*")) == []
     rest.quiet()
     assert rest.image(path.name)["orphan"] is True
-
-
-def test_deleting_is_by_the_typed_name_after_the_grace_period(
-    admin_tab: Callable[..., Tab], rest: Rest, shared_folder: Path
-) -> None:
-    path = disks.disk(shared_folder, "to-go.qcow2")
-    disks.registered(rest, shared_folder)
-    image = rest.image(path.name)
-    rest.finished(rest.post(f"images/{image['id']}/set-aside/", {"grace_days": 1}))
-    seen = admin_tab("dark")
-    seen.open(f"/images/{image['id']}/delete/")
-    expect(seen.page.get_by_role("alert")).to_contain_text("grace_period")
-    seen.assert_accessible()
-    refused = rest.post("jobs/", {"kind": "delete_aside", "image": image["id"], "options": {}}, expect=409)
-    assert refused["code"] == "grace_period"

@@ -21,3 +21,9 @@ def make_hook() -> MakeHook:
         )
 
     return make
+
+
+@pytest.fixture
+def hook() -> Webhook:
+    """One that leads to nobody."""
+    return Webhook.objects.create(name="ops", url="http://127.0.0.1:9/", secret_locked=b"x", created_by="admin")

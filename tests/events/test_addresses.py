@@ -4,7 +4,6 @@ import ipaddress
 from typing import Any
 
 import pytest
-from django.test import Client
 
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.accounts.roles import SYSTEM
@@ -12,8 +11,8 @@ from storage_admin.errors import InvalidError
 from storage_admin.events import addresses, posting, sending, services, webhooks
 from storage_admin.events.models import Alert, Delivery
 from tests.events.conftest import MakeHook
-from tests.factories import UserFactory
 from tests.harness.receiver import receiver
+from tests.working import client_as
 
 SLACK = "https://hooks.slack.example/services/T0PATHSECRET/B0PATHSECRET"
 
@@ -75,8 +74,7 @@ def test_ipv6_that_leads_to_other_addresses_is_taken() -> None:
 @pytest.mark.django_db
 def test_pages_rest_and_the_trail_tell_the_same_of_an_address(make_hook: MakeHook) -> None:
     hook, _ = webhooks.create(SYSTEM, "chat", f"{SLACK}?key=QUERYSECRET")
-    client = Client()
-    client.force_login(UserFactory.create(role="admin"), "django.contrib.auth.backends.ModelBackend")
+    client = client_as(role="admin")
     for address in ("/webhooks/", f"/webhooks/{hook.pk}/", "/audit/", "/audit/export.csv", "/webhooks/export.csv"):
         answer: Any = client.get(address)
         text = (b"".join(answer.streaming_content) if answer.streaming else answer.content).decode()

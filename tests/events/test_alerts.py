@@ -1,25 +1,19 @@
 """Alerts: opened once, updated, closed when they end, acknowledged by name."""
 
-import threading
 from dataclasses import replace
 
 import pytest
-from django.db import connection
 
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.accounts.roles import SYSTEM, Actor, ForbiddenError, Role
 from storage_admin.events import services
 from storage_admin.events.models import Alert, Delivery, Event, Webhook
 from storage_admin.events.services import Trouble
+from tests.jobs.test_claims import at_once
 
 pytestmark = [pytest.mark.django_db, pytest.mark.sql]
 KIND = services.POOL_OVER_THRESHOLD
 FULL = Trouble(f"{KIND}:1", "warning", "a / images is over its threshold", "86 % used", "a", "pool", 1, "a / images")
-
-
-@pytest.fixture
-def hook() -> Webhook:
-    return Webhook.objects.create(name="ops", url="http://127.0.0.1:9/", secret_locked=b"x", created_by="admin")
 
 
 def events() -> list[str]:
@@ -80,20 +74,8 @@ def test_a_title_that_is_too_long_is_cut_and_stays_the_same() -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_two_looks_at_once_open_one_alert_and_tell_once(hook: Webhook) -> None:
-    start = threading.Barrier(4)
-
-    def look() -> None:
-        try:
-            start.wait()
-            services.reconcile(KIND, [FULL, replace(FULL, key=f"{KIND}:2")])
-        finally:
-            connection.close()
-
-    looks = [threading.Thread(target=look) for _ in range(4)]
-    for one in looks:
-        one.start()
-    for one in looks:
-        one.join()
+    both = [FULL, replace(FULL, key=f"{KIND}:2")]
+    assert at_once(4, lambda _: services.reconcile(KIND, both)) == [None] * 4
     assert sorted(Alert.objects.values_list("key", flat=True)) == [f"{KIND}:1", f"{KIND}:2"]
     assert (events(), Delivery.objects.count()) == (["alert.opened"] * 2, 2)
 

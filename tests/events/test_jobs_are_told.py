@@ -13,13 +13,9 @@ from storage_admin.jobs import claims, reaper, services
 from storage_admin.jobs.kinds import Wait
 from storage_admin.jobs.models import Job
 from tests.factories import JobFactory
+from tests.working import reread
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def hook() -> Webhook:
-    return Webhook.objects.create(name="ops", url="http://127.0.0.1:9/", secret_locked=b"x", created_by="admin")
 
 
 def _told() -> list[dict[str, Any]]:
@@ -69,8 +65,7 @@ def test_a_job_whose_worker_fell_silent_is_told_of(hook: Webhook) -> None:
 def test_a_job_that_waited_in_vain_is_told_of(hook: Webhook) -> None:
     job = JobFactory.create(state="queued")
     assert claims.park(job, Wait("a guest", timezone.now()))
-    job.refresh_from_db()
-    assert claims.give_up(job, "image_in_use", "The guest did not shut down.")
+    assert claims.give_up(reread(job), "image_in_use", "The guest did not shut down.")
     assert [(told["state"], told["error_code"]) for told in _told()] == [("failed", "image_in_use")]
 
 

@@ -19,6 +19,7 @@ from storage_admin.events.models import Delivery
 from tests.events.conftest import MakeHook
 from tests.harness.receiver import receiver
 from tests.harness.services import database_url
+from tests.working import reread
 
 pytestmark = pytest.mark.django_db(transaction=True)
 SENDER = """
@@ -54,8 +55,7 @@ def test_a_sender_that_is_killed_in_the_middle_loses_nothing(make_hook: MakeHook
         assert 4 <= len(there.got) < 12
         held = Delivery.objects.get(state="due", attempts=1)
         sending.deliver()
-        held.refresh_from_db()
-        assert held.state == "due", "nobody knows yet that its sender is dead"
+        assert reread(held).state == "due", "nobody knows yet that its sender is dead"
         sending.deliver(timezone.now() + sending.LEASE + timedelta(seconds=1))
     assert set(Delivery.objects.values_list("state", flat=True)) == {"sent"}
     came = Counter(got.headers["X-Storage-Admin-Delivery"] for got in there.got)

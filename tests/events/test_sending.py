@@ -14,6 +14,8 @@ from storage_admin.events import posting, sending, services, signing
 from storage_admin.events.models import Alert, Delivery, Event
 from tests.events.conftest import SECRET, MakeHook
 from tests.harness.receiver import receiver
+from tests.jobs.test_claims import at_once
+from tests.working import reread
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.sql]
 DOCS = Path(__file__).parents[2] / "docs" / "alerts.md"
@@ -68,11 +70,9 @@ def test_an_error_is_tried_again_with_growing_delays_until_it_is_taken(make_hook
         sending.deliver(now + timedelta(seconds=9))
         assert len(there.got) == 1, "too early"
         sending.deliver(now + timedelta(seconds=10))
-        delivery.refresh_from_db()
-        assert delivery.next_try == now + timedelta(seconds=10) + timedelta(minutes=1)
+        assert reread(delivery).next_try == now + timedelta(seconds=10) + timedelta(minutes=1)
         sending.deliver(now + timedelta(minutes=2))
-    delivery.refresh_from_db()
-    assert (delivery.state, delivery.attempts, delivery.problem) == ("sent", 3, "")
+    assert (reread(delivery).state, delivery.attempts, delivery.problem) == ("sent", 3, "")
     assert len({got.body for got in there.got}) == 1, "the same event is the same body"
     assert len({got.headers["X-Storage-Admin-Delivery"] for got in there.got}) == 1
 
@@ -207,20 +207,7 @@ def test_of_two_senders_at_once_each_delivery_is_sent_by_one(make_hook: MakeHook
     with receiver(slow=0.01) as there:
         make_hook(there.url)
         emitted(20)
-        start = threading.Barrier(4)
-
-        def send() -> None:
-            try:
-                start.wait()
-                sending.deliver()
-            finally:
-                connection.close()
-
-        senders = [threading.Thread(target=send) for _ in range(4)]
-        for sender in senders:
-            sender.start()
-        for sender in senders:
-            sender.join()
+        assert sum(at_once(4, lambda _: sending.deliver())) == 20
     assert sorted(got.json["data"]["id"] for got in there.got) == list(range(20))
     assert set(Delivery.objects.values_list("attempts", "state")) == {(1, "sent")}
 
@@ -232,8 +219,7 @@ def test_who_comes_late_does_not_overwrite_what_another_sender_has_written(make_
     ours, theirs = Delivery.objects.get(), Delivery.objects.get()
     assert sending.claim(ours, now)
     assert not sending.claim(theirs, now), "it is at work"
-    theirs.refresh_from_db()
-    assert sending.claim(theirs, now + sending.LEASE), "whoever held it has died"
+    assert sending.claim(reread(theirs), now + sending.LEASE), "whoever held it has died"
     sending.record(theirs, posting.Outcome(200), now)
     sending.record(ours, posting.Outcome(None, "too late"), now)
     assert Delivery.objects.get().state == "sent"

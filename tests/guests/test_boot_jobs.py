@@ -14,7 +14,7 @@ from storage_admin.jobs.models import Job
 from storage_admin.jobs.recorder import Recorder
 from tests.harness import guests
 from tests.harness.guests import Disk, LibvirtGuest
-from tests.working import ADMIN, OPERATOR, create, image_at, run, said, scan, this_machine
+from tests.working import ADMIN, OPERATOR, create, image_at, reread, run, said, scan, this_machine
 
 pytestmark = [
     pytest.mark.guest,
@@ -122,8 +122,7 @@ def test_cancelled_in_the_middle_nothing_of_the_guests_is_left(
     assert seen
     assert state_of(folder) == before
     assert ours(libvirtd) == []
-    benchmark.refresh_from_db()
-    assert benchmark.finished is None
+    assert reread(benchmark).finished is None
 
 
 def test_guests_of_an_operators_image_are_up_when_their_agent_answers(

@@ -25,6 +25,8 @@ from storage_admin.agent.verbs import benchmark
 from tests.agent.benching import marks
 from tests.agent.recording import RecordingIO, request
 from tests.harness import guests
+from tests.harness.processes import wait_until
+from tests.working import refused_as
 
 pytestmark = pytest.mark.guest
 
@@ -152,9 +154,7 @@ def test_an_image_that_a_guest_uses_is_not_read(
     subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", image, "4M"], check=True)
     domains.run([guests.Disk(image)])
     booted = step(shared_folder, image=link(image, "qcow2"), image_bytes=4 * MIB, virtual_bytes=4 * MIB)
-    with pytest.raises(RefusedError) as caught:
-        measure(RecordingIO(), pool, booted)
-    assert caught.value.code == "image_in_use"
+    assert refused_as(measure, RecordingIO(), pool, booted) == "image_in_use"
     assert list(pool.iterdir()) == []
     assert ours(connection) == []
 
@@ -216,10 +216,7 @@ def test_where_the_agent_is_killed_libvirt_ends_them_and_the_folder_is_removed_l
         time.sleep(0.1)
     agent.kill()
     agent.wait()
-    until = time.monotonic() + 30
-    while ours(connection):
-        assert time.monotonic() < until, "it outlives the agent"
-        time.sleep(0.1)
+    wait_until(lambda: not ours(connection), 30, "it ends with the agent")
     fd = os.open(pool, os.O_RDONLY)
     try:
         (left,) = pool.iterdir()
@@ -242,9 +239,7 @@ def test_what_libvirt_would_be_led_to_by_name_is_refused_where_others_could_exch
             if good:
                 assert Storm(bench, machine).folder == f"{pool}/.sa-storm.bench", libvirtd
                 continue
-            with pytest.raises(RefusedError) as caught:
-                Storm(bench, machine)
-            assert caught.value.code == "unsupported_pool"
+            assert refused_as(Storm, bench, machine) == "unsupported_pool"
 
 
 @pytest.mark.usefixtures("libvirtd")

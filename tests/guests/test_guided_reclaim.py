@@ -7,6 +7,7 @@ import pytest
 
 from tests.e2e.rest import Rest
 from tests.harness.guests import Disk, Domains
+from tests.harness.processes import wait_until
 from tests.harness.services import running_dashboard
 from tests.working import create
 
@@ -29,17 +30,11 @@ def test_a_job_goes_on_when_its_guest_is_shut_down_and_starts_it_again(domains: 
         body = {"kind": "reclaim", "image": image["id"]}
         assert rest.post("jobs/", body, expect=409)["code"] == "guest_running"
         job = rest.post("jobs/", body | {"options": {"when_running": "wait", "start_after": True}})
-        deadline = time.monotonic() + 30
-        while guest.name not in rest.get(f"jobs/{job['id']}/")["waiting_for"]:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until(lambda: guest.name in rest.get(f"jobs/{job['id']}/")["waiting_for"], 30, "it waits for its guest")
         time.sleep(12)  # a look of the scheduler, and rounds of the sweeper, that change nothing
         assert rest.get(f"jobs/{job['id']}/")["state"] == "queued"
         guest.stop()
         ended = rest.finished(rest.get(f"jobs/{job['id']}/"))
         assert (ended["state"], ended["error"]) == ("succeeded", None)
         assert ended["result"]["after_bytes"] < ended["result"]["before_bytes"]
-        deadline = time.monotonic() + 30
-        while not guest.domain.isActive():
-            assert time.monotonic() < deadline, "the guest was not started again"
-            time.sleep(0.2)
+        wait_until(guest.domain.isActive, 30, "the guest is started again")

@@ -19,7 +19,7 @@ from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import services
 from tests.factories import HostFactory
 from tests.harness.guests import Disk, Domains, LibvirtGuest
-from tests.working import OPERATOR, create, digests, image_at, run, scan, this_machine
+from tests.working import OPERATOR, create, digests, image_at, refused_as, run, scan, this_machine
 
 pytestmark = [
     pytest.mark.guest,
@@ -87,12 +87,8 @@ def test_a_running_guest_uses_its_image_and_what_is_below_it_until_it_ends(
     scan(host)
     assert [image_at(path).in_use for path in (top, base, other)] == [True, True, False]
     assert guest.name in image_at(top).in_use_detail
-    with pytest.raises(RefusedError) as refused:
-        services.submit(OPERATOR, "reclaim", image_at(top).pk, {})
-    assert refused.value.code == "guest_running"
-    with pytest.raises(RefusedError) as refused:
-        services.submit(OPERATOR, "reclaim", image_at(base).pk, {})
-    assert refused.value.code == "image_in_use"
+    assert refused_as(services.submit, OPERATOR, "reclaim", image_at(top).pk, {}) == "guest_running"
+    assert refused_as(services.submit, OPERATOR, "reclaim", image_at(base).pk, {}) == "image_in_use"
     guest.stop()
     scan(host)
     assert [image_at(path).in_use for path in (top, base)] == [False, False]

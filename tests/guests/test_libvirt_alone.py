@@ -11,7 +11,6 @@ from typing import Any
 
 import libvirt
 import pytest
-from django.test import Client
 from rest_framework.test import APIClient
 
 from images.models import Image
@@ -26,11 +25,11 @@ from storage_admin.hosts.libvirt import reader
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
-from tests.factories import HostFactory, UserFactory
+from tests.factories import HostFactory
 from tests.harness.guests import Disk, Domains, write_pattern
 from tests.harness.sshd import sshd
 from tests.harness.tls_libvirtd import TlsLibvirtd, authority, tls_libvirtd
-from tests.working import ADMIN, OPERATOR, create, digests, said, scan, work
+from tests.working import ADMIN, OPERATOR, client_as, create, digests, reread, said, scan, work
 
 pytestmark = [pytest.mark.services, pytest.mark.guest, pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
@@ -125,8 +124,7 @@ def test_its_pools_images_and_guests_are_listed_with_what_libvirt_tells(
     assert (pool.name, pool.source, pool.kind, pool.state, pool.images_count) == ("vms", "libvirt", "dir", "ok", 4)
     assert (pool.others_count, pool.capacity_bytes) == (1, os.statvfs(folder).f_blocks * os.statvfs(folder).f_frsize)
     assert "virsh pool-refresh vms" in pool.state_detail
-    host.refresh_from_db()
-    assert (host.status, host.owners_unknown, host.capabilities["agent"]) == ("ok", "", False)
+    assert (reread(host).status, host.owners_unknown, host.capabilities["agent"]) == ("ok", "", False)
     assert host.capabilities["libvirt_version"].count(".") == 2
     assert host.last_seen is not None
     assert before.items() <= digests(folder).items()
@@ -240,13 +238,11 @@ def test_a_host_that_does_not_answer_is_unreachable_and_keeps_what_is_known(
 ) -> None:
     pool_on(connection, folder)
     scan(host)
-    host.refresh_from_db()
-    seen = host.last_seen
+    seen = reread(host).last_seen
     Host.objects.filter(pk=host.pk).update(port=1)
     job = work("scan", host.pk)
     assert (job.state, job.error_code) == ("failed", "host_unreachable")
-    host.refresh_from_db()
-    assert (host.status, host.last_seen) == ("unreachable", seen)
+    assert (reread(host).status, host.last_seen) == ("unreachable", seen)
     assert "refused" in host.status_detail
     assert len(rows()) == 4
 
@@ -336,14 +332,12 @@ def test_pasted_certificates_are_tried_before_the_host_is_saved_and_only_its_row
     moved = client.patch(f"/api/v1/hosts/{host.pk}/", {"address": "localhost"}, format="json")
     assert (moved.status_code, moved.json()["code"]) == (409, "host_unreachable")  # its certificate names the address
     assert client.patch(f"/api/v1/hosts/{host.pk}/", {"port": server.port}, format="json").status_code == 200
-    host.refresh_from_db()
-    assert reader.read(host) is not None
+    assert reader.read(reread(host)) is not None
 
 
 def test_the_same_by_the_page_without_a_script(server: TlsLibvirtd, tmp_path: Path, settings: Any) -> None:
     settings.DATA_DIR = tmp_path / "data"
-    browser = Client()
-    browser.force_login(UserFactory.create(role="admin"), "django.contrib.auth.backends.ModelBackend")
+    browser = client_as(role="admin")
     form = {"kind": "libvirt-tls", "name": "far", "address": "127.0.0.1", "port": "1"} | pems(server)
     refused = browser.post("/hosts/add/", form)
     assert refused.status_code == 409

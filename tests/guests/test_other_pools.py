@@ -11,7 +11,7 @@ import pytest
 
 from images.models import Image
 from storage_admin.agent.host import mounts
-from storage_admin.agent.protocol import RefusedError, unb64
+from storage_admin.agent.protocol import unb64
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.libvirt import reader
 from storage_admin.hosts.libvirt.reader import LibvirtFacts, PoolFacts, VolumeFacts
@@ -20,7 +20,7 @@ from storage_admin.jobs import services
 from storage_admin.jobs.kinds import get
 from storage_admin.jobs.models import Job
 from tests.factories import HostFactory
-from tests.working import OPERATOR, run, scan, this_machine
+from tests.working import OPERATOR, refused_as, reread, run, scan, this_machine
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet")]
 
@@ -149,9 +149,7 @@ def test_no_job_reads_or_rewrites_a_volume(node: Node, kind: str) -> None:
     node(LOGICAL)
     scan(this_machine())
     options = {"format": "qcow2"} if kind == "convert" else {}
-    with pytest.raises(RefusedError) as refused:
-        services.submit(OPERATOR, kind, image("thin").pk, options)
-    assert refused.value.code == "unsupported_pool"
+    assert refused_as(services.submit, OPERATOR, kind, image("thin").pk, options) == "unsupported_pool"
     assert not Job.objects.exclude(kind="scan").exists()
 
 
@@ -305,8 +303,7 @@ def test_volumes_that_cannot_be_listed_stay_and_the_guests_are_known_all_the_sam
     scan(host)
     monkeypatch.setattr(reader, "VOLUMES_TIMEOUT", 0.001)
     assert scan(host)["vanished"] == 0
-    host.refresh_from_db()
-    assert (pools()["vg0"].state, host.owners_unknown) == ("unreadable", "")
+    assert (pools()["vg0"].state, reread(host).owners_unknown) == ("unreadable", "")
     assert "it stood still at the pool" in pools()["ceph"].state_detail
     assert image("thin").state == "ok"
     assert Guest.objects.filter(name="web").exists()

@@ -18,7 +18,7 @@ from tests.guests.vms import OLD, WEB, conf, good, guest, host, reached, refusal
 from tests.harness.proxmox import world
 from tests.harness.proxmox.server import ProxmoxServer
 from tests.harness.proxmox.world import AUDITOR
-from tests.working import OPERATOR, VIEWER, run, said
+from tests.working import OPERATOR, VIEWER, reread, run, said
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
@@ -104,8 +104,7 @@ def test_a_job_whose_worker_is_lost_says_that_its_task_may_go_on(web: Guest) -> 
     job = submit("move_disk", web, disk="scsi0", storage="s2")
     Job.objects.filter(pk=job.pk).update(state="running", heartbeat=None)
     assert reaper.reap() == 1
-    job.refresh_from_db()
-    assert (job.state, job.needs_recovery) == ("interrupted", False)
+    assert (reread(job).state, job.needs_recovery) == ("interrupted", False)
     assert "a task that proxmox ve started goes on there" in job.error_detail.lower()
     assert "original image" not in job.error_detail
 

@@ -16,7 +16,7 @@ from tests.guests.vms import OLD, WEB, conf, good, guest, host, reached, refusal
 from tests.harness.proxmox.server import ProxmoxServer
 from tests.harness.proxmox.world import AUDITOR
 from tests.web.confirming import confirm
-from tests.working import ADMIN, OPERATOR, run
+from tests.working import ADMIN, OPERATOR, reread, run
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
@@ -64,8 +64,7 @@ def test_limits_are_set_on_every_disk_and_read_again(server: ProxmoxServer, host
         "virtio0": every,
     }
     assert result["effect"] == "next_start"
-    row.refresh_from_db()
-    assert row.io_limits == result["now"]["io_limits"]
+    assert reread(row).io_limits == result["now"]["io_limits"]
     assert conf(server, 110)["scsi0"] == "local-lvm:vm-110-disk-0,mbps_rd=12.5,mbps_wr=5,size=8G"
     assert all(one.params.get("digest") for one in server.seen if one.verb == "PUT")
 
@@ -183,7 +182,6 @@ def test_the_page_asks_an_admin_to_accept_it_and_starts_it_then(
     confirm(client, "/guests/io/", asked | {"accept_hidden_lines": digest})
     assert good(run(Job.objects.get(kind="set_io_priority")))["effect"] == "next_start"
     resize = {"disk": "scsi0", "size_gib": "9"}
-    web.refresh_from_db()
     Guest.objects.filter(pk=web.pk).update(accepted_digest="", digest=conf_digest(server))
     page = client.get(f"/guests/{web.pk}/resize/", resize).content.decode()
     assert f"accept_hidden_lines={conf_digest(server)}" in page

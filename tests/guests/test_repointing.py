@@ -21,7 +21,7 @@ from tests.agent.harness import qemu_img
 from tests.agent.test_convert import same
 from tests.harness.guests import Disk, Domains, LibvirtGuest
 from tests.images.away import goes_away
-from tests.working import OPERATOR, create, image_at, run, said, scan, this_machine
+from tests.working import OPERATOR, create, image_at, reread, run, said, scan, this_machine
 
 pytestmark = [pytest.mark.guest, pytest.mark.django_db, pytest.mark.usefixtures("quiet", "libvirtd", "no_reserve")]
 
@@ -112,8 +112,7 @@ def test_a_swap_that_does_not_come_about_leaves_the_definition_as_it_was(
     job = replace(disk)
     assert (job.state, job.error_code) == ("failed", "target_exists")
     assert definition(domain) == before
-    job.refresh_from_db()
-    assert not job.repoint_due
+    assert not reread(job).repoint_due
 
 
 @pytest.mark.parametrize("then", ["goes on", "is refused"])
@@ -153,8 +152,7 @@ def test_a_definition_that_libvirt_does_not_take_leaves_the_image_alone(
     assert sorted(entry.name for entry in disk.parent.iterdir()) == ["disk.qcow2"]
     monkeypatch.setattr(control, "repoint", real)
     repointing.settle()
-    job.refresh_from_db()
-    assert not job.repoint_due
+    assert not reread(job).repoint_due
 
 
 def test_a_guest_defined_since_the_scan_is_found_before_anything_is_copied(domains: Domains, disk: Path) -> None:

@@ -19,7 +19,7 @@ from storage_admin.jobs.models import Job
 from tests.factories import HostFactory
 from tests.harness.guests import Disk, Domains, LibvirtGuest
 from tests.patient import patient
-from tests.working import OPERATOR, create, digests, image_at, run, said, scan, this_machine
+from tests.working import OPERATOR, create, digests, image_at, reread, run, said, scan, this_machine
 
 pytestmark = [
     pytest.mark.guest,
@@ -61,8 +61,7 @@ def test_a_running_guest_is_waited_for_and_started_again_and_none_of_its_writes_
     written = guest.digest(3, 5)
     guest.stop()
     wait_for_guests.look()
-    job.refresh_from_db()
-    assert (job.state, f"now that guest {guest.name} is off" in job.waiting_for) == ("queued", True)
+    assert (reread(job).state, f"now that guest {guest.name} is off" in job.waiting_for) == ("queued", True)
     scan_that_was_asked_for()  # its end looks at what waits on the host
     job = run(job)
     assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
@@ -112,8 +111,7 @@ def test_a_disk_that_is_taken_from_a_guests_definition_alone_is_waited_for(
         libvirt.VIR_DOMAIN_AFFECT_CONFIG,
     )
     wait_for_guests.look()
-    job.refresh_from_db()
-    assert guest.name in job.waiting_for  # it has the disk until its end
+    assert guest.name in reread(job).waiting_for  # it has the disk until its end
     scan(host)
     job = run(job)
     assert (job.state, job.parked_at is not None) == ("queued", True)
@@ -129,8 +127,7 @@ def test_while_libvirt_does_not_answer_a_job_waits(
     monkeypatch.setattr(control, "STATES_TIMEOUT", 0.001)
     job = run(job)
     wait_for_guests.look()
-    job.refresh_from_db()
-    assert (job.state, "libvirt on" in job.waiting_for) == ("queued", True)
+    assert (reread(job).state, "libvirt on" in job.waiting_for) == ("queued", True)
     monkeypatch.setattr("storage_admin.hosts.libvirt.reader.TIMEOUT", 20.0)
     monkeypatch.setattr(control, "STATES_TIMEOUT", 20.0)
     wait_for_guests.look()
@@ -149,8 +146,7 @@ def test_a_guest_that_cannot_be_started_is_a_warning_of_a_job_that_has_succeeded
     assert job.state == "succeeded", (job.error_code, job.error_detail)
     lost.unlink()
     wait_for_guests.look()
-    job.refresh_from_db()
-    assert (job.state, job.start_due, bool(domain.isActive())) == ("succeeded", False, False)
+    assert (reread(job).state, job.start_due, bool(domain.isActive())) == ("succeeded", False, False)
     (line,) = job.log_lines.filter(level="warning", text__contains="could not be started")
     assert "lost.qcow2" in line.text
     assert AuditEntry.objects.filter(what="guest start failed", target=domain.name()).count() == 1

@@ -16,6 +16,7 @@ from tests.harness.filesystems import loop_filesystem
 from tests.harness.guests import Disk, Domains, Guest, LibvirtGuest, qemu_guest
 from tests.harness.libvirtd import libvirtd as started_libvirtd
 from tests.harness.services import Dashboard, LiveWorker, RedisServer, database_url, running_dashboard
+from tests.harness.sshd import Sshd, sshd
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +33,13 @@ def shared_folder() -> Iterator[Path]:
     folder.chmod(0o755)
     yield folder
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+def ssh_server(tmp_path: Path) -> Iterator[Sshd]:
+    """An SSH server of the test's own."""
+    with sshd(tmp_path / "sshd") as running:
+        yield running
 
 
 @pytest.fixture

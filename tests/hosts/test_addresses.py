@@ -107,11 +107,6 @@ def test_the_watch_sees_what_happens() -> None:
         process.ask("test:///default", ["states"], 20)
 
 
-def test_there_are_sixty_and_each_once() -> None:
-    assert len(HOSTILE) >= 60
-    assert len({repr(value) for value in HOSTILE}) == len(HOSTILE)
-
-
 @pytest.mark.parametrize("value", HOSTILE, ids=ascii)
 def test_what_is_no_address_is_refused_with_a_sentence(value: Any) -> None:
     with nothing_happens(), pytest.raises(InvalidError) as refused:

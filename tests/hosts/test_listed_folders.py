@@ -17,7 +17,7 @@ from storage_admin.errors import InvalidError
 from storage_admin.hosts import services
 from storage_admin.hosts.models import Host, StoragePool
 from tests.factories import HostFactory, TokenFactory, UserFactory
-from tests.working import ADMIN, create, digests, image_at, scan, this_machine, work
+from tests.working import ADMIN, create, digests, image_at, refused_as, reread, scan, this_machine, work
 
 pytestmark = pytest.mark.django_db
 LIMITED = Actor("lisa", Role.ADMIN, hosts=frozenset({"local"}))
@@ -142,14 +142,12 @@ class TestAnotherFolder:
         before = Image.objects.get()
         images = self.exchange(tmp_path)
         scan(pool.host)
-        pool.refresh_from_db()
-        assert pool.state == "changed"
+        assert reread(pool).state == "changed"
         kept = image_at(images / "vm.qcow2")
         assert (kept.pk, kept.inode, kept.missing_since) == (before.pk, before.inode, None)
         services.confirm_folder(LIMITED, pool)
         scan(pool.host)
-        pool.refresh_from_db()
-        assert pool.state == "ok"
+        assert reread(pool).state == "ok"
         assert image_at(images / "vm.qcow2").inode != before.inode
 
     def test_is_not_worked_in(self, pool: StoragePool, tmp_path: Path) -> None:
@@ -159,9 +157,7 @@ class TestAnotherFolder:
         job = work("analyze", image.pk, ADMIN)
         assert (job.state, job.error_code) == ("failed", "pool_changed")
         scan(pool.host)
-        with pytest.raises(RefusedError) as error:
-            work("reclaim", image.pk, ADMIN, method="copy")
-        assert error.value.code == "pool_changed"
+        assert refused_as(work, "reclaim", image.pk, ADMIN, method="copy") == "pool_changed"
         assert digests(images) == held
 
     def test_a_folder_that_root_lists_no_more_is_left_alone(
@@ -169,13 +165,9 @@ class TestAnotherFolder:
     ) -> None:
         image = Image.objects.get()
         scan(pool.host)
-        pool.refresh_from_db()
-        assert (pool.state, pool.root is not None) == ("not_listed", True)
+        assert (reread(pool).state, pool.root is not None) == ("not_listed", True)
         assert image_at(tmp_path / "images" / "vm.qcow2").missing_since is None
-        with pytest.raises(RefusedError) as error:
-            work("reclaim", image.pk, ADMIN, method="copy")
-        assert error.value.code == "folder_not_listed"
+        assert refused_as(work, "reclaim", image.pk, ADMIN, method="copy") == "folder_not_listed"
         services.confirm_folder(ADMIN, pool, add_to_list=True)
         scan(pool.host)
-        pool.refresh_from_db()
-        assert pool.state == "ok"
+        assert reread(pool).state == "ok"

@@ -1,6 +1,5 @@
 """Nodes of Proxmox VE as an admin adds them, and what a scan by the API alone shows."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,19 +15,13 @@ from storage_admin.hosts.proxmox import registration
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.factories import JobFactory
-from tests.harness.proxmox.server import ProxmoxServer, proxmox
+from tests.harness.proxmox.server import ProxmoxServer, proxmox, server
 from tests.harness.proxmox.world import SECRET, TOKEN_ID, lab
-from tests.working import ADMIN, OPERATOR, run, said
+from tests.working import ADMIN, OPERATOR, reread, run, said
+
+__all__ = ["server"]
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ProxmoxServer]:
-    """The node of the tests' data. At the end nothing may be wrong with any request or answer."""
-    with proxmox(lab(), tmp_path) as running:
-        yield running
-    assert running.wrong == []
 
 
 def add(server: ProxmoxServer, **changes: object) -> Host:
@@ -68,8 +61,7 @@ def test_a_scan_by_the_api_alone_shows_guests_and_storages_and_that_lines_may_be
     host = add(server)
     job = run(services.submit(OPERATOR, "scan", host.pk, {}))
     assert job.state == "succeeded", (job.error_detail, said(job))
-    host.refresh_from_db()
-    assert host.status == "ok"
+    assert reread(host).status == "ok"
     assert "ssh" in host.owners_unknown
     assert set(Guest.objects.filter(host=host).values_list("kind", flat=True)) == {"vm", "container"}
     pools = StoragePool.objects.filter(host=host)
@@ -87,8 +79,7 @@ def test_a_node_that_does_not_answer_keeps_its_guests_with_the_time_they_were_se
     Host.objects.filter(pk=host.pk).update(port=1)
     job = run(services.submit(OPERATOR, "scan", host.pk, {}))
     assert (job.state, job.error_code) == ("failed", "host_unreachable")
-    host.refresh_from_db()
-    assert host.status == "unreachable"
+    assert reread(host).status == "unreachable"
     assert host.last_seen is not None
     assert set(Guest.objects.filter(host=host).values_list("uid", flat=True)) == known
 
@@ -105,13 +96,10 @@ def test_another_token_is_tried_before_it_takes_the_place_of_the_first(server: P
     before = bytes(host.token_locked)
     with pytest.raises(RefusedError):
         registration.change_node(ADMIN, host, {"token_secret": "00000000-0000-4000-8000-000000000000"})
-    host.refresh_from_db()
-    assert bytes(host.token_locked) == before
+    assert bytes(reread(host).token_locked) == before
     Host.objects.filter(pk=host.pk).update(address="192.0.2.1")
-    host.refresh_from_db()
-    registration.change_node(ADMIN, host, {"address": server.endpoint().address})
-    host.refresh_from_db()
-    assert (host.address, host.transport, host.node) == (server.endpoint().address, "api", "pve1")
+    registration.change_node(ADMIN, reread(host), {"address": server.endpoint().address})
+    assert (reread(host).address, host.transport, host.node) == (server.endpoint().address, "api", "pve1")
     entry = AuditEntry.objects.filter(what="host changed").latest("id")
     assert SECRET not in str(entry.__dict__)
 
@@ -126,22 +114,18 @@ def test_a_stored_token_is_not_sent_to_an_address_that_it_was_not_given_for(
         with pytest.raises(InvalidError, match="secret again") as refused:
             registration.change_node(ADMIN, host, there)
         assert (set(refused.value.fields), other.connections) == ({"token_secret"}, 0)
-        host.refresh_from_db()
-        assert host.port == server.port
+        assert reread(host).port == server.port
         registration.change_node(ADMIN, host, there | {"token_secret": SECRET})
-    host.refresh_from_db()
-    assert host.port == other.port
+    assert reread(host).port == other.port
 
 
 def test_a_host_is_not_taken_elsewhere_while_a_job_rewrites_something_there(server: ProxmoxServer) -> None:
     host = add(server)
     Host.objects.filter(pk=host.pk).update(address="192.0.2.1")
-    host.refresh_from_db()
-    job = JobFactory.create(kind="reclaim", host=host, state="running", rewrites=True)
+    job = JobFactory.create(kind="reclaim", host=reread(host), state="running", rewrites=True)
     with pytest.raises(InvalidError, match="A job is running on pve"):
         registration.change_node(ADMIN, host, {"address": server.address})
-    host.refresh_from_db()
-    assert host.address == "192.0.2.1"
+    assert reread(host).address == "192.0.2.1"
     Job.objects.filter(pk=job.pk).update(state="succeeded")
     registration.change_node(ADMIN, host, {"address": server.address})
 
@@ -154,5 +138,4 @@ def test_a_secret_that_cannot_be_read_any_more_is_asked_for_and_replaced(server:
         registration.change_node(ADMIN, host, {"address": server.address})
     assert set(refused.value.fields) == {"token_secret"}
     registration.change_node(ADMIN, host, {"token_secret": SECRET})
-    host.refresh_from_db()
-    assert secrets.unlock(host.token_locked) == SECRET
+    assert secrets.unlock(reread(host).token_locked) == SECRET

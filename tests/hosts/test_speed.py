@@ -13,7 +13,7 @@ from storage_admin.errors import InvalidError
 from storage_admin.hosts import services
 from storage_admin.hosts.models import Host
 from tests.factories import HostFactory, JobFactory, UserFactory
-from tests.working import ADMIN, OPERATOR
+from tests.working import ADMIN, OPERATOR, reread
 
 pytestmark = pytest.mark.django_db
 
@@ -46,11 +46,9 @@ def test_a_job_goes_as_fast_as_it_says_and_else_as_its_host_says(
 def test_an_admin_sets_and_takes_away_a_hosts_limit(host: Host) -> None:
     services.update_host(ADMIN, host, bandwidth_bytes_sec=20 * MIB, idle_io=False)
     services.update_host(ADMIN, host, max_jobs=2)
-    host.refresh_from_db()
-    assert (host.bandwidth_bytes_sec, host.idle_io, host.max_jobs) == (20 * MIB, False, 2)
+    assert (reread(host).bandwidth_bytes_sec, host.idle_io, host.max_jobs) == (20 * MIB, False, 2)
     services.update_host(ADMIN, host, bandwidth_bytes_sec=None)
-    host.refresh_from_db()
-    assert (host.bandwidth_bytes_sec, host.idle_io) == (None, False)
+    assert (reread(host).bandwidth_bytes_sec, host.idle_io) == (None, False)
     first = AuditEntry.objects.order_by("id").first()
     assert first is not None
     assert first.before == {"idle_io": True, "bandwidth_bytes_sec": None}
@@ -62,8 +60,7 @@ def test_nobody_else_sets_it_and_not_to_what_no_job_can_work_with(host: Host) ->
     for value in (0, -1, MIB - 1, 1 << 63):
         with pytest.raises(InvalidError):
             services.update_host(ADMIN, host, bandwidth_bytes_sec=value)
-    host.refresh_from_db()
-    assert (host.bandwidth_bytes_sec, host.idle_io) == (None, True)
+    assert (reread(host).bandwidth_bytes_sec, host.idle_io) == (None, True)
 
 
 def api_of(role: str) -> APIClient:
@@ -82,28 +79,13 @@ def test_the_api_tells_and_changes_it(host: Host) -> None:
     assert admin.patch(path, {"bandwidth_bytes_sec": None}, format="json").json()["bandwidth_bytes_sec"] is None
 
 
-@pytest.mark.parametrize(
-    ("body", "field"),
-    [
-        ({"bandwidth_bytes_sec": 5}, "bandwidth_bytes_sec"),
-        ({"bandwidth_bytes_sec": "9999999"}, "bandwidth_bytes_sec"),
-        ({"idle_io": "no"}, "idle_io"),
-        ({"idle_io": None}, "idle_io"),
-    ],
-)
-def test_the_api_names_what_makes_no_sense(host: Host, body: dict[str, Any], field: str) -> None:
-    answer = api_of("admin").patch(f"/api/v1/hosts/{host.pk}/", body, format="json")
-    assert (answer.status_code, list(answer.json()["fields"])) == (400, [field])
-
-
 def test_the_hosts_page_changes_it(host: Host, client: Client) -> None:
     client.force_login(UserFactory.create(role="admin"))
     address, form = f"/hosts/{host.pk}/", {"name": host.name, "max_jobs": "1"}
 
     def saved(**fields: str) -> tuple[int | None, bool]:
         client.post(address, form | fields)
-        host.refresh_from_db()
-        return host.bandwidth_bytes_sec, host.idle_io
+        return reread(host).bandwidth_bytes_sec, host.idle_io
 
     assert saved(bandwidth_mib="40") == (40 * MIB, False)
     assert 'name="bandwidth_mib"' in client.get("/hosts/").content.decode()
@@ -113,8 +95,3 @@ def test_the_hosts_page_changes_it(host: Host, client: Client) -> None:
     Host.objects.update(bandwidth_bytes_sec=MIB + 5)
     assert saved(bandwidth_mib="1") == (MIB + 5, False)
     assert saved(bandwidth_mib="") == (None, False)
-
-
-def test_a_viewer_is_not_offered_the_form(host: Host, client: Client) -> None:
-    client.force_login(UserFactory.create(role="viewer"))
-    assert 'name="bandwidth_mib"' not in client.get("/hosts/").content.decode()

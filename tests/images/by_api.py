@@ -11,19 +11,13 @@ from storage_admin.hosts.models import Host
 from storage_admin.hosts.proxmox import registration
 from storage_admin.jobs import services
 from tests.harness.proxmox.cluster import cluster
-from tests.harness.proxmox.server import ProxmoxServer, proxmox
-from tests.harness.proxmox.world import SECRET, TOKEN_ID, lab
+from tests.harness.proxmox.server import ProxmoxServer, server
+from tests.harness.proxmox.world import SECRET, TOKEN_ID
 from tests.working import ADMIN, OPERATOR, run, said
 
+__all__ = ["server"]
+
 STORE = "/mnt/pve/store/images"
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ProxmoxServer]:
-    """The node of the tests' data. At the end nothing may be wrong with any request or answer."""
-    with proxmox(lab(), tmp_path) as running:
-        yield running
-    assert running.wrong == []
 
 
 def add(server: ProxmoxServer, name: str = "pve", secret: str = SECRET) -> Host:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from storage_admin.hosts.models import Host
 from tests.agent.harness import make_image
 from tests.images.node import pve
 from tests.working import scan, this_machine
@@ -19,6 +20,12 @@ def pool(tmp_path: Path) -> Path:
     """An empty folder for images; what shall not be scanned stands beside it."""
     (tmp_path / "pool").mkdir()
     return tmp_path / "pool"
+
+
+@pytest.fixture
+def host(pool: Path) -> Host:
+    """This machine with that folder, not scanned yet."""
+    return this_machine(pool)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from tests.harness.proxmox import world
 from tests.harness.proxmox.server import ProxmoxServer, proxmox
 from tests.harness.proxmox.world import SECRET, TOKEN_ID, lab
 from tests.images import node
-from tests.working import OPERATOR, create, image_at, run, scan, this_machine
+from tests.working import OPERATOR, create, image_at, reread, run, scan, this_machine
 
 LINKED = "store:100/base-100-disk-0.qcow2/101/vm-101-disk-0.qcow2"
 
@@ -100,8 +100,7 @@ def host(server: ProxmoxServer, clone: Path) -> Host:
         address=endpoint.address, port=endpoint.port, tls_fingerprint=endpoint.fingerprint, node="pve1",
         token_id=TOKEN_ID, token_locked=secrets.lock(SECRET),
     )  # fmt: skip
-    host.refresh_from_db()
-    scanned(host)
+    scanned(reread(host))
     server.seen.clear()
     return host
 

@@ -7,16 +7,11 @@ import pytest
 from images.models import Image
 from storage_admin.hosts.models import Host
 from tests.images.test_set_aside import fresh, orphan, recover
-from tests.working import ADMIN, said, scan, this_machine, work
+from tests.working import ADMIN, said, scan, work
 
 pytestmark = [
     pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve"),
 ]  # fmt: skip
-
-
-@pytest.fixture
-def host(pool: Path) -> Host:
-    return this_machine(pool)
 
 
 def test_what_was_taken_for_gone_and_is_there_again_can_be_restored(pool: Path, host: Host) -> None:

@@ -11,16 +11,11 @@ from images.scan.run import ScanRun
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import services
 from tests.images.test_set_aside import end_grace, fresh, orphan
-from tests.working import ADMIN, create, image_at, run, said, scan, this_machine, work
+from tests.working import ADMIN, create, image_at, run, said, scan, work
 
 pytestmark = [
     pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve"),
 ]  # fmt: skip
-
-
-@pytest.fixture
-def host(pool: Path) -> Host:
-    return this_machine(pool)
 
 
 def overlay(path: Path, base: str, *options: str) -> None:

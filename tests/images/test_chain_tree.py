@@ -5,6 +5,7 @@ import pytest
 from images.models import Image
 from images.selectors import Node, chain_of
 from tests.factories import GIB, GuestDiskFactory, ImageFactory, ImageUseFactory, StoragePoolFactory
+from tests.working import at_most_queries
 
 pytestmark = [pytest.mark.django_db, pytest.mark.sql]
 
@@ -115,9 +116,9 @@ def test_an_unknown_virtual_size_makes_the_sum_unknown() -> None:
     assert chain_of(base).virtual_size is None
 
 
-def test_the_number_of_queries_does_not_grow_with_the_clones(django_assert_max_num_queries) -> None:  # type: ignore[no-untyped-def]
+def test_the_number_of_queries_does_not_grow_with_the_clones() -> None:
     base = ImageFactory.create()
     for _ in range(40):
         ImageFactory.create(backing=base)
-    with django_assert_max_num_queries(10):
+    with at_most_queries(10):
         assert len(chain_of(base).nodes) == 41

@@ -37,11 +37,7 @@ def told(disk: dict[str, Any], **pool: Any) -> str | None:
         (SCSI, {"last_scanned": NOW}, "not among the images of tank"),
         (SCSI, {"last_scanned": None, "state": "new"}, "unknown: tank was not listed yet"),
         # A token without Datastore.Allocate, as PVEAuditor's, lists no volumes.
-        (
-            SCSI,
-            {"last_scanned": None, "state": "unreadable"},
-            "unknown: tank was not listed yet",
-        ),
+        (SCSI, {"last_scanned": None, "state": "unreadable"}, "unknown: tank was not listed yet"),
         (SCSI, {"last_scanned": NOW, "state": "unreadable"}, "unknown: tank could not be listed here"),
         (SCSI, {"last_scanned": NOW, "state_detail": "At another node."}, "unknown: tank could not be listed here"),
         # Nobody tells where a volume of an inactive storage is.

@@ -20,7 +20,7 @@ from storage_admin.jobs.models import Job
 from storage_admin.jobs.recorder import Recorder
 from tests.agent.harness import make_image, write
 from tests.factories import HostFactory, ImageFactory, JobFactory
-from tests.working import OPERATOR, image_at, run, said, scan, this_machine, work
+from tests.working import OPERATOR, image_at, reread, run, said, scan, this_machine, work
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor")]
 
@@ -159,8 +159,7 @@ def test_a_method_that_is_not_offered_for_a_format_is_a_fact_and_no_offer() -> N
     numbers = dict.fromkeys(("reclaimable_bytes", "reclaimable_low", "reclaimable_high"), 5)
     after = {"predicted_after_bytes": 7, "predicted_low": 6, "predicted_high": 8}
     estimates.record(image, bytes(image.fingerprint), {"methods": {"copy": numbers | after}}, timezone.now())
-    image.refresh_from_db()
-    assert (image.reclaimable_bytes, image.reclaimable_method) == (None, "")
+    assert (reread(image).reclaimable_bytes, image.reclaimable_method) == (None, "")
     assert estimates.predicted(image, "copy") == (7, 6, 8)
 
 
@@ -175,8 +174,7 @@ def test_holes_in_place_are_no_offer_on_a_network_also_where_a_row_has_offered_t
     image.pool.network = True
     image.pool.save()
     resolve_host(image.host)
-    image.refresh_from_db()
-    assert (image.reclaimable_bytes, image.reclaimable_method) == (3, "copy")
+    assert (reread(image).reclaimable_bytes, image.reclaimable_method) == (3, "copy")
 
 
 def test_an_estimate_from_before_there_were_methods_says_nothing_of_them() -> None:

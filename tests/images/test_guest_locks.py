@@ -19,7 +19,7 @@ from tests.harness.proxmox import world
 from tests.harness.proxmox.server import ProxmoxServer
 from tests.images.away import goes_away
 from tests.images.linked import LINKED, OWN, backing, by_command, clone, holds, host, scanned, server, store
-from tests.working import ADMIN, OPERATOR, image_at, run, said
+from tests.working import ADMIN, OPERATOR, image_at, reread, run, said
 
 __all__ = ["by_command", "clone", "host", "server", "store"]
 
@@ -217,8 +217,7 @@ def test_a_lock_of_somebody_else_is_named_and_left(server: ProxmoxServer, clone:
     assert (clone.stat().st_ino, files(clone), f"lock: {lock}\n" in text(server)) == (inode, ["qcow2"], True)
     again = reclaim(clone)
     run(again)
-    again.refresh_from_db()
-    assert (again.error_code, f"({lock})" in again.error_detail) == ("guest_locked", True)
+    assert (reread(again).error_code, f"({lock})" in again.error_detail) == ("guest_locked", True)
 
 
 def test_a_guest_that_started_before_its_lock_was_held_wins(server: ProxmoxServer, clone: Path) -> None:
@@ -274,8 +273,7 @@ def test_where_that_goes_for_an_undo_the_new_image_stays_and_so_does_the_origina
 
     monkeypatch.setattr(guest_locks, "look_again", and_it_starts)
     undo = run(services.undo(OPERATOR, job))
-    job.refresh_from_db()
-    assert (undo.state, undo.error_code, job.undo_state) == ("failed", "both_kept", "available"), said(undo)
+    assert (undo.state, undo.error_code, reread(job).undo_state) == ("failed", "both_kept", "available"), said(undo)
     assert clone.stat().st_ino == made
     assert original in {entry.stat().st_ino for entry in clone.parent.iterdir()}
 
@@ -348,8 +346,7 @@ def test_a_worker_that_dies_with_a_lock_held_leaves_nothing_locked(
     repointing.settle()
     assert "lock:" in text(server)  # before it is known how the files stand, nobody may start it
     run(Job.objects.get(kind="recover", state="queued"))
-    job.refresh_from_db()
-    assert (job.unlock_due, "lock:" in text(server)) == (False, False), said(job)
+    assert (reread(job).unlock_due, "lock:" in text(server)) == (False, False), said(job)
 
 
 def test_one_that_dies_before_it_could_lock_owes_nothing_that_is_not_there(
@@ -388,8 +385,7 @@ def test_a_lock_that_cannot_be_taken_away_at_once_is_taken_away_later(server: Pr
     repointing.settle()
     server.world.before_put = None
     repointing.settle()
-    job.refresh_from_db()
-    assert (job.unlock_due, "lock:" in text(server)) == (False, False)
+    assert (reread(job).unlock_due, "lock:" in text(server)) == (False, False)
     assert sum("may still be locked" in line for line in said(job)) == 1
 
 

@@ -14,7 +14,7 @@ from tests.harness.proxmox import world
 from tests.harness.proxmox.server import ProxmoxServer
 from tests.images.away import goes_away
 from tests.images.linked import LINKED, OWN, backing, clone, conf, flatten, holds, host, scanned, server, store
-from tests.working import OPERATOR, image_at, run, said
+from tests.working import OPERATOR, image_at, reread, run, said
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_reserve")]
 
@@ -81,8 +81,7 @@ def test_a_configuration_that_was_changed_meanwhile_refuses_it_and_all_is_put_ba
     assert conf(server)["onboot"] == "1"
     server.world.before_put = None
     repointing.settle()
-    job.refresh_from_db()
-    assert not job.repoint_due
+    assert not reread(job).repoint_due
     assert conf(server)["scsi0"] == f"{LINKED},discard=on,size=8M"
 
 
@@ -132,8 +131,7 @@ def test_an_agent_that_dies_between_leaves_a_whole_image_and_the_ids_are_put_rig
     assert job.state == "interrupted"
     assert holds(clone)
     run(Job.objects.get(kind="recover", state="queued"))
-    job.refresh_from_db()
-    assert not job.repoint_due, said(job)
+    assert not reread(job).repoint_due, said(job)
     assert (bool(backing(clone)), conf(server)["scsi0"]) == (True, f"{LINKED},discard=on,size=8M")
 
 
@@ -150,8 +148,7 @@ def test_a_swap_that_nobody_could_write_down_keeps_the_new_id(
     assert conf(server)["scsi0"].startswith(OWN)
     reaper.recover_hosts()
     run(Job.objects.get(kind="recover", state="queued"))
-    job.refresh_from_db()
-    assert (job.state, job.repoint_due) == ("succeeded", False)
+    assert (reread(job).state, job.repoint_due) == ("succeeded", False)
     assert (backing(clone), holds(clone), conf(server)["scsi0"]) == ("", True, f"{OWN},discard=on,size=8M")
 
 
@@ -192,5 +189,4 @@ def test_a_guest_that_is_locked_when_it_is_put_back_is_waited_for(
     repointing.settle()
     machine.text = machine.text.replace("lock: backup\n", "")
     repointing.settle()
-    job.refresh_from_db()
-    assert (job.repoint_due, conf(server)["scsi0"]) == (False, f"{LINKED},discard=on,size=8M")
+    assert (reread(job).repoint_due, conf(server)["scsi0"]) == (False, f"{LINKED},discard=on,size=8M")

@@ -30,7 +30,7 @@ from tests.images.linked import (
     server,
     store,
 )
-from tests.working import OPERATOR, image_at, run, said
+from tests.working import OPERATOR, image_at, reread, run, said
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_reserve")]
 
@@ -55,8 +55,7 @@ def test_an_api_that_is_away_when_it_is_put_back_is_asked_again(
     assert conf(server)["scsi0"].startswith(OWN)
     Host.objects.filter(pk=host.pk).update(port=server.port)
     repointing.settle()
-    ended.refresh_from_db()
-    assert not ended.repoint_due
+    assert not reread(ended).repoint_due
     assert conf(server)["scsi0"].startswith(LINKED)
 
 

@@ -30,7 +30,7 @@ from tests.factories import (
     WorkerFactory,
 )
 from tests.images.readers import read_by_a_process, scanned_while_read
-from tests.working import ADMIN, OPERATOR, create, image_at, run, scan, this_machine, work
+from tests.working import ADMIN, OPERATOR, create, image_at, refused_as, reread, run, scan, this_machine, work
 
 pytestmark = [
     pytest.mark.django_db,
@@ -203,8 +203,7 @@ def test_a_write_while_no_guest_ran_counts_for_the_undo_copy_also_where_a_look_s
     status = path.stat()
     look.at([image_at(path)])
     scan(image_at(path).host)
-    done.refresh_from_db()
-    assert [status.st_ino, status.st_mtime_ns, status.st_ctime_ns] in done.undo_seen
+    assert [status.st_ino, status.st_mtime_ns, status.st_ctime_ns] in reread(done).undo_seen
 
 
 def test_the_free_space_of_the_pool_is_that_of_the_look(path: Path) -> None:
@@ -212,8 +211,7 @@ def test_the_free_space_of_the_pool_is_that_of_the_look(path: Path) -> None:
     pool.available_bytes = 1
     pool.save()
     services.submit(OPERATOR, "reclaim", image_at(path).pk, {})
-    pool.refresh_from_db()
-    assert (pool.available_bytes or 0) > 1 << 20
+    assert (reread(pool).available_bytes or 0) > 1 << 20
 
 
 def test_a_guest_that_was_shut_down_since_the_scan_stands_in_nobodys_way(
@@ -227,9 +225,7 @@ def test_a_guest_that_was_shut_down_since_the_scan_stands_in_nobodys_way(
     Image.objects.filter(pk=image.pk).update(in_use=True, in_use_detail=f"guest {guest.name} is running")
     states = {guest.uid: "running"}
     monkeypatch.setattr(control, "states", lambda host: states)
-    with pytest.raises(RefusedError) as refused:
-        services.submit(OPERATOR, "reclaim", image.pk, {})
-    assert refused.value.code == "guest_running"
+    assert refused_as(services.submit, OPERATOR, "reclaim", image.pk, {}) == "guest_running"
     states[guest.uid] = "shut off"
     assert services.submit(OPERATOR, "reclaim", image.pk, {}).state == "queued"
 
@@ -294,6 +290,5 @@ def test_a_host_that_does_not_answer_keeps_its_facts_and_their_time_and_holds_up
         assert look.at([away, here]) == {here.host_id}
     finally:
         silence.set()
-    away.refresh_from_db()
-    assert (away.in_use, away.seen) == (True, seen)
+    assert (reread(away).in_use, away.seen) == (True, seen)
     assert image_at(path).seen > before

@@ -16,7 +16,7 @@ from storage_admin.jobs.models import Job
 from tests.factories import GuestDiskFactory, GuestFactory, HostFactory, ImageFactory, JobFactory, StoragePoolFactory
 from tests.images.node import config, scanned
 from tests.images.test_proxmox_node import disk
-from tests.working import ADMIN, OPERATOR, create, image_at, scan, this_machine, work
+from tests.working import ADMIN, OPERATOR, create, image_at, reread, scan, this_machine, work
 
 ASKED = "libvirt was asked."
 
@@ -178,8 +178,7 @@ def test_everything_that_proxmox_names_is_no_orphan_and_what_it_does_not_is_one(
 
 
 def scanned_again(host: Host) -> None:
-    host.refresh_from_db()
-    scanned(host)
+    scanned(reread(host))
 
 
 @pytest.mark.django_db
@@ -202,8 +201,7 @@ def rows(host: Host, name: str = "left.qcow2", **more: Any) -> Image:
 
 def resolved(image: Image) -> tuple[bool | None, list[str]]:
     bulk_write.resolve_host(image.host)
-    image.refresh_from_db()
-    return image.orphan, image.orphan_evidence
+    return reread(image).orphan, image.orphan_evidence
 
 
 @pytest.mark.django_db

@@ -8,7 +8,7 @@ from django.utils import timezone
 from images.ledger import lines
 from images.scan import bulk_write
 from images.selectors import Won, overview
-from storage_admin.accounts.roles import SYSTEM, Actor, Role
+from storage_admin.accounts.roles import SYSTEM
 from storage_admin.hosts.models import StoragePool
 from tests.factories import (
     GIB,
@@ -196,13 +196,3 @@ def test_a_pool_that_nobody_has_listed_has_an_unknown_number_of_images() -> None
     bulk_write.write_totals(StoragePool.objects.all())
     row = overview(SYSTEM).pools[0]
     assert (row.images_count, row.allocated_bytes, row.virtual_bytes) == (0, 0, 0)
-
-
-def test_other_hosts_do_not_exist_for_a_token_limited_to_one() -> None:
-    won = {"reclaimable_bytes": GIB, "reclaimable_method": "compress"}
-    mine, other = ImageFactory.create(**won), ImageFactory.create(**won, state="unreadable")
-    JobFactory.create(target=other, state="running")
-    seen = overview(Actor("token", Role.VIEWER, hosts=frozenset({mine.host.slug})))
-    assert (seen.totals.hosts_count, seen.totals.images_count, len(seen.pools)) == (1, 1, 1)
-    assert [candidate.id for candidate in seen.win_back_now] == [mine.pk]
-    assert (seen.needs_a_look, seen.at_work) == ((), ())

@@ -17,7 +17,7 @@ from tests.harness.proxmox.cluster import SHARED
 from tests.harness.proxmox.server import ProxmoxServer
 from tests.harness.proxmox.world import ALL, AUDITOR
 from tests.images.by_api import STORE, add, at, nodes, scan, server
-from tests.working import OPERATOR, run
+from tests.working import OPERATOR, reread, run
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
@@ -228,9 +228,7 @@ def test_two_nodes_that_are_scanned_at_the_same_time_list_a_shared_storage_once(
     assert "listed at another of them" in StoragePool.objects.get(host=second, name="nfs").state_detail
 
 
-def test_where_the_node_that_lists_falls_silent_the_other_takes_its_rows_over(
-    nodes: tuple[Host, Host],
-) -> None:
+def test_where_the_node_that_lists_falls_silent_the_other_takes_its_rows_over(nodes: tuple[Host, Host]) -> None:
     first, second = nodes
     scan(first)
     scan(second)
@@ -271,8 +269,7 @@ def test_what_an_agent_has_walked_is_counted_once_as_soon_as_its_scan_ends(nodes
         shared_key="nfs4:192.0.2.9:/vms/", fs_key="nfs4:192.0.2.9:/vms", state="ok", capacity_bytes=10**12,
     )  # fmt: skip
     image = ImageFactory.create(pool=walked, host=first, path=f"{SHARED}/501/vm-501-disk-0.qcow2")
-    first.refresh_from_db()
-    shared_storages.settle(first)  # as its scan does in the end
+    shared_storages.settle(reread(first))  # as its scan does in the end
     assert list(Image.every.all()) == [image]
     pool = StoragePool.objects.get(host=second, name="nfs")
     assert (pool.shared_key, pool.fs_key) == (walked.shared_key, walked.fs_key)

@@ -8,7 +8,7 @@ from django.test import Client
 
 from images.models import Image
 from images.rewrite import volume_chains
-from storage_admin.agent.protocol import HostError, RefusedError
+from storage_admin.agent.protocol import HostError
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import secrets
 from storage_admin.hosts.models import Host, StoragePool
@@ -20,7 +20,7 @@ from tests.harness.proxmox.schema import DATA
 from tests.harness.proxmox.server import ProxmoxServer
 from tests.harness.proxmox.world import AUDITOR, SECRET
 from tests.images.by_api import STORE, add, at, nodes, scan, server
-from tests.working import OPERATOR, run
+from tests.working import OPERATOR, refused_as, reread, run
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
@@ -41,8 +41,7 @@ def test_a_node_that_stops_answering_in_the_middle_of_a_scan_is_told_and_keeps_w
     monkeypatch.setattr(registration, "facts_of", silent)
     job = run(services.submit(OPERATOR, "scan", host.pk, {}))
     assert (job.state, job.error_code) == ("failed", "host_unreachable")
-    host.refresh_from_db()
-    assert (host.status, host.capabilities, host.last_seen) == ("unreachable", known, seen)
+    assert (reread(host).status, host.capabilities, host.last_seen) == ("unreachable", known, seen)
     assert host.capabilities["missing_rights"]
 
 
@@ -92,16 +91,14 @@ def test_a_storage_that_is_switched_off_keeps_its_rows_and_their_history(
     status |= {"enabled": 0, "active": 0, "total": 0, "used": 0, "avail": 0}
     for _ in range(2):
         assert scan(host)["vanished"] == 0
-        pool.refresh_from_db()
-        assert (pool.state, "last seen" in pool.state_detail) == ("missing", True)
+        assert (reread(pool).state, "last seen" in pool.state_detail) == ("missing", True)
         assert rows_of(host) == before
     assert "definition" in pool.state_detail if "content" in change else "disabled" in pool.state_detail
     store.clear()
     store |= was
     status |= was_status
     scan(host)
-    pool.refresh_from_db()
-    assert (pool.state, rows_of(host)) == ("ok", before)
+    assert (reread(pool).state, rows_of(host)) == ("ok", before)
 
 
 def test_a_storage_that_is_removed_goes_and_one_that_is_forbidden_stays(server: ProxmoxServer) -> None:
@@ -166,16 +163,13 @@ def test_snapshots_that_are_files_are_shown_in_the_chain_of_their_disk(server: P
 
 
 def test_a_token_that_is_refused_is_no_host_that_is_away(server: ProxmoxServer) -> None:
-    with pytest.raises(RefusedError) as refused:
-        add(server, secret="0" * 36)
-    assert refused.value.code == "token_refused"
+    assert refused_as(add, server, secret="0" * 36) == "token_refused"
     host = add(server)
     scan(host)
     Host.objects.filter(pk=host.pk).update(token_locked=secrets.lock("0" * 36))
     job = run(services.submit(OPERATOR, "scan", host.pk, {}))
     assert (job.state, job.error_code) == ("failed", "token_refused")
-    host.refresh_from_db()
-    assert (host.status, "does not take the API token" in host.status_detail) == ("degraded", True)
+    assert (reread(host).status, "does not take the API token" in host.status_detail) == ("degraded", True)
     assert Image.objects.filter(host=host, missing_since=None).exists()
 
 

@@ -17,7 +17,7 @@ from storage_admin.jobs.models import Job
 from tests.harness.proxmox.server import ProxmoxServer, proxmox
 from tests.harness.proxmox.world import SECRET, TOKEN_ID, lab
 from tests.images.node import NODE, config, scanned
-from tests.working import ADMIN, OPERATOR, create, image_at, run, scan, this_machine, work
+from tests.working import ADMIN, OPERATOR, create, image_at, refused_as, reread, run, scan, this_machine, work
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_reserve")]
 
@@ -37,8 +37,7 @@ def test_guests_of_a_node_are_known_and_their_disks_are_no_orphans(pve: Path) ->
     )
     host = this_machine()
     scanned(host)
-    host.refresh_from_db()
-    assert host.owners_unknown == ""
+    assert reread(host).owners_unknown == ""
     assert StoragePool.objects.get(host=host).name == "store"
     guest = Guest.objects.get(host=host)
     assert (guest.kind, guest.uid, guest.name, guest.state) == ("vm", "100", "web", "shut off")
@@ -52,9 +51,7 @@ def test_a_locked_guest_keeps_its_disks_as_they_are(pve: Path) -> None:
     path = disk(pve)
     config(pve, "name: web\nlock: backup\nscsi0: store:100/vm-100-disk-0.qcow2\n")
     scanned(this_machine())
-    with pytest.raises(RefusedError) as refused:
-        services.submit(OPERATOR, "reclaim", image_at(path).pk, {})
-    assert refused.value.code == "guest_locked"
+    assert refused_as(services.submit, OPERATOR, "reclaim", image_at(path).pk, {}) == "guest_locked"
 
 
 def test_a_guest_that_was_started_or_locked_since_the_scan_stops_the_job(pve: Path) -> None:
@@ -74,17 +71,14 @@ def test_a_file_that_cannot_be_read_leaves_unknown_who_uses_what(pve: Path) -> N
     scanned(this_machine())
     assert image_at(path).in_use is None
     assert "102.conf" in Host.objects.get().owners_unknown
-    with pytest.raises(RefusedError) as refused:
-        services.submit(OPERATOR, "reclaim", image_at(path).pk, {})
-    assert refused.value.code == "guests_unknown"
+    assert refused_as(services.submit, OPERATOR, "reclaim", image_at(path).pk, {}) == "guests_unknown"
 
 
 def test_the_files_are_asked_for_where_the_last_scan_saw_proxmox(pve: Path) -> None:
     host = this_machine()
     assert not hypervisors.were_missed(host, [])
     scanned(host)
-    host.refresh_from_db()
-    assert hypervisors.were_missed(host, [])
+    assert hypervisors.were_missed(reread(host), [])
 
 
 def test_beside_an_agent_the_api_lists_what_is_no_file_and_nothing_twice(pve: Path, tmp_path: Path) -> None:
@@ -143,8 +137,7 @@ def test_one_scan_is_enough_for_the_images_and_guests_of_a_node(pve: Path) -> No
     host = this_machine()
     assert scan(host)["images"] == 2
     assert not Job.objects.filter(kind="scan", state="queued").exists()
-    host.refresh_from_db()
-    assert (host.status, host.owners_unknown) == ("ok", "")
+    assert (reread(host).status, host.owners_unknown) == ("ok", "")
     assert [image_at(one).orphan for one in (path, left)] == [False, True]
     assert image_at(path).uses.get().disk.guest.name == "web"
 
@@ -180,10 +173,8 @@ def test_an_api_that_tells_nothing_costs_what_only_it_tells(pve: Path, tmp_path:
         else:
             Host.objects.filter(pk=host.pk).update(token_locked=secrets.lock("0" * 36))
         new = disk(pve, "vm-100-disk-1.qcow2")
-        host.refresh_from_db()
-        assert scan(host)["images"] == 3
-        host.refresh_from_db()
-        assert (host.status, host.owners_unknown) == ("degraded", "")
+        assert scan(reread(host))["images"] == 3
+        assert (reread(host).status, host.owners_unknown) == ("degraded", "")
         assert ("cannot be reached" if how == "gone" else "does not take the API token") in host.status_detail
         assert host.capabilities["missing_rights"] == lacking
         after: dict[str, Any] = dict(StoragePool.objects.values().get(name="local-lvm"))
@@ -195,10 +186,8 @@ def test_an_api_that_tells_nothing_costs_what_only_it_tells(pve: Path, tmp_path:
         job = work("reclaim", image_at(path).pk, OPERATOR, method="copy")
         assert job.state == "succeeded", (job.error_code, job.error_detail)
         Host.objects.filter(pk=host.pk).update(port=server.port, token_locked=secrets.lock(SECRET))
-        host.refresh_from_db()
-        scan(host)
-        host.refresh_from_db()
-        assert (host.status, host.status_detail) == ("ok", "")
+        scan(reread(host))
+        assert (reread(host).status, host.status_detail) == ("ok", "")
         assert StoragePool.objects.get(name="local-lvm").state == "ok"
 
 
@@ -279,8 +268,7 @@ def test_where_a_node_gets_an_agent_the_rows_of_its_storages_go_on(pve: Path, tm
         samples = pool.samples.count()
         # The row of this machine, as by ssh: an agent runs there from now on.
         Host.objects.filter(pk=host.pk).update(kind="local", transport="local", slug="local")
-        host.refresh_from_db()
-        scanned(host)
+        scanned(reread(host))
         scanned(host)
     after = image_at(path)
     assert (after.pk, after.first_seen, after.state) == (before.pk, before.first_seen, "ok")

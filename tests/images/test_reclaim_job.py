@@ -26,13 +26,23 @@ from storage_admin.jobs.recorder import Recorder
 from tests import passing
 from tests.agent.harness import image_info, leftovers, make_image, same_content, write
 from tests.agent.test_in_place_refusals import CAPABILITIES
-from tests.working import ADMIN, OPERATOR, create, digests, image_at, run, said, scan, this_machine, work
+from tests.working import (
+    ADMIN,
+    OPERATOR,
+    allocated,
+    create,
+    digests,
+    image_at,
+    refused_as,
+    reread,
+    run,
+    said,
+    scan,
+    this_machine,
+    work,
+)
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
-
-
-def allocated(path: Path) -> int:
-    return path.stat().st_blocks * 512
 
 
 def reclaim(path: Path, **options: Any) -> Job:
@@ -111,8 +121,7 @@ def test_what_was_written_since_is_lost_only_where_an_admin_forces_it(path: Path
     undo = run(services.undo(OPERATOR, job))
     assert (undo.state, undo.error_code) == ("failed", "undo_written_to")
     assert digests(path.parent) == written
-    job.refresh_from_db()
-    assert job.undo_state == "available"
+    assert reread(job).undo_state == "available"
     undo = run(services.undo(ADMIN, job, force=True))
     assert undo.state == "succeeded", undo.error_detail
     assert same_content(path, path.parent.parent / "copy.qcow2")
@@ -135,9 +144,7 @@ def test_a_base_is_not_put_back_by_force_below_its_overlays(path: Path) -> None:
     write(path, 0x42, "1M", "64k")
     create(path.with_name("overlay.qcow2"), base=path.name)
     scan(image_at(path).host)
-    with pytest.raises(RefusedError) as refused:
-        services.undo(ADMIN, job, force=True)
-    assert refused.value.code == "has_overlays"
+    assert refused_as(services.undo, ADMIN, job, force=True) == "has_overlays"
 
 
 def test_an_earlier_job_is_not_undone_before_the_later_one(path: Path) -> None:
@@ -157,8 +164,7 @@ def test_discarding_an_undo_copy_frees_what_it_held(path: Path) -> None:
     job = reclaim(path)
     discard = run(services.discard_undo(ADMIN, job))
     assert discard.state == "succeeded", discard.error_detail
-    job.refresh_from_db()
-    result = job.result or {}
+    result = reread(job).result or {}
     assert (job.undo_state, result["held_bytes"]) == ("discarded", 0)
     assert result["freed_bytes"] == before - allocated(path)
     assert result["freed_at"] is not None
@@ -174,8 +180,7 @@ def test_an_undo_copy_goes_when_its_window_closes(path: Path) -> None:
     tasks.expire_undo()
     tasks.expire_undo()
     run(Job.objects.get(kind="discard_undo"))
-    job.refresh_from_db()
-    assert (job.undo_state, leftovers(path.parent)) == ("expired", set())
+    assert (reread(job).undo_state, leftovers(path.parent)) == ("expired", set())
     assert (job.result or {})["freed_bytes"] > 0
 
 
@@ -187,8 +192,7 @@ def test_an_undo_copy_that_cannot_be_removed_now_is_tried_again_later(path: Path
     assert run(Job.objects.get(kind="discard_undo")).state == "failed"
     tasks.expire_undo()
     assert Job.objects.filter(kind="discard_undo").count() == 1
-    job.refresh_from_db()
-    assert job.undo_state == "available"
+    assert reread(job).undo_state == "available"
     (path.parent.parent / "unmounted").rename(path.parent)
     Job.objects.filter(kind="discard_undo").update(finished=timezone.now() - tasks.TRY_AGAIN)
     tasks.expire_undo()
@@ -252,8 +256,7 @@ def test_an_agent_that_is_killed_leaves_the_original_or_the_result_and_recovery_
     assert same_content(path, path.parent.parent / "copy.qcow2")
     reaper.recover_hosts()
     recovery = run(Job.objects.get(kind="recover"))
-    job.refresh_from_db()
-    assert (recovery.state, job.needs_recovery) == ("succeeded", False)
+    assert (recovery.state, reread(job).needs_recovery) == ("succeeded", False)
     if job.state == "succeeded":
         assert (job.result or {})["held_bytes"] == before
     else:
@@ -285,8 +288,7 @@ def test_an_agent_that_stands_still_ends_when_it_is_cancelled_and_recovery_clear
     assert not alive
     reaper.recover_hosts()
     recovery = run(Job.objects.get(kind="recover"))
-    job.refresh_from_db()
-    assert (recovery.state, job.needs_recovery) == ("succeeded", False)
+    assert (recovery.state, reread(job).needs_recovery) == ("succeeded", False)
     assert (job.state, allocated(path), leftovers(path.parent)) == ("interrupted", before, set())
     assert same_content(path, path.parent.parent / "copy.qcow2")
 
@@ -305,12 +307,10 @@ def test_a_swap_that_nobody_recorded_is_a_success_after_recovery(monkeypatch: py
             run(job)
     Job.objects.filter(pk=job.pk).update(heartbeat=timezone.now() - timedelta(minutes=5))
     assert reaper.reap() == 1
-    job.refresh_from_db()
-    assert (job.state, job.needs_recovery) == ("interrupted", True)
+    assert (reread(job).state, job.needs_recovery) == ("interrupted", True)
     recovery = run(Job.objects.get(kind="recover"))
     assert recovery.state == "succeeded", recovery.error_detail
-    job.refresh_from_db()
-    result = job.result or {}
+    result = reread(job).result or {}
     assert (job.state, job.error_code, job.needs_recovery) == ("succeeded", "", False)
     assert (result["before_bytes"], result["after_bytes"]) == (before, allocated(path))
     assert (result["held_bytes"], result["freed_bytes"]) == (before, 0)
@@ -327,8 +327,7 @@ def test_a_bug_after_the_swap_is_put_right_by_recovery(monkeypatch: pytest.Monke
     assert (job.state, job.error_code, job.needs_recovery, job.undo_state) == ("failed", "bug", True, "none")
     reaper.recover_hosts()
     run(Job.objects.get(kind="recover"))
-    job.refresh_from_db()
-    assert (job.state, job.error_code, job.undo_state) == ("succeeded", "", "available")
+    assert (reread(job).state, job.error_code, job.undo_state) == ("succeeded", "", "available")
 
 
 def test_recovery_of_nothing_changes_nothing(path: Path) -> None:
@@ -346,8 +345,7 @@ def test_a_job_that_ends_while_a_recovery_looks_elsewhere_waits_for_the_next_one
         needs_recovery=True, finished=timezone.now() + timedelta(seconds=60), created_by="x",
     )  # fmt: skip
     work("recover", image.host_id)
-    late.refresh_from_db()
-    assert late.needs_recovery
+    assert reread(late).needs_recovery
 
 
 def test_a_cancelled_reclaim_is_gone_within_five_seconds_and_left_nothing(

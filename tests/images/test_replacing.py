@@ -13,7 +13,7 @@ from images.kinds import recover
 from images.models import Image
 from images.rewrite import repointing
 from images.scan.run import ScanRun
-from storage_admin.agent.protocol import HostError, RefusedError
+from storage_admin.agent.protocol import HostError
 from storage_admin.errors import InvalidError
 from storage_admin.hosts.names import path_key
 from storage_admin.jobs import services
@@ -22,7 +22,7 @@ from tests.agent.harness import make_image, qemu_img
 from tests.agent.test_convert import same
 from tests.factories import GuestDiskFactory, GuestFactory
 from tests.images.test_rewrite_jobs import done, rescanned
-from tests.working import ADMIN, OPERATOR, create, image_at, run, said, scan, this_machine, work
+from tests.working import ADMIN, OPERATOR, create, image_at, refused_as, reread, run, said, scan, this_machine, work
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
 
@@ -174,9 +174,7 @@ def test_options_that_contradict_each_other_are_bad_input(image: Path, options: 
 
 def test_a_replacement_keeps_everybody_else_from_the_image(image: Path) -> None:
     services.submit(OPERATOR, "convert", image_at(image).pk, {"format": "raw", "replace": True})
-    with pytest.raises(RefusedError) as refusal:
-        services.submit(OPERATOR, "convert", image_at(image).pk, {"format": "vdi"})
-    assert refusal.value.code == "busy"
+    assert refused_as(services.submit, OPERATOR, "convert", image_at(image).pk, {"format": "vdi"}) == "busy"
 
 
 def test_an_undo_is_refused_while_overlays_name_the_new_image(image: Path) -> None:
@@ -200,8 +198,7 @@ def test_a_job_whose_end_nobody_wrote_down_is_told_by_the_journal(image: Path) -
     )  # fmt: skip
     Job.objects.filter(state="queued").delete()
     assert work("recover", job.host_id).state == "succeeded"
-    job.refresh_from_db()
-    assert (job.state, job.undo_state) == ("succeeded", "available")
+    assert (reread(job).state, job.undo_state) == ("succeeded", "available")
     after = rescanned(image.with_suffix(".raw"))
     assert (after.pk, after.declared_format) == (row, "raw")
     assert run(services.undo(OPERATOR, job)).state == "succeeded"
@@ -220,8 +217,7 @@ def test_a_recovered_conversion_beside_its_image_leaves_the_image_alone(image: P
         "pool": row.pool_id,
     }  # fmt: skip
     recover._finished_after_all(job, found)
-    job.refresh_from_db()
-    result = job.result or {}
+    result = reread(job).result or {}
     assert (job.state, result["swapped"], result["freed_bytes"]) == ("succeeded", False, 0)
     assert (job.before_bytes, job.after_bytes, job.freed_bytes, job.space_pool_id) == (0, 2, -2, row.pool_id)
     assert Image.objects.get(pk=row.pk).inode == row.inode
@@ -261,12 +257,10 @@ def test_a_definition_that_cannot_be_changed_back_yet_is_tried_again(
         repoint_due=True, kept=job.kept | {"guests": [{"uid": "u", "name": "web", "disks": []}]}
     )
     repointing.settle()
-    job.refresh_from_db()
-    assert job.repoint_due
+    assert reread(job).repoint_due
     assert any("could not be changed yet" in line for line in said(job))
     repointing.settle()
-    job.refresh_from_db()
-    assert (asked, job.repoint_due) == ([True, True], False)
+    assert (asked, reread(job).repoint_due) == ([True, True], False)
 
 
 def _key(path: Path) -> str:
@@ -279,14 +273,12 @@ def test_an_older_undo_copy_can_be_discarded_whatever_the_image_is_called_now(im
     rescanned(image)
     newer = done("convert", image, format="raw", replace=True)
     assert run(services.submit(ADMIN, "recover", newer.host_id, {})).state == "succeeded"
-    older.refresh_from_db()
-    assert older.undo_state == "available"
+    assert reread(older).undo_state == "available"
     if conversion == "undone":
         assert run(services.undo(ADMIN, newer)).state == "succeeded"
     removal = run(services.discard_undo(ADMIN, older))
     assert removal.state == "succeeded", (removal.error_detail, said(removal))
-    older.refresh_from_db()
-    assert older.undo_state == "discarded"
+    assert reread(older).undo_state == "discarded"
     assert not (image.parent / f".sa-{older.uid}.orig").exists()
     left, form = (image, "qcow2") if conversion == "undone" else (image.with_suffix(".raw"), "raw")
     assert same(left, form, before(image), "qcow2")

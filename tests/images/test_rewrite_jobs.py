@@ -18,7 +18,20 @@ from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.agent.harness import make_image, qemu_img, same_content, write
 from tests.agent.test_check import break_entry, leak
-from tests.working import ADMIN, OPERATOR, create, digests, image_at, register, run, said, scan, this_machine, work
+from tests.working import (
+    ADMIN,
+    OPERATOR,
+    create,
+    digests,
+    image_at,
+    refused_as,
+    register,
+    run,
+    said,
+    scan,
+    this_machine,
+    work,
+)
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
 
@@ -110,9 +123,7 @@ def test_a_plan_says_who_else_needs_what_moves_up(pool: Path) -> None:
 def test_what_cannot_be_flattened_is_refused(pool: Path, name: str, options: dict[str, Any], code: str) -> None:
     if isinstance(options.get("down_to"), str):
         options = options | {"down_to": image_at(pool / options["down_to"]).pk}
-    with pytest.raises(RefusedError) as refused:
-        services.submit(OPERATOR, "flatten", image_at(pool / name).pk, options)
-    assert refused.value.code == code
+    assert refused_as(services.submit, OPERATOR, "flatten", image_at(pool / name).pk, options) == code
 
 
 def test_a_check_tells_leaks_and_a_repair_takes_them_away(pool: Path) -> None:
@@ -245,9 +256,7 @@ def test_an_image_is_converted_into_another_pool(pool: Path, tmp_path: Path) -> 
     ],
 )
 def test_a_conversion_that_would_take_a_name_is_refused(pool: Path, options: dict[str, Any], code: str) -> None:
-    with pytest.raises(RefusedError) as refused:
-        services.submit(OPERATOR, "convert", image_at(pool / "top.qcow2").pk, options)
-    assert refused.value.code == code
+    assert refused_as(services.submit, OPERATOR, "convert", image_at(pool / "top.qcow2").pk, options) == code
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from storage_admin.hosts.services import confirm_folder
 from storage_admin.jobs import runner
 from tests.harness.filesystems import loop_filesystem
 from tests.images.scanned import plain, states
-from tests.working import ADMIN, create, image_at, register, scan, this_machine, work
+from tests.working import ADMIN, create, image_at, register, reread, scan, this_machine, work
 
 pytestmark = [
     pytest.mark.django_db,
@@ -48,8 +48,7 @@ def test_a_first_scan_lists_what_the_files_and_headers_say(tmp_path: Path) -> No
     assert (base.overlays_count, base.in_use, base.orphan, top.orphan) == (1, False, False, True)
     assert top.virtual_size == base.virtual_size == 8 << 20
     assert top.allocated_size == (tmp_path / "top.qcow2").stat().st_blocks * 512
-    host.refresh_from_db()
-    assert (host.status, host.owners_unknown) == ("ok", "")
+    assert (reread(host).status, host.owners_unknown) == ("ok", "")
 
 
 def test_a_scan_of_unchanged_images_writes_none_of_them(tmp_path: Path) -> None:
@@ -177,8 +176,7 @@ def test_a_folder_whose_filesystem_is_not_mounted_keeps_its_images(tmp_path: Pat
     assert scan(host)["vanished"] == 0  # nor by the next scan
     plain(folder / "b.raw")
     assert scan(host)["vanished"] == 0  # somebody uses the folder as it is now, who may not be the pool's
-    pool.refresh_from_db()
-    assert pool.state == "changed"
+    assert reread(pool).state == "changed"
     confirm_folder(ADMIN, pool)
     assert scan(host)["vanished"] == 1
 

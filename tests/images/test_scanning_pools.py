@@ -18,7 +18,7 @@ from storage_admin.hosts.transport import agent_bundle
 from storage_admin.jobs.models import Job
 from tests.harness.filesystems import loop_filesystem
 from tests.images.scanned import plain, states
-from tests.working import ADMIN, create, image_at, scan, this_machine, work
+from tests.working import ADMIN, create, image_at, reread, scan, this_machine, work
 
 pytestmark = [
     pytest.mark.django_db,
@@ -150,8 +150,7 @@ def test_what_an_admin_sets_while_a_scan_works_stays(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(ScanRun, "finish", meanwhile)
     scan(host)
-    pool.refresh_from_db()
-    assert (pool.name, pool.warn_percent, pool.state) == ("fast disks", 50, "ok")
+    assert (reread(pool).name, pool.warn_percent, pool.state) == ("fast disks", 50, "ok")
 
 
 def test_a_pool_that_is_removed_while_it_is_scanned_stays_removed(
@@ -208,10 +207,7 @@ def test_an_agent_that_samples_an_image_does_not_use_it(tmp_path: Path) -> None:
     host = this_machine(tmp_path)
     wait = "import sys, time; sys.stdin.fileno(); time.sleep(60)"
     program = str(agent_bundle().path)
-    with (
-        path.open("rb") as image,
-        subprocess.Popen([sys.executable, "-c", wait, program], stdin=image) as fellow,
-    ):
+    with path.open("rb") as image, subprocess.Popen([sys.executable, "-c", wait, program], stdin=image) as fellow:
         scan(host)
         fellow.kill()
     # This process has it open as well, and is no agent.

@@ -21,9 +21,9 @@ from storage_admin.jobs.models import Job
 from storage_admin.jobs.recorder import Recorder
 from tests.agent.harness import leftovers
 from tests.agent.recording import RecordingIO
-from tests.harness.processes import Daemon
+from tests.harness.processes import Daemon, wait_until
 from tests.images.far import answering_again
-from tests.working import ADMIN, OPERATOR, create, image_at, run, said, scan
+from tests.working import ADMIN, OPERATOR, create, image_at, reread, run, said, scan
 
 pytestmark = [pytest.mark.services, pytest.mark.qemu, pytest.mark.django_db]
 pytestmark.append(pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve"))
@@ -111,8 +111,7 @@ def test_a_job_whose_server_goes_away_says_so_takes_no_slot_and_can_be_cancelled
         for kind in ("flatten", "reclaim", "analyze", "set_aside"):
             assert "pool_silent" in {one.code for one in services.plan(ADMIN, kind, _far(declared), {}).refusals}
         assert claims.claim(later.pk, "w") is None
-        later.refresh_from_db()
-        assert (later.state, later.waiting_for) == ("queued", "the storage pool far to answer")
+        assert (reread(later).state, later.waiting_for) == ("queued", "the storage pool far to answer")
         seen["cancelled"] = time.monotonic()
         services.cancel(OPERATOR, row)
         return True
@@ -125,17 +124,12 @@ def test_a_job_whose_server_goes_away_says_so_takes_no_slot_and_can_be_cancelled
         assert (ended.state, ended.needs_recovery, ended.stalled_since) == ("cancelled", True, None)
         assert seen["said"] - seen["at"] < 30
         assert seen["ended"] - seen["cancelled"] < 5
-    deadline = time.monotonic() + 20
-    while leftovers(export.parent):
-        assert time.monotonic() < deadline, "what it has left is not removed"
-        time.sleep(0.1)
+    wait_until(lambda: not leftovers(export.parent), 20, "what it has left is removed")
     scan(host)
-    host.refresh_from_db()
-    assert (host.status, host.pools.get(name="far").state) == ("ok", "ok")
+    assert (reread(host).status, host.pools.get(name="far").state) == ("ok", "ok")
     assert not Alert.objects.filter(key=f"pool_silent:{declared.pk}", closed=None).exists()
     assert run(services.submit(SYSTEM, "recover", host.pk, {})).state == "succeeded"
-    ended.refresh_from_db()
-    assert not ended.needs_recovery
+    assert not reread(ended).needs_recovery
     assert export.read_bytes() == before
     assert run(later).state == "succeeded"
 
@@ -177,8 +171,7 @@ def test_a_job_that_only_looks_fails_where_its_server_goes_away_and_the_next_sca
         again = Job.objects.get(kind="scan", state="queued")
         assert again.host == host
         assert run(again).state == "succeeded"
-        host.refresh_from_db()
-        assert (host.status, host.pools.get(name="far").state) == ("degraded", "silent")
+        assert (reread(host).status, host.pools.get(name="far").state) == ("degraded", "silent")
     scan(host)
     assert host.pools.get(name="far").state == "ok"
 
@@ -196,22 +189,15 @@ def test_an_agent_tells_of_pools_that_fall_silent_and_answer_again_and_of_none_t
 
     def told() -> list[str]:
         before = len(io.events)
-        deadline = time.monotonic() + 10
-        while len(io.events) < before + 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: len(io.events) >= before + 2, 10, "it has told twice")
         return list(io.events[-1]["silent"])
 
     with main.Sentry(args, io):
         assert told() == []
         with answering_again(far_server):
             psutil.Process(far_server.pid).suspend()
-            deadline = time.monotonic() + 10
-            while told() != [b64(far)]:
-                assert time.monotonic() < deadline
+            wait_until(lambda: told() == [b64(far)], 10, "it tells of the silent one")
             monkeypatch.setattr(main, "left_alone", {far})
             assert told() == []
             monkeypatch.setattr(main, "left_alone", set())
-        deadline = time.monotonic() + 10
-        while told() != []:
-            assert time.monotonic() < deadline
+        wait_until(lambda: told() == [], 10, "it tells of none")

@@ -16,7 +16,7 @@ from tests.factories import ImageFactory, ImageUseFactory
 from tests.images.parking import image, parked, rung, submit, used_by
 from tests.jobs.test_claims import at_once
 from tests.patient import patient
-from tests.working import ADMIN, OPERATOR, said
+from tests.working import ADMIN, OPERATOR, reread, said
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet", "patient", "no_hypervisor")]
 
@@ -42,8 +42,7 @@ def ended(image: Image, state: str = "succeeded", code: str = "", **columns: Any
     assert job is not None
     assert job.start_due
     assert claims.finish(job, state, error_code=code, **columns)
-    job.refresh_from_db()
-    return job
+    return reread(job)
 
 
 @pytest.mark.parametrize(
@@ -126,8 +125,7 @@ def test_a_start_that_fails_is_a_warning_and_the_job_has_succeeded(
     used_by(image, state="shut off", kind="domain")
     job = ended(image)
     wait_for_guests.look()
-    job.refresh_from_db()
-    assert job.state == "succeeded"
+    assert reread(job).state == "succeeded"
     (line,) = job.log_lines.filter(level="warning")
     assert line.text == "guest web could not be started: libvirt said: no memory left"
     entry = AuditEntry.objects.get(what="guest start failed")

@@ -1,14 +1,12 @@
 """The life of an undo copy, with real files: its window closes, somebody deletes it, its removal is cut off."""
 
 import os
-import threading
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connection
 from django.utils import timezone
 
 from images import tasks
@@ -19,8 +17,9 @@ from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.agent.harness import leftovers
 from tests.factories import HostFactory, ImageFactory, JobFactory
-from tests.images.undo_copies import allocated, by_name, job, recovery, window_closes, with_its_journal
-from tests.working import ADMIN, OPERATOR, image_at, run, scan, work
+from tests.images.undo_copies import by_name, job, recovery, window_closes, with_its_journal
+from tests.jobs.test_claims import at_once
+from tests.working import ADMIN, OPERATOR, allocated, image_at, reread, run, scan, work
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
 
@@ -38,8 +37,7 @@ def test_an_expired_copy_goes_and_only_then_something_is_freed(path: Path, job: 
     tasks.expire_undo()
     removal = run(Job.objects.get(kind="discard_undo"))
     assert (removal.state, removal.created_by) == ("succeeded", "system")
-    job.refresh_from_db()
-    result = job.result or {}
+    result = reread(job).result or {}
     assert (job.undo_state, job.undo_bytes, leftovers(path.parent)) == ("expired", 0, set())
     assert (result["held_bytes"], result["freed_bytes"]) == (0, before - allocated(path))
     assert result["freed_at"] is not None
@@ -111,20 +109,7 @@ def test_copies_that_cannot_be_removed_do_not_keep_others_from_their_turn(monkey
 @pytest.mark.django_db(transaction=True)
 def test_of_many_schedulers_at_once_one_removes_a_copy(path: Path, job: Job) -> None:
     window_closes(job)
-    ready = threading.Barrier(6)
-
-    def expire() -> None:
-        try:
-            ready.wait()
-            tasks.expire_undo()
-        finally:
-            connection.close()
-
-    threads = [threading.Thread(target=expire) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    assert at_once(6, lambda _: tasks.expire_undo()) == [None] * 6
     assert run(Job.objects.get(kind="discard_undo")).state == "succeeded"
     assert leftovers(path.parent) == set()
 
@@ -139,8 +124,7 @@ def test_a_copy_that_somebody_deleted_is_noticed_by_the_next_scan_and_reported(
     delete(job, path)
     scan(job.host)
     recovery()
-    job.refresh_from_db()
-    result = job.result or {}
+    result = reread(job).result or {}
     assert (job.undo_state, job.undo_bytes, leftovers(path.parent)) == ("missing", 0, set())
     assert (result["held_bytes"], result["freed_bytes"]) == (0, result["before_bytes"] - allocated(path))
     (line,) = job.log_lines.filter(level="warning", text__contains="removed by somebody else")
@@ -159,8 +143,7 @@ def test_an_undo_that_finds_no_copy_has_the_host_looked_at(path: Path, job: Job)
     undo = run(services.undo(OPERATOR, job))
     assert (undo.state, undo.error_code) == ("failed", "undo_missing")
     recovery()
-    job.refresh_from_db()
-    assert (job.undo_state, leftovers(path.parent)) == ("missing", set())
+    assert (reread(job).undo_state, leftovers(path.parent)) == ("missing", set())
 
 
 def test_a_copy_that_was_written_to_still_holds_its_bytes_and_can_only_be_discarded(path: Path, job: Job) -> None:
@@ -168,8 +151,7 @@ def test_a_copy_that_was_written_to_still_holds_its_bytes_and_can_only_be_discar
     undo = run(services.undo(OPERATOR, job))
     assert (undo.state, undo.error_code) == ("failed", "undo_missing")
     recovery()
-    job.refresh_from_db()
-    assert (job.undo_state, image_at(path).pool.undo_bytes) == ("available", job.undo_bytes)
+    assert (reread(job).undo_state, image_at(path).pool.undo_bytes) == ("available", job.undo_bytes)
     refused = run(services.discard_undo(ADMIN, job))
     assert (refused.state, refused.error_code) == ("failed", "undo_written_to")
     assert run(services.discard_undo(ADMIN, job, force=True)).state == "succeeded"

@@ -13,13 +13,12 @@ from images import tasks
 from images.models import Image
 from images.selectors.undo_copies import undo_copies
 from storage_admin.accounts.models import AuditEntry
-from storage_admin.agent.protocol import RefusedError
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.agent.harness import leftovers
 from tests.factories import JobFactory, UserFactory
-from tests.images.undo_copies import allocated, by_name, job, recovery, window_closes, with_its_journal
-from tests.working import ADMIN, OPERATOR, create, image_at, run, said, scan, work
+from tests.images.undo_copies import by_name, job, recovery, window_closes, with_its_journal
+from tests.working import ADMIN, OPERATOR, allocated, create, image_at, refused_as, reread, run, said, scan, work
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
 
@@ -56,9 +55,7 @@ def test_the_copy_of_an_image_that_may_be_lost_stays_after_its_window(
     (copy,) = undo_copies(image_at(path).pool).rows
     assert copy.overdue
     assert "may be the only good one left" in copy.trouble
-    with pytest.raises(RefusedError) as refused:
-        services.discard_undo(ADMIN, job)
-    assert refused.value.code == "stale_plan"
+    assert refused_as(services.discard_undo, ADMIN, job) == "stale_plan"
     assert (path.parent / f".sa-{job.uid}.orig").exists()
     assert run(services.discard_undo(ADMIN, job, force=True)).state == "succeeded"
     assert not (path.parent / f".sa-{job.uid}.orig").exists()
@@ -72,8 +69,7 @@ def test_the_agent_sees_it_on_the_spot(path: Path, job: Job, harm: Callable[[Pat
     removal = run(Job.objects.get(kind="discard_undo"))
     assert (removal.state, removal.error_code) == ("failed", "stale_plan"), removal.error_detail
     assert "may be all that is left" in removal.error_detail
-    job.refresh_from_db()
-    assert (job.undo_state, (path.parent / f".sa-{job.uid}.orig").exists()) == ("available", True)
+    assert (reread(job).undo_state, (path.parent / f".sa-{job.uid}.orig").exists()) == ("available", True)
 
 
 def test_the_copy_of_an_image_that_was_set_aside_and_deleted_goes_when_its_window_closes(path: Path, job: Job) -> None:
@@ -103,8 +99,7 @@ def test_an_expired_copy_that_somebody_deleted_is_missing_and_not_expired(path: 
     tasks.expire_undo()
     removal = run(Job.objects.get(kind="discard_undo"))
     assert (removal.state, removal.result) == ("succeeded", {"copy_bytes": 0, "of_job": job.pk})
-    job.refresh_from_db()
-    assert (job.undo_state, leftovers(path.parent)) == ("missing", set())
+    assert (reread(job).undo_state, leftovers(path.parent)) == ("missing", set())
     assert AuditEntry.objects.filter(what="undo copy missing").count() == 1
 
 
@@ -112,8 +107,7 @@ def test_an_original_that_somebody_put_back_by_hand_has_won_nothing(path: Path, 
     (path.parent / f".sa-{job.uid}.orig").rename(path)
     scan(job.host)
     recovery()
-    job.refresh_from_db()
-    assert (job.undo_state, (job.result or {})["freed_bytes"], leftovers(path.parent)) == ("undone", 0, set())
+    assert (reread(job).undo_state, (job.result or {})["freed_bytes"], leftovers(path.parent)) == ("undone", 0, set())
     assert any("put the original back" in line for line in said(job))
 
 
@@ -122,16 +116,14 @@ def test_an_image_that_a_later_job_has_replaced_was_not_put_back_by_hand(path: P
     os.utime(path, ns=(1, 1))  # as a new file that got the number of the deleted one
     JobFactory.create(kind="reclaim", target=image_at(path), state="succeeded", finished=timezone.now())
     work("recover", job.host_id)
-    job.refresh_from_db()
-    assert job.undo_state == "missing"
+    assert reread(job).undo_state == "missing"
 
 
 def test_what_is_the_original_by_its_size_and_time_was_put_back_whatever_came_later(path: Path, job: Job) -> None:
     (path.parent / f".sa-{job.uid}.orig").rename(path)
     JobFactory.create(kind="reclaim", target=image_at(path), state="succeeded", finished=timezone.now())
     work("recover", job.host_id)
-    job.refresh_from_db()
-    assert (job.undo_state, job.freed_bytes) == ("undone", 0)
+    assert (reread(job).undo_state, job.freed_bytes) == ("undone", 0)
 
 
 def test_what_was_put_back_under_the_name_that_a_later_job_gave_the_image_was_put_back(path: Path, job: Job) -> None:
@@ -149,16 +141,14 @@ def test_a_copy_that_was_moved_goes_on_and_frees_nothing(path: Path, job: Job) -
     (path.parent / f".sa-{job.uid}.orig").rename(path.parent / "moved.qcow2")
     scan(job.host)
     recovery()
-    job.refresh_from_db()
-    assert (job.undo_state, job.freed_bytes) == ("missing", -allocated(path))
+    assert (reread(job).undo_state, job.freed_bytes) == ("missing", -allocated(path))
     assert any("it is kept as moved.qcow2" in line for line in said(job))
 
 
 def test_a_copy_with_a_second_name_frees_nothing(path: Path, job: Job) -> None:
     os.link(path.parent / f".sa-{job.uid}.orig", path.parent / "kept-by-somebody")
     run(services.discard_undo(ADMIN, job))
-    job.refresh_from_db()
-    assert job.undo_state == "discarded"
+    assert reread(job).undo_state == "discarded"
     assert (job.result or {})["freed_bytes"] == -allocated(path)
     assert any("another name" in line for line in said(job))
 
@@ -167,8 +157,7 @@ def test_a_pool_that_is_not_mounted_has_lost_no_copy(path: Path, job: Job) -> No
     path.parent.rename(path.parent.parent / "unmounted")
     path.parent.mkdir()
     work("recover", job.host_id)
-    job.refresh_from_db()
-    assert job.undo_state == "available"
+    assert reread(job).undo_state == "available"
     path.parent.rmdir()
     (path.parent.parent / "unmounted").rename(path.parent)
     assert run(services.undo(OPERATOR, job)).state == "succeeded"
@@ -181,8 +170,7 @@ def test_a_copy_that_went_together_with_its_image_is_reported_once_the_image_is_
     path.unlink()
     scan(job.host)
     recovery()
-    job.refresh_from_db()
-    assert (image_at(path).state, job.undo_state) == ("missing", "missing")
+    assert (image_at(path).state, reread(job).undo_state) == ("missing", "missing")
 
 
 def test_a_removal_that_was_cut_off_after_its_only_step_has_succeeded_after_all(path: Path, job: Job) -> None:
@@ -193,9 +181,7 @@ def test_a_removal_that_was_cut_off_after_its_only_step_has_succeeded_after_all(
         state="interrupted", needs_recovery=True, finished=timezone.now(), error_code="interrupted"
     )
     work("recover", job.host_id)
-    job.refresh_from_db()
-    removal.refresh_from_db()
-    assert (job.undo_state, removal.state, removal.needs_recovery) == ("discarded", "succeeded", False)
+    assert (reread(job).undo_state, reread(removal).state, removal.needs_recovery) == ("discarded", "succeeded", False)
     assert not AuditEntry.objects.filter(what="undo copy missing").exists()
 
 
@@ -204,8 +190,7 @@ def test_a_copy_that_is_removed_while_recovery_looks_is_left_to_its_removal(path
     Job.objects.filter(pk=removal.pk).update(state="running")
     with_its_journal(job, path)
     work("recover", job.host_id)
-    job.refresh_from_db()
-    assert job.undo_state == "available"
+    assert reread(job).undo_state == "available"
 
 
 def test_a_pool_tells_what_its_undo_copies_hold_job_by_job(path: Path, job: Job, client: Client) -> None:

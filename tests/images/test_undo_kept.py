@@ -13,7 +13,6 @@ from images import tasks
 from images.alert_rules.looking import look
 from images.scan import hypervisors
 from images.scan.hypervisors import Told
-from storage_admin.agent.protocol import RefusedError
 from storage_admin.agent.swap.journal import Moment
 from storage_admin.events.models import Alert
 from storage_admin.guests import spans
@@ -25,7 +24,7 @@ from storage_admin.jobs.models import Elapsed, Job
 from tests import passing
 from tests.agent.harness import qemu_img, write
 from tests.factories import GuestFactory, HostFactory, ImageUseFactory, UserFactory
-from tests.working import ADMIN, OPERATOR, create, image_at, run, said, scan, work
+from tests.working import ADMIN, OPERATOR, create, image_at, refused_as, run, said, scan, work
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
 HOUR = 3600.0
@@ -219,9 +218,7 @@ def test_the_grace_period_of_an_image_that_is_set_aside_does_not_end_by_a_jump(
     assert work("set_aside", image.pk, ADMIN).state == "succeeded"
     elapsed.tick()
     set_clock(monkeypatch, timedelta(days=400))
-    with pytest.raises(RefusedError) as refused:
-        services.submit(ADMIN, "delete_aside", image.pk, {"confirm_name": path.name})
-    assert refused.value.code == "clock_unsure"
+    assert refused_as(services.submit, ADMIN, "delete_aside", image.pk, {"confirm_name": path.name}) == "clock_unsure"
 
 
 def test_when_a_guest_ran_is_what_looks_saw_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,16 +11,11 @@ from storage_admin.hosts.models import Host
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.agent.harness import qemu_img
-from tests.working import ADMIN, create, image_at, run, scan, this_machine
+from tests.working import ADMIN, create, image_at, run, scan
 
 pytestmark = [
     pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve"),
 ]  # fmt: skip
-
-
-@pytest.fixture
-def host(pool: Path) -> Host:
-    return this_machine(pool)
 
 
 def refusal(image: Image) -> str:

@@ -10,11 +10,11 @@ from images import tasks
 from images.models import Image, ImageSample
 from images.scan import vanished
 from storage_admin.accounts.models import AuditEntry
-from storage_admin.accounts.roles import SYSTEM, Actor, ForbiddenError, Role
-from storage_admin.agent.protocol import RefusedError
+from storage_admin.accounts.roles import SYSTEM
 from storage_admin.errors import InvalidError
 from storage_admin.hosts.models import StoragePool
 from tests.factories import ImageFactory, JobFactory, StoragePoolFactory
+from tests.working import refused_as, reread
 
 pytestmark = [pytest.mark.django_db, pytest.mark.sql]
 DAY = timedelta(days=1)
@@ -54,16 +54,9 @@ def test_what_is_still_there_is_never_forgotten(pool: StoragePool, state: str) -
 def test_what_a_job_works_on_or_can_bring_back_is_not_forgotten(pool: StoragePool, job: dict[str, Any]) -> None:
     image = gone(pool, days=200)
     JobFactory.create(target=image, **{"state": "succeeded"} | job)
-    with pytest.raises(RefusedError) as refused:
-        vanished.forget(SYSTEM, image)
-    assert refused.value.code == "busy"
+    assert refused_as(vanished.forget, SYSTEM, image) == "busy"
     assert vanished.forget_old(timezone.now(), 90 * DAY) == 0
     assert Image.every.filter(pk=image.pk).exists()
-
-
-def test_only_admins_forget(pool: StoragePool) -> None:
-    with pytest.raises(ForbiddenError):
-        vanished.forget(Actor("op", Role.OPERATOR), gone(pool))
 
 
 @pytest.mark.parametrize(("kept_days", "left"), [(0, 3), (90, 2), (20, 1)])
@@ -102,5 +95,4 @@ def test_an_overlay_of_a_forgotten_base_is_still_broken(pool: StoragePool) -> No
     base = gone(pool, days=200)
     overlay = ImageFactory.create(pool=pool, backing=base, backing_file=base.path, backing_key=base.path_key)
     vanished.forget(SYSTEM, base)
-    overlay.refresh_from_db()
-    assert (overlay.backing_id, overlay.state) == (None, "chain_broken")
+    assert (reread(overlay).backing_id, overlay.state) == (None, "chain_broken")

@@ -19,7 +19,7 @@ from storage_admin.jobs.models import Job, ResourceLock
 from tests.factories import HostFactory, ImageFactory, JobFactory
 from tests.images.parking import image, parked, rung, shut_down, submit, used_by
 from tests.patient import patient
-from tests.working import OPERATOR, said
+from tests.working import OPERATOR, refused_as, reread, said
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet", "patient", "no_hypervisor")]
 
@@ -28,9 +28,7 @@ __all__ = ["image", "patient", "rung"]
 
 def test_a_plan_is_refused_where_a_guest_runs_and_accepted_where_the_job_waits(image: Image) -> None:
     used_by(image, "web")
-    with pytest.raises(RefusedError) as refused:
-        services.submit(OPERATOR, "reclaim", image.pk, {})
-    assert refused.value.code == "guest_running"
+    assert refused_as(services.submit, OPERATOR, "reclaim", image.pk, {}) == "guest_running"
     plan = services.plan(OPERATOR, "reclaim", image.pk, {"when_running": "wait", "wait_hours": 1.5})
     assert plan.refusals == ()
     assert any("waits until guest web has been shut down, for at most 1.5 hours" in line for line in plan.warnings)
@@ -47,9 +45,7 @@ def test_a_base_waits_for_the_guests_of_its_overlays(image: Image) -> None:
 
 def test_what_no_guest_holds_is_not_waited_for(image: Image) -> None:
     Image.every.filter(pk=image.pk).update(in_use=True, in_use_detail="qemu-nbd has it open")
-    with pytest.raises(RefusedError) as refused:
-        submit(image)
-    assert refused.value.code == "image_in_use"
+    assert refused_as(submit, image) == "image_in_use"
 
 
 def test_other_refusals_stand(image: Image) -> None:
@@ -101,8 +97,7 @@ def test_it_goes_on_after_a_scan_that_found_the_guest_off(image: Image, rung: li
     wait_for_guests.look()
     Guest.objects.filter(pk=guest.pk).update(state="shut off")
     wait_for_guests.look()  # nobody has read since what the guest wrote last
-    job.refresh_from_db()
-    assert (job.state, rung) == ("queued", [])
+    assert (reread(job).state, rung) == ("queued", [])
     assert job.waiting_for.startswith(f"a scan of {image.host.name}, now that guest web is off")
     assert Job.objects.filter(kind="scan", state="queued").count() == 1
     wait_for_guests.look()
@@ -133,8 +128,7 @@ def test_it_waits_again_for_a_guest_that_was_started_meanwhile(image: Image) -> 
     wait_for_guests.look()
     used_by(image, "db")
     assert claims.claim(job.pk, "w") is None
-    job.refresh_from_db()
-    assert job.waiting_for.startswith("guest db to be shut down")
+    assert reread(job).waiting_for.startswith("guest db to be shut down")
     assert [guest["name"] for guest in job.waited_guests] == ["web", "db"]
 
 
@@ -144,8 +138,7 @@ def test_after_its_hours_it_is_given_up_and_nothing_was_touched(image: Image, ru
     Job.objects.filter(pk=job.pk).update(wait_until=timezone.now() - timedelta(seconds=1))
     wait_for_guests.look()
     wait_for_guests.look()
-    job.refresh_from_db()
-    assert (job.state, job.error_code, job.waiting_for, rung) == ("failed", "guest_running", "", [])
+    assert (reread(job).state, job.error_code, job.waiting_for, rung) == ("failed", "guest_running", "", [])
     assert "did not happen within 2 hours. Nothing was changed." in job.error_detail
     assert job.finished is not None
     assert not ResourceLock.objects.filter(job=job).exists()
@@ -170,8 +163,7 @@ def test_a_host_that_cannot_be_scanned_ends_the_waiting_as_well(image: Image) ->
     Guest.objects.filter(pk=guest.pk).update(state="shut off")
     Job.objects.filter(pk=job.pk).update(wait_until=timezone.now() - wait_for_guests.SCAN_WITHIN)
     wait_for_guests.look()
-    job.refresh_from_db()
-    assert (job.state, job.error_code) == ("failed", "stale_plan")
+    assert (reread(job).state, job.error_code) == ("failed", "stale_plan")
 
 
 def test_a_job_that_waits_can_be_cancelled(image: Image, rung: list[int]) -> None:
@@ -180,8 +172,7 @@ def test_a_job_that_waits_can_be_cancelled(image: Image, rung: list[int]) -> Non
     services.cancel(OPERATOR, job)
     shut_down(guest)
     wait_for_guests.look()
-    job.refresh_from_db()
-    assert (job.state, rung, ResourceLock.objects.count()) == ("cancelled", [], 0)
+    assert (reread(job).state, rung, ResourceLock.objects.count()) == ("cancelled", [], 0)
 
 
 def test_a_scan_that_failed_just_now_is_not_asked_for_again_at_once(image: Image) -> None:
@@ -194,8 +185,7 @@ def test_a_scan_that_failed_just_now_is_not_asked_for_again_at_once(image: Image
     Job.objects.filter(pk=failed.pk).update(finished=timezone.now() - wait_for_guests.SCAN_AGAIN)
     wait_for_guests.look()
     assert Job.objects.filter(kind="scan", state="queued").count() == 1
-    job.refresh_from_db()
-    assert job.state == "queued"
+    assert reread(job).state == "queued"
 
 
 def test_looking_at_one_host_leaves_the_others_alone(image: Image, rung: list[int]) -> None:
@@ -240,8 +230,7 @@ def test_nobody_asks_the_hypervisor_for_a_job_that_has_no_slot(image: Image, mon
     JobFactory.create(kind="reclaim", target=ImageFactory.create(pool=image.pool), state="running")
     job = submit(image)
     assert claims.claim(job.pk, "w") is None
-    job.refresh_from_db()
-    assert ("free slot" in job.waiting_for, asked) == (True, [])
+    assert ("free slot" in reread(job).waiting_for, asked) == (True, [])
     Job.objects.filter(state="running").update(state="succeeded")
     assert claims.claim(job.pk, "w") is not None
     assert asked == [image]

@@ -14,6 +14,7 @@ from storage_admin.jobs import claims
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.recorder import Recorder
 from tests.factories import GIB, MIB, ImageFactory, JobFactory, WebhookFactory
+from tests.working import reread
 
 pytestmark = pytest.mark.django_db
 
@@ -97,8 +98,7 @@ def test_jobs_that_wait_and_others_that_change_no_image_are_not_judged() -> None
 def test_the_time_a_job_waited_does_not_count_when_it_has_begun() -> None:
     job = JobFactory.create(kind="reclaim", target=ImageFactory.create(), created=timezone.now() - timedelta(days=1))
     assert claims.claim(job.pk, "worker") is not None
-    job.refresh_from_db()
-    assert job.progressed == job.started
+    assert reread(job).progressed == job.started
     assert stalled() == set()
 
 

@@ -19,10 +19,6 @@ def job(path: Path) -> Job:
     return job
 
 
-def allocated(path: Path) -> int:
-    return path.stat().st_blocks * 512
-
-
 def window_closes(job: Job) -> None:
     passing.undo_window(job)
 

@@ -12,6 +12,7 @@ from storage_admin.jobs import claims, runner
 from storage_admin.jobs.heart import Heart
 from storage_admin.jobs.models import Job, ResourceLock
 from tests.factories import HostFactory, ImageFactory, JobFactory, ResourceLockFactory
+from tests.working import reread
 
 pytestmark = pytest.mark.sql
 
@@ -42,8 +43,7 @@ def test_of_twenty_workers_one_gets_the_job() -> None:
     job = JobFactory.create()
     answers = at_once(20, lambda number: claims.claim(job.pk, f"worker{number}"))
     (taken,) = [answer for answer in answers if answer is not None]
-    job.refresh_from_db()
-    assert (job.state, job.generation, job.worker) == ("running", 1, taken.worker)
+    assert (reread(job).state, job.generation, job.worker) == ("running", 1, taken.worker)
     assert job.log_lines.count() == 1
 
 
@@ -60,9 +60,7 @@ def test_of_twenty_rewrites_at_once_a_host_starts_as_many_as_it_may() -> None:
 
 
 @pytest.mark.django_db
-def test_what_starts_by_itself_leaves_threads_for_what_somebody_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_starts_by_itself_leaves_threads_for_what_somebody_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     rung: list[int] = []
     monkeypatch.setattr(runner, "ring_now", rung.append)
     monkeypatch.setattr(claims, "threads", 16)
@@ -96,8 +94,7 @@ def test_a_rewrite_waits_for_a_slot_and_goes_on_when_one_is_free() -> None:
     held = claims.claim(first.pk, "w")
     assert held is not None
     assert claims.claim(second.pk, "w") is None
-    second.refresh_from_db()
-    assert (second.state, second.worker) == ("queued", "")
+    assert (reread(second).state, second.worker) == ("queued", "")
     assert "free slot" in second.waiting_for
     assert claims.finish(held, Job.State.SUCCEEDED)
     taken = claims.claim(second.pk, "w")
@@ -117,8 +114,7 @@ def test_what_rewrites_nothing_waits_for_no_slot() -> None:
 def test_only_a_queued_job_can_be_claimed(state: str) -> None:
     job = JobFactory.create(state=state)
     assert claims.claim(job.pk, "w") is None
-    job.refresh_from_db()
-    assert (job.state, job.generation) == (state, 0)
+    assert (reread(job).state, job.generation) == (state, 0)
 
 
 @pytest.mark.django_db
@@ -135,8 +131,7 @@ def held(db: None) -> Job:
 
 def test_whoever_holds_it_may_swap(held: Job) -> None:
     assert claims.may_swap(held)
-    held.refresh_from_db()
-    assert held.stage == "swapping"
+    assert reread(held).stage == "swapping"
 
 
 @pytest.mark.parametrize(
@@ -145,8 +140,7 @@ def test_whoever_holds_it_may_swap(held: Job) -> None:
 def test_a_stale_worker_may_not_swap(held: Job, meanwhile: dict[str, Any]) -> None:
     Job.objects.filter(pk=held.pk).update(**meanwhile)
     assert not claims.may_swap(held)
-    held.refresh_from_db()
-    assert held.stage != "swapping"
+    assert reread(held).stage != "swapping"
 
 
 @pytest.mark.parametrize("meanwhile", [{"generation": 2}, {"state": "interrupted"}])
@@ -154,8 +148,7 @@ def test_a_stale_worker_ends_nothing(held: Job, meanwhile: dict[str, Any]) -> No
     ResourceLockFactory.create(job=held)
     Job.objects.filter(pk=held.pk).update(**meanwhile)
     assert not claims.finish(held, Job.State.SUCCEEDED, result={"won": 1})
-    held.refresh_from_db()
-    assert (held.result, held.finished) == (None, None)
+    assert (reread(held).result, held.finished) == (None, None)
     assert ResourceLock.objects.count() == 1
 
 

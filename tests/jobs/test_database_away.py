@@ -21,7 +21,7 @@ from storage_admin.jobs.models import Job, JobLog
 from storage_admin.jobs.recorder import Recorder
 from tests.factories import ImageFactory, JobFactory
 from tests.jobs.test_running import POLITE, READY, done_by
-from tests.working import OPERATOR, said
+from tests.working import OPERATOR, reread, said
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet", "no_hypervisor"), pytest.mark.sql]
 
@@ -139,8 +139,7 @@ def test_what_rewrites_nothing_is_not_taken_back() -> None:
     assert scan is not None
     reaper.reap(timezone.now() + claims.LEASE + timedelta(seconds=1))
     assert not claims.take_back(scan)
-    scan.refresh_from_db()
-    assert scan.state == "interrupted"
+    assert reread(scan).state == "interrupted"
 
 
 def failing_once(monkeypatch: pytest.MonkeyPatch, *, kept: bool) -> None:
@@ -185,8 +184,7 @@ def test_a_key_from_an_attempt_that_came_to_nothing_is_not_used_again(
         keeper.flush()
     theirs = JobLog.objects.create(job=JobFactory.create(), text="theirs")
     keeper.flush()
-    theirs.refresh_from_db()
-    assert theirs.text == "theirs"
+    assert reread(theirs).text == "theirs"
     assert said(job)[-1] == "ours"
 
 
@@ -194,12 +192,10 @@ def test_the_reaper_waits_until_every_worker_could_say_that_it_lives(heart: Hear
     image = ImageFactory.create()
     lost = JobFactory.create(kind="reclaim", target=image, state="running", generation=1, heartbeat=None)
     tasks.reap()
-    lost.refresh_from_db()
-    assert lost.state == "running"
+    assert reread(lost).state == "running"
     heart._steady_since -= 2 * claims.HEARTBEAT_INTERVAL
     tasks.reap()
-    lost.refresh_from_db()
-    assert lost.state == "interrupted"
+    assert reread(lost).state == "interrupted"
 
 
 def test_a_recovery_that_was_cut_off_is_done_again_at_once() -> None:

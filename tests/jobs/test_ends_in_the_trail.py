@@ -12,7 +12,7 @@ from storage_admin.jobs import claims, kinds, reaper, services
 from storage_admin.jobs.kinds import Wait
 from storage_admin.jobs.models import Job
 from tests.factories import GuestFactory, ImageFactory, JobFactory
-from tests.working import OPERATOR
+from tests.working import OPERATOR, reread
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet"), pytest.mark.sql]
 
@@ -139,8 +139,7 @@ def test_one_that_has_not_begun_ends_with_its_cancel(verb: str) -> None:
 def test_one_that_waited_in_vain_says_so_once() -> None:
     job = rewrite()
     assert claims.park(job, Wait("a guest", timezone.now()))
-    job.refresh_from_db()
-    assert claims.give_up(job, "image_in_use", "The guest did not shut down.")
+    assert claims.give_up(reread(job), "image_in_use", "The guest did not shut down.")
     assert not claims.give_up(job, "image_in_use", "The guest did not shut down.")
     assert [(entry.after or {})["code"] for entry in ends()] == ["image_in_use"]
 

@@ -4,7 +4,6 @@ import os
 import pickle
 import shutil
 import signal
-import statistics
 import subprocess
 import tempfile
 import time
@@ -27,8 +26,9 @@ from storage_admin.jobs.models import Job, Worker
 from storage_admin.jobs.routing import RUN_JOB
 from tests.agent.harness import leftovers, make_image, same_content
 from tests.factories import HostFactory
+from tests.harness.processes import wait_until
 from tests.harness.services import LiveWorker, RedisServer
-from tests.working import OPERATOR, digests, image_at, register
+from tests.working import OPERATOR, digests, image_at, register, reread
 
 pytestmark = [pytest.mark.services, pytest.mark.django_db(transaction=True), pytest.mark.sql]
 
@@ -48,8 +48,7 @@ def host(live_worker: LiveWorker, pool: Path) -> Host:
 
 def ended(job: Job, worker: LiveWorker, seconds: float = 60) -> Job:
     worker.wait_for(lambda: not Job.objects.get(pk=job.pk).active, seconds, f"the end of {job}")
-    job.refresh_from_db()
-    return job
+    return reread(job)
 
 
 def settled(worker: LiveWorker) -> None:
@@ -98,8 +97,7 @@ def test_forged_messages_have_no_effect(
     finished = Job.objects.create(kind="scan", host=host, target_kind="host", target_id=host.pk, state="failed")
     send(finished.pk)
     job = ended(services.submit(OPERATOR, "scan", host.pk, {}), live_worker)
-    finished.refresh_from_db()
-    assert (job.state, finished.state, canary.exists()) == ("succeeded", "failed", False)
+    assert (job.state, reread(finished).state, canary.exists()) == ("succeeded", "failed", False)
 
 
 def slow_reclaim(host: Host, pool: Path, worker: LiveWorker) -> Job:
@@ -203,8 +201,7 @@ def test_a_worker_that_is_told_to_end_puts_everything_back(host: Host, pool: Pat
     agent = agent_of(live_worker)
     live_worker.process.send_signal(signal.SIGTERM)
     live_worker.process.wait(30)
-    job.refresh_from_db()
-    assert (job.state, job.error_code) == ("interrupted", "interrupted")
+    assert (reread(job).state, job.error_code) == ("interrupted", "interrupted")
     assert "was stopped" in job.error_detail
     assert gone(agent)
     assert leftovers(pool) == set()
@@ -218,30 +215,9 @@ def test_a_worker_that_is_killed_loses_nothing_and_the_next_one_says_so(
     job = slow_reclaim(host, pool, live_worker)
     agent = agent_of(live_worker)
     live_worker.kill()
-    deadline = time.monotonic() + 15
-    while not gone(agent):
-        assert time.monotonic() < deadline, "the agent outlived its lifeline"
-        time.sleep(0.1)
+    wait_until(lambda: gone(agent), 15, "the agent ends with its lifeline")
     assert reaper.reap_dead_workers() == 1
-    job.refresh_from_db()
-    assert (job.state, job.needs_recovery, job.generation) == ("interrupted", True, 2)
+    assert (reread(job).state, job.needs_recovery, job.generation) == ("interrupted", True, 2)
     assert leftovers(pool) == set()
     assert same_content(pool / "disk.qcow2", pool.parent / "copy.qcow2")
     assert Job.objects.filter(kind="recover", state="queued").count() == 1
-
-
-def test_from_the_request_to_the_agent_at_work(
-    host: Host, live_worker: LiveWorker, capsys: pytest.CaptureFixture[str]
-) -> None:
-    waited = []
-    for _ in range(5):
-        began = time.monotonic()
-        job = services.submit(OPERATOR, "scan", host.pk, {})
-        claimed = Job.objects.filter(pk=job.pk).exclude(state="queued")
-        live_worker.wait_for(claimed.all().exists, 30, "it is claimed")
-        waited.append(time.monotonic() - began)
-        ended(job, live_worker)
-        settled(live_worker)
-    with capsys.disabled():
-        print(f"\nfrom a request to its claim: {statistics.median(waited) * 1000:.0f} ms at the median")
-    assert len(waited) == 5

@@ -66,9 +66,7 @@ def test_it_costs_no_query_of_its_own(keeper: Recorder) -> None:
     counts = []
     for done in (1, 2):
         keeper.progress({"stage": "copying", "done": done, "total": 100})
-        with CaptureQueriesContext(
-            connection,
-        ) as queries:
+        with CaptureQueriesContext(connection) as queries:
             keeper.flush()
         counts.append([query["sql"].split()[0] for query in queries])
     assert counts[0] == counts[1]

@@ -19,6 +19,7 @@ from tests.factories import (
     StoragePoolFactory,
     WorkerFactory,
 )
+from tests.working import reread
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet"), pytest.mark.sql]
 
@@ -64,8 +65,7 @@ def test_reaping_twice_marks_and_recovers_once() -> None:
 def test_an_interrupted_job_that_rewrites_nothing_needs_no_recovery() -> None:
     job = JobFactory.create(state="running", heartbeat=None)
     reaper.reap()
-    job.refresh_from_db()
-    assert (job.state, job.needs_recovery) == ("interrupted", False)
+    assert (reread(job).state, job.needs_recovery) == ("interrupted", False)
     assert not Job.objects.filter(kind="recover").exists()
 
 
@@ -74,8 +74,7 @@ def test_a_benchmark_that_was_cut_off_has_its_host_recovered() -> None:
         kind="benchmark", target=StoragePoolFactory.create(), state="running", heartbeat=None, options={"kind": "dd"}
     )
     reaper.reap()
-    job.refresh_from_db()
-    assert (job.state, job.rewrites, job.needs_recovery) == ("interrupted", False, True)
+    assert (reread(job).state, job.rewrites, job.needs_recovery) == ("interrupted", False, True)
     assert Job.objects.get(kind="recover").host_id == job.host_id
 
 

@@ -19,6 +19,7 @@ from storage_admin.hosts.services import ensure_local_host
 from storage_admin.jobs import claims, routing
 from storage_admin.jobs.models import Job, Worker
 from tests.factories import HostFactory, ImageFactory, JobFactory, WorkerFactory
+from tests.working import reread
 
 pytestmark = [pytest.mark.django_db, pytest.mark.sql]
 
@@ -90,13 +91,11 @@ def test_a_general_worker_takes_the_jobs_of_every_host_but_those_of_another_loca
     assert claims.claim(here.pk, "w") is not None
     assert claims.claim(by_ssh.pk, "w") is not None
     assert claims.claim(elsewhere.pk, "w") is None
-    elsewhere.refresh_from_db()
-    assert (elsewhere.state, elsewhere.waiting_for) == ("queued", "a worker on Other")
+    assert (reread(elsewhere).state, elsewhere.waiting_for) == ("queued", "a worker on Other")
     WorkerFactory.create(host="other", general=True)
     Job.objects.filter(pk=elsewhere.pk).update(waiting_for="")
     assert claims.claim(elsewhere.pk, "w") is None
-    elsewhere.refresh_from_db()
-    assert elsewhere.waiting_for == ""
+    assert reread(elsewhere).waiting_for == ""
 
 
 def test_a_process_that_is_told_so_is_on_no_host(settings: Settings) -> None:

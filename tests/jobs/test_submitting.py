@@ -15,7 +15,7 @@ from storage_admin.jobs import kinds, services
 from storage_admin.jobs.models import IdempotentAnswer, Job, JobLog, ResourceLock
 from tests.factories import GuestFactory, HostFactory, ImageFactory, JobFactory, StoragePoolFactory
 from tests.jobs.test_claims import at_once
-from tests.working import ADMIN, OPERATOR, VIEWER
+from tests.working import ADMIN, OPERATOR, VIEWER, at_most_queries, reread
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet", "no_hypervisor"), pytest.mark.sql]
 
@@ -219,9 +219,9 @@ def test_what_is_on_other_hosts_does_not_exist_for_a_limited_token() -> None:
         services.cancel(limited, job)
 
 
-def test_a_plan_writes_nothing(django_assert_max_num_queries: Any) -> None:
+def test_a_plan_writes_nothing() -> None:
     image = ImageFactory.create()
-    with django_assert_max_num_queries(15):
+    with at_most_queries(15):
         predicted = services.plan(OPERATOR, "reclaim", image.pk, {})
     assert predicted.before_bytes == image.allocated_size
     assert predicted.predicted_after_bytes is None
@@ -252,8 +252,7 @@ def test_a_retry_is_a_new_job_planned_anew() -> None:
     image = ImageFactory.create()
     job = reclaim(image, undo_hours=3)
     services.cancel(OPERATOR, job)
-    job.refresh_from_db()
-    again = services.retry(OPERATOR, job)
+    again = services.retry(OPERATOR, reread(job))
     assert again.pk != job.pk
     assert (again.options, again.state) == (job.options, "queued")
     services.cancel(OPERATOR, again)

@@ -32,7 +32,7 @@ from tests.factories import HostFactory
 from tests.harness.processes import Daemon, wait_until
 from tests.harness.services import RedisServer, database_url
 from tests.harness.sshd import Sshd, sshd
-from tests.working import OPERATOR, create, image_at, register, said
+from tests.working import OPERATOR, create, image_at, register, reread, said
 
 pytestmark = [pytest.mark.services, pytest.mark.qemu, pytest.mark.django_db(transaction=True)]
 
@@ -137,8 +137,7 @@ def test_the_general_worker_on_the_machine_local_is_rung_for_in_its_queue(
     assert list(Worker.objects.values_list("host", "general")) == [("local", True)]
     job = services.submit(OPERATOR, "scan", host.pk, {})
     settled()
-    job.refresh_from_db()
-    assert (job.state, job.worker.endswith(f":{worker.pid}")) == ("succeeded", True), said(job)
+    assert (reread(job).state, job.worker.endswith(f":{worker.pid}")) == ("succeeded", True), said(job)
     assert worker.stop() == 0
     assert not Worker.objects.exists()
     before = messages(redis_server, "celery")  # bells of tests before this one may have come back with its worker's end
@@ -168,8 +167,7 @@ def test_where_the_worker_of_a_host_is_killed_its_job_is_interrupted_and_a_gener
     Host.objects.filter(pk=host.pk).update(transport=Host.Transport.FORCED)
     own, general = start("--host", "a"), start()
     job = slow_reclaim(host, tmp_path)
-    job.refresh_from_db()
-    assert job.worker.endswith(f":{own.pid}")
+    assert reread(job).worker.endswith(f":{own.pid}")
     agents = psutil.Process(own.pid).children(recursive=True)
     own.kill()
     _gone, left = psutil.wait_procs(agents, timeout=30)

@@ -10,6 +10,7 @@ from images.ledger import lines
 from images.models import Image
 from storage_admin.jobs.models import Job
 from tests.factories import GIB, ImageFactory, JobFactory
+from tests.working import reread
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
@@ -30,8 +31,7 @@ def freed(
     lines.write(job, pool or image.pool, before, after)
     if at is not None:
         Job.objects.filter(pk=job.pk).update(freed_at=at, freed_month=f"{at.astimezone(UTC):%Y-%m}", finished=at)
-    job.refresh_from_db()
-    return job
+    return reread(job)
 
 
 def held(before: int = 4 * GIB, after: int = GIB, image: Image | None = None, **values: Any) -> Job:
@@ -40,5 +40,4 @@ def held(before: int = 4 * GIB, after: int = GIB, image: Image | None = None, **
     waits: dict[str, Any] = {"undo_state": "available", "undo_bytes": before, "undo_expires": timezone.now()}
     job = job_on(image, **waits | values)
     lines.write_held(job, image.pool, before, after)
-    job.refresh_from_db()
-    return job
+    return reread(job)

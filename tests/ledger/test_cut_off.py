@@ -14,7 +14,7 @@ from storage_admin.jobs import reaper, runner, services
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.recorder import Recorder
 from tests.agent.harness import leftovers
-from tests.working import ADMIN, OPERATOR, image_at, run, said, scan, this_machine, work
+from tests.working import ADMIN, OPERATOR, allocated, image_at, reread, run, said, scan, this_machine, work
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
 
@@ -32,10 +32,6 @@ def path(tmp_path: Path) -> Path:
     return pool / "disk.raw"
 
 
-def allocated(path: Path) -> int:
-    return path.stat().st_blocks * 512
-
-
 def recovered(job: Job) -> Job:
     """After what is done about a job whose worker is gone."""
     Job.objects.filter(pk=job.pk, state="running").update(heartbeat=timezone.now() - timedelta(minutes=5))
@@ -44,8 +40,7 @@ def recovered(job: Job) -> Job:
     reaper.recover_hosts()
     done = run(Job.objects.get(kind="recover", state="queued"))
     assert done.state == "succeeded", (done.error_detail, said(done))
-    job.refresh_from_db()
-    return job
+    return reread(job)
 
 
 def test_digging_that_is_cancelled_has_won_what_was_dug(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,8 +140,7 @@ def test_a_removal_that_nobody_recorded_knows_whether_the_copy_had_another_name(
     run(Job.objects.get(kind="scan", state="queued"))
     (path.parent / "kept").hardlink_to(path.parent / f".sa-{job.uid}.orig")
     removal = unrecorded(services.discard_undo(ADMIN, job), monkeypatch)
-    job.refresh_from_db()
-    assert (removal.state, job.undo_state) == ("succeeded", "discarded")
+    assert (removal.state, reread(job).undo_state) == ("succeeded", "discarded")
     assert job.freed_bytes == -allocated(path)
 
 
@@ -167,12 +161,10 @@ def test_an_undo_that_nobody_recorded_and_that_gave_a_name_back_has_happened(
 
         monkeypatch.setattr(reaper, "recover_hosts", and_scan)
     undo = unrecorded(services.undo(ADMIN, job), monkeypatch)
-    job.refresh_from_db()
-    assert (undo.state, job.undo_state, job.freed_bytes, undo.freed_bytes) == ("succeeded", "undone", 0, None)
+    assert (undo.state, reread(job).undo_state, job.freed_bytes, undo.freed_bytes) == ("succeeded", "undone", 0, None)
     assert (path.stat().st_ino, leftovers(path.parent)) == (inode, set())
     run(Job.objects.get(kind="scan", state="queued"))
-    image.refresh_from_db()
-    assert (image.path, image.state, image.allocated_size) == (str(path), "ok", before)
+    assert (reread(image).path, image.state, image.allocated_size) == (str(path), "ok", before)
     assert (image.format, image.missing_since) == ("raw", None)
 
 
@@ -193,12 +185,9 @@ def test_what_a_recovery_cannot_see_is_settled_by_a_later_one(
     if instead:
         pool.mkdir()
     recovered(undo)
-    job.refresh_from_db()
-    assert (undo.state, undo.needs_recovery, job.undo_state) == ("interrupted", True, "available")
+    assert (undo.state, undo.needs_recovery, reread(job).undo_state) == ("interrupted", True, "available")
     if instead:
         pool.rmdir()
     elsewhere.rename(pool)
     run(services.submit(ADMIN, "recover", undo.host_id, {}))
-    job.refresh_from_db()
-    undo.refresh_from_db()
-    assert (undo.state, undo.needs_recovery, job.undo_state) == ("succeeded", False, "undone")
+    assert (reread(undo).state, undo.needs_recovery, reread(job).undo_state) == ("succeeded", False, "undone")

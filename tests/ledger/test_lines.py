@@ -14,17 +14,9 @@ from storage_admin.hosts.models import Host
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.selectors import jobs_for
-from tests.factories import (
-    GIB,
-    MIB,
-    HostFactory,
-    IdempotentAnswerFactory,
-    ImageFactory,
-    JobFactory,
-    StoragePoolFactory,
-)
+from tests.factories import GIB, MIB, HostFactory, IdempotentAnswerFactory, ImageFactory, JobFactory, StoragePoolFactory
 from tests.ledger.rows import freed, held, job_on
-from tests.working import ADMIN
+from tests.working import ADMIN, reread
 
 pytestmark = [pytest.mark.django_db, pytest.mark.sql]
 
@@ -33,8 +25,7 @@ def test_a_line_says_what_where_and_when() -> None:
     image = ImageFactory.create(pool__name="fast")
     job = job_on(image, plan={"before_bytes": 10, "predicted_after_bytes": 4})
     lines.write(job, image.pool, 12, 5)
-    job.refresh_from_db()
-    assert (job.before_bytes, job.after_bytes, job.predicted_bytes, job.freed_bytes) == (12, 5, 6, 7)
+    assert (reread(job).before_bytes, job.after_bytes, job.predicted_bytes, job.freed_bytes) == (12, 5, 6, 7)
     assert (job.space_pool, job.pool_name, job.host_name) == (image.pool, "fast", image.host.name)
     assert job.freed_at is not None
     assert job.freed_month == f"{job.freed_at:%Y-%m}"
@@ -44,38 +35,31 @@ def test_nothing_is_freed_while_an_undo_copy_waits_and_what_is_undone_never_is()
     job = held(10, 4)
     assert (job.freed_bytes, job.freed_at, job.freed_month) == (0, None, "")
     lines.close(job, 6)
-    job.refresh_from_db()
-    assert (job.freed_bytes, bool(job.freed_at)) == (6, True)
+    assert (reread(job).freed_bytes, bool(job.freed_at)) == (6, True)
     lines.close(job, 0, undone=True)
-    job.refresh_from_db()
-    assert (job.freed_bytes, job.freed_at, job.freed_month) == (0, None, "")
+    assert (reread(job).freed_bytes, job.freed_at, job.freed_month) == (0, None, "")
 
 
 def test_a_file_beside_an_image_takes_what_it_occupies() -> None:
     job = job_on(kind="convert")
     lines.write_beside(job, None, 7 * MIB)
-    job.refresh_from_db()
-    assert (job.before_bytes, job.after_bytes, job.freed_bytes, job.pool_name) == (0, 7 * MIB, -7 * MIB, "")
+    assert (reread(job).before_bytes, job.after_bytes, job.freed_bytes, job.pool_name) == (0, 7 * MIB, -7 * MIB, "")
 
 
 def test_work_in_place_that_changed_nothing_has_no_line() -> None:
     job = job_on(state="running", generation=1)
     lines.begin_in_place(job, 9)
-    job.refresh_from_db()
-    assert (job.before_bytes, job.freed_bytes) == (9, None)
+    assert (reread(job).before_bytes, job.freed_bytes) == (9, None)
     lines.write_in_place(job, 9, 9)
-    job.refresh_from_db()
-    assert (job.before_bytes, job.freed_bytes) == (None, None)
+    assert (reread(job).before_bytes, job.freed_bytes) == (None, None)
     lines.write_in_place(job, 9, 2)
-    job.refresh_from_db()
-    assert job.freed_bytes == 7
+    assert reread(job).freed_bytes == 7
 
 
 def test_a_job_that_is_not_ours_any_more_notes_nothing() -> None:
     job = job_on(state="interrupted", generation=2)
     lines.begin_in_place(job, 9)
-    job.refresh_from_db()
-    assert job.before_bytes is None
+    assert reread(job).before_bytes is None
 
 
 def test_the_lines_of_a_host_that_is_removed_stay_in_every_sum_and_its_other_jobs_go() -> None:

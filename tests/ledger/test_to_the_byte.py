@@ -24,7 +24,7 @@ from storage_admin.jobs.models import Job
 from tests.agent.harness import leftovers, qemu_img, write
 from tests.agent.test_check import leak
 from tests.chance import seed
-from tests.working import ADMIN, create, register, run, said, scan, this_machine
+from tests.working import ADMIN, create, register, reread, run, said, scan, this_machine
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
 
@@ -264,8 +264,7 @@ class World:
         Job.objects.filter(pk=job.pk, state="running").update(heartbeat=timezone.now() - timedelta(minutes=5))
         reaper.reap()
         self._recover()
-        job.refresh_from_db()
-        self._ended(job)
+        self._ended(reread(job))
 
     def _recover(self) -> None:
         """Until nothing is at work any more on what was cut off."""

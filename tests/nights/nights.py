@@ -232,11 +232,7 @@ def _tick() -> None:
 
 
 def _until(
-    site: Site,
-    happened: Callable[[], bool],
-    what: str,
-    or_else: Callable[[], bool] | None = None,
-    every: float = 0.25,
+    site: Site, happened: Callable[[], bool], what: str, or_else: Callable[[], bool] | None = None, every: float = 0.25
 ) -> None:
     deadline = time.monotonic() + PATIENCE
     while not happened():

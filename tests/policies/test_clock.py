@@ -15,7 +15,7 @@ from storage_admin.events.models import Alert
 from storage_admin.jobs import automation
 from storage_admin.jobs.models import Automation
 from tests.factories import PolicyFactory
-from tests.working import ADMIN
+from tests.working import ADMIN, reread
 
 pytestmark = pytest.mark.django_db
 START = datetime(2026, 5, 1, 12, tzinfo=UTC)
@@ -26,8 +26,7 @@ HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
 @pytest.fixture(autouse=True)
 def since_noon(policy: Policy) -> Policy:
     Policy.objects.update(clock=START)
-    policy.refresh_from_db()
-    return policy
+    return reread(policy)
 
 
 def states() -> list[tuple[str, str]]:
@@ -118,8 +117,7 @@ def test_a_policy_that_is_changed_to_other_times_does_not_make_up_for_earlier_on
     services.change(ADMIN, policy, {"cron": "0 3 * * *"})
     assert Policy.objects.get().clock > START
     Policy.objects.update(clock=START)
-    policy.refresh_from_db()
-    services.change(ADMIN, policy, {"max_jobs_per_host": 2})
+    services.change(ADMIN, reread(policy), {"max_jobs_per_host": 2})
     assert Policy.objects.get().clock == START
 
 

@@ -16,7 +16,7 @@ from storage_admin.jobs.models import Job
 from tests.factories import PolicyFactory, UserFactory
 from tests.policies.test_runs import images
 from tests.web.html import text_of
-from tests.working import ADMIN
+from tests.working import ADMIN, reread
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 START = datetime(2026, 5, 1, 12, tzinfo=UTC)
@@ -27,8 +27,7 @@ HOUR, MINUTE, DAY = timedelta(hours=1), timedelta(minutes=1), timedelta(days=1)
 @pytest.fixture(autouse=True)
 def since_noon(policy: Policy) -> Policy:
     Policy.objects.update(clock=START)
-    policy.refresh_from_db()
-    return policy
+    return reread(policy)
 
 
 def states() -> list[tuple[str, str]]:
@@ -56,8 +55,7 @@ def test_a_window_that_was_begun_too_early_is_stopped_and_opens_when_its_time_ha
     runs.work(TEN + MINUTE)
     assert Job.objects.get().state == "queued"
     clock.advance(START + HOUR)
-    early.refresh_from_db()
-    assert (early.state, "was ahead" in early.detail) == ("stopped", True)
+    assert (reread(early).state, "was ahead" in early.detail) == ("stopped", True)
     assert Job.objects.get().state == "cancelled"
     [run] = clock.advance(TEN + MINUTE / 4)
     assert (run.due, run.state) == (TEN, "running")
@@ -75,8 +73,7 @@ def test_a_choice_that_was_cut_off_at_a_time_that_was_ahead_is_made_anew(policy:
     run = services.run_now(ADMIN, policy, START)
     PolicyRun.objects.update(chooser="somebody", chooser_since=START + DAY)
     runs.work(START)
-    run.refresh_from_db()
-    assert (run.chosen_at, run.state) == (START, "finished")
+    assert (reread(run).chosen_at, run.state) == (START, "finished")
 
 
 def test_schedulers_whose_times_differ_a_little_take_nothing_back() -> None:

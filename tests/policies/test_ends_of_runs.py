@@ -11,7 +11,7 @@ from storage_admin.jobs import automation
 from storage_admin.jobs.models import Job
 from tests.factories import PolicyFactory
 from tests.policies.test_runs import MINUTE, NOW, begun, end, images, picks
-from tests.working import ADMIN, OPERATOR
+from tests.working import ADMIN, OPERATOR, reread
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 LATE = "Started 20 minutes late, in the rest of its window."
@@ -28,8 +28,7 @@ def test_a_job_that_failed_in_a_run_that_is_stopped_then_is_told() -> None:
     services.stop(OPERATOR, run)
     assert not Alert.objects.exists()
     runs.work(NOW + MINUTE)
-    run.refresh_from_db()
-    assert (run.state, picks(run)[0]) == ("stopped", ("disk0", "failed", "bug"))
+    assert (reread(run).state, picks(run)[0]) == ("stopped", ("disk0", "failed", "bug"))
     alert = Alert.objects.get(closed=None)
     assert ("1 of its jobs failed" in alert.title, "disk0: It broke." in alert.detail) == (True, True)
 
@@ -87,11 +86,9 @@ def test_what_kept_a_run_from_going_on_is_said_until_it_goes_on_and_nothing_else
         patched.setattr("images.policies.submitting.submit", broken)
         for minute in (1, 2):
             runs.work(NOW + minute * MINUTE)
-    run.refresh_from_db()
-    assert run.detail == f"{before} It cannot go on for now: OSError: database is locked".strip()
+    assert reread(run).detail == f"{before} It cannot go on for now: OSError: database is locked".strip()
     runs.work(NOW + 3 * MINUTE)
-    run.refresh_from_db()
-    assert (run.state, run.detail) == ("running", before)
+    assert (reread(run).state, run.detail) == ("running", before)
 
 
 def test_what_keeps_a_run_from_choosing_is_said_while_nobody_may_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,11 +98,9 @@ def test_what_keeps_a_run_from_choosing_is_said_while_nobody_may_try_again(monke
         patched.setattr("images.policies.rules.choose", broken)
         runs.work(NOW)
     runs.work(NOW + MINUTE)
-    run.refresh_from_db()
-    assert "database is locked" in run.detail
+    assert "database is locked" in reread(run).detail
     runs.work(NOW + 6 * MINUTE)
-    run.refresh_from_db()
-    assert (run.detail, picks(run)) == ("", [("disk0", "submitted", "")])
+    assert (reread(run).detail, picks(run)) == ("", [("disk0", "submitted", "")])
 
 
 def test_what_was_in_the_way_before_is_not_said_of_a_run_that_ends_in_its_next_step(
@@ -118,8 +113,7 @@ def test_what_was_in_the_way_before_is_not_said_of_a_run_that_ends_in_its_next_s
         patched.setattr("images.policies.submitting.submit", broken)
         runs.work(NOW + MINUTE)
     runs.work(NOW + 2 * MINUTE)
-    run.refresh_from_db()
-    assert (run.state, run.detail) == ("finished", "")
+    assert (reread(run).state, run.detail) == ("finished", "")
 
 
 def test_a_run_that_was_late_and_whose_jobs_all_failed_says_both() -> None:
@@ -128,8 +122,7 @@ def test_a_run_that_was_late_and_whose_jobs_all_failed_says_both() -> None:
     PolicyRun.objects.update(detail=LATE)
     end("failed", error_code="bug")
     runs.work(NOW + MINUTE)
-    run.refresh_from_db()
-    assert (run.state, run.detail) == ("failed", f"{LATE} All of its jobs failed.")
+    assert (reread(run).state, run.detail) == ("failed", f"{LATE} All of its jobs failed.")
 
 
 def test_a_run_that_a_pause_held_back_until_its_window_closed_says_so() -> None:
@@ -138,8 +131,7 @@ def test_a_run_that_a_pause_held_back_until_its_window_closed_says_so() -> None:
     automation.switch(ADMIN, paused=True)
     runs.work(NOW + MINUTE)
     runs.work(run.ends)
-    run.refresh_from_db()
-    assert (run.state, run.detail) == ("finished", "Automation was paused by ada until its window closed.")
+    assert (reread(run).state, run.detail) == ("finished", "Automation was paused by ada until its window closed.")
     assert [(pick.code, pick.reason) for pick in run.picks.all()] == [
         ("window_closed", "Automation was paused by ada. The window closed before its turn came.")
     ] * 2
@@ -153,5 +145,4 @@ def test_a_pause_that_held_nothing_back_is_not_said() -> None:
     runs.work(run.ends)
     end()
     runs.work(run.ends + MINUTE)
-    run.refresh_from_db()
-    assert (run.state, run.detail) == ("finished", "")
+    assert (reread(run).state, run.detail) == ("finished", "")

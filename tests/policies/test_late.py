@@ -12,7 +12,7 @@ from storage_admin.jobs import services as jobs
 from storage_admin.jobs.models import Job
 from tests.factories import PolicyFactory
 from tests.policies.test_runs import NOW, at_work, begun, end, images, picks
-from tests.working import ADMIN, OPERATOR
+from tests.working import ADMIN, OPERATOR, reread
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet"), pytest.mark.sql]
 MINUTE = timedelta(minutes=1)
@@ -31,8 +31,7 @@ def test_what_was_given_back_or_submitted_while_a_run_was_being_stopped_ends_wit
     PolicyPick.objects.filter(pk=given.pk).update(state="submitted", code="")
     runs.work(NOW + MINUTE)
     job.refresh_from_db()
-    run.refresh_from_db()
-    assert (job.state, run.state, run.finished is not None) == ("cancelled", "stopped", True)
+    assert (job.state, reread(run).state, run.finished is not None) == ("cancelled", "stopped", True)
     assert {(state, code) for _, state, code in picks(run)} == {("skipped", "policy_stopped")}
 
 
@@ -63,13 +62,11 @@ def test_a_job_of_a_policy_never_begins_outside_of_its_window_though_nobody_with
     begun(PolicyFactory.create(), timezone.now() - timedelta(hours=5, minutes=31))
     job = Job.objects.get()
     assert claims.claim(job.pk, "worker") is None
-    job.refresh_from_db()
-    assert (job.state, job.waiting_for) == (
+    assert (reread(job).state, job.waiting_for) == (
         "queued", "withdrawal: its window has closed"
     )  # fmt: skip
     runs.work(timezone.now())
-    job.refresh_from_db()
-    assert job.state == "cancelled"
+    assert reread(job).state == "cancelled"
 
 
 def test_a_job_of_a_policy_begins_within_its_window_up_to_the_quiet_minutes() -> None:

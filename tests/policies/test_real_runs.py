@@ -18,7 +18,7 @@ from storage_admin.jobs.models import Job
 from tests import passing
 from tests.agent.harness import make_image, qemu_img, same_content, write
 from tests.factories import PolicyFactory
-from tests.working import ADMIN, OPERATOR, create, image_at, run, scan, this_machine, work
+from tests.working import ADMIN, OPERATOR, create, image_at, reread, run, scan, this_machine, work
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
 MINUTE = timedelta(minutes=1)
@@ -143,12 +143,10 @@ def test_a_window_opens_by_the_clock_and_its_end_withdraws_what_has_not_begun(ho
     run(first)
     untouched = (pool / "less.qcow2").read_bytes()
     runs.work(night.ends - policy.quiet_minutes * MINUTE)
-    second.refresh_from_db()
-    assert second.state == "cancelled"
+    assert reread(second).state == "cancelled"
     run(second)  # its bell rings late
     assert (pool / "less.qcow2").read_bytes() == untouched
-    night.refresh_from_db()
-    assert night.state == "finished"
+    assert reread(night).state == "finished"
     assert dict(night.picks.values_list("label", "code"))["less.qcow2"] == "window_closed"
 
 

@@ -1,6 +1,5 @@
 """Today's choice: what a policy is for, in the order of gain, and exactly one reason for everything else."""
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -26,6 +25,7 @@ from tests.factories import (
     ResourceLockFactory,
     StoragePoolFactory,
 )
+from tests.working import at_most_queries
 
 pytestmark = [pytest.mark.django_db, pytest.mark.sql]
 NOW = timezone.now()
@@ -326,14 +326,12 @@ def test_a_benchmark_is_for_pools() -> None:
     assert look(policy).not_meant == {"other_host": 1}
 
 
-def test_the_choice_among_thousands_of_images_costs_few_queries(
-    django_assert_max_num_queries: Callable[[int], Any],
-) -> None:
+def test_the_choice_among_thousands_of_images_costs_few_queries() -> None:
     count = make_images(MANY[connection.vendor])
     for one in Image.objects.order_by("-reclaimable_bytes")[:20]:
         reclaimed(one, days_ago=1)
     policy = PolicyFactory.create(min_reclaimable_bytes=1000, min_reclaimable_percent=1)
-    with django_assert_max_num_queries(10):
+    with at_most_queries(10):
         found = look(policy)
     assert len(found.chosen) + len(found.skips) == count
     with CaptureQueriesContext(connection) as few:

@@ -14,7 +14,7 @@ from storage_admin.events.models import Alert
 from storage_admin.jobs import automation
 from storage_admin.jobs.models import Job, ResourceLock
 from tests.factories import GIB, HostFactory, ImageFactory, JobFactory, PolicyFactory, StoragePoolFactory
-from tests.working import ADMIN, OPERATOR, said
+from tests.working import ADMIN, OPERATOR, reread, said
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet"), pytest.mark.sql]
 NOW = timezone.now()
@@ -89,8 +89,7 @@ def test_a_run_ends_when_all_has_ended_and_says_how() -> None:
     runs.work(NOW + MINUTE)
     end("failed", error_code="bug", error_detail="It broke.")
     runs.work(NOW + 2 * MINUTE)
-    run.refresh_from_db()
-    assert picks(run)[:2] == [("disk0", "succeeded", ""), ("disk1", "failed", "bug")]
+    assert picks(reread(run))[:2] == [("disk0", "succeeded", ""), ("disk1", "failed", "bug")]
     assert (run.state, run.finished) == ("finished", NOW + 2 * MINUTE)
     entry = AuditEntry.objects.get(what="policy run ended")
     assert (entry.who, entry.after) == (f"policy {run.policy.name}", {"run": run.pk, "state": "finished"})
@@ -138,8 +137,7 @@ def test_a_host_that_is_never_recovered_does_not_keep_a_run_for_ever() -> None:
     run = begun(PolicyFactory.create())
     end("interrupted", error_code="interrupted", needs_recovery=True)
     runs.work(run.ends)
-    run.refresh_from_db()
-    assert (run.state, picks(run)) == ("failed", [("disk0", "failed", "interrupted")])
+    assert (reread(run).state, picks(run)) == ("failed", [("disk0", "failed", "interrupted")])
 
 
 def test_what_the_agent_refuses_on_the_spot_is_left_out_and_is_no_failure() -> None:
@@ -147,8 +145,7 @@ def test_what_the_agent_refuses_on_the_spot_is_left_out_and_is_no_failure() -> N
     run = begun(PolicyFactory.create())
     end("failed", error_code="guest_running", error_detail="Guest web was started.")
     runs.work(NOW + MINUTE)
-    run.refresh_from_db()
-    assert picks(run) == [("disk0", "skipped", "guest_running")]
+    assert picks(reread(run)) == [("disk0", "skipped", "guest_running")]
     assert run.state == "finished"
     assert not Alert.objects.exists()
 
@@ -177,23 +174,19 @@ def test_in_the_last_quiet_minutes_nothing_begins_and_what_has_not_begun_is_with
     runs.work(quiet - MINUTE)
     assert Job.objects.filter(state="cancelled").count() == 0
     runs.work(quiet)
-    second.refresh_from_db()
-    assert second.state == "cancelled"
+    assert reread(second).state == "cancelled"
     assert not ResourceLock.objects.filter(job=second).exists()
     assert any("last 30 minutes" in line for line in said(second))
     assert picks(run) == [
         ("disk0", "submitted", ""), ("disk1", "skipped", "window_closed"), ("disk2", "skipped", "window_closed"),
     ]  # fmt: skip
-    run.refresh_from_db()
-    assert run.state == "running"
+    assert reread(run).state == "running"
     # The one at work is never cut, and may end long after the window.
-    first.refresh_from_db()
-    assert (first.state, first.cancel_requested) == ("running", False)
+    assert (reread(first).state, first.cancel_requested) == ("running", False)
     runs.work(run.ends + 60 * MINUTE)
     end()
     runs.work(run.ends + 61 * MINUTE)
-    run.refresh_from_db()
-    assert (run.state, run.finished) == ("finished", run.ends + 61 * MINUTE)
+    assert (reread(run).state, run.finished) == ("finished", run.ends + 61 * MINUTE)
 
 
 def test_jobs_of_the_last_run_that_are_still_at_work_take_slots_of_the_next() -> None:
@@ -283,8 +276,7 @@ def test_after_a_job_the_next_one_waits_for_the_scan_that_tells_how_much_is_free
     assert picks(run)[1] == ("disk1", "chosen", "")
     runs.work(NOW + 6 * MINUTE)
     assert picks(run)[1] == ("disk1", "submitted", "")
-    scan.refresh_from_db()
-    assert scan.state == "queued"
+    assert reread(scan).state == "queued"
 
 
 def test_stopping_a_run_lets_what_is_at_work_end() -> None:
@@ -296,8 +288,7 @@ def test_stopping_a_run_lets_what_is_at_work_end() -> None:
     runs.work(NOW + MINUTE)
     end()
     runs.work(NOW + 2 * MINUTE)
-    run.refresh_from_db()
-    assert (run.state, run.detail, run.finished) == ("stopped", "Stopped by olga.", NOW + 2 * MINUTE)
+    assert (reread(run).state, run.detail, run.finished) == ("stopped", "Stopped by olga.", NOW + 2 * MINUTE)
     assert picks(run)[0] == ("disk0", "succeeded", "")
     entry = AuditEntry.objects.get(what="policy run stopped")
     assert (entry.who, entry.target, entry.after) == ("olga", run.policy.name, {"run": run.pk})
@@ -307,8 +298,7 @@ def test_switching_a_policy_off_stops_its_run() -> None:
     images(2)
     run = begun(PolicyFactory.create())
     services.change(ADMIN, run.policy, {"enabled": False})
-    run.refresh_from_db()
-    assert (run.state, run.detail) == ("stopped", "The policy was disabled by ada.")
+    assert (reread(run).state, run.detail) == ("stopped", "The policy was disabled by ada.")
     assert at_work() == []
 
 
@@ -328,8 +318,7 @@ def test_what_is_wrong_with_one_run_does_not_keep_the_others(monkeypatch: pytest
     PolicyRun.objects.filter(pk=broken.pk).update(rules=broken.rules | {"kind": "no such kind"}, due=NOW - MINUTE)
     good = begun(PolicyFactory.create(), NOW)
     assert picks(good) == [("disk0", "submitted", "")]
-    broken.refresh_from_db()
-    assert broken.state == "running"
+    assert reread(broken).state == "running"
     assert broken.detail.startswith("It cannot go on for now")
 
 
@@ -342,8 +331,7 @@ def test_a_run_whose_choice_could_never_be_made_has_failed_and_is_told(monkeypat
     monkeypatch.setattr("images.policies.rules.choose", broken)
     runs.work(NOW)
     runs.work(run.ends)
-    run.refresh_from_db()
-    assert run.state == "failed"
+    assert reread(run).state == "failed"
     assert "no such thing" in run.detail
     assert "could do nothing" in Alert.objects.get(closed=None).title
 
@@ -359,8 +347,7 @@ def test_what_rules_left_out_long_ago_is_kept_as_a_number() -> None:
     later = NOW + timedelta(days=31)
     Image.objects.all().delete()
     begun(policy, later)
-    old.refresh_from_db()
-    assert picks(old) == [("disk0", "succeeded", "")]
+    assert picks(reread(old)) == [("disk0", "succeeded", "")]
     assert old.left_out == {"too_little": 2}
 
 

@@ -11,20 +11,18 @@ from django.urls import reverse
 from images.models import Image, Policy, PolicyPick, PolicyRun
 from images.policies import clock, forgetting, runs, selectors, services
 from storage_admin.jobs.models import Job
-from tests.factories import GIB, ImageFactory, PolicyFactory, UserFactory
+from tests.factories import GIB, ImageFactory, PolicyFactory
 from tests.jobs.test_claims import at_once
 from tests.policies.test_runs import MINUTE, NOW, begun, end, images
 from tests.web.html import text_of
-from tests.working import OPERATOR
+from tests.working import OPERATOR, client_as, reread
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet"), pytest.mark.sql]
 
 
 @pytest.fixture
 def viewer(db: None) -> Client:
-    client = Client()
-    client.force_login(UserFactory.create(role="viewer"), "django.contrib.auth.backends.ModelBackend")
-    return client
+    return client_as(role="viewer")
 
 
 def counts_of(run: PolicyRun, *, meant: bool = True) -> dict[str, int]:
@@ -71,16 +69,14 @@ def old(db: None) -> PolicyRun:
     Image.objects.filter(name="disk1", reclaimable_bytes__gt=0).delete()
     end()
     runs.work(NOW + MINUTE)
-    run.refresh_from_db()
-    assert (run.state, counts_of(run)) == ("finished", {"too_little": 2, "gone": 1})
+    assert (reread(run).state, counts_of(run)) == ("finished", {"too_little": 2, "gone": 1})
     return run
 
 
 def test_what_was_left_out_long_ago_is_counted_as_before(old: PolicyRun, viewer: Client) -> None:
     before = selectors.sums_of([old])[old.pk]
     forgetting.forget(old.policy_id, NOW + timedelta(days=31))
-    old.refresh_from_db()
-    assert not old.picks.filter(state="skipped").exists()
+    assert not reread(old).picks.filter(state="skipped").exists()
     assert selectors.sums_of([old])[old.pk] == before
     assert before.counts == {"succeeded": 1, "skipped": 3}
     assert counts_of(old) == {"too_little": 2, "gone": 1}
@@ -97,16 +93,14 @@ def test_what_was_forgotten_before_is_kept_when_more_is(old: PolicyRun) -> None:
     forgetting.forget(old.policy_id, later)
     PolicyPick.objects.create(run=old, label="late", state="skipped", code="gone")
     forgetting.forget(old.policy_id, later)
-    old.refresh_from_db()
-    assert counts_of(old) == {"too_little": 2, "gone": 2}
+    assert counts_of(reread(old)) == {"too_little": 2, "gone": 2}
 
 
 @pytest.mark.django_db(transaction=True)
 def test_of_many_who_forget_at_the_same_moment_each_pick_is_counted_once(old: PolicyRun) -> None:
     answers = at_once(4, lambda _number: forgetting.forget(old.policy_id, NOW + timedelta(days=31)))
     assert answers == [None] * 4
-    old.refresh_from_db()
-    assert counts_of(old) == {"too_little": 2, "gone": 1}
+    assert counts_of(reread(old)) == {"too_little": 2, "gone": 1}
 
 
 def test_the_last_run_is_the_one_whose_window_opened_last() -> None:

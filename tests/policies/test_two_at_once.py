@@ -14,7 +14,7 @@ from storage_admin.jobs.models import Job, ResourceLock
 from tests.factories import PolicyFactory
 from tests.jobs.test_claims import at_once
 from tests.policies.test_runs import end, images
-from tests.working import OPERATOR
+from tests.working import OPERATOR, reread
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("quiet"), pytest.mark.sql]
 SCHEDULERS = 6
@@ -48,8 +48,7 @@ def test_a_run_chooses_once_and_submits_no_more_than_it_may() -> None:
     assert sorted(Job.objects.values_list("target_label", flat=True)) == [f"disk{number}" for number in range(6)]
     end()
     all_of_them(lambda: runs.work(NOW + timedelta(minutes=9)))
-    run.refresh_from_db()
-    assert (run.state, run.picks.filter(state="succeeded").count()) == ("finished", 6)
+    assert (reread(run).state, run.picks.filter(state="succeeded").count()) == ("finished", 6)
 
 
 def test_when_the_window_closes_jobs_are_withdrawn_once() -> None:

@@ -14,7 +14,7 @@ from images.policies.shape import Rules
 from storage_admin.jobs.models import Job, ResourceLock
 from tests.factories import GIB, HostFactory, ImageFactory, JobFactory, PolicyFactory, StoragePoolFactory, UserFactory
 from tests.policies.test_runs import MINUTE, NOW, at_work, begun, images, picks
-from tests.working import OPERATOR
+from tests.working import OPERATOR, reread
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
@@ -113,8 +113,7 @@ def test_what_another_job_has_until_the_window_closes_is_left_out_and_says_so() 
     pick = run.picks.get()
     assert (pick.state, pick.code) == ("skipped", "busy")
     assert pick.reason.startswith("Another job had it. The window closed before")
-    run.refresh_from_db()
-    assert run.state == "finished"
+    assert reread(run).state == "finished"
 
 
 def test_a_run_that_is_stopped_lets_nothing_wait_any_longer() -> None:

@@ -11,7 +11,7 @@ import pytest
 from django.db import OperationalError
 from django.db.utils import ConnectionHandler
 
-from storage_admin.sqlite import base, turns
+from storage_admin.sqlite import turns
 
 #: Milliseconds for which SQLite itself asks again; one transaction of these tests takes longer.
 IMPATIENT = 20
@@ -84,25 +84,6 @@ def test_none_of_many_that_write_at_once_is_told_that_it_is_locked(database: Any
 
     assert at_once(12, write) == []
     assert told(database["default"]) == 36
-
-
-def test_without_turns_some_are_told_that_it_is_locked(database: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base.DatabaseWrapper, "_take", lambda _self: None)
-
-    def write(number: int) -> None:
-        connection = database["default"]
-        try:
-            begin(connection)
-            with connection.cursor() as cursor:
-                cursor.execute("INSERT INTO told VALUES (%s)", [number])
-                time.sleep(WRITING)
-            end(connection)
-        finally:
-            connection.close()
-
-    wrong = at_once(12, write)
-    assert wrong
-    assert set(wrong) == {"database is locked"}
 
 
 @pytest.mark.parametrize("how", ["commit", "rollback", "close"])

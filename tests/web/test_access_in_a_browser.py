@@ -7,7 +7,7 @@ from rest_framework.test import APIClient
 
 from storage_admin.accounts.models import User
 from tests.factories import HostFactory
-from tests.web.test_in_a_browser import AXE, RUN_AXE, chromium, complaints_of, signed_in
+from tests.web.test_in_a_browser import axe, chromium, complaints_of, signed_in
 
 __all__ = ["chromium"]
 
@@ -26,8 +26,7 @@ def test_a_user_is_added_chooses_a_password_and_is_out_when_deactivated(
     admin.get_by_label("Alpha").check()
     admin.get_by_role("button", name="Add user").press("Enter")
     password = admin.locator("#secret").inner_text()
-    admin.evaluate(AXE.read_text())
-    assert admin.evaluate(RUN_AXE) == []
+    assert axe(admin) == []
     admin.reload()  # would add bob again
     assert password not in admin.content()
 
@@ -50,8 +49,7 @@ def test_a_user_is_added_chooses_a_password_and_is_out_when_deactivated(
     for scheme in ("light", "dark"):
         admin.emulate_media(color_scheme=scheme)
         admin.goto(f"{live_server.url}/users/{User.objects.get(username='bob').pk}/")
-        admin.evaluate(AXE.read_text())
-        assert admin.evaluate(RUN_AXE) == [], scheme
+        assert axe(admin) == [], scheme
     admin.get_by_text("Deactivate…").press("Enter")
     admin.get_by_role("button", name="Deactivate bob").press("Enter")
     expect(admin.get_by_text("signed out everywhere and can no longer sign in")).to_be_visible()

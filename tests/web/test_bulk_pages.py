@@ -51,16 +51,6 @@ def test_one_page_has_the_sums_and_each_refusal(operator: Client, chosen: list[I
     assert not Job.objects.filter(kind="reclaim", target_id__in=ids(chosen)).exists()
 
 
-def test_confirming_queues_one_job_each_and_only_once(operator: Client, chosen: list[Image]) -> None:
-    page = operator.post(ADDRESS, {"image": ids(chosen), "undo_hours": "5", "method": "compress"}).content.decode()
-    form = {"image": ids(chosen), "undo_hours": "5", "method": "compress", "confirmed": "1"} | shown(page)
-    assert operator.post(ADDRESS, form).status_code == 302
-    operator.post(ADDRESS, form)
-    jobs = Job.objects.filter(kind="reclaim", target_id__in=ids(chosen))
-    assert sorted(jobs.values_list("target_label", flat=True)) == ["one.qcow2", "two.qcow2"]
-    assert {job.options["undo_hours"] for job in jobs} == {5}
-
-
 def test_a_viewer_cannot_and_nothing_selected_says_so(viewer: Client, operator: Client, chosen: list[Image]) -> None:
     assert viewer.post(ADDRESS, {"image": ids(chosen)}).status_code == 403
     answer = operator.post(ADDRESS, {"image": ["x", "-1", "99999999"]}, follow=True)

@@ -6,6 +6,7 @@ from django.test import Client
 from tests.factories import JobFactory
 from tests.web.conftest import Filled
 from tests.web.html import tags_of, text_of
+from tests.working import reread
 
 
 def test_who_cancels_in_the_list_stays_there_and_reads_that_it_is_done(operator: Client, filled: Filled) -> None:
@@ -16,8 +17,7 @@ def test_who_cancels_in_the_list_stays_there_and_reads_that_it_is_done(operator:
     answer = operator.post(f"/jobs/{queued.pk}/cancel/", {"next": back[0]}, follow=True)
     assert answer.redirect_chain == [("/jobs/?state=queued", 302)]
     assert f"Job {queued.pk} is cancelled." in text_of(answer.content.decode())
-    queued.refresh_from_db()
-    assert queued.state == "cancelled"
+    assert reread(queued).state == "cancelled"
 
 
 def test_a_running_job_is_said_to_be_stopping_and_what_has_ended_has_no_button(

@@ -65,13 +65,6 @@ def test_admin_pages_are_refused_with_a_sentence(browser_of: Callable[[str], Cli
         assert f'href="{address}"' not in client.get("/").content.decode()
 
 
-def test_nobody_sees_a_page_without_signing_in(filled: Filled) -> None:
-    for address in filled.pages() + ADMIN_PAGES:
-        answer = Client().get(address)
-        assert answer.status_code == 302, address
-        assert answer["Location"].startswith("/login/"), address
-
-
 @pytest.mark.parametrize(
     "address", ["/images/999/", "/images/999/reclaim/", "/jobs/999/", "/pools/999/", "/nothing/", f"/images/{10**25}/"]
 )

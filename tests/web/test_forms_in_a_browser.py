@@ -10,7 +10,7 @@ from storage_admin.accounts.models import Token, User
 from storage_admin.events.models import Webhook
 from tests.factories import HostFactory
 from tests.web.conftest import Filled, fill
-from tests.web.test_in_a_browser import AXE, RUN_AXE, chromium, complaints_of, signed_in
+from tests.web.test_in_a_browser import RUN_AXE, axe, chromium, complaints_of, signed_in
 
 __all__ = ["chromium"]
 
@@ -96,8 +96,7 @@ def states_of(filled: Filled) -> list[str]:
 
 def look_at(page: Page, where: str) -> None:
     """The page as it is now: axe finds nothing, its colours stand out in the dark, and nothing is cut off."""
-    page.evaluate(AXE.read_text())
-    assert page.evaluate(RUN_AXE) == [], where
+    assert axe(page) == [], where
     for theme in ("dark", "light"):
         page.emulate_media(color_scheme=theme)
         expect(page.locator("html")).to_have_attribute("data-bs-theme", theme)

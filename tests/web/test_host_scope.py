@@ -34,6 +34,7 @@ from tests.factories import (
     TokenFactory,
     UserFactory,
 )
+from tests.working import client_as
 
 pytestmark = pytest.mark.sql
 
@@ -219,8 +220,7 @@ def test_no_name_id_or_size_of_another_host_is_in_any_answer(
 
 def test_who_is_limited_to_nothing_sees_all_of_it(worlds: tuple[dict[str, int], dict[str, int]]) -> None:
     _, theirs = worlds
-    client = Client()
-    client.force_login(UserFactory.create(role="admin"), "django.contrib.auth.backends.ModelBackend")
+    client = client_as(role="admin")
     shown = {}
     for route in ("images/", "jobs/", "hosts/", "guests/", "benchmarks/", "", "api/v1/images/", "api/v1/jobs/",
                   "images/export.csv", "api/v1/images/<int:pk>/chain/", "pools/<int:pool_id>/"):  # fmt: skip
@@ -291,7 +291,7 @@ def test_sums_and_counts_are_the_same_with_and_without_another_host(db: None) ->
         overview.pop("at")
         lists = ("hosts", "pools", "images", "guests", "jobs", "benchmarks", "benchmark-watches", "policies", "alerts")
         counts = [client.get(f"/api/v1/{name}/").json()["count"] for name in lists]
-        return [overview, counts, client.get("/jobs/count/").content]
+        return [overview, counts, client.get("/jobs/count/").content, client.get("/alerts/count/").content]
 
     before = seen()
     everything_on(WORD, FIRST)
@@ -300,6 +300,5 @@ def test_sums_and_counts_are_the_same_with_and_without_another_host(db: None) ->
 
 def test_the_numbers_for_prometheus_are_not_for_who_is_limited(worlds: tuple[dict[str, int], dict[str, int]]) -> None:
     assert limited("admin").get("/metrics").status_code == 401
-    local = Client()
-    local.force_login(UserFactory.create(hosts=["alpha"]), "django.contrib.auth.backends.ModelBackend")
+    local = client_as(hosts=["alpha"])
     assert local.get("/metrics").status_code == 401

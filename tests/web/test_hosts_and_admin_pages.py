@@ -14,11 +14,6 @@ from tests.web.conftest import Filled
 from tests.web.html import errors_of, flat, text_of
 
 
-def test_an_operator_scans(operator: Client, filled: Filled) -> None:
-    operator.post(f"/hosts/{filled.host.pk}/scan/")
-    assert Job.objects.filter(kind="scan", target_id=filled.host.pk, state="queued").count() == 1
-
-
 def test_an_admin_registers_a_folder_and_a_scan_of_it_is_queued(
     browser_of: Callable[[str], Client], filled: Filled, tmp_path: Path
 ) -> None:
@@ -45,13 +40,6 @@ def test_forgetting_a_pool_wants_its_name(admin: Client, filled: Filled) -> None
     assert StoragePool.objects.filter(pk=filled.pool.pk).exists()
     assert "Its files are unchanged." in admin.post(address, {"confirm": "local"}, follow=True).content.decode()
     assert not StoragePool.objects.filter(pk=filled.pool.pk).exists()
-
-
-@pytest.mark.parametrize(("percent", "kept"), [("70", 70), ("0", 85), ("x", 85), ("101", 85)])
-def test_a_threshold_is_a_percentage(admin: Client, filled: Filled, percent: str, kept: int) -> None:
-    admin.post(f"/pools/{filled.pool.pk}/change/", {"name": "local", "warn_percent": percent})
-    filled.pool.refresh_from_db()
-    assert filled.pool.warn_percent == kept
 
 
 def test_missing_tools_are_named_with_what_they_are_for(viewer: Client) -> None:
@@ -93,19 +81,11 @@ def test_a_tokens_secret_is_shown_once(admin: Client, filled: Filled) -> None:
 
 
 @pytest.mark.parametrize(
-    "form",
-    [
-        {"name": ""},
-        {"name": "x" * 101},
-        {"name": "a", "role": "god"},
-        {"name": "a", "expires_days": "0"},
-        {"name": "a", "expires_days": "99999999999999999999"},
-        {"name": "a", "hosts": "x"},
-    ],
+    "form", [{"role": "god"}, {"expires_days": "0"}, {"expires_days": "99999999999999999999"}, {"hosts": "x"}]
 )
 def test_a_bad_token_is_not_made(admin: Client, filled: Filled, form: dict[str, str]) -> None:
     before = Token.objects.count()
-    answer = admin.post("/tokens/", {"role": "viewer"} | form)
+    answer = admin.post("/tokens/", {"name": "a", "role": "viewer"} | form)
     assert answer.status_code == 400
     assert Token.objects.count() == before
 

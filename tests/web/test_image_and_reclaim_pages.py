@@ -1,7 +1,6 @@
 """One image, and the steps to reclaim it."""
 
 import re
-from collections.abc import Callable
 
 import pytest
 from django.test import Client
@@ -61,19 +60,6 @@ def test_says_why_not_and_what_to_do(operator: Client) -> None:
     text = text_of(operator.get(f"/images/{image.pk}/").content.decode())
     assert "format_undeclared" in text
     assert "Declare it first." in text
-
-
-def test_an_admin_declares_a_format_and_an_operator_does_not(
-    browser_of: Callable[[str], Client], filled: Filled
-) -> None:
-    image = ImageFactory.create(pool=filled.pool, declared_format="", declared_by="", name="x.img")
-    address = f"/images/{image.pk}/format/"
-    assert browser_of("operator").post(address, {"format": "qcow2"}).status_code == 403
-    admin = browser_of("admin")
-    assert "Choose one of" in admin.post(address, {"format": "exe"}, follow=True).content.decode()
-    assert "is declared to be qcow2" in admin.post(address, {"format": "qcow2"}, follow=True).content.decode()
-    image.refresh_from_db()
-    assert image.admin_format == "qcow2"
 
 
 def test_a_plan_says_in_numbers_what_would_happen(operator: Client, filled: Filled) -> None:
@@ -153,13 +139,6 @@ def test_what_is_refused_has_no_button_and_starts_nothing(operator: Client, fill
     assert answer.status_code == 409
     assert 'data-code="image_in_use"' in answer.content.decode()
     assert not re.search(r"<b>[^<]*image_in_use", answer.content.decode())
-    assert not Job.objects.filter(target_id=image.pk, kind="reclaim").exists()
-
-
-def test_a_viewer_reads_the_plan_and_starts_nothing(viewer: Client, filled: Filled) -> None:
-    image = ImageFactory.create(pool=filled.pool)
-    assert "need the operator role" in text_of(viewer.get(f"/images/{image.pk}/reclaim/").content.decode())
-    assert viewer.post(f"/images/{image.pk}/reclaim/", {"given": "1"}).status_code == 403
     assert not Job.objects.filter(target_id=image.pk, kind="reclaim").exists()
 
 

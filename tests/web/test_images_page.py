@@ -1,13 +1,10 @@
 """The images page: its state is the address bar's."""
 
-import csv
-import io
-
 import pytest
 from django.test import Client
 
 from images.models import Image
-from tests.factories import GIB, ImageFactory, ImageUseFactory, StoragePoolFactory
+from tests.factories import GIB, ImageFactory, StoragePoolFactory
 from tests.web.conftest import Filled
 from tests.web.html import flat, tags_of, text_of
 
@@ -38,47 +35,6 @@ def three() -> list[Image]:
             in_use=True, chain_depth=4,
         ),
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("query", "expected"),
-    [
-        ("", ["b.raw", "a.qcow2", "c.img"]),
-        ("ordering=name", ["a.qcow2", "b.raw", "c.img"]),
-        ("ordering=-name", ["c.img", "b.raw", "a.qcow2"]),
-        ("ordering=virtual_size", ["b.raw", "a.qcow2", "c.img"]),
-        ("ordering=-virtual_size", ["a.qcow2", "b.raw", "c.img"]),
-        ("search=B.R", ["b.raw"]),
-        ("format=raw", ["b.raw"]),
-        ("format=qcow2", ["a.qcow2", "c.img"]),
-        ("state=unreadable", ["c.img"]),
-        ("in_use=true", ["c.img"]),
-        ("in_use=unknown", ["a.qcow2"]),
-        ("orphan=true", ["b.raw"]),
-        ("min_reclaimable=1", ["b.raw"]),
-        ("min_chain_depth=2", ["c.img"]),
-        ("max_chain_depth=1", ["b.raw", "a.qcow2"]),
-        ("search=nothing", []),
-        ("ordering=secret", ["b.raw", "a.qcow2", "c.img"]),
-    ],
-)
-def test_filters_searches_and_orders(viewer: Client, three: list[Image], query: str, expected: list[str]) -> None:
-    assert names(viewer.get(f"/images/?{query}").content.decode()) == expected
-
-
-def test_filters_by_guest_host_and_pool(viewer: Client, three: list[Image]) -> None:
-    other = ImageFactory.create(name="other.qcow2")
-    use = ImageUseFactory.create(image=other)
-    for query in (f"guest={use.disk.guest_id}", f"host={other.host_id}", f"pool={other.pool_id}"):
-        assert names(viewer.get(f"/images/?{query}").content.decode()) == ["other.qcow2"]
-
-
-@pytest.mark.parametrize("query", ["state=nonsense", "min_reclaimable=-5", "pool=x", "in_use=maybe", f"host={10**30}"])
-def test_a_filter_that_means_nothing_is_named_and_not_silently_dropped(
-    viewer: Client, three: list[Image], query: str
-) -> None:
-    page = viewer.get(f"/images/?{query}").content.decode()
-    assert f"invalid filters: {query.partition('=')[0]}" in text_of(page)
 
 
 def test_htmx_gets_the_table_alone_and_history_the_page(viewer: Client, three: list[Image]) -> None:
@@ -112,16 +68,6 @@ def test_what_is_not_known_is_never_zero(viewer: Client) -> None:
     assert "not analyzed" in text
     assert "undeclared looks like qcow2" in text
     assert " 0 B" not in text
-
-
-def test_exports_the_filtered_list_with_exact_bytes(viewer: Client, three: list[Image]) -> None:
-    ImageFactory.create(pool=three[0].pool, name="=cmd.qcow2", path="=cmd.qcow2")
-    answer = viewer.get("/images/export.csv?ordering=name&format=qcow2")
-    rows = list(csv.DictReader(io.StringIO(answer.getvalue().decode())))
-    assert [row["path"] for row in rows] == ["'=cmd.qcow2", three[0].path, three[2].path]
-    assert rows[1]["allocated_size"] == str(3 * GIB)
-    assert rows[1]["in_use"] == "unknown"
-    assert rows[2]["virtual_size"] == ""
 
 
 def test_analyzes_the_selected_images_and_says_what_was_refused(operator: Client, filled: Filled) -> None:

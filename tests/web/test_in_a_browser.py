@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 from django.conf import settings
-from django.test import Client
 from playwright.sync_api import Browser, BrowserContext, Dialog, Page, sync_playwright
 from pytest_django.live_server_helper import LiveServer
 
-from tests.factories import UserFactory
 from tests.web.conftest import ADMIN_PAGES, Filled, fill
+from tests.working import client_as
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
@@ -37,8 +36,7 @@ def chromium(live_server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 def signed_in(chromium: Browser, server: LiveServer, **options: object) -> BrowserContext:
     """A browser window of an admin."""
-    client = Client()
-    client.force_login(UserFactory.create(role="admin"), "django.contrib.auth.backends.ModelBackend")
+    client = client_as(role="admin")
     context = chromium.new_context(viewport={"width": 1440, "height": 1000}, **options)  # type: ignore[arg-type]
     context.add_cookies(
         [{"name": "sessionid", "value": client.cookies["sessionid"].value, "url": server.url, "httpOnly": True}]
@@ -60,6 +58,13 @@ def complaints_of(page: Page) -> list[str]:
     return said
 
 
+def axe(page: Page) -> list[str]:
+    """What axe finds on a page as it is, each as its rule and its first element."""
+    page.evaluate(AXE.read_text())
+    found: list[str] = page.evaluate(RUN_AXE)
+    return found
+
+
 def addresses(filled: Filled) -> list[str]:
     plans = [f"/images/{filled.image.pk}/{kind}/" for kind in ("flatten", "convert", "check")]
     return filled.pages() + plans + ADMIN_PAGES
@@ -73,8 +78,7 @@ def test_axe_finds_nothing_and_nothing_is_refused(chromium: Browser, live_server
     for address in addresses(filled):
         page.goto(live_server.url + address)
         assert page.locator("html").get_attribute("data-bs-theme") == theme
-        page.evaluate(AXE.read_text())
-        assert page.evaluate(RUN_AXE) == [], address
+        assert axe(page) == [], address
         assert said == [], address
     page.context.close()
 

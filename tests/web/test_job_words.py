@@ -16,11 +16,7 @@ def job(kind: str, plan: dict[str, Any] | None = None, **options: Any) -> Job:
 def test_only_options_that_say_something_are_shown() -> None:
     assert asked_for(job("reclaim")) == [("Undo copy kept for", "24 hours")]
     asked = asked_for(job("reclaim", undo_hours=0, bandwidth_bytes_sec=3 << 20, idle_io=False))
-    assert asked == [
-        ("Undo copy kept for", "none kept"),
-        ("Bandwidth limit", "3 MiB/s"),
-        ("Idle I/O priority", "no"),
-    ]
+    assert asked == [("Undo copy kept for", "none kept"), ("Bandwidth limit", "3 MiB/s"), ("Idle I/O priority", "no")]
 
 
 def test_what_it_waits_for_and_does_afterwards_is_said_in_words() -> None:

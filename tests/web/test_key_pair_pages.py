@@ -1,7 +1,6 @@
 """The forms of hosts create a key pair, and show its public half until a host is saved. No script is needed."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +11,13 @@ from django.test import Client
 
 from storage_admin.hosts import forced, secrets, ssh
 from storage_admin.hosts.models import Host, KeyPair
-from tests.factories import HostFactory, UserFactory
 from tests.harness.proxmox.cluster import cluster
 from tests.harness.proxmox.server import ProxmoxServer
-from tests.harness.sshd import Sshd, sshd
+from tests.harness.sshd import Sshd
 from tests.web.html import tags_of, text_of
 from tests.web.test_host_add_pages import ADD, hidden, typed
 
 HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHi0Rc1lVQc8Yy5mCqGvTBxN8Z2mKc1M1Yd4vW2pVqfX"
-
-
-@pytest.fixture
-def ssh_server(tmp_path: Path) -> Iterator[Sshd]:
-    with sshd(tmp_path / "sshd") as running:
-        yield running
 
 
 @pytest.fixture
@@ -80,18 +72,6 @@ def test_a_host_is_added_with_a_created_pair(admin: Client, ssh_server: Sshd) ->
 
 
 @pytest.mark.usefixtures("unasked")
-def test_a_pair_that_was_left_is_found_again_by_its_creator_alone(admin: Client) -> None:
-    first = admin.post(ADD, form())
-    assert admin.get(ADD).status_code == 200  # left, and begun anew: in another tab, or another day
-    assert keys(admin.post(ADD, form(name="other"))) == keys(first)
-    assert keys(admin.post(ADD, form(address="hv2.example.org"))) != keys(first)
-    other = Client()
-    eve = UserFactory.create(username="eve", role="admin")
-    other.force_login(eve, "django.contrib.auth.backends.ModelBackend")
-    assert keys(other.post(ADD, form())) != keys(first)
-
-
-@pytest.mark.usefixtures("unasked")
 def test_what_root_runs_is_shown_for_the_user_and_the_port_that_were_typed(admin: Client) -> None:
     page = admin.post(ADD, form(user="storage", port="2222"))
     (public,) = keys(page)
@@ -115,27 +95,6 @@ def test_a_created_key_counts_for_nothing_where_another_one_is_pasted(admin: Cli
 def ssh_key() -> str:
     made = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     return made.decode()
-
-
-@pytest.mark.services
-def test_the_key_of_a_saved_host_is_replaced_once_the_new_one_works(admin: Client, ssh_server: Sshd) -> None:
-    host = HostFactory.create(
-        kind="ssh", transport="ssh", address="127.0.0.1", port=ssh_server.port, user="root",
-        host_key=ssh_server.host_key, private_key_locked=secrets.lock(ssh_server.private_key),
-    )  # fmt: skip
-    change = f"/hosts/{host.pk}/connection/"
-    shown = admin.get(change)
-    assert (chosen(shown), keys(shown)) == ("given", [])
-    asked = admin.post(change, hidden(shown) | {"key": "create"})
-    (public,) = keys(asked)
-    assert (asked.status_code, chosen(asked)) == (200, "create")
-    assert admin.post(change, hidden(asked)).status_code == 409
-    host.refresh_from_db()
-    assert secrets.unlock(host.private_key_locked) == ssh_server.private_key
-    ssh_server.authorize(public)
-    assert admin.post(change, hidden(asked)).status_code == 302
-    host.refresh_from_db()
-    assert secrets.unlock(host.private_key_locked) not in ("", ssh_server.private_key)
 
 
 @pytest.mark.usefixtures("unasked")

@@ -7,13 +7,12 @@ import re
 
 import pytest
 from django.test import Client
-from pytest_django import DjangoAssertNumQueries
 
 from storage_admin.hosts import registration
 from tests.factories import GIB, HostFactory, ImageFactory
 from tests.ledger.rows import NOON, freed, held
 from tests.web.html import inline_code, text_of
-from tests.working import ADMIN
+from tests.working import ADMIN, at_most_queries
 
 pytestmark = pytest.mark.sql
 
@@ -112,11 +111,9 @@ def test_the_csv_has_every_line_as_it_is_filtered(viewer: Client) -> None:
 
 
 @pytest.mark.parametrize("query", ["", "?held=true", "?ordering=-freed_bytes&kind=reclaim&by=admin"])
-def test_the_page_stays_within_its_budget(
-    viewer: Client, query: str, django_assert_max_num_queries: DjangoAssertNumQueries
-) -> None:
+def test_the_page_stays_within_its_budget(viewer: Client, query: str) -> None:
     for _ in range(30):
         freed(5, 1)
         held()
-    with django_assert_max_num_queries(18):
+    with at_most_queries(18):
         page(viewer, query)

@@ -7,7 +7,7 @@ from pytest_django.live_server_helper import LiveServer
 
 from storage_admin.accounts.models import AuditEntry
 from tests.factories import UserFactory
-from tests.web.test_in_a_browser import AXE, RUN_AXE, chromium, complaints_of
+from tests.web.test_in_a_browser import axe, chromium, complaints_of
 
 __all__ = ["chromium"]
 
@@ -36,8 +36,7 @@ def assert_readable(page: Page) -> None:
         for width in (420, 1280):
             page.set_viewport_size({"width": width, "height": 900})
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (page.url, width)
-        page.evaluate(AXE.read_text())
-        assert page.evaluate(RUN_AXE) == [], (page.url, scheme)
+        assert axe(page) == [], (page.url, scheme)
 
 
 def give_password(page: Page, live_server: LiveServer) -> None:

@@ -11,6 +11,7 @@ from images.models import Policy, PolicyRun
 from images.policies import preview, runs
 from storage_admin.jobs.models import Job
 from storage_admin.web.pages.policies import SHOWN
+from tests.api.policies import wins
 from tests.factories import (
     GIB,
     HostFactory,
@@ -22,7 +23,7 @@ from tests.factories import (
 )
 from tests.policies.test_runs import end
 from tests.web.html import errors_of, tags_of, text_of
-from tests.web.policy_forms import wins
+from tests.working import reread
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
@@ -48,8 +49,7 @@ def test_a_policy_is_made_in_the_form_and_changed_there(admin: Client) -> None:
     assert (kept["name"], kept["min_reclaimable_mib"], kept["option-undo_hours"]) == (["nightly"], ["1.5"], ["12"])
     off = {name: value for name, value in FORM.items() if name != "enabled"}
     admin.post(f"/policies/{made.pk}/change/", off | {"option-bandwidth_bytes_sec": "50", "all": ["hosts", "formats"]})
-    made.refresh_from_db()
-    assert (made.enabled, made.options["bandwidth_bytes_sec"], made.hosts) == (False, 50 << 20, [])
+    assert (reread(made).enabled, made.options["bandwidth_bytes_sec"], made.hosts) == (False, 50 << 20, [])
 
 
 def held(page: str) -> dict[str, list[str]]:
@@ -274,5 +274,4 @@ def test_a_policy_runs_by_hand_and_its_run_says_what_became_of_it(operator: Clie
 def test_a_run_is_stopped_from_its_page(operator: Client) -> None:
     run = PolicyRunFactory.create()
     operator.post(f"/policies/{run.policy_id}/runs/{run.pk}/stop/")
-    run.refresh_from_db()
-    assert (run.state, run.detail) == ("stopped", "Stopped by the-operator.")
+    assert (reread(run).state, run.detail) == ("stopped", "Stopped by the-operator.")

@@ -12,10 +12,11 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from images.models import Policy, PolicyRun
+from images.models import PolicyRun
 from storage_admin.jobs import automation
 from storage_admin.web.pages import policy_run
 from storage_admin.web.pages.policies import SHOWN
+from tests.api.policies import wins
 from tests.factories import (
     GIB,
     HostFactory,
@@ -24,11 +25,9 @@ from tests.factories import (
     PolicyFactory,
     PolicyPickFactory,
     PolicyRunFactory,
-    UserFactory,
 )
 from tests.web.html import flat, inline_code, tags_of, text_of
-from tests.web.policy_forms import wins
-from tests.working import ADMIN
+from tests.working import ADMIN, client_as
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
@@ -166,32 +165,12 @@ def test_pausing_all_automation_shows_on_every_page_until_it_goes_on(admin: Clie
     assert "All automation is paused" not in text_of(viewer.get("/").content.decode())
 
 
-def test_each_role_may_do_its_part(browser_of: Callable[[str], Client]) -> None:
-    run = PolicyRunFactory.create()
-    base = f"/policies/{run.policy_id}/"
-    viewer, operator = browser_of("viewer"), browser_of("operator")
-    for client in (viewer, operator):
-        for address in ("/policies/add/", f"{base}change/"):
-            assert client.get(address).status_code == 403
-        for address in (f"{base}remove/", "/automation/"):
-            assert client.post(address).status_code == 403
-    for address in (f"{base}run/", f"{base}runs/{run.pk}/stop/"):
-        assert viewer.post(address).status_code == 403
-    assert viewer.get(f"{base}preview/").status_code == 403
-    assert operator.get(f"{base}preview/").status_code == 200
-    assert Policy.objects.exists()
-    assert browser_of("admin").post(f"{base}remove/")["Location"] == "/policies/"
-    assert not Policy.objects.exists()
-
-
 def test_a_user_who_is_limited_to_some_hosts_sees_no_policy_that_reaches_others(
     browser_of: Callable[[str], Client],
 ) -> None:
     host = HostFactory.create(slug="mine")
     mine, other = PolicyFactory.create(hosts=[host.pk]), PolicyFactory.create()
-    client = Client()
-    user = UserFactory.create(role="admin", hosts=["mine"])
-    client.force_login(user, "django.contrib.auth.backends.ModelBackend")
+    client = client_as(role="admin", hosts=["mine"])
     page = text_of(client.get("/policies/").content.decode())
     assert mine.name in page
     assert other.name not in page

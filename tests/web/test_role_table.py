@@ -17,6 +17,7 @@ from django.urls import URLPattern, URLResolver, get_resolver
 from storage_admin.jobs.models import Job
 from tests.factories import DeliveryFactory, HostFactory, SavedViewFactory, TokenFactory, UserFactory, WebhookFactory
 from tests.web.test_host_scope import address, everything_on
+from tests.working import client_as
 
 VIEWER, OPERATOR, ADMIN = "viewer", "operator", "admin"
 RANKS = [VIEWER, OPERATOR, ADMIN]
@@ -279,8 +280,7 @@ def body_of(page: Page, ids: dict[str, int]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("asker", ASKERS, ids=str)
 def test_each_answer_of_the_table(ids: dict[str, int], asker: Asker) -> None:
-    client = Client()
-    client.force_login(UserFactory.create(role=asker.role, hosts=[asker.host] if asker.host else []), BACKEND)
+    client = client_as(role=asker.role, hosts=[asker.host] if asker.host else [])
     client.get("/jobs/count/")  # the first request notes where the session is from
     objects = ids if asker.there else dict.fromkeys(ids, MISSING)
     where, wrong = dict(routes()), []
@@ -310,8 +310,7 @@ def test_each_page_is_in_the_table_and_other_methods_are_refused(ids: dict[str, 
     where = dict(routes())
     assert len(listed) == len(PAGES) > 110
     assert {name for _, name in listed} == set(where)
-    client = Client()
-    client.force_login(UserFactory.create(role="admin"), BACKEND)
+    client = client_as(role="admin")
     client.get("/jobs/count/")
     others = [(method, name) for name in where for method in ("get", "post") if (method, name) not in listed]
     others += [(method, name) for name in where for method in ("put", "delete")]

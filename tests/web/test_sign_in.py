@@ -5,7 +5,7 @@ from django.test import Client
 
 from storage_admin.accounts.models import AuditEntry
 from tests.factories import UserFactory
-from tests.web.html import inline_code, text_of
+from tests.web.html import text_of
 
 PASSWORD = "correct horse battery staple"
 
@@ -27,21 +27,6 @@ def test_signs_in_and_goes_where_it_was_going(anna: str) -> None:
 def test_never_goes_to_another_site_after_signing_in(anna: str) -> None:
     answer = Client().post("/login/", {"username": anna, "password": PASSWORD, "next": "https://example.org/"})
     assert answer["Location"] == "/"
-
-
-def test_a_wrong_password_gets_a_sentence_and_the_sixth_a_lockout(anna: str) -> None:
-    client = Client()
-    wrong = {"username": anna, "password": "wrong"}
-    first = client.post("/login/", wrong)
-    assert "Please enter a correct username and password" in text_of(first.content.decode())
-    for _ in range(4):
-        client.post("/login/", wrong)
-    last = client.post("/login/", wrong)
-    assert last.status_code == 429
-    page = last.content.decode()
-    assert "Too many wrong passwords" in page
-    assert inline_code(page) == []
-    assert client.post("/login/", {"username": anna, "password": PASSWORD}).status_code == 429
 
 
 def test_a_form_without_its_token_is_refused_with_a_page(anna: str) -> None:

@@ -8,7 +8,7 @@ from playwright.sync_api import Browser, Page, expect
 from pytest_django.live_server_helper import LiveServer
 
 from tests.factories import ImageFactory, StoragePoolFactory, UserFactory
-from tests.web.test_in_a_browser import AXE, RUN_AXE, chromium, complaints_of  # noqa: F401 (a fixture)
+from tests.web.test_in_a_browser import AXE, RUN_AXE, axe, chromium, complaints_of  # noqa: F401 (a fixture)
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
@@ -28,12 +28,6 @@ def sign_in(browser: Browser, server: LiveServer, user: str, theme: str) -> Page
 
 def names(page: Page) -> list[str]:
     return page.locator("#table tbody tr a.name").all_inner_texts()
-
-
-def axe(page: Page) -> list[str]:
-    page.evaluate(AXE.read_text())
-    found: list[str] = page.evaluate(RUN_AXE)
-    return found
 
 
 def test_a_view_is_kept_shared_and_the_same_as_a_file(chromium: Browser, live_server: LiveServer) -> None:  # noqa: F811

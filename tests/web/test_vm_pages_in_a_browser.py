@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser
 from pytest_django.live_server_helper import LiveServer
 
 from storage_admin.guests.models import Guest
@@ -15,7 +15,7 @@ from tests.factories import GuestDiskFactory, GuestFactory, HostFactory, Storage
 from tests.harness.proxmox import world
 from tests.harness.proxmox.server import ProxmoxServer, proxmox
 from tests.harness.proxmox.world import SECRET, TOKEN_ID, lab
-from tests.web.test_in_a_browser import AXE, RUN_AXE, chromium, complaints_of, signed_in
+from tests.web.test_in_a_browser import axe, chromium, complaints_of, signed_in
 
 __all__ = ["chromium"]
 
@@ -49,12 +49,6 @@ def web(server: ProxmoxServer) -> Guest:
     return guest
 
 
-def nothing_to_say(page: Page) -> list[str]:
-    page.evaluate(AXE.read_text())
-    found: list[str] = page.evaluate(RUN_AXE)
-    return found
-
-
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.night)])
 def test_a_disk_is_moved_by_hand_from_the_guests_page(
     chromium: Browser, live_server: LiveServer, server: ProxmoxServer, web: Guest, scheme: str
@@ -64,16 +58,16 @@ def test_a_disk_is_moved_by_hand_from_the_guests_page(
     said = complaints_of(page)
     page.goto(f"{live_server.url}/guests/")
     page.get_by_role("link", name="web", exact=True).click()
-    assert nothing_to_say(page) == []
+    assert axe(page) == []
     page.get_by_role("link", name="Move scsi0").click()
     page.get_by_label("Target storage").fill("s2")
     page.get_by_role("button", name="Show plan").click()
     page.get_by_text("qm disk move 120 scsi0 s2").wait_for()
-    assert nothing_to_say(page) == []
+    assert axe(page) == []
     assert not Job.objects.exists()
     # By the API alone nobody sees which lines of the configuration the move would drop.
     page.get_by_role("link", name="Accept it for this configuration").click()
-    assert nothing_to_say(page) == []
+    assert axe(page) == []
     page.get_by_role("button", name="Move a disk").click()
     page.wait_for_url("**/jobs/*/")
     job = Job.objects.get()
@@ -81,6 +75,6 @@ def test_a_disk_is_moved_by_hand_from_the_guests_page(
     assert job.options["accept_hidden_lines"] == web.digest
     page.goto(f"{live_server.url}/guests/{web.pk}/trim/")
     page.get_by_text("discard is not on for scsi0").wait_for()
-    assert nothing_to_say(page) == []
+    assert axe(page) == []
     assert said == []
     context.close()

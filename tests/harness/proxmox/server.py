@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -25,7 +26,7 @@ from storage_admin.hosts.proxmox.client import Client
 from storage_admin.hosts.proxmox.endpoint import Endpoint, Token
 from tests.harness.proxmox import schema
 from tests.harness.proxmox.answers import CALLS
-from tests.harness.proxmox.world import SECRET, TOKEN_ID, ApiDeathError, World
+from tests.harness.proxmox.world import SECRET, TOKEN_ID, ApiDeathError, World, lab
 
 ADDRESS = "127.0.0.1"
 _PREFIX = "/api2/json"
@@ -237,3 +238,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ProxmoxServer]:
+    """The node of the tests' data. At the end nothing may be wrong with any request or answer."""
+    with proxmox(lab(), tmp_path) as running:
+        yield running
+    assert running.wrong == []

@@ -36,14 +36,6 @@ def test_every_container_with_its_state_and_priority(host: OpenVZHost) -> None:
     assert host.calls("vzlist")[0] == ["-aH", "-o", "ctid,hostname,status,ioprio"]
 
 
-def test_the_double_shows_0_for_unset_in_json_and_only_running_ones_without_a(host: OpenVZHost) -> None:
-    """Why text is asked for, with ``-a``."""
-    host.add("200", 'HOSTNAME="a"\n', "running")
-    host.add("201", 'HOSTNAME="b"\n')
-    done = host.shell.run(["vzlist", "-j", "-o", "ctid,ioprio"])
-    assert done.stdout == b'[{"ctid": 200, "ioprio": 0}]\n'
-
-
 @pytest.mark.parametrize(
     ("hostname", "name"),
     [

@@ -10,6 +10,7 @@ from storage_admin.hosts.proxmox.config import GuestRef, read_config, set_config
 from storage_admin.hosts.proxmox.errors import DeniedError
 from tests.harness.proxmox.server import ProxmoxServer
 from tests.harness.proxmox.world import AUDITOR, Guest
+from tests.working import refused_as
 
 TEMPLATE, LOCKED, CONTAINER = GuestRef("pve1", 101), GuestRef("pve1", 102), GuestRef("pve1", 300, "container")
 
@@ -32,15 +33,6 @@ def test_a_drive_is_moved_and_the_old_one_kept(server: ProxmoxServer, client: Cl
     after = read_config(client, free)
     assert after.now["scsi0"] == "s2:120/vm-120-disk-1.qcow2,discard=on,size=8G"
     assert after.now["unused1"] == "store:120/vm-120-disk-0.qcow2"
-
-
-def test_a_drive_is_moved_to_another_format_and_the_old_one_goes(client: Client, free: GuestRef) -> None:
-    config = read_config(client, free)
-    upid = actions.move_disk(client, config, "scsi0", "store", format="raw", delete_source=True)
-    tasks.follow(client, upid, interval=0)
-    after = read_config(client, free).now
-    assert after["scsi0"].startswith("store:120/vm-120-disk-0.raw,")
-    assert "unused1" not in after
 
 
 def test_a_containers_volume_is_moved(server: ProxmoxServer, client: Client) -> None:
@@ -104,15 +96,8 @@ def test_a_configuration_that_changed_is_not_written_over(
         lambda: tasks.follow(client, actions.resize(client, config, "scsi0", 9 << 30), interval=0),
         lambda: set_config(client, config, {"scsi0": config.now["scsi0"] + ",ssd=1"}),
     ):
-        with pytest.raises(RefusedError) as error:
-            attempt()
-        assert error.value.code == "stale_plan"
+        assert refused_as(attempt) == "stale_plan"
     assert server.world.guests["vm", 120].text == text
-
-
-def test_a_drive_is_enlarged(server: ProxmoxServer, client: Client, free: GuestRef) -> None:
-    tasks.follow(client, actions.resize(client, read_config(client, free), "scsi0", 9 << 30), interval=0)
-    assert read_config(client, free).drive("scsi0").size_bytes == 9 << 30
 
 
 @pytest.mark.parametrize(
@@ -121,9 +106,7 @@ def test_a_drive_is_enlarged(server: ProxmoxServer, client: Client, free: GuestR
 def test_nothing_is_made_smaller_or_no_disk_larger(
     server: ProxmoxServer, client: Client, free: GuestRef, target: str, size: int
 ) -> None:
-    with pytest.raises(RefusedError) as error:
-        actions.resize(client, read_config(client, free), target, size)
-    assert error.value.code == "invalid"
+    assert refused_as(actions.resize, client, read_config(client, free), target, size) == "invalid"
     assert server.verbs() == []
 
 

@@ -8,6 +8,7 @@ from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.proxmox import limits
 from storage_admin.hosts.proxmox.drives import Drive
 from tests.harness.proxmox import schema
+from tests.working import refused_as
 
 PLAIN = Drive.parse("store:100/vm-100-disk-0.qcow2,discard=on,size=32G")
 
@@ -67,9 +68,7 @@ def test_the_key_without_effect_goes_where_ours_comes() -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_limit_is_refused(wanted: dict[str, int]) -> None:
-    with pytest.raises(RefusedError) as error:
-        limits.changed(PLAIN, wanted)
-    assert error.value.code == "invalid"
+    assert refused_as(limits.changed, PLAIN, wanted) == "invalid"
 
 
 @pytest.mark.parametrize("value", ["0", "-5", "nan", "inf", "1e400", "x", ""])

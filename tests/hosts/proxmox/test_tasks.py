@@ -4,13 +4,14 @@ from collections.abc import Callable
 
 import pytest
 
-from storage_admin.agent.protocol import HostError, RefusedError, StoppedError
+from storage_admin.agent.protocol import HostError, StoppedError
 from storage_admin.hosts.proxmox import tasks
 from storage_admin.hosts.proxmox.actions import move_disk
 from storage_admin.hosts.proxmox.client import Client
 from storage_admin.hosts.proxmox.config import GuestRef, read_config
 from tests.harness.proxmox.server import ProxmoxServer
 from tests.harness.proxmox.world import recorded
+from tests.working import refused_as
 
 REF = GuestRef("pve1", 101)
 
@@ -84,9 +85,7 @@ def test_what_a_task_finds_in_its_way_is_a_refusal(
 ) -> None:
     upid = moving(client)
     server.world.tasks[upid].exit_status = words
-    with pytest.raises(RefusedError) as error:
-        tasks.follow(client, upid, interval=0)
-    assert error.value.code == code
+    assert refused_as(tasks.follow, client, upid, interval=0) == code
 
 
 def test_a_refused_delete_is_read_from_its_task() -> None:
