@@ -184,6 +184,7 @@ TEMPLATES = [
                 "storage_admin.web.sidebar.sidebar",
             ],
             "builtins": [
+                "django.templatetags.i18n",
                 "template_partials.templatetags.partials",
                 "storage_admin.web.templatetags.storage",
                 "storage_admin.web.templatetags.icons",
