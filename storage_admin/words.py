@@ -107,7 +107,9 @@ def plural(count: int, words: str) -> str:
     A translation of ``image,images`` has as many words as its language has forms, in the order of ``Plural-Forms``.
     """
     forms = words.split(",")
-    return f"{count:,} {forms[min(catalog().plural(count), len(forms) - 1)]}"
+    form_of = getattr(catalog(), "plural", lambda number: int(number != 1))  # none where translations are switched off
+    number = int(count) if count % 1 == 0 else 0  # half an hour has the form of no hours
+    return f"{count:,} {forms[min(form_of(number), len(forms) - 1)]}"
 
 
 def words(name: str) -> str:

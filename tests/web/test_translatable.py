@@ -10,7 +10,7 @@ import pytest
 from django.conf import settings
 from django.core.management import call_command
 from django.test import Client, override_settings
-from django.utils.translation import trans_real
+from django.utils.translation import override, trans_real
 
 from storage_admin.words import plural
 from tests.web.conftest import ADMIN_PAGES, Filled
@@ -122,6 +122,8 @@ def test_a_counted_word_has_as_many_forms_as_its_language(monkeypatch: pytest.Mo
     monkeypatch.setattr(ACTIVE, polish, raising=False)
     counted = [plural(count, "obraz,obrazy,obrazów") for count in (1, 2, 5, 1022)]
     assert counted == ["1 obraz", "2 obrazy", "5 obrazów", "1,022 obrazy"]
+    with override(None):
+        assert [plural(count, "image,images") for count in (0, 1, 2)] == ["0 images", "1 image", "2 images"]
 
 
 def test_makemessages_finds_the_texts_of_each_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
