@@ -184,6 +184,7 @@ TEMPLATES = [
                 "storage_admin.web.sidebar.sidebar",
             ],
             "builtins": [
+                "django.templatetags.i18n",
                 "template_partials.templatetags.partials",
                 "storage_admin.web.templatetags.storage",
                 "storage_admin.web.templatetags.icons",
@@ -377,8 +378,10 @@ STORAGES = {
     "staticfiles": {"BACKEND": "whitenoise.storage.CompressedManifestStaticFilesStorage"},
 }
 LANGUAGE_CODE = "en"
+LANGUAGES = [("en", "English")]
+LOCALE_PATHS = [Path(__file__).resolve().parent / "locale"]
 TIME_ZONE = "UTC"
-USE_I18N = False
+USE_I18N = True
 USE_TZ = True
 MESSAGE_STORAGE = "django.contrib.messages.storage.cookie.CookieStorage"
 #: The classes that messages wear on a page: debug, info, success, warning, error.

@@ -6,6 +6,7 @@ from math import floor
 from typing import Any
 
 from django.utils import timezone
+from django.utils.translation.trans_real import catalog
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 UNKNOWN = "unknown"
@@ -101,9 +102,14 @@ def clock(moment: datetime, shape: str = "%Y-%m-%d %H:%M") -> str:
 
 
 def plural(count: int, words: str) -> str:
-    """A count with its word: ``plural(3, "image,images")`` is ``3 images``."""
-    one, many = words.split(",")
-    return f"{count:,} {one if count == 1 else many}"
+    """A count with its word: ``plural(3, "image,images")`` is ``3 images``.
+
+    A translation of ``image,images`` has as many words as its language has forms, in the order of ``Plural-Forms``.
+    """
+    forms = words.split(",")
+    form_of = getattr(catalog(), "plural", lambda number: int(number != 1))  # none where translations are switched off
+    number = int(count) if count % 1 == 0 else 0  # half an hour has the form of no hours
+    return f"{count:,} {forms[min(form_of(number), len(forms) - 1)]}"
 
 
 def words(name: str) -> str:

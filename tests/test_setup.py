@@ -32,6 +32,7 @@ PROVIDED_FOR_TESTS = (
         "fio",
         "bonnie++",
         "curl",
+        "xgettext",
         "jq",
     ),
 )

@@ -10,7 +10,8 @@
   document.cookie = `timezone=${zone}; Path=/; Max-Age=31536000; SameSite=Lax${secure}`;
 
   function label(button) {
-    button.querySelector("[data-theme-name]").textContent = window.storageAdminTheme.chosen();
+    const name = button.querySelector("[data-theme-name]");
+    name.textContent = name.dataset[window.storageAdminTheme.chosen()];
   }
 
   function atEnd(box) {
@@ -22,11 +23,11 @@
     const was = button.textContent;
     try {
       await navigator.clipboard.writeText(text);
-      button.textContent = "Copied";
+      button.textContent = document.body.dataset.copied;
     } catch {
       // Without TLS the browser lends no clipboard: select the text instead.
       window.getSelection().selectAllChildren(document.getElementById(button.dataset.copy));
-      button.textContent = "Selected";
+      button.textContent = document.body.dataset.selected;
     }
     window.setTimeout(() => { button.textContent = was; }, 1500);
   }
@@ -65,7 +66,8 @@
     const left = boxes.filter((box) => box.checked).length;
     button.dataset.word = button.dataset.word || button.textContent;
     const all = left === boxes.length;
-    button.textContent = all ? button.dataset.word : `Plan ${left} ${left === 1 ? "image" : "images"} again`;
+    const again = left === 1 ? button.dataset.one : button.dataset.many.replace("{count}", left);
+    button.textContent = all ? button.dataset.word : again;
     button.disabled = left === 0;
     document.getElementById("left-out").hidden = all;
   }

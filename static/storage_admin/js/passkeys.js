@@ -12,8 +12,6 @@ document.addEventListener("allauth.error", (event) => {
   if (!box) return;
   event.preventDefault();
   const stopped = event.detail.exception && event.detail.exception.name === "NotAllowedError";
-  box.querySelector("div").textContent = stopped
-    ? "Your device did not confirm, or the time was over. Try again."
-    : "Your browser cannot use this passkey here.";
+  box.querySelector("div").textContent = stopped ? box.dataset.stopped : box.dataset.missing;
   box.hidden = false;
 });

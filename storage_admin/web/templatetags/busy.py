@@ -6,6 +6,7 @@ from django import template
 from django.template.context import RequestContext
 from django.urls import reverse
 from django.utils.html import format_html
+from django.utils.translation import gettext as _
 
 from storage_admin.accounts.authentication import actor_of
 from storage_admin.hosts.selectors import in_scope
@@ -48,8 +49,8 @@ def link_to(job: Job | None) -> str:
     """A link to the job that needs an image, with how far it is; nothing where none does."""
     if job is None:
         return ""
-    far = f"{job.progress:.0f} %" if job.state == Job.State.RUNNING else "queued"
-    return format_html(
-        ' <a class="chip info" href="{}">job {}: {}, {}</a>', reverse("job", args=[job.pk]), job.pk,
-        kinds.get(job.kind).title.lower(), far,
-    )  # fmt: skip
+    far = f"{job.progress:.0f} %" if job.state == Job.State.RUNNING else _("queued")
+    said = _("job {number}: {kind}, {progress}").format(
+        number=job.pk, kind=kinds.get(job.kind).title.lower(), progress=far
+    )
+    return format_html(' <a class="chip info" href="{}">{}</a>', reverse("job", args=[job.pk]), said)

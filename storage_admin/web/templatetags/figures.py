@@ -1,6 +1,7 @@
 """Figures of benchmarks in templates, with the same digits and units as in the sentences about them."""
 
 from django import template
+from django.utils.translation import gettext as _
 
 from benchmarks import charts, figures, results
 from benchmarks.models import Benchmark, BenchmarkKind
@@ -13,13 +14,13 @@ register = template.Library()
 @register.filter
 def written(value: float | None, unit: str) -> str:
     """A figure with its unit: ``412 MiB/s``, ``8,120 a second``; ``not measured`` for ``None``."""
-    return "not measured" if value is None else figures.written(value, unit)
+    return _("not measured") if value is None else figures.written(value, unit)
 
 
 @register.filter
 def metric_title(metric: str) -> str:
     """A metric as a heading; what stands in tables only by what it belongs to."""
-    for suffix, word in (("_cpu", "processor"), ("_latency_seconds", "longest single operation")):
+    for suffix, word in (("_cpu", _("processor")), ("_latency_seconds", _("longest single operation"))):
         if metric.endswith(suffix):
             base = metric.removesuffix(suffix)
             named = f"{base}_rate" if f"{base}_rate" in charts.TITLES else base

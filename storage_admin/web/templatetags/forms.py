@@ -5,6 +5,7 @@ from typing import Any
 from django import template
 from django.forms import BaseForm
 from django.template.context import RequestContext
+from django.utils.translation import gettext as _
 
 from storage_admin.web.forms import Wrong, wrong_of
 
@@ -12,10 +13,13 @@ register = template.Library()
 
 
 @register.inclusion_tag("fragments/wrong.html", takes_context=True)
-def wrong(context: RequestContext, address: str, title: str = "Nothing was changed.") -> dict[str, Any]:
+def wrong(context: RequestContext, address: str, title: str = "") -> dict[str, Any]:
     """What is wrong with the form that is sent to that address, where it was just refused; else nothing."""
     request: Any = context["request"]
-    return {"error": wrong_of(request) if request.path == address else None, "title": title}
+    return {
+        "error": wrong_of(request) if request.path == address else None,
+        "title": title or _("Nothing was changed."),
+    }
 
 
 @register.inclusion_tag("fragments/wrong.html")

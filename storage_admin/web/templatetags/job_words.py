@@ -5,6 +5,8 @@ from datetime import datetime
 from typing import Any
 
 from django import template
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from images.rewrite.kind import Rewriting
 from storage_admin.jobs import kinds
@@ -15,18 +17,18 @@ from storage_admin.words import said, size, words
 register = template.Library()
 
 WORDS = {
-    "down_to": "Flatten down to",
-    "undo_hours": "Undo copy kept for",
-    "bandwidth_bytes_sec": "Bandwidth limit",
-    "idle_io": "Idle I/O priority",
-    "when_running": "If a guest is running",
-    "start_after": "Afterwards",
-    "format": "Target format",
-    "format_options": "Format options",
-    "target_pool": "Target pool",
-    "target_name": "New file name",
-    "replace": "Original image",
-    "repoint_guest": "Guest definitions",
+    "down_to": gettext_lazy("Flatten down to"),
+    "undo_hours": gettext_lazy("Undo copy kept for"),
+    "bandwidth_bytes_sec": gettext_lazy("Bandwidth limit"),
+    "idle_io": gettext_lazy("Idle I/O priority"),
+    "when_running": gettext_lazy("If a guest is running"),
+    "start_after": gettext_lazy("Afterwards"),
+    "format": gettext_lazy("Target format"),
+    "format_options": gettext_lazy("Format options"),
+    "target_pool": gettext_lazy("Target pool"),
+    "target_name": gettext_lazy("New file name"),
+    "replace": gettext_lazy("Original image"),
+    "repoint_guest": gettext_lazy("Guest definitions"),
 }
 #: Shown even where they are what the kind does by itself.
 ALWAYS = frozenset({"undo_hours", "format", "repair"})
@@ -63,7 +65,7 @@ def asked_for(job: Job) -> list[tuple[str, str]]:
     for name, value in job.options.items():
         by_itself = name in defaults and value == defaults[name] and name not in ALWAYS
         if name not in told and not by_itself and value not in (None, {}):
-            shown.append((WORDS.get(name, words(name).capitalize()), _value(job, name, value)))
+            shown.append((str(WORDS.get(name, words(name).capitalize())), _value(job, name, value)))
     return shown
 
 
@@ -79,17 +81,18 @@ def _known(kind: str) -> JobKind | None:
 
 def _value(job: Job, name: str, value: Any) -> str:
     if name == "undo_hours":
-        return f"{value:g} hours" if value else "none kept"
+        return _("{hours:g} hours").format(hours=value) if value else _("none kept")
     if name == "bandwidth_bytes_sec":
         return f"{size(value)}/s"
     if name == "when_running" and value == "wait":
-        return f"wait for shutdown, at most {job.options.get('wait_hours', 0):g} hours"
+        hours = job.options.get("wait_hours", 0)
+        return _("wait for shutdown, at most {hours:g} hours").format(hours=hours)
     if name == "start_after":
-        return "start the guest again" if value else "keep the guest off"
+        return _("start the guest again") if value else _("keep the guest off")
     if name == "replace":
-        return "replaced" if value else "unchanged"
+        return _("replaced") if value else _("unchanged")
     if name == "repoint_guest":
-        return "switched to the new file" if value else "unchanged"
+        return _("switched to the new file") if value else _("unchanged")
     if name == "format_options":
         return ", ".join(f"{option}={said(wanted)}" for option, wanted in value.items())
     if name == "down_to":
@@ -100,4 +103,4 @@ def _value(job: Job, name: str, value: Any) -> str:
 def _name_in(job: Job, image_id: int) -> str:
     """The image's name as the plan knew it."""
     names = {affected["id"]: affected["name"] for affected in (job.plan or {}).get("affected_images", [])}
-    return str(names.get(image_id, f"image {image_id}"))
+    return str(names.get(image_id, _("image {number}").format(number=image_id)))

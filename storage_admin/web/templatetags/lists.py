@@ -3,14 +3,17 @@
 from typing import Any
 
 from django import template
+from django.core.paginator import Page
 from django.http import HttpRequest
 from django.template.context import RequestContext
 from django.urls import reverse
+from django.utils.translation import gettext as _
 
 from images.selectors.guests import why_no_image
 from storage_admin.accounts import saved_views
 from storage_admin.accounts.authentication import actor_of
 from storage_admin.accounts.roles import Actor
+from storage_admin.words import exact
 
 register = template.Library()
 register.filter("why_no_image", why_no_image)
@@ -19,15 +22,15 @@ _KEPT = "_saved_views"
 
 
 @register.inclusion_tag("fragments/views.html", takes_context=True)
-def list_tools(context: RequestContext, page_name: str, *csv: str) -> dict[str, Any]:
+def list_tools(context: RequestContext, page_name: str, *csv: str, **named_csv: str) -> dict[str, Any]:
     """The views of a list, the form that saves another, and links to the list as CSV.
 
-    ``{% list_tools "jobs" "jobs_csv" %}``; of several files each has its word after the address:
-    ``{% list_tools "hosts" "hosts_csv:Hosts" "pools_csv:Pools" %}``.
+    ``{% list_tools "jobs" "jobs_csv" %}``; of several files each has its word:
+    ``{% list_tools "hosts" hosts_csv=_("Hosts") pools_csv=_("Pools") %}``.
 
     Args:
         page_name: of the page's URL, one of ``settings.LIST_PAGES``.
-        csv: names of URLs that take the same query string.
+        csv, named_csv: names of URLs that take the same query string.
     """
     request: HttpRequest = context["request"]
     page = saved_views.pages()[page_name]
@@ -42,7 +45,10 @@ def list_tools(context: RequestContext, page_name: str, *csv: str) -> dict[str, 
         "query": now,
         "views": sorted(shown, key=lambda one: (not one["mine"], one["view"].name.lower())),
         "may_share": saved_views.may_share(actor),
-        "files": [(*_file(one), now) for one in csv],
+        "files": [
+            *((reverse(name), "CSV", now) for name in csv),
+            *((reverse(name), _("{what} CSV").format(what=what), now) for name, what in named_csv.items()),
+        ],
     }
 
 
@@ -72,7 +78,20 @@ def _shown(actor: Actor, view: Any, now: str) -> dict[str, Any]:
     }
 
 
-def _file(named: str) -> tuple[str, str]:
-    """The address and the word of a file."""
-    name, _, word = named.partition(":")
-    return reverse(name), f"{word} CSV" if word else "CSV"
+@register.simple_tag
+def rows_shown(page: Page[Any]) -> str:
+    """Which rows of a list its page shows, of how many."""
+    return some_of(page.start_index(), page.end_index(), page.paginator.count)
+
+
+@register.simple_tag
+def some_of(first: int, last: int, total: int) -> str:
+    """As :func:`rows_shown`, by their numbers."""
+    said = _("{first}–{last} of {total}")  # noqa: RUF001 (a span of numbers)
+    return said.format(first=exact(first), last=exact(last), total=exact(total))
+
+
+@register.simple_tag
+def page_shown(page: Page[Any]) -> str:
+    """Which page of a list this is: ``page 2 of 25``."""
+    return _("page {page} of {pages}").format(page=exact(page.number), pages=exact(page.paginator.num_pages))

@@ -9,6 +9,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
 
 from storage_admin.web.templatetags.icons import icon
 from storage_admin.web.templatetags.storage import size_bar
@@ -100,7 +101,7 @@ def period(label: str, values: Mapping[str, str]) -> SafeString:
     zone = timezone.get_current_timezone_name()
     ends = [
         field(name, word, value, type="text" if len(value) > len("2026-11-24") else "date")
-        for name, word in (("from", f"{label} ({zone})"), ("to", "to"))
+        for name, word in (("from", f"{label} ({zone})"), ("to", _("to")))
         for value in (values.get(name, ""),)
     ]
     return format_html('{}{}<input type="hidden" name="zone" value="{}">', *ends, zone)
@@ -117,12 +118,12 @@ def checkbox(name: str, label: str, checked: Any = False, **attributes: Any) -> 
 
 
 @register.simple_tag
-def pick(name: str, label: str, options: Iterable[Mapping[str, Any]], first: str = "any") -> SafeString:
+def pick(name: str, label: str, options: Iterable[Mapping[str, Any]], first: str = "") -> SafeString:
     """A choice in the filters of a list.
 
     Args:
         options: each with its value, its word, and whether it is chosen.
-        first: what leaves it open.
+        first: what leaves it open, "any" unless given.
     """
     lines = format_html_join(
         "", '<option value="{}"{}>{}</option>',
@@ -131,7 +132,7 @@ def pick(name: str, label: str, options: Iterable[Mapping[str, Any]], first: str
     return format_html(
         '<div><label for="{0}">{1}</label><select class="form-select" id="{0}" name="{0}">'
         '<option value="">{2}</option>{3}</select></div>',
-        name, label, first, lines,
+        name, label, first or _("any"), lines,
     )  # fmt: skip
 
 
@@ -139,7 +140,7 @@ def pick(name: str, label: str, options: Iterable[Mapping[str, Any]], first: str
 def pool_bar(pool: Any, *, long: bool = False) -> SafeString:
     """How much of a pool is used, as a share of what can be, and how much of that is reclaimable."""
     return size_bar(
-        pool.usable_bytes, pool.used_bytes, pool.reclaimable_bytes, pool.usable_bytes, "usable used reclaimable",
+        pool.usable_bytes, pool.used_bytes, pool.reclaimable_bytes, pool.usable_bytes, _("usable,used,reclaimable"),
         long=long, share=True,
     )  # fmt: skip
 

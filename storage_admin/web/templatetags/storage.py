@@ -8,9 +8,10 @@ from django import template
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, gettext_noop, ngettext_lazy
 
 from storage_admin.words import (
-    UNKNOWN,
     between,
     clock,
     days,
@@ -32,11 +33,11 @@ for shown in (size, span, exact, percent, seconds, seconds_span, days, between, 
 
 
 @register.simple_tag
-def bytes_of(value: int | None, unknown: str = UNKNOWN) -> SafeString:
+def bytes_of(value: int | None, unknown: str = "") -> SafeString:
     """A size with its exact bytes in the title; ``unknown`` is the word where there is none."""
     if value is None:
-        return format_html('<span class="quiet">{}</span>', unknown)
-    return format_html('<span title="{} bytes">{}</span>', exact(value), size(value))
+        return format_html('<span class="quiet">{}</span>', unknown or _("unknown"))
+    return format_html('<span title="{}">{}</span>', _("{count} bytes").format(count=exact(value)), size(value))
 
 
 @register.simple_tag
@@ -47,14 +48,15 @@ def exact_bytes(value: int | None) -> SafeString:
 
 
 @register.simple_tag
-def ago(moment: datetime | None, never: str = "never") -> SafeString:
+def ago(moment: datetime | None, never: str = "") -> SafeString:
     """How long ago, or in how long, with the exact time in the title."""
     if moment is None:
-        return format_html('<span class="quiet">{}</span>', never)
+        return format_html('<span class="quiet">{}</span>', never or _("never"))
     passed = (timezone.now() - moment).total_seconds()
-    words = (
-        "just now" if 0 <= passed < 10 else f"{_coarse(passed)} ago" if passed >= 0 else f"in {_coarse(-passed, round)}"
-    )
+    if passed < 0:
+        words = _("in {time}").format(time=_coarse(-passed, round))
+    else:
+        words = _("just now") if passed < 10 else _("{time} ago").format(time=_coarse(passed))
     return format_html(
         '<time datetime="{}" title="{}">{}</time>', moment.isoformat(), clock(moment, "%Y-%m-%d %H:%M:%S"), words
     )
@@ -68,18 +70,21 @@ def passed(moment: datetime | None) -> bool:
 
 def _coarse(passed: float, whole: Callable[[float], int] = int) -> str:
     """Ages are cut off, and times to come rounded: what was just given 90 days has 90, not 89."""
-    for length, word in ((86400, "day"), (3600, "hour"), (60, "min")):
-        if passed >= length * (2 if word == "day" else 1):
-            count = whole(passed / length)
-            return f"{count} {word}" if word == "min" or count == 1 else f"{count} {word}s"
-    return f"{whole(passed)} s"
+    for least, length, counted in (
+        (2 * 86400, 86400, ngettext_lazy("%d day", "%d days")),
+        (3600, 3600, ngettext_lazy("%d hour", "%d hours")),
+        (60, 60, ngettext_lazy("%d min", "%d min")),
+    ):
+        if passed >= least:
+            return counted % whole(passed / length)
+    return _("%d s") % whole(passed)
 
 
 @register.simple_tag
 def at(moment: datetime | None, shape: str = "%Y-%m-%d %H:%M") -> SafeString:
     """A time by the reader's clock, to the minute unless its shape says otherwise."""
     if moment is None:
-        return format_html('<span class="quiet">{}</span>', UNKNOWN)
+        return format_html('<span class="quiet">{}</span>', _("unknown"))
     return format_html('<time datetime="{}">{}</time>', moment.isoformat(), clock(moment, shape))
 
 
@@ -95,7 +100,7 @@ def size_bar(
     physical: int | None,
     reclaimable: int | None,
     scale: int | None = None,
-    words: str = "virtual physical reclaimable",
+    words: str = "",
     long: bool = False,
     share: bool = False,
 ) -> SafeString:
@@ -108,7 +113,7 @@ def size_bar(
         physical: bytes.
         reclaimable: bytes, ``None`` until it was analyzed.
         scale: bytes that the bar's whole width stands for; without it, what shows this one image best.
-        words: what the three are called, in the bar's title.
+        words: what the three are called, in the bar's title; ``virtual,physical,reclaimable`` unless given.
         share: lengths are shares of the whole instead, as of a pool's space.
     """
     whole = max(scale or 0, virtual or 0, physical or 0) or 1
@@ -119,9 +124,9 @@ def size_bar(
 
     fill = length(physical or 0)
     win = fill - length((physical or 0) - max(reclaimable or 0, 0))
-    names = words.split()
+    names = (words or _("virtual,physical,reclaimable")).split(",")
     known = [f"{name} {size(value)}" for name, value in zip(names, (virtual, physical), strict=False)]
-    known.append(f"{names[2]} {'not analyzed yet' if reclaimable is None else size(reclaimable)}")
+    known.append(f"{names[2]} {_('not analyzed yet') if reclaimable is None else size(reclaimable)}")
     shown = ""
     if virtual is not None:
         shown += f'<rect class="track" width="{length(virtual):.2f}%" height="100%" rx="2"/>'
@@ -138,22 +143,28 @@ def size_bar(
 
 
 #: Every state's word stands beside its colour.
-GOOD = {"ok", "running", "succeeded", "finished", "available", "mounted"}
+GOOD = {
+    gettext_noop("ok"), gettext_noop("running"), gettext_noop("succeeded"), gettext_noop("finished"),
+    gettext_noop("available"), gettext_noop("mounted"),
+}  # fmt: skip
 WARN = {
-    "degraded", "paused", "modifying", "queued", "interrupted", "outside_pool", "missing", "new", "pmsuspended",
-    "set_aside", "missed",
+    gettext_noop("degraded"), gettext_noop("paused"), gettext_noop("modifying"), gettext_noop("queued"),
+    gettext_noop("interrupted"), gettext_noop("outside pool"), gettext_noop("missing"), gettext_noop("new"),
+    gettext_noop("pmsuspended"), gettext_noop("set aside"), gettext_noop("missed"),
 }  # fmt: skip
 BAD = {
-    "unreachable", "failed", "chain_broken", "chain_cycle", "format_mismatch", "unreadable", "silent", "crashed",
-    "gone", "error", "changed", "not_listed",
+    gettext_noop("unreachable"), gettext_noop("failed"), gettext_noop("chain broken"), gettext_noop("chain cycle"),
+    gettext_noop("format mismatch"), gettext_noop("unreadable"), gettext_noop("silent"), gettext_noop("crashed"),
+    gettext_noop("gone"), gettext_noop("error"), gettext_noop("changed"), gettext_noop("not listed"),
 }  # fmt: skip
 
 
 @register.simple_tag
 def state(value: str, label: str = "") -> SafeString:
     """A state as a word on a colour."""
-    colour = "good" if value in GOOD else "warn" if value in WARN else "bad" if value in BAD else "plain"
-    return format_html('<span class="chip {}">{}</span>', colour, label or value.replace("_", " "))
+    word = value.replace("_", " ")
+    colour = "good" if word in GOOD else "warn" if word in WARN else "bad" if word in BAD else "plain"
+    return format_html('<span class="chip {}">{}</span>', colour, label or (_(word) if word else ""))
 
 
 @register.filter
@@ -168,11 +179,17 @@ def item(mapping: dict[Any, Any] | None, key: Any) -> Any:
     return (mapping or {}).get(key)
 
 
+LIMITS = {
+    "read_bytes_sec": gettext_lazy("read {value}/s"), "write_bytes_sec": gettext_lazy("write {value}/s"),
+    "total_bytes_sec": gettext_lazy("total {value}/s"), "total_iops_sec": gettext_lazy("{value} totals/s"),
+    "read_iops_sec": gettext_lazy("{value} reads/s"), "write_iops_sec": gettext_lazy("{value} writes/s"),
+}  # fmt: skip
+
+
 @register.simple_tag
 def io_limits(limits: dict[str, int]) -> str:
     """A disk's limits in words, such as ``read 50.0 MiB/s, 100 writes/s``."""
-    words = []
-    for name, value in sorted(limits.items()):
-        way, what = name.split("_")[:2]
-        words.append(f"{way} {size(value)}/s" if what == "bytes" else f"{value:,} {way}s/s")
-    return ", ".join(words)
+    return ", ".join(
+        str(LIMITS[name]).format(value=size(value) if "_bytes_" in name else exact(value))
+        for name, value in sorted(limits.items())
+    )
