@@ -8,6 +8,7 @@ from typing import Any
 from django.conf import settings
 from django.contrib.sessions.backends import db
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from storage_admin.accounts.addresses import address_of
 from storage_admin.accounts.models import Session
@@ -60,9 +61,9 @@ def ended(request: Any, now: datetime) -> str:
     if kept is None:
         return ""
     if now - _time(kept["since"]) > settings.SESSION_LIFETIME:
-        return "Your session has reached its maximum length. Sign in again."
+        return _("Your session has reached its maximum length. Sign in again.")
     if now - _time(kept["seen"]) > settings.SESSION_IDLE:
-        return "Your session expired after inactivity. Sign in again."
+        return _("Your session expired after inactivity. Sign in again.")
     return ""
 
 
