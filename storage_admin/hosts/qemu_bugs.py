@@ -26,6 +26,8 @@ Debian 12 to 13 and Ubuntu up to 24.04 have no package whose changelog names any
 import re
 from dataclasses import dataclass
 
+from django.utils.translation import gettext as _
+
 from storage_admin.hosts.models import Host
 
 Version = tuple[int, ...]
@@ -188,8 +190,9 @@ def against(host: Host, kind: str, running: str = "") -> list[str]:
     said = "of an unknown version" if now is None else ".".join(map(str, now.version))
     said = f"{said} ({now.revision})" if now is not None and now.revision else said
     return [
-        f"{bug.what} QEMU {said} there has that bug, or is not known to be without it. {bug.instead} "
-        f"It is mended by {bug.cure(build)}."
+        _(
+            "{what} QEMU {said} there has that bug, or is not known to be without it. {instead} It is mended by {cure}."
+        ).format(what=bug.what, said=said, instead=bug.instead, cure=bug.cure(build))
         for bug in BUGS
         if kind in bug.kinds and bug.affects(now)
     ]

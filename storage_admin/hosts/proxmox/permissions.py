@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from storage_admin.hosts.proxmox.client import Api
 from storage_admin.hosts.proxmox.errors import DeniedError
 
@@ -96,7 +98,9 @@ class MissingRight:
     @property
     def sentence(self) -> str:
         """What to do about it."""
-        return f"To {FEATURES[self.feature].title}, the API token needs {' or '.join(self.rights)} on {self.path}."
+        return _("To {feature}, the API token needs {rights} on {path}.").format(
+            feature=FEATURES[self.feature].title, rights=_(" or ").join(self.rights), path=self.path
+        )
 
 
 class Permissions:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.errors import InvalidError, UnconfirmedError
@@ -160,7 +162,7 @@ def change_node(actor: Actor, host: Host, values: dict[str, Any]) -> Host:
 
 def _refuse_to_carry(host: Host, wanted: WantedNode) -> None:
     """A stored secret goes to whom it was given for: to another place only where that shows the same certificate."""
-    endpoint, _ = _access(wanted)
+    endpoint, __ = _access(wanted)
     same_place = (endpoint.address, endpoint.port) == (host.address, host.port or DEFAULT_PORT)
     if same_place or (endpoint.fingerprint and endpoint.fingerprint == host.tls_fingerprint):
         return
@@ -210,7 +212,10 @@ def _answered(cluster: reader.Cluster, node: str) -> tuple[str, str]:
     names = [one.name for one in cluster.nodes]
     local = next((one.name for one in cluster.nodes if one.local), names[0] if names else "")
     if node and node not in names:
-        raise InvalidError(f"There is no node {node}: it has {', '.join(names)}.", {"node": "Choose one of these."})
+        raise InvalidError(
+            _("There is no node {node}: it has {names}.").format(node=node, names=", ".join(names)),
+            {"node": _("Choose one of these.")},
+        )
     return cluster.name, node or local
 
 
