@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError, StoppedError
@@ -142,8 +144,9 @@ def opened(guest: Guest, seconds: float = ANSWER_SECONDS) -> Iterator[Vm]:
             config = read_config(client, GuestRef(host.node, int(guest.uid)))
         except NotThereError as error:
             raise HostError(
-                f"There is no VM {guest.uid} on {host.node} now: if another node has it, choose it there. "
-                f"{error.detail}",
+                _("There is no VM {uid} on {node} now: if another node has it, choose it there. {detail}").format(
+                    uid=guest.uid, node=host.node, detail=error.detail
+                ),
                 error.code,
             ) from error
         config.check_free()
@@ -280,7 +283,9 @@ def follow(vm: Vm, upid: str, stage: str, recorder: Recorder, stopping: Callable
         recorder.tick()
         if recorder.cancel_requested or stopping():
             recorder.log("stopping the task", JobLog.Level.WARNING)
-            raise StoppedError(protocol.CANCELLED, f"Cancelled; Proxmox VE has ended its task {upid}.")
+            raise StoppedError(
+                protocol.CANCELLED, _("Cancelled; Proxmox VE has ended its task {upid}.").format(upid=upid)
+            )
 
     return tasks.follow(
         vm.client,

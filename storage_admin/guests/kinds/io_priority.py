@@ -7,6 +7,8 @@ was set is read again afterwards: the result says what was there, what is there 
 import shlex
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from storage_admin.accounts.roles import Actor
 from storage_admin.agent.protocol import HostError
 from storage_admin.errors import InvalidError, NotFoundError
@@ -66,7 +68,7 @@ class SetIoPriority(JobKind):
     def clean(self, options: Any) -> dict[str, Any]:
         cleaned = super().clean(options)
         if all(cleaned[name] is None for name in ("priority", "weight", "limits")):
-            raise InvalidError("Set a priority, a weight or limits.", {"priority": "Give 0 to 7."})
+            raise InvalidError(_("Set a priority, a weight or limits."), {"priority": _("Give 0 to 7.")})
         return cleaned
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:  # noqa: ARG002 (the same for all)
@@ -106,7 +108,7 @@ class SetIoPriority(JobKind):
 def _find(guest_id: int) -> Guest:
     guest = Guest.objects.select_related("host").prefetch_related("disks").filter(pk=guest_id).first()
     if guest is None:
-        raise NotFoundError(f"There is no guest {guest_id}.")
+        raise NotFoundError(_("There is no guest {guest}.").format(guest=guest_id))
     return guest
 
 

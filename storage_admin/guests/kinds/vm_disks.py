@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from django.utils.translation import gettext as _
+
 from storage_admin.accounts.roles import SYSTEM, Actor
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 from storage_admin.errors import NotFoundError
@@ -160,8 +162,9 @@ class MoveDisk(VmKind):
         form = f" as {options['format']}" if options["format"] else ""
         stays = "is removed then" if options["delete_source"] else "stays with the VM as an unused disk"
         draft = Draft(
-            f"{target} of {vm.guest.name} ({drive.volume}) is copied to {name}{form} and used from there; "
-            f"the old volume {stays}.",
+            _(
+                "{target} of {guest} ({volume}) is copied to {name}{form} and used from there; the old volume {stays}."
+            ).format(target=target, guest=vm.guest.name, volume=drive.volume, name=name, form=form, stays=stays),
             ["qm", "disk", "move", vm.guest.uid, target, name]
             + (["--format", options["format"]] if options["format"] else [])
             + ["--delete", str(int(options["delete_source"]))],
@@ -174,16 +177,19 @@ class MoveDisk(VmKind):
             draft.refusals.append(
                 Refusal(
                     "has_internal_snapshots",
-                    f"The snapshot {naming[0]} of {vm.guest.name} needs the old volume: keep it, or delete the "
-                    "snapshot first.",
+                    _(
+                        "The snapshot {naming} of {guest} needs the old volume: keep it, or delete the snapshot first."
+                    ).format(naming=naming[0], guest=vm.guest.name),
                 )
             )
         elif naming:
-            draft.warnings.append(f"Its snapshots ({', '.join(naming[:5])}) go on to name the old volume.")
+            draft.warnings.append(
+                _("Its snapshots ({naming}) go on to name the old volume.").format(naming=", ".join(naming[:5]))
+            )
         if volumes.own_id(drive.volume) != drive.volume:
-            draft.warnings.append("It is a linked clone: the copy stands alone, and needs its base's room as well.")
+            draft.warnings.append(_("It is a linked clone: the copy stands alone, and needs its base's room as well."))
         if not options["delete_source"]:
-            draft.warnings.append("Nothing becomes free on its storage before the old volume is removed.")
+            draft.warnings.append(_("Nothing becomes free on its storage before the old volume is removed."))
         return draft
 
     def do(self, vm: Vm, options: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
@@ -197,7 +203,9 @@ class MoveDisk(VmKind):
         now = config.drive(target)
         if now.volume == before.volume or not now.volume.startswith(options["storage"] + ":"):
             raise HostError(
-                f"The task {upid} ended well, and {target} of {vm.guest.name} is {now.volume} all the same."
+                _("The task {upid} ended well, and {target} of {guest} is {volume} all the same.").format(
+                    upid=upid, target=target, guest=vm.guest.name, volume=now.volume
+                )
             )
         left = [key for key, text in sorted(config.now.items()) if key.startswith("unused") and text == before.volume]
         kept = f"; the old volume stays as {left[0]}" if left else ""
@@ -233,13 +241,23 @@ class Resize(VmKind):
         name = parts[0] if parts else ""
         noted = drive.size_bytes
         draft = Draft(
-            f"{target} of {vm.guest.name} ({drive.volume}) becomes {wanted:,} bytes large; now it has "
-            f"{'a size that is not noted' if noted is None else f'{noted:,}'}.",
+            _("{target} of {guest} ({volume}) becomes {wanted:,} bytes large; now it has {noted}.").format(
+                target=target,
+                guest=vm.guest.name,
+                volume=drive.volume,
+                wanted=wanted,
+                noted=_("a size that is not noted") if noted is None else f"{noted:,}",
+            ),
             ["qm", "disk", "resize", vm.guest.uid, target, str(wanted)],
-            warnings=["It cannot be made smaller again. Partitions and filesystems are enlarged in the guest."],
+            warnings=[_("It cannot be made smaller again. Partitions and filesystems are enlarged in the guest.")],
         )
         if parts is None:
-            draft.refusals.append(Refusal(INVALID, f"{target} of {vm.guest.name} is no volume of a storage."))
+            draft.refusals.append(
+                Refusal(
+                    INVALID,
+                    _("{target} of {guest} is no volume of a storage.").format(target=target, guest=vm.guest.name),
+                )
+            )
             return draft
         draft.refusals += [*_of_template(vm), *proxmox_vms.lacking(vm, "resize", name)]
         naming = vm.snapshots_with(drive.volume)
@@ -247,16 +265,24 @@ class Resize(VmKind):
             draft.refusals.append(
                 Refusal(
                     "has_internal_snapshots",
-                    f"Proxmox VE enlarges no qcow2 with snapshots: delete them first ({', '.join(naming[:5])}).",
+                    _("Proxmox VE enlarges no qcow2 with snapshots: delete them first ({naming}).").format(
+                        naming=", ".join(naming[:5])
+                    ),
                 )
             )
         storage, more = _storage(vm, name), wanted - (noted or 0)
         if storage is not None and storage.available_bytes is not None and more > storage.available_bytes:
-            sentence = f"{name} has {storage.available_bytes:,} bytes free, and the disk may take {more:,} more."
+            sentence = _("{name} has {available:,} bytes free, and the disk may take {more:,} more.").format(
+                name=name, available=storage.available_bytes, more=more
+            )
             if storage.type == "lvm":
-                draft.refusals.append(Refusal("not_enough_space", f"{sentence} Free some space first."))
+                draft.refusals.append(
+                    Refusal("not_enough_space", _("{sentence} Free some space first.").format(sentence=sentence))
+                )
             else:
-                draft.warnings.append(f"{sentence} The guest will see errors when the storage is full.")
+                draft.warnings.append(
+                    _("{sentence} The guest will see errors when the storage is full.").format(sentence=sentence)
+                )
         return draft
 
     def do(self, vm: Vm, options: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
@@ -267,7 +293,9 @@ class Resize(VmKind):
         now = vm.again().drive(target)
         if now.size_bytes is None or now.size_bytes < wanted:
             raise HostError(
-                f"The task {upid} ended well, and {target} of {vm.guest.name} has {now.size_bytes} bytes all the same."
+                _("The task {upid} ended well, and {target} of {guest} has {size} bytes all the same.").format(
+                    upid=upid, target=target, guest=vm.guest.name, size=now.size_bytes
+                )
             )
         was = "a size that was not noted" if before.size_bytes is None else f"{before.size_bytes:,} bytes"
         return {
@@ -287,7 +315,9 @@ class Trim(VmKind):
 
     def draft(self, vm: Vm, options: dict[str, Any]) -> Draft:  # noqa: ARG002 (it has none)
         draft = Draft(
-            f"The guest agent of {vm.guest.name} trims all its filesystems. Nothing stops, and nothing is copied.",
+            _("The guest agent of {guest} trims all its filesystems. Nothing stops, and nothing is copied.").format(
+                guest=vm.guest.name
+            ),
             ["qm", "guest", "cmd", vm.guest.uid, "fstrim"],
             refusals=proxmox_vms.lacking(vm, "trim"),
         )
@@ -295,16 +325,20 @@ class Trim(VmKind):
             draft.refusals.append(
                 Refusal(
                     "tool_missing",
-                    f"No guest agent is configured for {vm.guest.name}: install qemu-guest-agent in it, and switch it "
-                    "on under its options.",
+                    _(
+                        "No guest agent is configured for {guest}: install qemu-guest-agent in it, and switch it on "
+                        "under its options."
+                    ).format(guest=vm.guest.name),
                 )
             )
         elif not vm.runs():
-            draft.refusals.append(Refusal(INVALID, f"{vm.guest.name} is off: only a running guest can be trimmed."))
+            draft.refusals.append(
+                Refusal(INVALID, _("{guest} is off: only a running guest can be trimmed.").format(guest=vm.guest.name))
+            )
         without = sorted(_without_discard(vm))
         if without:
             draft.warnings.append(_NOT_DISCARDED.format(", ".join(without)))
-        draft.warnings.append("Proxmox VE cannot stop a running trim: a cancel comes too late.")
+        draft.warnings.append(_("Proxmox VE cannot stop a running trim: a cancel comes too late."))
         return draft
 
     def do(self, vm: Vm, options: dict[str, Any], recorder: Recorder) -> dict[str, Any]:  # noqa: ARG002 (it has none)
@@ -318,7 +352,11 @@ class Trim(VmKind):
                 told = "trimmed" if one.trimmed_bytes is None else f"{one.trimmed_bytes:,} bytes trimmed"
                 recorder.log(f"{one.path}: {told}")
         if trimmed and all(one.error for one in trimmed):
-            raise HostError(f"The guest agent of {vm.guest.name} could trim nothing: {trimmed[0].error}")
+            raise HostError(
+                _("The guest agent of {guest} could trim nothing: {error}").format(
+                    guest=vm.guest.name, error=trimmed[0].error
+                )
+            )
         known = [one.trimmed_bytes for one in trimmed if one.trimmed_bytes is not None]
         total = sum(known) if known else None
         good = sum(not one.error for one in trimmed)
@@ -337,7 +375,7 @@ def find(guest_id: int) -> Guest:
     """The guest with its host and disks; raises NotFoundError."""
     guest = Guest.objects.select_related("host").prefetch_related("disks").filter(pk=guest_id).first()
     if guest is None:
-        raise NotFoundError(f"There is no guest {guest_id}.")
+        raise NotFoundError(_("There is no guest {guest}.").format(guest=guest_id))
     return guest
 
 
@@ -372,7 +410,9 @@ def _without_discard(vm: Vm) -> list[str]:
 def _of_template(vm: Vm) -> list[Refusal]:
     if not vm.is_template:
         return []
-    sentence = f"{vm.guest.name} is a template: linked clones use its disks, which are not changed."
+    sentence = _("{guest} is a template: linked clones use its disks, which are not changed.").format(
+        guest=vm.guest.name
+    )
     return [Refusal("immutable", sentence)]
 
 
@@ -385,15 +425,27 @@ def _against_storage(storage: StorageFacts | None, drive: Drive, vm: Vm) -> list
             if one.enabled and one.active and "images" in one.content
         ]
         why = "there is none of that name" if storage is None else "it takes no disks of VMs on this node"
-        return [Refusal(INVALID, f"Storage: {why}. {vm.ref.node} has {', '.join(fit) or 'none'}.")]
+        return [
+            Refusal(
+                INVALID,
+                _("Storage: {why}. {node} has {fit}.").format(why=why, node=vm.ref.node, fit=", ".join(fit) or "none"),
+            )
+        ]
     if not storage.active:
-        return [Refusal("host_unreachable", f"{vm.ref.node} cannot reach the storage {storage.name} now.")]
+        return [
+            Refusal(
+                "host_unreachable",
+                _("{node} cannot reach the storage {storage} now.").format(node=vm.ref.node, storage=storage.name),
+            )
+        ]
     size, free = drive.size_bytes, storage.available_bytes
     if size is not None and free is not None and size > free:
         return [
             Refusal(
                 "not_enough_space",
-                f"The copy may take up to {size:,} bytes, and {storage.name} has {free:,} free: free some space first.",
+                _(
+                    "The copy may take up to {size:,} bytes, and {storage} has {free:,} free: free some space first."
+                ).format(size=size, storage=storage.name, free=free),
             )
         ]
     return []
