@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import jsonschema
 from django.conf import settings
 from django.utils.module_loading import import_string
+from django.utils.translation import gettext as _
 
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.errors import InvalidError
@@ -146,7 +147,9 @@ class JobKind(ABC):
             if error.validator == "additionalProperties":
                 unknown = sorted(set(options) - set(self.properties))
                 known = ", ".join(sorted(self.properties)) or "none"
-                fields |= dict.fromkeys(unknown, f"{self.name} has no such option; it knows: {known}.")
+                fields |= dict.fromkeys(
+                    unknown, _("{name} has no such option; it knows: {known}.").format(name=self.name, known=known)
+                )
             elif error.validator == "required":
                 missing = [name for name in error.validator_value if name not in options]
                 fields |= dict.fromkeys(missing, "has to be given.")
@@ -348,5 +351,6 @@ def get(name: str) -> JobKind:
     except (KeyError, TypeError):
         known = ", ".join(_table())
         raise InvalidError(
-            f"There is no job kind {name!r}; choose one of {known}.", {"kind": f"One of {known}."}
+            _("There is no job kind {name!r}; choose one of {known}.").format(name=name, known=known),
+            {"kind": _("One of {known}.").format(known=known)},
         ) from None
