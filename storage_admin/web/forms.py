@@ -9,6 +9,7 @@ from django.db import transaction
 from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
 
 from storage_admin.accounts.roles import Role
 from storage_admin.agent.protocol import RefusedError
@@ -64,11 +65,11 @@ class Form:
 
     def whole(self, name: str, *, required: bool = False) -> int | None:
         """A whole number; ``None`` where nothing was typed, or something else."""
-        return self._read(name, int, "Give a whole number.", required=required)
+        return self._read(name, int, _("Give a whole number."), required=required)
 
     def number(self, name: str) -> float | None:
         """A number, whose decimals may follow a comma; ``None`` where nothing was typed, or something else."""
-        return self._read(name, lambda text: float(text.replace(",", ".")), "Give a number.")
+        return self._read(name, lambda text: float(text.replace(",", ".")), _("Give a number."))
 
     def role(self, name: str = "role") -> Role:
         """A role; the least one where there is no such role."""
@@ -85,7 +86,7 @@ class Form:
     def confirmed(self, wanted: str, name: str = "confirm") -> None:
         """Raises InvalidError where something else was typed than what confirms it."""
         if self.text(name).strip() != wanted:
-            sentence = f"Not confirmed: type “{wanted}” to confirm."
+            sentence = _("Not confirmed: type “{wanted}” to confirm.").format(wanted=wanted)
             raise InvalidError(sentence, {name: sentence})
 
     def save(self, work: Callable[[], T], done: str = "") -> T | None:
@@ -114,7 +115,7 @@ class Form:
         """The work, undone at its end, for what it says of the fields that could be read."""
         with transaction.atomic():
             work()
-            raise InvalidError("Some fields cannot be read.")
+            raise InvalidError(_("Some fields cannot be read."))
 
     def _refuse(self, wrong: Wrong) -> None:
         self._request.wrong = wrong  # type: ignore[attr-defined]

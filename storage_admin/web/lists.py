@@ -9,6 +9,7 @@ from django.db.models import Model, QuerySet
 from django.http import HttpRequest, HttpResponseRedirect
 from django.urls import reverse
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from storage_admin.accounts import saved_views
 from storage_admin.accounts.roles import Actor
@@ -39,7 +40,7 @@ class Filtered(Generic[M]):
             InvalidError: something was.
         """
         if self.ignored:
-            raise InvalidError(f"Invalid filters: {', '.join(self.ignored)}.")
+            raise InvalidError(_("Invalid filters: {ignored}.").format(ignored=", ".join(self.ignored)))
         return self.rows
 
 

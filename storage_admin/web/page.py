@@ -17,6 +17,7 @@ from django.shortcuts import render
 from django.template.loader import render_to_string
 from django.utils.cache import patch_vary_headers
 from django.utils.http import url_has_allowed_host_and_scheme
+from django.utils.translation import gettext as _
 from django_htmx.middleware import HtmxDetails
 
 from storage_admin.accounts import refusals
@@ -110,7 +111,7 @@ def attempt(request: HttpRequest, work: Callable[[], T], done: str = "") -> T | 
         messages.error(request, refusal_message(error))
         return None
     except InvalidError as error:
-        messages.error(request, f"{error.detail} Nothing was changed.")
+        messages.error(request, _("{detail} Nothing was changed.").format(detail=error.detail))
         return None
     if done:
         messages.success(request, done)

@@ -5,6 +5,7 @@ from typing import Any
 
 from django.http.response import HttpResponseBase
 from django.shortcuts import render
+from django.utils.translation import gettext as _
 from django.views.decorators.http import require_safe
 
 from images import selectors
@@ -45,26 +46,31 @@ class Advice:
 def cache_advice(disk: GuestDisk) -> Advice:
     """What the cache mode means for a guest's data and the host's memory."""
     sentences = {
-        "none": Advice(True, "Bypasses the host's page cache: no data is kept twice, and live migration is safe."),
-        "directsync": Advice(True, "Safe; slower than none, as every write is flushed."),
-        "unsafe": Advice(False, "Flushes are ignored: a power cut can destroy the guest's filesystem. Use cache=none."),
+        "none": Advice(True, _("Bypasses the host's page cache: no data is kept twice, and live migration is safe.")),
+        "directsync": Advice(True, _("Safe; slower than none, as every write is flushed.")),
+        "unsafe": Advice(
+            False, _("Flushes are ignored: a power cut can destroy the guest's filesystem. Use cache=none.")
+        ),
         "": Advice(
-            False, "Not set: the hypervisor's default keeps data twice, in the guest and on the host. Set none."
+            False, _("Not set: the hypervisor's default keeps data twice, in the guest and on the host. Set none.")
         ),
     }
     if not disk.cache and disk.guest.kind == Guest.Kind.VM:
-        return Advice(True, "Not set: Proxmox VE's default is none, which bypasses the host's page cache.")
-    default = Advice(False, "Keeps data twice, in the guest and in the host's page cache. Set cache=none.")
+        return Advice(True, _("Not set: Proxmox VE's default is none, which bypasses the host's page cache."))
+    default = Advice(False, _("Keeps data twice, in the guest and in the host's page cache. Set cache=none."))
     return sentences.get("" if disk.cache == "default" else disk.cache, default)
 
 
 def discard_advice(disk: GuestDisk) -> Advice:
     """What the discard mode means for space that the guest frees."""
     if disk.discard in ("unmap", "on"):  # libvirt's word, and Proxmox VE's
-        return Advice(True, "What the guest trims becomes free on the host.")
+        return Advice(True, _("What the guest trims becomes free on the host."))
     wanted = "unmap" if disk.guest.kind == Guest.Kind.DOMAIN else "on"
     return Advice(
-        False, f"What the guest deletes stays allocated here. Set discard={wanted}, then run fstrim in the guest."
+        False,
+        _("What the guest deletes stays allocated here. Set discard={wanted}, then run fstrim in the guest.").format(
+            wanted=wanted
+        ),
     )
 
 

@@ -10,6 +10,7 @@ from django.shortcuts import render
 from django.template.loader import render_to_string
 from django.urls import reverse
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST, require_safe
 
 from images import selectors
@@ -129,7 +130,7 @@ def _button(image: Image) -> str:
 
 def button_of(method: str) -> str:
     """The word on a button that leads to a reclaim's plan: short enough for a list."""
-    return "Punch holes…" if method == "in_place" else f"{words(method).capitalize() or 'Reclaim'}…"
+    return _("Punch holes…") if method == "in_place" else f"{words(method).capitalize() or 'Reclaim'}…"
 
 
 def _listed(request: PageRequest) -> Filtered[Image]:
@@ -174,7 +175,7 @@ def images(request: PageRequest) -> HttpResponseBase:
         "states": as_choices(Image.State.choices, values.get("state", "")),
         "in_use_words": (("yes", "true"), ("no", "false"), ("unknown", "unknown")),
         "reclaimable_words": RECLAIMABLE,
-        "other_reclaimable": values.get("min_reclaimable", "") not in {"", *(value for value, _ in RECLAIMABLE)},
+        "other_reclaimable": values.get("min_reclaimable", "") not in {"", *(value for value, __ in RECLAIMABLE)},
     }
     return render(request, "images/images.html", context)
 
@@ -232,9 +233,9 @@ def images_analyze(request: PageRequest) -> HttpResponseBase:
         except (RefusedError, InvalidError, NotFoundError) as error:
             refused.append(error.detail)
     if not chosen:
-        messages.warning(request, "No image was selected.")
+        messages.warning(request, _("No image was selected."))
     if queued:
-        messages.success(request, f"{queued} queued for analysis. Results appear here.")
+        messages.success(request, _("{queued} queued for analysis. Results appear here.").format(queued=queued))
     if refused:
         messages.warning(request, f"{len(refused)} refused. The first one: {refused[0]}")
     return HttpResponseRedirect(local(request.POST.get("next", ""), reverse("images")))

@@ -9,6 +9,7 @@ from django.contrib import messages
 from django.http import QueryDict
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
+from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
 from images import selectors
@@ -158,7 +159,7 @@ def images_reclaim(request: PageRequest) -> HttpResponseBase:
     if look.at(images):
         images = _chosen(request)
     if not images:
-        messages.warning(request, "No image was selected.")
+        messages.warning(request, _("No image was selected."))
         return redirect("images")
     form: QueryDict = request.POST
     admitted, wrong = space.Admitted(), None
@@ -176,7 +177,7 @@ def images_reclaim(request: PageRequest) -> HttpResponseBase:
         elif not loses or "without_undo" in form:
             return _submit(request, lines, options, keys)
         else:
-            sentence = f"Confirm that {loses} of them are replaced without an undo copy."
+            sentence = _("Confirm that {loses} of them are replaced without an undo copy.").format(loses=loses)
             wrong = InvalidError(sentence, {"without_undo": sentence})
     context = {
         "section": "images",
@@ -237,7 +238,7 @@ def _submit(request: PageRequest, lines: Sequence[Line], options: dict[str, Any]
 
         def check(plan: Plan, image: Image = image) -> None:
             if not plan.refusals and _as_shown(image, plan) not in shown:
-                raise InvalidError("Its plan has changed.")
+                raise InvalidError(_("Its plan has changed."))
 
         try:
             services.submit(request.actor, KIND.name, image.pk, options, idempotency_key=key, look=False, check=check)
@@ -245,7 +246,7 @@ def _submit(request: PageRequest, lines: Sequence[Line], options: dict[str, Any]
         except (RefusedError, InvalidError, NotFoundError) as error:
             refused.append(f"{image.name}: {error.detail}")
     if queued:
-        messages.success(request, f"{queued} queued. Each host runs them up to its job limit.")
+        messages.success(request, _("{queued} queued. Each host runs them up to its job limit.").format(queued=queued))
     if refused:
         messages.warning(request, f"{len(refused)} refused meanwhile. The first one: {refused[0]}")
     return redirect("jobs")

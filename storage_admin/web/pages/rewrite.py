@@ -12,6 +12,7 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
+from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods
 
 from images.kinds.targets import ancestors
@@ -112,7 +113,7 @@ def options_from(kind: JobKind, form: QueryDict) -> dict[str, Any]:
     except InvalidError as error:
         wrong = _by_field(kind, error.fields) | wrong
     if wrong:
-        raise InvalidError("Some of the options cannot be used.", wrong)
+        raise InvalidError(_("Some of the options cannot be used."), wrong)
     return options
 
 
@@ -143,11 +144,11 @@ def _read(kind: JobKind, form: QueryDict) -> tuple[dict[str, Any], dict[str, str
             try:
                 options[wanted] = read(text)
             except (ValueError, OverflowError):
-                fields[name] = "Give a number."
+                fields[name] = _("Give a number.")
     wished = str(form.get("format_options", "")).strip()
     if wished and "format_options" in kind.properties:
         pairs = [part.partition("=") for part in wished.split(",")]
-        options["format_options"] = {name.strip(): value.strip() for name, _, value in pairs}
+        options["format_options"] = {name.strip(): value.strip() for name, __, value in pairs}
     if "target_name" in kind.properties and form.get("target_name"):
         options["target_name"] = form["target_name"]
     for name in ("idle_io", "start_after", *SWITCHES):
@@ -323,7 +324,7 @@ def _start(request: PageRequest, image: Image, kind: Rewriting) -> HttpResponseB
         if not was_planned(request, *confirmed(plan, options)):
             raise NotShownError
         if kind.replaces(plan.method, options) and not plan.undo_bytes and "without_undo" not in request.POST:
-            sentence = f"Confirm that {image.name} is replaced without an undo copy."
+            sentence = _("Confirm that {image} is replaced without an undo copy.").format(image=image.name)
             raise InvalidError(sentence, {"without_undo": sentence})
 
     try:
