@@ -3,6 +3,7 @@
 from typing import Any
 
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from images.kinds.scan import HostKind
 from images.kinds.targets import ImageKind, facts, find
@@ -76,7 +77,10 @@ class Analyze(ImageKind):
         if not image.declared_format:
             return [
                 Refusal(
-                    "format_undeclared", f"{image.name} is not analyzed: its format is not declared. Declare it first."
+                    "format_undeclared",
+                    _("{image} is not analyzed: its format is not declared. Declare it first.").format(
+                        image=image.name
+                    ),
                 )
             ]
         if image.declared_format not in estimates.SAMPLED_FORMATS:
@@ -84,7 +88,9 @@ class Analyze(ImageKind):
             return [
                 Refusal(
                     "unsupported_subformat",
-                    f"{image.declared_format} images are not analyzed. Supported formats: {known}.",
+                    _("{format} images are not analyzed. Supported formats: {known}.").format(
+                        format=image.declared_format, known=known
+                    ),
                 )
             ]
         return []
@@ -130,7 +136,8 @@ class Sample(HostKind):
 
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         return Plan(
-            method="sample", reason=f"{estimates.due(target_id).count()} images changed since they were analyzed.",
+            method="sample",
+            reason=_("{count} images changed since they were analyzed.").format(count=estimates.due(target_id).count()),
             refusals=tuple(refusals.without_agent(self.resolve(target_id).host)),
         )  # fmt: skip
 

@@ -4,6 +4,7 @@ from datetime import timedelta
 from typing import Any
 
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from images.kinds.scan import layout
 from images.kinds.targets import ImageKind, facts, find, locks_on, silent_storage
@@ -73,9 +74,11 @@ class SetAside(AsideKind):
         until = timezone.now() + timedelta(days=options["grace_days"])
         return Plan(
             method="set_aside",
-            reason=f"{image.name} is renamed in its folder; no guest and no list finds it under the new name. It can "
-            f"be restored at any time, and an admin can delete it from {until:%Y-%m-%d} on. No space is freed "
-            "before that.",
+            reason=_(
+                "{image} is renamed in its folder; no guest and no list finds it under the new name. It can be "
+                "restored at any time, and an admin can delete it from {until:%Y-%m-%d} on. No space is freed before "
+                "that."
+            ).format(image=image.name, until=until),
             commands=(f"mv {image.path} {image.path.rpartition('/')[0]}/.sa-JOB.aside",),
             facts_at=image.last_scanned,
             before_bytes=image.allocated_size,
@@ -118,7 +121,7 @@ class RestoreAside(AsideKind):
     def plan_for(self, actor: Actor, image: Image, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         return Plan(
             method="restore_aside",
-            reason=f"{image.name} gets its original name again, with its data unchanged.",
+            reason=_("{image} gets its original name again, with its data unchanged.").format(image=image.name),
             commands=(f"mv {image.path.rpartition('/')[0]}/.sa-JOB.aside {image.path}",),
             facts_at=image.last_scanned,
             before_bytes=image.allocated_size,
@@ -172,7 +175,7 @@ class DeleteAside(AsideKind):
     def plan_for(self, actor: Actor, image: Image, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         return Plan(
             method="delete_aside",
-            reason=f"{image.name} is deleted permanently. There is no undo copy.",
+            reason=_("{image} is deleted permanently. There is no undo copy.").format(image=image.name),
             commands=(f"rm {image.path.rpartition('/')[0]}/.sa-JOB.aside",),
             facts_at=image.last_scanned,
             before_bytes=image.allocated_size,
@@ -180,7 +183,7 @@ class DeleteAside(AsideKind):
             scratch_bytes=0,
             undo_bytes=0,
             refusals=tuple(against.deleting(image)),
-            warnings=("It cannot be restored afterwards.",),
+            warnings=(_("It cannot be restored afterwards."),),
             affected_images=(Affected(image.pk, image.name, "deleted"),),
             options=options,
         )
@@ -188,7 +191,7 @@ class DeleteAside(AsideKind):
     def admit(self, target: Target, plan: Plan) -> None:
         image = find(target.id)
         if plan.options.get("confirm_name") != image.name:
-            sentence = f"{image.name} is not deleted: type its name to confirm."
+            sentence = _("{image} is not deleted: type its name to confirm.").format(image=image.name)
             raise InvalidError(sentence, {"confirm_name": sentence})
 
     def prepare(self, job: Job) -> None:
@@ -227,7 +230,7 @@ def deletion_result(before: int, freed: int, seconds: float | None) -> dict[str,
 def where(image: Image) -> dict[str, Any]:
     """Where an image is that is set aside: its own path, and the job that names its files."""
     if image.aside_job is None:
-        raise RefusedError("aside_missing", f"{image.name} is no longer set aside.")
+        raise RefusedError("aside_missing", _("{image} is no longer set aside.").format(image=image.name))
     return {
         "path_b64": b64(bytes(image.path_bytes)),
         "pool_path_b64": b64(bytes(image.pool.path_bytes)),

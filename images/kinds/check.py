@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from images.kinds.stages import WRITTEN
 from images.models import Image
 from images.rewrite import refusals, volume_chains
@@ -54,11 +56,15 @@ class Check(Rewriting):
         against = []
         if form and form not in (CHECKED if level == "none" else REPAIRED):
             what = "check" if level == "none" else "repair"
-            against.append(Refusal("unsupported_subformat", f"qemu-img cannot {what} {form} images."))
+            against.append(
+                Refusal(
+                    "unsupported_subformat", _("qemu-img cannot {what} {form} images.").format(what=what, form=form)
+                )
+            )
         look = ["qemu-img", "check", "-f", form, image.path]
         if level == "none":
             return Choice(
-                "check", "Checks the image's tables for errors and leaks. Writes nothing.", [look],
+                "check", _("Checks the image's tables for errors and leaks. Writes nothing."), [look],
                 scratch=0, refusals=against, below={image.pk: "read, not changed"},
             )  # fmt: skip
         copy = beside(image)
@@ -67,7 +73,9 @@ class Check(Rewriting):
         mend = ["qemu-img", "check", "-r", level, "-f", form, copy]
         return Choice(
             f"repair {level}",
-            f"A copy of the file is repaired (qemu-img {what}), checked again, and replaces the image.",
+            _("A copy of the file is repaired (qemu-img {what}), checked again, and replaces the image.").format(
+                what=what
+            ),
             [look, ["cp", "--sparse=always", image.path, copy], mend, *verify, *swap_commands(image)],
             scratch=image.occupied_bytes + (image.file_size or 0) // 64,
             refusals=against,

@@ -3,6 +3,8 @@
 import os
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from images.kinds import creation
 from images.kinds.stages import WRITTEN
 from images.kinds.targets import ancestors, find, locks_on
@@ -80,7 +82,9 @@ class Convert(Rewriting):
         cleaned = super().clean(options)
         form, given = cleaned["format"], cleaned["format_options"]
         fields = {
-            name: f"{form} has no such option. Supported: {', '.join(sorted(OPTIONS[form]))}."
+            name: _("{form} has no such option. Supported: {options}.").format(
+                form=form, options=", ".join(sorted(OPTIONS[form]))
+            )
             for name in given
             if name not in OPTIONS[form]
         }
@@ -94,7 +98,9 @@ class Convert(Rewriting):
         if cleaned["repoint_guest"] and not cleaned["replace"]:
             fields["repoint_guest"] = "requires replace: beside the original, no guest's definition changes."
         if cleaned["repoint_guest"] and form not in repointing.DRIVERS:
-            fields["repoint_guest"] = f"libvirt has no driver for {form}: its guests could not use it."
+            fields["repoint_guest"] = _("libvirt has no driver for {form}: its guests could not use it.").format(
+                form=form
+            )
         name = cleaned["target_name"]
         raw = os.fsencode(name) if name is not None and name.isprintable() else b""
         if name is not None and (why := wrong_name(raw) or wrong_name_for(raw, form)):
@@ -106,7 +112,7 @@ class Convert(Rewriting):
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
         image = find(target.id)
         read = [lock for base in ancestors(image) for lock in locks_on(base, exclusive=False)]
-        _, path = target_of(image, options)
+        __, path = target_of(image, options)
         itself = locks_on(image, exclusive=options["replace"])
         return [*itself, *read, Lock(f"path:{image.host_id}:{path_key(path)}", exclusive=True)]
 
@@ -122,7 +128,9 @@ class Convert(Rewriting):
             found += refusals.for_pool(pool)
         other = Image.objects.filter(host=image.host, path_key=path_key(path), missing_since=None).exclude(pk=image.pk)
         if other.exists() or (path == bytes(image.path_bytes) and options["format"] != image.declared_format):
-            found.append(Refusal("target_exists", f"{display(path)} already exists: choose another name."))
+            found.append(
+                Refusal("target_exists", _("{path} already exists: choose another name.").format(path=display(path)))
+            )
         return found
 
     def plan_for(self, actor: Actor, image: Image, options: dict[str, Any]) -> Plan:
@@ -160,22 +168,27 @@ class Convert(Rewriting):
         if replaces:
             guests = sorted({disk.guest.name for disk in image.disks}) if options["repoint_guest"] else []
             warnings += [
-                f"The definition of guest {name} is changed to the new file; undo restores it." for name in guests
+                _("The definition of guest {name} is changed to the new file; undo restores it.").format(name=name)
+                for name in guests
             ]
         if given.get("subformat") == "streamOptimized" and replaces:
-            warnings.append("Guests cannot write to a streamOptimized vmdk: it is meant for transport only.")
+            warnings.append(_("Guests cannot write to a streamOptimized vmdk: it is meant for transport only."))
         if image.snapshots and not replaces:
             warnings.append(
-                f"Its {len(image.snapshots)} internal snapshots are not copied; they remain only in the original."
+                _("Its {count} internal snapshots are not copied; they remain only in the original.").format(
+                    count=len(image.snapshots)
+                )
             )
         size = forecasts.converted(image, below, form, given)
         if not fixed and size.high is None:
-            warnings.append("The size of the new file is not known in advance: zeros and unused clusters are left out.")
+            warnings.append(
+                _("The size of the new file is not known in advance: zeros and unused clusters are left out.")
+            )
         return Choice(
             "convert",
             f"{image.name}{' and its backing chain' if below else ''} is written in full as {form} into "
             f"{display(path)}, compared with the image, and then named. "
-            + ("It replaces the image." if replaces else "The image is unchanged."),
+            + (_("It replaces the image.") if replaces else _("The image is unchanged.")),
             _commands(image, path, form, given, options) + (_place_commands(image, path, guests) if replaces else []),
             after=size.guess,
             low=size.low,
@@ -227,7 +240,7 @@ class Convert(Rewriting):
 
 
 def _move(image: Image, options: dict[str, Any]) -> repointing.Move:
-    _, path = target_of(image, options)
+    __, path = target_of(image, options)
     return repointing.Move(bytes(image.path_bytes), path, options["format"], options["repoint_guest"])
 
 
@@ -237,7 +250,7 @@ def _against_replacing(image: Image, options: dict[str, Any]) -> list[Refusal]:
     found += [*repointing.refusals(image, move), *linked_clones.against_replacing(image)]
     if _goes(image, move):
         found += needed_as_it_is.refusals(
-            image, "Convert it beside the original instead, or flatten its overlays first."
+            image, _("Convert it beside the original instead, or flatten its overlays first.")
         )
     return found
 
@@ -273,7 +286,11 @@ def target_of(image: Image, options: dict[str, Any]) -> tuple[StoragePool, bytes
     if options["target_pool"] is not None and options["target_pool"] != pool.pk:
         found = StoragePool.objects.filter(pk=options["target_pool"], host=image.host_id).first()
         if found is None:
-            raise HostsNotFoundError(f"Pool {options['target_pool']} does not exist on {image.host.name}.")
+            raise HostsNotFoundError(
+                _("Pool {target_pool} does not exist on {host}.").format(
+                    target_pool=options["target_pool"], host=image.host.name
+                )
+            )
         pool, folder = found, bytes(found.path_bytes).rstrip(b"/")
     if options["target_name"] is not None:
         return pool, folder + b"/" + os.fsencode(options["target_name"])

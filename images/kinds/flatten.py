@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from images.kinds.stages import WRITTEN
 from images.kinds.targets import find
 from images.models import Image
@@ -66,12 +68,24 @@ class Flatten(Rewriting):
         held = sum(one.occupied_bytes for one in taken)
         foreign, allowed = refusals.for_taken(image, taken)
         size = forecasts.flattened(image, taken, method, alone=base is None) if taken else forecasts.UNKNOWN
-        stands = f"have the backing file {base.name}" if base else "have no backing file"
+        reason = _(
+            "Data of {images} below moves up into a copy of {image}, which will then have the backing file {base}. Its "
+            "chain depth becomes {depth} (now {now})."
+        )
+        if base is None:
+            reason = _(
+                "Data of {images} below moves up into a copy of {image}, which will then have no backing file. Its "
+                "chain depth becomes {depth} (now {now})."
+            )
         return Choice(
             method,
-            f"Data of {plural(len(taken), 'image,images')} below moves up into a copy "
-            f"of {image.name}, which will then {stands}. Its chain depth becomes "
-            f"{1 if base is None else 1 + base.chain_depth} (now {image.chain_depth}).",
+            reason.format(
+                images=plural(len(taken), "image,images"),
+                image=image.name,
+                base=base and base.name,
+                depth=1 + (base.chain_depth if base else 0),
+                now=image.chain_depth,
+            ),
             [*_commands(image, below, method, base), *linked_clones.commands(image)],
             after=size.guess,
             low=size.low,
@@ -109,7 +123,7 @@ class Flatten(Rewriting):
 
     def asked(self, image: Image, below: list[Image], job: Job) -> dict[str, Any]:
         method = "rebase" if job.options["method"] == "auto" else job.options["method"]
-        keep, _ = _keep(image, below, job.options)
+        keep, __ = _keep(image, below, job.options)
         return {"method": method} | ({} if keep is None else {"keep": keep})
 
 
@@ -119,11 +133,17 @@ def _keep(image: Image, below: list[Image], options: dict[str, Any]) -> tuple[in
         return None, [
             Refusal(
                 "unsupported_subformat",
-                f"Only chains of qcow2 images can be flattened; this image is {image.declared_format}.",
+                _("Only chains of qcow2 images can be flattened; this image is {format}.").format(
+                    format=image.declared_format
+                ),
             )
         ]
     if not below:
-        return None, [Refusal("stale_plan", f"{image.name} has no backing file: there is nothing to flatten.")]
+        return None, [
+            Refusal(
+                "stale_plan", _("{image} has no backing file: there is nothing to flatten.").format(image=image.name)
+            )
+        ]
     wanted = options["down_to"]
     if wanted is None:
         return None, []
@@ -131,10 +151,22 @@ def _keep(image: Image, below: list[Image], options: dict[str, Any]) -> tuple[in
         return None, [Refusal("stale_plan", "convert leaves no backing file: leave down_to out, or use rebase.")]
     ids = [base.pk for base in below]
     if wanted not in ids:
-        return None, [Refusal("stale_plan", f"Image {wanted} is not in the backing chain of {image.name}.")]
+        return None, [
+            Refusal(
+                "stale_plan",
+                _("Image {wanted} is not in the backing chain of {image}.").format(wanted=wanted, image=image.name),
+            )
+        ]
     keep = ids.index(wanted) + 1
     if keep == 1:
-        return None, [Refusal("stale_plan", f"{image.name} already has {below[0].name} as its direct backing file.")]
+        return None, [
+            Refusal(
+                "stale_plan",
+                _("{image} already has {name} as its direct backing file.").format(
+                    image=image.name, name=below[0].name
+                ),
+            )
+        ]
     return keep, []
 
 
@@ -146,11 +178,10 @@ def _recorded(image: Image, options: dict[str, Any]) -> list[Refusal]:
 
 
 def _contradiction(disk: GuestDisk) -> str:
-    return (
-        f"The definition of guest {disk.guest.name} names the backing file of its disk {disk.target} "
-        "itself (<backingStore>) and would contradict the new chain. Remove that element (virsh edit) "
-        "and scan again."
-    )
+    return _(
+        "The definition of guest {guest} names the backing file of its disk {target} itself (<backingStore>) and would "
+        "contradict the new chain. Remove that element (virsh edit) and scan again."
+    ).format(guest=disk.guest.name, target=disk.target)
 
 
 def _needed_by(base: Image, image: Image) -> str:
@@ -166,14 +197,16 @@ def _needed_by(base: Image, image: Image) -> str:
 
 
 def _warnings(image: Image, taken: list[Image]) -> list[str]:
-    warnings = ["Data of the backing files is stored again: the image grows by what it copies."]
+    warnings = [_("Data of the backing files is stored again: the image grows by what it copies.")]
     if any(one.compression == "zstd" or one.reclaimable_bytes is None for one in taken):
         warnings.append(
-            "Compressed clusters of the backing files are stored uncompressed: the copy may need more space "
-            "than they occupy now."
+            _(
+                "Compressed clusters of the backing files are stored uncompressed: the copy may need more space than "
+                "they occupy now."
+            )
         )
     if image.disks:
-        warnings.append("The backing files are kept: delete them yourself once nothing uses them.")
+        warnings.append(_("The backing files are kept: delete them yourself once nothing uses them."))
     return warnings
 
 

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from images.kinds.targets import locks_on
 from images.kinds.undo import PUT_BACK, REMOVED
 from images.ledger import lines
@@ -62,7 +64,7 @@ class SettleLeftover(JobKind):
         return Target(kind="pool", id=pool.pk, host=pool.host, label=pool.name)
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
-        _, _, image = self._found(_pool(target.id), options)
+        image = self._found(_pool(target.id), options)[2]
         held = Lock(f"leftover:{target.host.pk}:{options['job']}", exclusive=True)
         return [held, *(locks_on(image, exclusive=True) if image is not None else [])]
 
@@ -74,7 +76,7 @@ class SettleLeftover(JobKind):
         what = "is restored from its undo copy and replaces the current image" if restores else "is deleted permanently"
         return Plan(
             method=options["action"],
-            reason=f"The original of {shown} {what}.",
+            reason=_("The original of {shown} {what}.").format(shown=shown, what=what),
             facts_at=pool.last_scanned,
             before_bytes=image.allocated_size if image is not None else None,
             scratch_bytes=0,
@@ -89,19 +91,19 @@ class SettleLeftover(JobKind):
     def _found(pool: StoragePool, options: dict[str, Any]) -> tuple[list[Refusal], Leftover | None, Image | None]:
         left = leftovers.find(pool, options["job"])
         if left is None or Job.objects.filter(uid=options["job"]).exists():
-            sentence = (
-                f"{pool.name} has no files of such a job, or the job belongs to this dashboard: scan the host again."
-            )
+            sentence = _(
+                "{pool} has no files of such a job, or the job belongs to this dashboard: scan the host again."
+            ).format(pool=pool.name)
             return [Refusal("undo_missing", sentence)], None, None
         if not left.has_copy:
             return (
-                [Refusal("undo_missing", "No journal says which image it belongs to: check it on the host.")],
+                [Refusal("undo_missing", _("No journal says which image it belongs to: check it on the host."))],
                 left,
                 None,
             )
         image, against = leftovers.image_of(pool, left), refusals.without_agent(pool.host)
         if options["action"] == "restore":
-            gone = Refusal("stale_plan", f"{left.shown} is not listed: scan the host again.")
+            gone = Refusal("stale_plan", _("{shown} is not listed: scan the host again.").format(shown=left.shown))
             against += [gone] if image is None else [*refusals.for_undo(image), *guest_locks.refusals(image, 1)]
         return against, left, image
 
@@ -109,7 +111,7 @@ class SettleLeftover(JobKind):
         """The image in whose place a job puts the original; ``None`` where it removes the copy."""
         if job.options["action"] != "restore":
             return None
-        against, _, image = self._found(_pool(job.target_id), job.options)
+        against, _left, image = self._found(_pool(job.target_id), job.options)
         if image is None:
             raise RefusedError(against[0].code, against[0].detail)
         return image
@@ -174,5 +176,5 @@ class SettleLeftover(JobKind):
 def _pool(pool_id: int) -> StoragePool:
     pool = StoragePool.objects.select_related("host").filter(pk=pool_id).first()
     if pool is None:
-        raise NotFoundError(f"Pool {pool_id} does not exist.")
+        raise NotFoundError(_("Pool {pool} does not exist.").format(pool=pool_id))
     return pool

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from images.kinds.stages import WRITTEN
 from images.ledger import lines
 from images.models import Image
@@ -157,11 +159,20 @@ def chosen_compression(image: Image, asked: str) -> str:
 
 def _cannot(image: Image, method: str, options: dict[str, Any]) -> list[Refusal]:
     if method == "in_place" and image.from_header("capabilities"):
-        why = f"{image.name} has file capabilities (setcap), which punching holes would remove. Reclaim it by a copy."
+        why = _(
+            "{image} has file capabilities (setcap), which punching holes would remove. Reclaim it by a copy."
+        ).format(image=image.name)
         return [Refusal("unsupported_subformat", why)]
     if method == "in_place" and image.pool.network:
         why = f"{image.pool.name} is on a network filesystem. Nobody on another machine could be kept from writing to "
-        return [Refusal("unsupported_pool", f"{why}{image.name} while holes are punched in it. Reclaim it by a copy.")]
+        return [
+            Refusal(
+                "unsupported_pool",
+                _("{why}{image} while holes are punched in it. Reclaim it by a copy.").format(
+                    why=why, image=image.name
+                ),
+            )
+        ]
     if not image.declared_format or image.declared_format in estimates.FORMATS[method]:
         return []
     can = " and ".join(estimates.FORMATS[method])
@@ -169,42 +180,47 @@ def _cannot(image: Image, method: str, options: dict[str, Any]) -> list[Refusal]
         why = f"No reclaim method supports {image.declared_format} images. Convert it instead: that leaves out "
         why += "zeros, and a qcow2 can be compressed."
     elif method == "compress":
-        why = f"{image.declared_format} images cannot hold compressed data; only qcow2 images can."
+        why = _("{format} images cannot hold compressed data; only qcow2 images can.").format(
+            format=image.declared_format
+        )
     else:
-        why = f"{image.declared_format} images cannot be reclaimed by {method}; only {can} images can."
+        why = _("{format} images cannot be reclaimed by {method}; only {can} images can.").format(
+            format=image.declared_format, method=method, can=can
+        )
     return [Refusal("unsupported_subformat", why)]
 
 
 def _reason(image: Image, why: str, after: int | None, won: int | None) -> str:
     if after is None or won is None:
-        return f"{why}. Its savings are unknown until the image is sampled."
+        return _("{why}. Its savings are unknown until the image is sampled.").format(why=why)
     if shared := estimates.shared_bytes(image):
-        return (
-            f"{why}. This frees {max(won, 0):,} bytes: {shared:,} of the image are shared with other files "
-            "and stay allocated."
-        )
+        return _(
+            "{why}. This frees {won:,} bytes: {shared:,} of the image are shared with other files and stay allocated."
+        ).format(why=why, won=max(won, 0), shared=shared)
     if after >= image.occupied_bytes:
-        return f"{why}, but it would free nothing: the image is already that small."
-    return f"{why}. Expected savings by sampling: {won:,} bytes."
+        return _("{why}, but it would free nothing: the image is already that small.").format(why=why)
+    return _("{why}. Expected savings by sampling: {won:,} bytes.").format(why=why, won=won)
 
 
 def _warnings(image: Image, method: str, options: dict[str, Any]) -> list[str]:
     warnings = []
     if image.reclaimable_bytes is None:
         warnings.append(
-            "The image has not been sampled: the space check assumes that the copy needs as much as the original."
+            _("The image has not been sampled: the space check assumes that the copy needs as much as the original.")
         )
     if method == "compress":
         if options["compression"] == "zstd" and image.from_header("compat") == "0.10":
-            warnings.append("zstd needs an image of compat 1.1; this one is 0.10. Choose zlib.")
-        warnings.append("Later guest writes are stored uncompressed; the image grows again as it is used.")
+            warnings.append(_("zstd needs an image of compat 1.1; this one is 0.10. Choose zlib."))
+        warnings.append(_("Later guest writes are stored uncompressed; the image grows again as it is used."))
     return warnings
 
 
 def _warnings_in_place(image: Image) -> list[str]:
-    warnings = ["The file itself is changed, without an undo copy; what a guest reads stays the same."]
+    warnings = [_("The file itself is changed, without an undo copy; what a guest reads stays the same.")]
     if neighbours.of(image).has_undo_copy:
-        warnings.append("An undo copy of an earlier job exists: after this, only an admin can undo that job, by force.")
+        warnings.append(
+            _("An undo copy of an earlier job exists: after this, only an admin can undo that job, by force.")
+        )
     return warnings
 
 

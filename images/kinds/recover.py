@@ -6,6 +6,7 @@ from typing import Any
 
 from django.db.models import Q, QuerySet
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from images.kinds import recover_without_journal
 from images.kinds.scan import HostKind
@@ -45,7 +46,9 @@ class Recover(HostKind):
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         host = self.resolve(target_id).host
         return Plan(
-            reason=f"Looks for journals of interrupted jobs and for scratch files in {host.pools.count()} pools.",
+            reason=_("Looks for journals of interrupted jobs and for scratch files in {count} pools.").format(
+                count=host.pools.count()
+            ),
             refusals=tuple(refusals.without_agent(host)),
         )
 
@@ -153,7 +156,7 @@ class Recover(HostKind):
 def _where(kept: QuerySet[Job]) -> list[dict[str, str]]:
     """Where these jobs' undo copies should wait: beside their images."""
     jobs = list(kept.filter(target_kind="image").values_list("uid", "target_id"))
-    images = Image.every.select_related("pool").in_bulk({image for _, image in jobs})
+    images = Image.every.select_related("pool").in_bulk({image for __, image in jobs})
     return [
         {
             "job": uid,

@@ -4,6 +4,7 @@ from collections import Counter
 from typing import Any
 
 from django.db.models import Exists, OuterRef, QuerySet
+from django.utils.translation import gettext as _
 
 from images.models import Image
 from images.rewrite import estimates, refusals
@@ -37,7 +38,7 @@ class HostKind(JobKind):
     def resolve(self, target_id: int) -> Target:
         host = Host.objects.filter(pk=target_id).first()
         if host is None:
-            raise NotFoundError(f"Host {target_id} does not exist.")
+            raise NotFoundError(_("Host {target} does not exist.").format(target=target_id))
         return Target(kind="host", id=host.pk, host=host, label=host.name)
 
 
@@ -57,7 +58,10 @@ class Scan(HostKind):
 
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         host = self.resolve(target_id).host
-        return Plan(reason=f"Reads {plural(host.pools.count(), 'pool,pools')} of {host.name}.", facts_at=host.last_seen)
+        return Plan(
+            reason=_("Reads {pools} of {host}.").format(pools=plural(host.pools.count(), "pool,pools"), host=host.name),
+            facts_at=host.last_seen,
+        )
 
     def only_looks(self, options: dict[str, Any]) -> bool:  # noqa: ARG002 (whatever its options)
         return True
@@ -143,7 +147,7 @@ class Scan(HostKind):
             run.take(event)
             recorder.tick()
             if recorder.cancel_requested:
-                raise StoppedError(protocol.CANCELLED, "Cancelled; the results of the previous scan are kept.")
+                raise StoppedError(protocol.CANCELLED, _("Cancelled; the results of the previous scan are kept."))
         return {}
 
     def on_event(self, job: Job, event: dict[str, Any]) -> None:

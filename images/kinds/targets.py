@@ -3,6 +3,8 @@
 from abc import abstractmethod
 from typing import Any, ClassVar
 
+from django.utils.translation import gettext as _
+
 from images.models import Image
 from images.rewrite import neighbours
 from images.scan import look
@@ -23,7 +25,7 @@ def find(image_id: int) -> Image:
     """
     image = Image.objects.select_related("host", "pool").filter(pk=image_id).first()
     if image is None:
-        raise NotFoundError(f"Image {image_id} does not exist.")
+        raise NotFoundError(_("Image {image} does not exist.").format(image=image_id))
     return image
 
 

@@ -4,6 +4,7 @@ import contextlib
 from typing import Any
 
 from django.db.models import Q
+from django.utils.translation import gettext as _
 
 from images.kinds.targets import ancestors, facts, find, locks_on, silent_storage
 from images.ledger import lines
@@ -57,13 +58,15 @@ class OfJob(JobKind):
     def _job(job_id: int) -> Job:
         job = Job.objects.select_related("host").filter(pk=job_id).first()
         if job is None:
-            raise NotFoundError(f"Job {job_id} does not exist.")
+            raise NotFoundError(_("Job {job} does not exist.").format(job=job_id))
         return job
 
     @staticmethod
     def _image(job: Job) -> Image:
         if job.target_kind != "image":
-            raise RefusedError("undo_missing", f"Job {job.pk} ({job.kind}) did not rewrite an image.")
+            raise RefusedError(
+                "undo_missing", _("Job {job} ({kind}) did not rewrite an image.").format(job=job.pk, kind=job.kind)
+            )
         return find(job.target_id)
 
     def look(self, target_id: int, job: Job | None = None) -> None:
@@ -75,14 +78,13 @@ class OfJob(JobKind):
         if job.undo_available:
             return self._cut_off(job)
         words = {
-            Job.UndoState.UNDONE: "is already undone",
-            Job.UndoState.DISCARDED: "has had its undo copy discarded",
-            Job.UndoState.EXPIRED: "no longer has an undo copy: its undo window has closed",
-            Job.UndoState.MISSING: "has lost its undo copy: it was deleted outside this dashboard",
+            Job.UndoState.UNDONE: _("Job {job} is already undone."),
+            Job.UndoState.DISCARDED: _("Job {job} has had its undo copy discarded."),
+            Job.UndoState.EXPIRED: _("Job {job} no longer has an undo copy: its undo window has closed."),
+            Job.UndoState.MISSING: _("Job {job} has lost its undo copy: it was deleted outside this dashboard."),
         }
-        return [
-            Refusal("undo_missing", f"Job {job.pk} {words.get(Job.UndoState(job.undo_state), 'keeps no undo copy')}.")
-        ]
+        sentence = words.get(Job.UndoState(job.undo_state), _("Job {job} keeps no undo copy."))
+        return [Refusal("undo_missing", sentence.format(job=job.pk))]
 
     @staticmethod
     def _cut_off(job: Job) -> list[Refusal]:
@@ -91,10 +93,9 @@ class OfJob(JobKind):
         other = Job.objects.filter(there, needs_recovery=True).first()
         if other is None:
             return []
-        sentence = (
-            f"Job {other.pk} ({other.kind}) was interrupted while working on it. {job.host.name} is recovered "
-            "first, automatically."
-        )
+        sentence = _(
+            "Job {other} ({kind}) was interrupted while working on it. {host} is recovered first, automatically."
+        ).format(other=other.pk, kind=other.kind, host=job.host.name)
         return [Refusal("busy", sentence)]
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:  # noqa: ARG002 (the same for all)
@@ -149,7 +150,9 @@ class Undo(OfJob):
         against += _against_what_goes(job, image, options)
         return Plan(
             method="undo",
-            reason=f"The original of {image.name} is restored from its undo copy and replaces the new image.",
+            reason=_("The original of {image} is restored from its undo copy and replaces the new image.").format(
+                image=image.name
+            ),
             facts_at=image.last_scanned,
             before_bytes=image.allocated_size,
             predicted_after_bytes=job.undo_bytes or None,
@@ -235,7 +238,7 @@ class DiscardUndo(OfJob):
         image = self._image(job)
         return Plan(
             method="discard_undo",
-            reason=f"The undo copy of {image.name} is removed; the job can no longer be undone.",
+            reason=_("The undo copy of {image} is removed; the job can no longer be undone.").format(image=image.name),
             facts_at=image.last_scanned,
             before_bytes=image.allocated_size,
             predicted_after_bytes=image.allocated_size,
@@ -286,9 +289,9 @@ class DiscardUndo(OfJob):
 def _takes_away(undone: Job, options: dict[str, Any]) -> str:
     """What an undo takes from those who need the image as it is now, in a sentence; empty where they lose nothing."""
     if len(set(moving.paths_of(undone))) > 1:
-        return "They use the image under its current name and would lose it: flatten its overlays first."
+        return _("They use the image under its current name and would lose it: flatten its overlays first.")
     if options["force"] or (undone.kind == "check" and undone.options.get("repair") == "all"):
-        return "They depend on the image's current content: flatten its overlays first."
+        return _("They depend on the image's current content: flatten its overlays first.")
     return ""
 
 
@@ -312,13 +315,16 @@ def undone_for_good(undo: Job, undone: Job, image: Image | None, gone: int, free
 
 
 def _warnings(job: Job, options: dict[str, Any]) -> tuple[str, ...]:
-    warnings = ["Data written to the new image since then is lost."] if options["force"] else []
+    warnings = [_("Data written to the new image since then is lost.")] if options["force"] else []
     paths = moving.paths_of(job)
     if len(set(paths)) > 1:
-        warnings.append(f"It gets its original name again: {display(paths[0])}.")
+        warnings.append(_("It gets its original name again: {paths}.").format(paths=display(paths[0])))
     if guests := [guest["name"] for guest in job.kept.get("guests", [])]:
-        warnings.append(f"The definition of {', '.join(guests)} names the original again.")
-    warnings += [f"The configuration of {one['name']} names {one['old']} again." for one in job.kept.get("volumes", [])]
+        warnings.append(_("The definition of {guests} names the original again.").format(guests=", ".join(guests)))
+    warnings += [
+        _("The configuration of {name} names {old} again.").format(name=one["name"], old=one["old"])
+        for one in job.kept.get("volumes", [])
+    ]
     return tuple(warnings)
 
 

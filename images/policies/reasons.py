@@ -3,6 +3,9 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
 from images.models import Image
 from storage_admin.words import between, exact, size, tenths
 
@@ -40,49 +43,63 @@ class Skip(NamedTuple):
 
 
 def _too_little(gain: int, percent: float, least: int, least_percent: int) -> str:
-    gained, asked = f"about {size(gain)}", size(least)
+    gained, asked = _("about {size}").format(size=size(gain)), size(least)
     if gain < least and size(gain) == asked:
-        gained, asked = f"{exact(gain)} bytes", f"{exact(least)} bytes"
+        gained, asked = (_("{count} bytes").format(count=exact(one)) for one in (gain, least))
     # Rounded down: less than is asked for never reads as that.
-    wins = f"It would free {gained} ({tenths(percent)} %)" if gain > 0 else "It would free nothing"
-    wanted = [f"at least {asked}"] if least else []
+    wanted = [_("at least {size}").format(size=asked)] if least else []
     wanted += [f"{least_percent} %"] if least_percent else []
-    return f"{wins}; the policy requires {' and '.join(wanted)}." if wanted else f"{wins}."
+    if gain > 0 and wanted:
+        sentence = _("It would free {gained} ({percent} %); the policy requires {wanted}.")
+    elif gain > 0:
+        sentence = _("It would free {gained} ({percent} %).")
+    else:
+        sentence = _("It would free nothing; the policy requires {wanted}.") if wanted else _("It would free nothing.")
+    return sentence.format(gained=gained, percent=tenths(percent), wanted=_(" and ").join(wanted))
 
 
 def _in_state(detail: str) -> str:
-    return detail or "Its state must be resolved first."
+    return detail or _("Its state must be resolved first.")
 
 
 #: In the order in which the rules are asked (:mod:`images.policies.rules`).
 _SENTENCES: dict[str, Callable[..., str]] = {
     **{state: _in_state for state in Image.State.values if state not in {Image.State.OK, *Image.NOT_THERE}},
-    "format_undeclared": lambda looks: (
-        f"Its format is not declared; its content looks like {looks}. Declare it on the image's page first."
+    "format_undeclared": lambda looks: _(
+        "Its format is not declared; its content looks like {looks}. Declare it on the image's page first."
+    ).format(looks=looks),
+    "encrypted": lambda: _("It is encrypted: no space can be reclaimed from outside."),
+    "immutable": lambda: _(
+        "It is protected (chattr +i or +a), or the disk of a Proxmox VE template: it is not changed."
     ),
-    "encrypted": lambda: "It is encrypted: no space can be reclaimed from outside.",
-    "immutable": lambda: "It is protected (chattr +i or +a), or the disk of a Proxmox VE template: it is not changed.",
-    "busy": lambda kind, job: f"Job {job} ({kind}) is already running on it, or queued.",
-    "guest_running": lambda detail: f"It is in use: {detail}. A policy never shuts a guest down.",
-    "guests_unknown": lambda detail: f"Who uses it is not known. {detail or 'It was not scanned yet.'}",
-    "chain_too_short": lambda depth, least: (
-        f"Its chain has {depth} image{'s' if depth > 1 else ''}; the policy requires {least} or more."
+    "busy": lambda kind, job: _("Job {job} ({kind}) is already running on it, or queued.").format(job=job, kind=kind),
+    "guest_running": lambda detail: _("It is in use: {detail}. A policy never shuts a guest down.").format(
+        detail=detail
     ),
-    "chain_too_deep": lambda depth, most: f"Its chain has {depth} images; more than {most} are refused.",
-    "preallocated": lambda how: (
-        f"It is preallocated ({how}), and a job would undo that. It is left out unless the policy includes such images."
+    "guests_unknown": lambda detail: _("Who uses it is not known. {detail}").format(
+        detail=detail or _("It was not scanned yet.")
     ),
-    "undone": lambda kind, job: (
-        f"Its last {kind} (job {job}) was undone. It is left out until someone starts one manually."
+    "chain_too_short": lambda depth, least: ngettext(
+        "Its chain has {depth} image; the policy requires {least} or more.",
+        "Its chain has {depth} images; the policy requires {least} or more.",
+        depth,
+    ).format(depth=depth, least=least),
+    "chain_too_deep": lambda depth, most: _("Its chain has {depth} images; more than {most} are refused.").format(
+        depth=depth, most=most
     ),
-    "decayed": lambda won, grown, job, finished, at: (
-        f"It grew back: job {job} freed {size(won)}, and {between(finished, at)} later it had "
-        f"grown by {size(grown)} again. It is left out from now on, unless the policy includes "
-        "such images."
-    ),
-    "too_young": lambda kind, job, finished, hours: (
-        f"Its last {kind} (job {job}) ended at {finished:%Y-%m-%d %H:%M} UTC; the policy waits {hours} hours."
-    ),
+    "preallocated": lambda how: _(
+        "It is preallocated ({how}), and a job would undo that. It is left out unless the policy includes such images."
+    ).format(how=how),
+    "undone": lambda kind, job: _(
+        "Its last {kind} (job {job}) was undone. It is left out until someone starts one manually."
+    ).format(kind=kind, job=job),
+    "decayed": lambda won, grown, job, finished, at: _(
+        "It grew back: job {job} freed {won}, and {between} later it had grown by {grown} again. It is left out from "
+        "now on, unless the policy includes such images."
+    ).format(job=job, won=size(won), between=between(finished, at), grown=size(grown)),
+    "too_young": lambda kind, job, finished, hours: _(
+        "Its last {kind} (job {job}) ended at {finished:%Y-%m-%d %H:%M} UTC; the policy waits {hours} hours."
+    ).format(kind=kind, job=job, finished=finished, hours=hours),
     "not_analyzed": lambda why="it has not been analyzed since it changed.", what="Its savings are not known": (
         f"{what}: {why}"
     ),

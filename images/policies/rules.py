@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from django.db.models import BigIntegerField, Case, Count, F, QuerySet, Value, When
 from django.db.models.fields.json import KT
 from django.db.models.functions import Cast, NullIf
+from django.utils.translation import gettext as _
 
 from images.models import Image
 from images.policies import growth, history
@@ -292,7 +293,9 @@ def _unknown(row: _Row) -> str:
     if row.unknown:
         return row.unknown
     if row.format not in estimates.SAMPLED_FORMATS:
-        return f"{row.format} images are not analyzed; {', '.join(estimates.SAMPLED_FORMATS)} are."
+        return _("{format} images are not analyzed; {sampled_formats} are.").format(
+            format=row.format, sampled_formats=", ".join(estimates.SAMPLED_FORMATS)
+        )
     return "it has not been analyzed yet." if row.analyzed_at is None else "it has not been analyzed since it changed."
 
 

@@ -14,6 +14,7 @@ from itertools import islice, pairwise
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from cronsim import CronSim, CronSimError
+from django.utils.translation import gettext as _
 
 from storage_admin.errors import InvalidError
 from storage_admin.moments import zones
@@ -96,10 +97,10 @@ class Schedule:
         shortest = min(seen, key=lambda window: window.closes - window.opens)
         if shortest.last_start <= shortest.opens:
             minutes = (shortest.closes - shortest.opens) // timedelta(minutes=1)
-            detail = (
-                f"The window that opens at {shortest.opens:%Y-%m-%d %H:%M} has {minutes} minutes: with "
-                f"the last {self.quiet_minutes} quiet, no job could start in it."
-            )
+            detail = _(
+                "The window that opens at {opens:%Y-%m-%d %H:%M} has {minutes} minutes: with the last {quiet} quiet, "
+                "no job could start in it."
+            ).format(opens=shortest.opens, minutes=minutes, quiet=self.quiet_minutes)
             raise _wrong("quiet_minutes", detail)
 
     @property
@@ -136,11 +137,19 @@ def openings(cron: str, timezone: str, after: datetime) -> Iterator[datetime]:
 def _parsed(cron: str, timezone: str) -> ZoneInfo:
     fields = cron.split()
     if len(fields) != 5:
-        raise _wrong("cron", f"Five fields (minute, hour, day of the month, month, day of the week), {_EXAMPLE}.")
+        raise _wrong(
+            "cron",
+            _("Five fields (minute, hour, day of the month, month, day of the week), {example}.").format(
+                example=_EXAMPLE
+            ),
+        )
     if (what := _unreadable(cron)) is not None:
         if what == "day-of-month" and _unreadable(f"0 0 {fields[2]} * *") is None:
             raise _wrong("cron", _NO_DAY)  # it can be read, but none of the months has that day
-        raise _wrong("cron", f"The field for the {what} cannot be read. Write it {_EXAMPLE}.")
+        raise _wrong(
+            "cron",
+            _("The field for the {what} cannot be read. Write it {example}.").format(what=what, example=_EXAMPLE),
+        )
     try:
         return ZoneInfo(timezone)
     except (ZoneInfoNotFoundError, ValueError, OSError):

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from images.kinds.targets import RewriteKind, ancestors, facts, find
 from images.ledger import lines
@@ -178,7 +179,7 @@ class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
             return
         pool = StoragePool.objects.filter(pk=plan.scratch_pool).first()
         if pool is None:
-            raise RefusedError("stale_plan", "Its pool is no longer registered: scan the host again.")
+            raise RefusedError("stale_plan", _("Its pool is no longer registered: scan the host again."))
         for refusal in space.Admitted().against(pool, target.host, space.planned_need(plan, target.host)):
             raise RefusedError(refusal.code, refusal.detail)
 
@@ -300,12 +301,14 @@ def _lasting(above: list[Image], options: dict[str, Any], *, replaces: bool) -> 
     warnings = []
     if above:
         warnings.append(
-            f"{plural(len(above), 'overlay uses,overlays use')} this image. The data it gives them stays identical."
+            _("{overlays_use} this image. The data it gives them stays identical.").format(
+                overlays_use=plural(len(above), "overlay uses,overlays use")
+            )
         )
     if not replaces:
         return warnings
     if not options["undo_hours"]:
-        warnings.append("No undo copy: the original is removed as soon as the verified new image is in place.")
+        warnings.append(_("No undo copy: the original is removed as soon as the verified new image is in place."))
     else:
-        warnings.append("Until the undo copy is removed, the pool holds both files: no space is freed before that.")
+        warnings.append(_("Until the undo copy is removed, the pool holds both files: no space is freed before that."))
     return warnings

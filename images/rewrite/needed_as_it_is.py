@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from images.kinds.aside import looked_through
 from images.models import Image
 from images.rewrite import neighbours
@@ -17,10 +19,14 @@ def refusals(image: Image, advice: str) -> list[Refusal]:
     """
     near = neighbours.of(image)
     overlays = plural(image.overlays_count, "overlay uses,overlays use")
-    standing = [f"{overlays} the image as backing file."] if image.overlays_count else []
+    standing = [_("{overlays} the image as backing file.").format(overlays=overlays)] if image.overlays_count else []
     found = [Refusal("has_overlays", f"{why} {advice}") for why in [*standing, *near.needed_by]]
     if why := near.needs_unknown:
-        found.append(Refusal("guests_unknown", f"{why} The image is not changed until it is known who uses it."))
+        found.append(
+            Refusal(
+                "guests_unknown", _("{why} The image is not changed until it is known who uses it.").format(why=why)
+            )
+        )
     return found
 
 
