@@ -7,6 +7,8 @@ Two settings differ where not one repetition of the one reached into what the ot
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from django.utils.translation import gettext as _
+
 from benchmarks import depths, results
 from benchmarks.figures import FEWEST, NO_DIFFERENCE, Advice, differ, figure, listed, times, value_of, why_not
 from benchmarks.results import Result
@@ -124,9 +126,13 @@ def _advise(matrix: Matrix, rows: list[Result], beside: list[Result], where: str
 def _same(where: str, best: Result, slowest: Result) -> str:
     """Others between these two are not compared: of many, two differ by chance."""
     if min(best.repetitions, slowest.repetitions) < FEWEST:
-        return f"On {where}, fewer than {FEWEST} repetitions show {NO_DIFFERENCE}: run it with more of them."
+        return _("On {where}, fewer than {fewest} repetitions show {no_difference}: run it with more of them.").format(
+            where=where, fewest=FEWEST, no_difference=NO_DIFFERENCE
+        )
     told = f"On {where} there is {NO_DIFFERENCE} between the fastest, {_named(best)} (median {figure(best)}), and the "
-    return f"{told}slowest, {_named(slowest)} ({figure(slowest)}){why_not([best, slowest])}."
+    return _("{told}slowest, {who} ({figure}){why_not}.").format(
+        told=told, who=_named(slowest), figure=figure(slowest), why_not=why_not([best, slowest])
+    )
 
 
 def _paid(matrix: Matrix, best: Result, first: Result, beside: list[Result]) -> str:

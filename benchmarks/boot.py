@@ -5,6 +5,8 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from images.kinds.targets import ancestors, facts, find, locks_on
 from images.models import Image
 from images.rewrite import estimates, refusals
@@ -88,7 +90,7 @@ def clean(kind: Any, given: Any) -> dict[str, Any] | None:
     """
     if kind != KIND:
         if given is not None:
-            raise InvalidError("boot: goes with the kind boot.", {"boot": "goes with the kind boot."})
+            raise InvalidError(_("boot: goes with the kind boot."), {"boot": _("goes with the kind boot.")})
         return None
     fields = {}
     for error in StrictValidator(SCHEMA).iter_errors(given):
@@ -168,7 +170,7 @@ class Boots:
         )
         told = f"{each} {size(memory.needed_bytes(most, self.memory_bytes))} of memory, with what qemu takes for each"
         if self.fit is None or self.available_bytes is None:
-            return f"{told}; how much the host has available is not known."
+            return _("{told}; how much the host has available is not known.").format(told=told)
         left = " What does not fit when it starts is left out." if most > self.fit else ""
         return f"{told}; {size(self.available_bytes)} were available at the last scan: {self.fit} fit.{left}"
 
@@ -227,10 +229,11 @@ def against(boots: Boots) -> list[Refusal]:
     if not found and image.declared_format not in agent.FORMATS:
         found.append(
             Refusal(
-                "unsupported_subformat", f"Guests boot from qcow2 and raw images, not from {image.declared_format}."
+                "unsupported_subformat",
+                _("Guests boot from qcow2 and raw images, not from {format}.").format(format=image.declared_format),
             )
         )
-    foreign, _ = refusals.for_taken(image, below)
+    foreign, __ = refusals.for_taken(image, below)
     return [*found, *refusals.for_bases(image, below), *foreign]
 
 
@@ -276,8 +279,12 @@ def missing(host: Host) -> tuple[str, str]:
     tools = host.capabilities.get("tools") or {}
     for name, package in NEEDED:
         if not tools.get(name, True):
-            return f"{name} is not installed on {host.name}: install {package} there, then scan the host.", package
+            return _("{name} is not installed on {host}: install {package} there, then scan the host.").format(
+                name=name, host=host.name, package=package
+            ), package
     if host.capabilities.get("libvirt") == "absent":
         package = "libvirt-daemon-system"
-        return f"There is no libvirt on {host.name}: install {package} there, then scan the host.", package
+        return _("There is no libvirt on {host}: install {package} there, then scan the host.").format(
+            host=host.name, package=package
+        ), package
     return "", ""

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from itertools import combinations
 
+from django.utils.translation import gettext as _
+
 from benchmarks import results
 from benchmarks.figures import FEWEST, NO_DIFFERENCE, Advice, differ, figure, listed, times, value_of, why_not
 from benchmarks.results import Result
@@ -43,11 +45,23 @@ def _advise(group: list[Result], rows: Sequence[Result], where: str) -> Advice:
     doing = topic.removeprefix("Queue depth, ")
     doing += f" of {first.setting['block']}" if first.setting.get("block") else ""
     if min(row.repetitions for row in ranked) < FEWEST:
-        return Advice(topic, f"On {where}, fewer than {FEWEST} repetitions show {NO_DIFFERENCE}.", measurable=False)
+        return Advice(
+            topic,
+            _("On {where}, fewer than {fewest} repetitions show {no_difference}.").format(
+                where=where, fewest=FEWEST, no_difference=NO_DIFFERENCE
+            ),
+            measurable=False,
+        )
     if not any(differ(one, other) for one, other in combinations(ranked, 2)):
         told = f"On {where} there is {NO_DIFFERENCE} between {_depths(ranked)} for {doing}: medians of "
         low, high = min(ranked, key=value_of), max(ranked, key=value_of)
-        return Advice(topic, f"{told}{figure(low)} to {figure(high)}{why_not(ranked)}.", measurable=False)
+        return Advice(
+            topic,
+            _("{told}{figure} to {figure_2}{why_not}.").format(
+                told=told, figure=figure(low), figure_2=figure(high), why_not=why_not(ranked)
+            ),
+            measurable=False,
+        )
     # The least depth than which none is measured to be better, of those that are measured to be better than another.
     fine = [row for row in ranked if not any(_slower(row, other) for other in ranked)]
     best = min(fine, key=lambda row: (not _slower(first, row), not any(_slower(one, row) for one in ranked)))

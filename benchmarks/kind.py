@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from benchmarks import boot, profiles, recording
 from benchmarks.models import Benchmark, BenchmarkKind
 from benchmarks.profiles import Profile
@@ -27,7 +29,7 @@ def find(pool_id: int) -> StoragePool:
     """
     pool = StoragePool.objects.select_related("host").filter(pk=pool_id).first()
     if pool is None:
-        raise NotFoundError(f"There is no pool {pool_id}.")
+        raise NotFoundError(_("There is no pool {pool}.").format(pool=pool_id))
     return pool
 
 
@@ -93,9 +95,15 @@ class RunBenchmark(JobKind):
         boot.require_role(actor, pool.host, options["boot"])
         profile = profile_for(pool, options)
         cost = profile.cost
-        reason = (
-            f"{len(profile.steps)} steps, {profile.repetitions} times each: writes about {size(cost.bytes_written)} in "
-            f"about {seconds(cost.seconds_about)}, on scratch files of at most {size(cost.scratch_bytes)}."
+        reason = _(
+            "{count} steps, {repetitions} times each: writes about {bytes_written} in about {about}, on scratch files "
+            "of at most {scratch}."
+        ).format(
+            count=len(profile.steps),
+            repetitions=profile.repetitions,
+            bytes_written=size(cost.bytes_written),
+            about=seconds(cost.seconds_about),
+            scratch=size(cost.scratch_bytes),
         )
         against = _against(pool, profile)
         read: list[Affected] = []
@@ -172,12 +180,24 @@ def _against(pool: StoragePool, profile: Profile) -> list[Refusal]:
     if against := refusals.without_agent(host):
         return against
     if host.transport == Host.Transport.PLAIN:
-        return [Refusal("tool_missing", f"There is no Python 3 on {host.name}: no agent can run there.")]
+        return [
+            Refusal("tool_missing", _("There is no Python 3 on {host}: no agent can run there.").format(host=host.name))
+        ]
     if host.status == Host.Status.UNREACHABLE:
-        return [Refusal("host_unreachable", f"{host.name} does not answer: {host.status_detail} Scan it again first.")]
+        return [
+            Refusal(
+                "host_unreachable",
+                _("{host} does not answer: {why} Scan it again first.").format(host=host.name, why=host.status_detail),
+            )
+        ]
     if pool.kind not in refusals.FOLDERS or not pool.path_bytes:
         return [
-            Refusal("unsupported_pool", f"{pool.name} is a {pool.kind} pool, no folder: no file can be made there.")
+            Refusal(
+                "unsupported_pool",
+                _("{pool} is a {kind} pool, no folder: no file can be made there.").format(
+                    pool=pool.name, kind=pool.kind
+                ),
+            )
         ]
     if against := refusals.silent(pool):
         return against
@@ -200,7 +220,9 @@ def _no_room(pool: StoragePool, scratch: int) -> list[Refusal]:
     return [
         Refusal(
             "not_enough_space",
-            f"Its scratch files take up to {scratch:,} bytes, {others}and {reserve:,} must stay free; {pool.name} has "
-            f"{available:,} free. Choose a smaller size, or free some space.",
+            _(
+                "Its scratch files take up to {scratch:,} bytes, {others}and {reserve:,} must stay free; {pool} has "
+                "{available:,} free. Choose a smaller size, or free some space."
+            ).format(scratch=scratch, others=others, reserve=reserve, pool=pool.name, available=available),
         )
     ]
