@@ -3,10 +3,15 @@
 from collections.abc import Callable
 from datetime import datetime
 from math import floor
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from django.utils import timezone
 
+if TYPE_CHECKING:
+    from django.utils.functional import _StrPromise
+
+#: A text that is translated when it is shown, or stays as it is.
+Translatable: TypeAlias = "str | _StrPromise"
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 UNKNOWN = "unknown"
 MINUS = "\N{MINUS SIGN}"

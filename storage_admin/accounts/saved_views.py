@@ -182,7 +182,7 @@ def save(
         if old is None and there.count() >= MOST:
             raise ValueError(
                 _("There are {most} views of {title} already: delete one, or save under its name.").format(
-                    most=MOST, title=page.title
+                    most=MOST, title=_(page.title)
                 )
             )
         if old is not None:
@@ -265,7 +265,9 @@ def set_default(actor: Actor, view: SavedView, *, on: bool) -> None:
 def _page(actor: Actor, name: str) -> ListPage:
     page = pages().get(name)
     if page is None:
-        raise ValueError(f"There is no list {name[:40]!r}: {', '.join(sorted(pages()))}.")
+        raise ValueError(
+            _("There is no list {name!r}: {pages}.").format(name=name[:40], pages=", ".join(sorted(pages())))
+        )
     (actor.require_everywhere if page.everywhere else actor.require)(page.role)
     return page
 

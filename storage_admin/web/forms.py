@@ -36,9 +36,10 @@ class Wrong:
     refusal: str = ""
 
 
-def refusal_message(error: RefusedError, ending: str = "Nothing was changed.") -> SafeString:
+def refusal_message(error: RefusedError, ending: str = "") -> SafeString:
     """A refusal as a page's message: what speaks against it, what that means, and its code in small print."""
-    return format_html("<b>Refused.</b> {} {} {}", error.detail, ending, refusal_code(error.code))
+    ending = ending or _("Nothing was changed.")
+    return format_html("<b>{}</b> {} {} {}", _("Refused."), error.detail, ending, refusal_code(error.code))
 
 
 def whole_number(text: str) -> int | None:

@@ -67,7 +67,9 @@ def filtered(request: HttpRequest, filters: type[django_filters.FilterSet], rows
 
 
 #: Columns of numbers, by their words.
-NUMERIC = frozenset({"Physical", "Virtual", "Reclaimable", "Depth", "Freed", "Took"})
+NUMERIC = frozenset(
+    {"Physical", "Virtual", "Reclaimable", "Depth", "Freed", "Took", "Before", "After", "Predicted", "Held"}
+)
 
 
 def columns(known: tuple[tuple[str | None, str, str], ...], ordering: str) -> list[dict[str, Any]]:
@@ -83,7 +85,7 @@ def columns(known: tuple[tuple[str | None, str, str], ...], ordering: str) -> li
         sorted_by = key is not None and ordering.removeprefix("-") == key
         following = "" if key is None else (key if down else f"-{key}") if sorted_by else f"{first}{key}"
         sort = ("descending" if down else "ascending") if sorted_by else ""
-        shown.append({"word": word, "ordering": following, "sort": sort, "numeric": word in NUMERIC})
+        shown.append({"word": _(word), "ordering": following, "sort": sort, "numeric": word in NUMERIC})
     return shown
 
 

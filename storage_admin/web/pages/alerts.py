@@ -7,6 +7,7 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import render
 from django.urls import NoReverseMatch, reverse
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 from django.views.decorators.http import require_POST, require_safe
 
 from storage_admin.accounts.roles import Role
@@ -31,7 +32,7 @@ from storage_admin.web.page import (
 )
 
 PER_PAGE = 50
-PAGE = list_page("alerts", "Alerts", AlertFilters.base_filters)
+PAGE = list_page("alerts", gettext_noop("Alerts"), AlertFilters.base_filters)
 CSV_COLUMNS: Columns = {
     name: name
     for name in (

@@ -180,7 +180,9 @@ def _context(request: PageRequest, form: QueryDict) -> dict[str, Any]:
     except InvalidError as error:
         return context | {"error": error}
     except ForbiddenError as error:
-        return context | {"error": {"detail": f"Only an admin may choose a kernel on a host. {error}"}}
+        return context | {
+            "error": {"detail": _("Only an admin may choose a kernel on a host. {error}").format(error=error)}
+        }
 
 
 def _pairs(every: list[Profile]) -> list[tuple[Profile, Profile]]:

@@ -9,6 +9,7 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import render
 from django.urls import reverse
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 from django.views.decorators.http import require_safe
 
 from benchmarks import advice, charts, environment, published, results, selectors
@@ -28,7 +29,7 @@ from storage_admin.web.pages.jobs import status_of
 from storage_admin.web.templatetags.figures import kind_title
 
 PER_PAGE = 50
-PAGE = list_page("benchmarks", "Benchmarks", BenchmarkFilters.base_filters)
+PAGE = list_page("benchmarks", gettext_noop("Benchmarks"), BenchmarkFilters.base_filters)
 #: In an address: with ``published=0`` charts show only what was measured here.
 PUBLISHED = "published"
 #: The highest of one's own and of published figures so many times apart, or a published one so many times below the
@@ -163,10 +164,10 @@ def _with_published(request: PageRequest) -> bool:
 
 def _run(request: PageRequest, run: Benchmark) -> dict[str, Any]:
     rows = selectors.results_of(run)
-    about = f"caches {run.caches}" if run.caches else ""
-    mine = Series("this run", tuple(rows), about=about)
+    about = _("caches {caches}").format(caches=run.caches) if run.caches else ""
+    mine = Series(_("this run"), tuple(rows), about=about)
     references = published.of_kind(run.kind)
-    where = run.pool.name if run.pool else run.label or "this machine"
+    where = run.pool.name if run.pool else run.label or _("this machine")
     return {
         "run": run,
         "active": run.job is not None and run.job.active,
@@ -201,7 +202,7 @@ def _legible(chart: Chart) -> Chart:
     if max(tops) <= DWARFED * min(tops) and max(tops) <= HIDDEN * min(told[True]):
         return chart
     config = chart.config | {"options": {"scales": chart.config["options"]["scales"] | {"y": {"type": "logarithmic"}}}}
-    return replace(chart, title=f"{chart.title}, logarithmic", config=config)
+    return replace(chart, title=_("{title}, logarithmic").format(title=chart.title), config=config)
 
 
 def _before(run: Benchmark) -> Benchmark | None:

@@ -118,7 +118,7 @@ def guest_job(request: PageRequest, guest_id: int, kind_name: str) -> HttpRespon
             plan = services.plan(request.actor, kind_name, shown.pk, options)
     except InvalidError as invalid:
         error = invalid
-    context = _context(shown, given, kind.title, kind_name, plan, error)
+    context = _context(shown, given, str(kind.title), kind_name, plan, error)
     return render(request, "guests/job.html", context | {"planned": plan_digest(options)})
 
 

@@ -9,8 +9,8 @@ from django.http import QueryDict
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.utils import timezone
-from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_http_methods
 
 from images import selectors
@@ -30,10 +30,10 @@ AT_ONCE = 100
 MIB = 1 << 20
 #: Name of a limit's field, its word, and what its number is multiplied with.
 LIMIT_FIELDS = (
-    ("read_bytes_sec", "Read (MiB/s)", MIB),
-    ("write_bytes_sec", "Write (MiB/s)", MIB),
-    ("read_iops_sec", "Read IOPS", 1),
-    ("write_iops_sec", "Write IOPS", 1),
+    ("read_bytes_sec", _("Read (MiB/s)"), MIB),
+    ("write_bytes_sec", _("Write (MiB/s)"), MIB),
+    ("read_iops_sec", _("Read IOPS"), 1),
+    ("write_iops_sec", _("Write IOPS"), 1),
 )
 
 
@@ -71,7 +71,7 @@ def options_from(form: QueryDict) -> dict[str, Any]:
     if limits:
         options["limits"] = limits
     if fields:
-        raise InvalidError(_("Some numbers are invalid."), fields)
+        raise InvalidError(gettext("Some numbers are invalid."), fields)
     if options and form.get("accept_hidden_lines"):
         options["accept_hidden_lines"] = form["accept_hidden_lines"]
     return options
@@ -79,7 +79,7 @@ def options_from(form: QueryDict) -> dict[str, Any]:
 
 def _whole(text: str, factor: int, name: str, fields: dict[str, str]) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 12:
-        fields[name] = _("Give a whole number, or leave empty to keep the current value.")
+        fields[name] = gettext("Give a whole number, or leave empty to keep the current value.")
         return 0
     return int(text) * factor
 
@@ -95,7 +95,7 @@ def guest_io(request: PageRequest) -> HttpResponseBase:
     ids = [int(text) for text in given.getlist("guest") if text.isascii() and text.isdigit() and len(text) < 19]
     guests = list(selectors.guests_for(request.actor).filter(pk__in=ids[:AT_ONCE]).order_by("name", "id"))
     if not guests:
-        messages.error(request, _("Select guests first."))
+        messages.error(request, gettext("Select guests first."))
         return redirect("guests")
     error, options = None, {}
     try:
@@ -145,10 +145,10 @@ def _start(request: PageRequest, lines: list[Line], options: dict[str, Any], key
             queued += job.created >= since
             jobs.append(job)
     if not jobs:
-        messages.error(request, _("Nothing was queued."))
+        messages.error(request, gettext("Nothing was queued."))
         return redirect("guests")
     if queued:
-        messages.success(request, _("{queued} queued.").format(queued=queued))
+        messages.success(request, gettext("{queued} queued.").format(queued=queued))
     if old := len(jobs) - queued:
         before = ngettext(
             "{count} was queued before by this form: nothing new was queued.",

@@ -52,7 +52,7 @@ class ChooseError(Exception):
     """There are nodes to choose from, or to look at once more."""
 
     def __init__(self, nodes: list[NodeRow], *, is_wrong: bool) -> None:
-        super().__init__("choose the nodes")
+        super().__init__(_("choose the nodes"))
         self.nodes = nodes
         self.is_wrong = is_wrong
 

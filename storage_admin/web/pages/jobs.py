@@ -10,6 +10,7 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from images import selectors
@@ -46,19 +47,19 @@ STATES = (("", "all"), ("active", "active"), *((state.value, str(state.label).lo
 
 #: Columns: what they are ordered by, their word, the order that a first click gives.
 COLUMNS = (
-    ("kind", "Job", ""),
-    ("state", "State", ""),
-    ("on", "On", ""),
-    (None, "Freed", ""),
-    ("by", "By", ""),
-    ("id", "Queued", "-"),
-    (None, "Took", ""),
+    ("kind", gettext_noop("Job"), ""),
+    ("state", gettext_noop("State"), ""),
+    ("on", gettext_noop("On"), ""),
+    (None, gettext_noop("Freed"), ""),
+    ("by", gettext_noop("By"), ""),
+    ("id", gettext_noop("Queued"), "-"),
+    (None, gettext_noop("Took"), ""),
 )
-PAGE = list_page("jobs", "Jobs", JobListFilters.base_filters)
+PAGE = list_page("jobs", gettext_noop("Jobs"), JobListFilters.base_filters)
 
 
 def _titles() -> dict[str, str]:
-    return {kind.name: kind.title for kind in kinds.every()}
+    return {kind.name: str(kind.title) for kind in kinds.every()}
 
 
 def _listed(request: PageRequest) -> Filtered[Job]:
@@ -186,12 +187,12 @@ def _stands(job: Job) -> str:
     said = kinds.unsuccessful(job)
     if job.needs_recovery:
         return _("{cut_off} A recovery of the host, which starts by itself, clears what the job left behind.").format(
-            cut_off=said.cut_off
+            cut_off=_(said.cut_off)
         )
     if job.started is None:
         return _("This job had not started and changed nothing.")
     if job.error_code == protocol.BOTH_KEPT:
-        name = f".sa-{job.uid}.orig" if job.target_kind == "image" else "a file named .sa-…orig"
+        name = f".sa-{job.uid}.orig" if job.target_kind == "image" else _("a file named .sa-…orig")
         return _(
             "The file that was made from the image has its name; the original is kept beside it as {name}."
         ).format(name=name)
@@ -200,7 +201,7 @@ def _stands(job: Job) -> str:
     # What is refused or stopped is put back; where the host itself fails in the last moment, nobody is sure of that.
     failed = job.state == Job.State.FAILED and job.error_code not in protocol.REFUSALS
     left_open = failed and said.open_from in {"", job.stage}
-    return _("{cut_off} Scan the host, which tells.").format(cut_off=said.cut_off) if left_open else said.ended
+    return _("{cut_off} Scan the host, which tells.").format(cut_off=_(said.cut_off)) if left_open else _(said.ended)
 
 
 @require_safe
@@ -255,11 +256,11 @@ def job_cancel(request: PageRequest, job_id: int) -> HttpResponseBase:
     row = _job(request, job_id)
     back = request.POST.get("next", "")
     from_list = url_has_allowed_host_and_scheme(back, allowed_hosts=None) and back.startswith(reverse("jobs") + "?")
-    done = "cancelled" if row.state == Job.State.QUEUED else "being cancelled"
+    done = _("Job {job} is cancelled.") if row.state == Job.State.QUEUED else _("Job {job} is being cancelled.")
     attempt(
         request,
         lambda: services.cancel(request.actor, row),
-        _("Job {row} is {done}.").format(row=row.pk, done=done) if from_list else "",
+        done.format(job=row.pk) if from_list else "",
     )
     return redirect(back) if from_list else redirect("job", row.pk)
 

@@ -142,7 +142,7 @@ def _field(kind: JobKind, name: str, form: QueryDict) -> Field:
     pairs: list[tuple[str, str]] = [(one, one.replace("_", " ")) for one in schema.get("enum", ())]
     if "boolean" in schema.get("type", ""):
         pairs = [("true", "yes"), ("false", "no")]
-        pairs = [("", "host default"), *pairs] if "null" in schema["type"] else pairs
+        pairs = [("", _("host default")), *pairs] if "null" in schema["type"] else pairs
     return Field(OPTION + name, word, hint, value, as_choices(pairs, value))
 
 

@@ -89,7 +89,7 @@ def user_active(request: PageRequest, user_id: int) -> HttpResponseBase:
     if not active:
         done = _("{row} is signed out everywhere and can no longer sign in.").format(row=row.username)
         if tokens := ", ".join(token.name for token in selectors.tokens_made_by(row)):
-            done += f" Tokens they created stay valid: {tokens}."
+            done = f"{done} {_('Tokens they created stay valid: {tokens}.').format(tokens=tokens)}"
     attempt(request, lambda: services.change_user(request.actor, row, is_active=active), done)
     return redirect("user", row.pk)
 
@@ -108,7 +108,7 @@ def user_password(request: PageRequest, user_id: int) -> HttpResponseBase:
 def users_second_factor(request: PageRequest) -> HttpResponseBase:
     """Decides which roles have to have a second factor."""
     names = request.POST.getlist("roles")
-    attempt(request, lambda: second_factor.require_for(request.actor, map(_role, names)), "Saved.")
+    attempt(request, lambda: second_factor.require_for(request.actor, map(_role, names)), _("Saved."))
     return redirect("users")
 
 
