@@ -3,7 +3,8 @@
 import os
 from typing import Any
 
-from django.utils.translation import gettext as _
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 
 from images.kinds import creation
 from images.kinds.stages import WRITTEN
@@ -29,15 +30,15 @@ class Convert(Rewriting):
     """Writes the whole of an image, its chain included, into a new file; the image stays, or becomes an undo copy."""
 
     name = "convert"
-    title = "Convert"
-    description = (
-        "Writes an image in another format or with other options into a new, verified file, beside the "
-        "original or in its place."
+    title = _("Convert")
+    description = _(
+        "Writes an image in another format or with other options into a new, verified file, beside the original or in "
+        "its place."
     )
     verb = "convert"
     stages = {"checking": (0, 2), "copying": (2, 70)} | WRITTEN
     properties = {
-        "format": {"enum": list(OPTIONS), "default": "qcow2", "description": "The format of the new file."},
+        "format": {"enum": list(OPTIONS), "default": "qcow2", "description": _("The format of the new file.")},
         "format_options": {
             "type": "object",
             "additionalProperties": {"type": ["string", "integer", "boolean"]},
@@ -49,31 +50,37 @@ class Convert(Rewriting):
         "target_pool": {
             "type": ["integer", "null"],
             "default": None,
-            "description": "Id of a pool on the same host; null for the image's own folder.",
+            "description": _("Id of a pool on the same host; null for the image's own folder."),
         },
         "target_name": {
             "type": ["string", "null"],
             "default": None,
-            "description": "Name of the new file; null for the image's own name with another extension, or with -copy.",
+            "description": _(
+                "Name of the new file; null for the image's own name with another extension, or with -copy."
+            ),
         },
         "replace": {
             "type": "boolean",
             "default": False,
-            "description": "Replace the image by the new file, under its stem with the new extension; the "
-            "original is kept as undo copy for undo_hours.",
+            "description": _(
+                "Replace the image by the new file, under its stem with the new extension; the original is kept as "
+                "undo copy for undo_hours."
+            ),
         },
         "repoint_guest": {
             "type": "boolean",
             "default": False,
-            "description": "With replace: change path and driver type in the definitions of the libvirt "
-            "guests that name the image; an undo restores them.",
+            "description": _(
+                "With replace: change path and driver type in the definitions of the libvirt guests that name the "
+                "image; an undo restores them."
+            ),
         },
         **REWRITE_OPTIONS,
     }
     forecasts = True
-    no_undo = "the image is not changed"
-    guarantee = "The image is only read. The new file gets its name once it is complete and identical to the byte."
-    unchanged = "stays unchanged"
+    no_undo = _("the image is not changed")
+    guarantee = _("The image is only read. The new file gets its name once it is complete and identical to the byte.")
+    unchanged = _("stays unchanged")
 
     def replaces(self, method: str, options: dict[str, Any]) -> bool:  # noqa: ARG002 (the options say it)
         return bool(options.get("replace"))
@@ -82,7 +89,7 @@ class Convert(Rewriting):
         cleaned = super().clean(options)
         form, given = cleaned["format"], cleaned["format_options"]
         fields = {
-            name: _("{form} has no such option. Supported: {options}.").format(
+            name: gettext("{form} has no such option. Supported: {options}.").format(
                 form=form, options=", ".join(sorted(OPTIONS[form]))
             )
             for name in given
@@ -91,14 +98,16 @@ class Convert(Rewriting):
         known = {name: value for name, value in given.items() if name in OPTIONS[form]}
         fields |= creation.wrong(form, words(known))
         if form in SUBFORMATS and given.get("subformat") not in {None, *SUBFORMATS[form]}:
-            fields["subformat"] = f"choose one of {', '.join(sorted(SUBFORMATS[form]))}."
+            fields["subformat"] = gettext("choose one of {subformats}.").format(
+                subformats=", ".join(sorted(SUBFORMATS[form]))
+            )
         if cleaned["replace"]:
             beside = {"target_pool", "target_name"} & {name for name, value in cleaned.items() if value is not None}
-            fields |= dict.fromkeys(beside, "the new file takes the image's folder and stem; leave this out.")
+            fields |= dict.fromkeys(beside, gettext("the new file takes the image's folder and stem; leave this out."))
         if cleaned["repoint_guest"] and not cleaned["replace"]:
-            fields["repoint_guest"] = "requires replace: beside the original, no guest's definition changes."
+            fields["repoint_guest"] = gettext("requires replace: beside the original, no guest's definition changes.")
         if cleaned["repoint_guest"] and form not in repointing.DRIVERS:
-            fields["repoint_guest"] = _("libvirt has no driver for {form}: its guests could not use it.").format(
+            fields["repoint_guest"] = gettext("libvirt has no driver for {form}: its guests could not use it.").format(
                 form=form
             )
         name = cleaned["target_name"]
@@ -129,7 +138,9 @@ class Convert(Rewriting):
         other = Image.objects.filter(host=image.host, path_key=path_key(path), missing_since=None).exclude(pk=image.pk)
         if other.exists() or (path == bytes(image.path_bytes) and options["format"] != image.declared_format):
             found.append(
-                Refusal("target_exists", _("{path} already exists: choose another name.").format(path=display(path)))
+                Refusal(
+                    "target_exists", gettext("{path} already exists: choose another name.").format(path=display(path))
+                )
             )
         return found
 
@@ -168,27 +179,29 @@ class Convert(Rewriting):
         if replaces:
             guests = sorted({disk.guest.name for disk in image.disks}) if options["repoint_guest"] else []
             warnings += [
-                _("The definition of guest {name} is changed to the new file; undo restores it.").format(name=name)
+                gettext("The definition of guest {name} is changed to the new file; undo restores it.").format(
+                    name=name
+                )
                 for name in guests
             ]
         if given.get("subformat") == "streamOptimized" and replaces:
-            warnings.append(_("Guests cannot write to a streamOptimized vmdk: it is meant for transport only."))
+            warnings.append(gettext("Guests cannot write to a streamOptimized vmdk: it is meant for transport only."))
         if image.snapshots and not replaces:
             warnings.append(
-                _("Its {count} internal snapshots are not copied; they remain only in the original.").format(
+                gettext("Its {count} internal snapshots are not copied; they remain only in the original.").format(
                     count=len(image.snapshots)
                 )
             )
         size = forecasts.converted(image, below, form, given)
         if not fixed and size.high is None:
             warnings.append(
-                _("The size of the new file is not known in advance: zeros and unused clusters are left out.")
+                gettext("The size of the new file is not known in advance: zeros and unused clusters are left out.")
             )
         return Choice(
             "convert",
             f"{image.name}{' and its backing chain' if below else ''} is written in full as {form} into "
             f"{display(path)}, compared with the image, and then named. "
-            + (_("It replaces the image.") if replaces else _("The image is unchanged.")),
+            + (gettext("It replaces the image.") if replaces else gettext("The image is unchanged.")),
             _commands(image, path, form, given, options) + (_place_commands(image, path, guests) if replaces else []),
             after=size.guess,
             low=size.low,
@@ -200,7 +213,11 @@ class Convert(Rewriting):
             refusals=foreign,
             by_hand=allowed,
             warnings=warnings,
-            below={image.pk: f"replaced by {display(path)}" if replaces else "read, not changed"},
+            below={
+                image.pk: gettext("replaced by {path}").format(path=display(path))
+                if replaces
+                else gettext("read, not changed")
+            },
             space_in=None if replaces else pool,
         )
 
@@ -250,7 +267,7 @@ def _against_replacing(image: Image, options: dict[str, Any]) -> list[Refusal]:
     found += [*repointing.refusals(image, move), *linked_clones.against_replacing(image)]
     if _goes(image, move):
         found += needed_as_it_is.refusals(
-            image, _("Convert it beside the original instead, or flatten its overlays first.")
+            image, gettext("Convert it beside the original instead, or flatten its overlays first.")
         )
     return found
 
@@ -287,7 +304,7 @@ def target_of(image: Image, options: dict[str, Any]) -> tuple[StoragePool, bytes
         found = StoragePool.objects.filter(pk=options["target_pool"], host=image.host_id).first()
         if found is None:
             raise HostsNotFoundError(
-                _("Pool {target_pool} does not exist on {host}.").format(
+                gettext("Pool {target_pool} does not exist on {host}.").format(
                     target_pool=options["target_pool"], host=image.host.name
                 )
             )

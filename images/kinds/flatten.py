@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from django.utils.translation import gettext as _
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 
 from images.kinds.stages import WRITTEN
 from images.kinds.targets import find
@@ -36,8 +37,8 @@ class Flatten(Rewriting):
     """Makes an overlay stand on a lower image, or on none."""
 
     name = "flatten"
-    title = "Flatten"
-    description = (
+    title = _("Flatten")
+    description = _(
         "Shortens a backing chain: data of the images in between moves up into a verified copy that replaces the image."
     )
     verb = "flatten"
@@ -46,17 +47,19 @@ class Flatten(Rewriting):
         "method": {
             "enum": ["auto", "rebase", "convert"],
             "default": "auto",
-            "description": "rebase keeps the image's own clusters and adds the data below; convert rewrites everything "
-            "without zeros and without a backing file; auto is rebase.",
+            "description": _(
+                "rebase keeps the image's own clusters and adds the data below; convert rewrites everything without "
+                "zeros and without a backing file; auto is rebase."
+            ),
         },
         "down_to": {
             "type": ["integer", "null"],
             "default": None,
-            "description": "Id of the image below that remains its backing file (rebase only); null for none.",
+            "description": _("Id of the image below that remains its backing file (rebase only); null for none."),
         },
         **REWRITE_OPTIONS,
     }
-    methods = {"rebase": "Flatten", "convert": "Flatten into a new copy"}
+    methods = {"rebase": _("Flatten"), "convert": _("Flatten into a new copy")}
     forecasts = True
 
     def choose(self, image: Image, below: list[Image], options: dict[str, Any]) -> Choice:
@@ -68,12 +71,12 @@ class Flatten(Rewriting):
         held = sum(one.occupied_bytes for one in taken)
         foreign, allowed = refusals.for_taken(image, taken)
         size = forecasts.flattened(image, taken, method, alone=base is None) if taken else forecasts.UNKNOWN
-        reason = _(
+        reason = gettext(
             "Data of {images} below moves up into a copy of {image}, which will then have the backing file {base}. Its "
             "chain depth becomes {depth} (now {now})."
         )
         if base is None:
-            reason = _(
+            reason = gettext(
                 "Data of {images} below moves up into a copy of {image}, which will then have no backing file. Its "
                 "chain depth becomes {depth} (now {now})."
             )
@@ -133,7 +136,7 @@ def _keep(image: Image, below: list[Image], options: dict[str, Any]) -> tuple[in
         return None, [
             Refusal(
                 "unsupported_subformat",
-                _("Only chains of qcow2 images can be flattened; this image is {format}.").format(
+                gettext("Only chains of qcow2 images can be flattened; this image is {format}.").format(
                     format=image.declared_format
                 ),
             )
@@ -141,20 +144,25 @@ def _keep(image: Image, below: list[Image], options: dict[str, Any]) -> tuple[in
     if not below:
         return None, [
             Refusal(
-                "stale_plan", _("{image} has no backing file: there is nothing to flatten.").format(image=image.name)
+                "stale_plan",
+                gettext("{image} has no backing file: there is nothing to flatten.").format(image=image.name),
             )
         ]
     wanted = options["down_to"]
     if wanted is None:
         return None, []
     if options["method"] == "convert":
-        return None, [Refusal("stale_plan", "convert leaves no backing file: leave down_to out, or use rebase.")]
+        return None, [
+            Refusal("stale_plan", gettext("convert leaves no backing file: leave down_to out, or use rebase."))
+        ]
     ids = [base.pk for base in below]
     if wanted not in ids:
         return None, [
             Refusal(
                 "stale_plan",
-                _("Image {wanted} is not in the backing chain of {image}.").format(wanted=wanted, image=image.name),
+                gettext("Image {wanted} is not in the backing chain of {image}.").format(
+                    wanted=wanted, image=image.name
+                ),
             )
         ]
     keep = ids.index(wanted) + 1
@@ -162,7 +170,7 @@ def _keep(image: Image, below: list[Image], options: dict[str, Any]) -> tuple[in
         return None, [
             Refusal(
                 "stale_plan",
-                _("{image} already has {name} as its direct backing file.").format(
+                gettext("{image} already has {name} as its direct backing file.").format(
                     image=image.name, name=below[0].name
                 ),
             )
@@ -178,7 +186,7 @@ def _recorded(image: Image, options: dict[str, Any]) -> list[Refusal]:
 
 
 def _contradiction(disk: GuestDisk) -> str:
-    return _(
+    return gettext(
         "The definition of guest {guest} names the backing file of its disk {target} itself (<backingStore>) and would "
         "contradict the new chain. Remove that element (virsh edit) and scan again."
     ).format(guest=disk.guest.name, target=disk.target)
@@ -190,23 +198,27 @@ def _needed_by(base: Image, image: Image) -> str:
     guests = sorted({disk.guest.name for disk in base.disks})
     needed = [plural(others, "other overlay,other overlays")] if others > 0 else []
     needed += [f"guest {name}" for name in guests]
-    needed += [f"{plural(len(base.snapshots), 'snapshot,snapshots')} in it"] if base.snapshots else []
+    needed += (
+        [gettext("{snapshots} in it").format(snapshots=plural(len(base.snapshots), "snapshot,snapshots"))]
+        if base.snapshots
+        else []
+    )
     if not needed:
-        return "its data is copied; nothing else known here uses it afterwards"
-    return f"its data is copied; still used by {', '.join(needed)}"
+        return gettext("its data is copied; nothing else known here uses it afterwards")
+    return gettext("its data is copied; still used by {needed}").format(needed=", ".join(needed))
 
 
 def _warnings(image: Image, taken: list[Image]) -> list[str]:
-    warnings = [_("Data of the backing files is stored again: the image grows by what it copies.")]
+    warnings = [gettext("Data of the backing files is stored again: the image grows by what it copies.")]
     if any(one.compression == "zstd" or one.reclaimable_bytes is None for one in taken):
         warnings.append(
-            _(
+            gettext(
                 "Compressed clusters of the backing files are stored uncompressed: the copy may need more space than "
                 "they occupy now."
             )
         )
     if image.disks:
-        warnings.append(_("The backing files are kept: delete them yourself once nothing uses them."))
+        warnings.append(gettext("The backing files are kept: delete them yourself once nothing uses them."))
     return warnings
 
 

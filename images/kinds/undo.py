@@ -4,7 +4,8 @@ import contextlib
 from typing import Any
 
 from django.db.models import Q
-from django.utils.translation import gettext as _
+from django.utils.translation import gettext, gettext_noop
+from django.utils.translation import gettext_lazy as _
 
 from images.kinds.targets import ancestors, facts, find, locks_on, silent_storage
 from images.ledger import lines
@@ -34,12 +35,12 @@ from storage_admin.jobs.models import Job, JobLog
 from storage_admin.jobs.plans import Affected, Plan, Refusal
 
 PUT_BACK = Unsuccessful(
-    "The image is the original or what it was before this job, never a mixture.",
-    "This job did not put the original back, and removed nothing.",
+    gettext_noop("The image is the original or what it was before this job, never a mixture."),
+    gettext_noop("This job did not put the original back, and removed nothing."),
 )
 REMOVED = Unsuccessful(
-    "The undo copy is there or removed; the image itself is not changed.",
-    "This job did not remove the undo copy, and changed nothing of the image.",
+    gettext_noop("The undo copy is there or removed; the image itself is not changed."),
+    gettext_noop("This job did not remove the undo copy, and changed nothing of the image."),
     open_from="",
 )
 
@@ -58,14 +59,15 @@ class OfJob(JobKind):
     def _job(job_id: int) -> Job:
         job = Job.objects.select_related("host").filter(pk=job_id).first()
         if job is None:
-            raise NotFoundError(_("Job {job} does not exist.").format(job=job_id))
+            raise NotFoundError(gettext("Job {job} does not exist.").format(job=job_id))
         return job
 
     @staticmethod
     def _image(job: Job) -> Image:
         if job.target_kind != "image":
             raise RefusedError(
-                "undo_missing", _("Job {job} ({kind}) did not rewrite an image.").format(job=job.pk, kind=job.kind)
+                "undo_missing",
+                gettext("Job {job} ({kind}) did not rewrite an image.").format(job=job.pk, kind=job.kind),
             )
         return find(job.target_id)
 
@@ -78,12 +80,12 @@ class OfJob(JobKind):
         if job.undo_available:
             return self._cut_off(job)
         words = {
-            Job.UndoState.UNDONE: _("Job {job} is already undone."),
-            Job.UndoState.DISCARDED: _("Job {job} has had its undo copy discarded."),
-            Job.UndoState.EXPIRED: _("Job {job} no longer has an undo copy: its undo window has closed."),
-            Job.UndoState.MISSING: _("Job {job} has lost its undo copy: it was deleted outside this dashboard."),
+            Job.UndoState.UNDONE: gettext("Job {job} is already undone."),
+            Job.UndoState.DISCARDED: gettext("Job {job} has had its undo copy discarded."),
+            Job.UndoState.EXPIRED: gettext("Job {job} no longer has an undo copy: its undo window has closed."),
+            Job.UndoState.MISSING: gettext("Job {job} has lost its undo copy: it was deleted outside this dashboard."),
         }
-        sentence = words.get(Job.UndoState(job.undo_state), _("Job {job} keeps no undo copy."))
+        sentence = words.get(Job.UndoState(job.undo_state), gettext("Job {job} keeps no undo copy."))
         return [Refusal("undo_missing", sentence.format(job=job.pk))]
 
     @staticmethod
@@ -93,7 +95,7 @@ class OfJob(JobKind):
         other = Job.objects.filter(there, needs_recovery=True).first()
         if other is None:
             return []
-        sentence = _(
+        sentence = gettext(
             "Job {other} ({kind}) was interrupted while working on it. {host} is recovered first, automatically."
         ).format(other=other.pk, kind=other.kind, host=job.host.name)
         return [Refusal("busy", sentence)]
@@ -124,8 +126,8 @@ class Undo(OfJob):
     """Puts the original back where a job's new image stands now."""
 
     name = "undo"
-    title = "Undo"
-    description = (
+    title = _("Undo")
+    description = _(
         "Restores the original from its undo copy. Refused if the new image was written to since, unless forced."
     )
     verb = "undo"
@@ -136,7 +138,7 @@ class Undo(OfJob):
         "force": {
             "type": "boolean",
             "default": False,
-            "description": "Also when the new image was written to since; those writes are lost (admin).",
+            "description": _("Also when the new image was written to since; those writes are lost (admin)."),
         }
     }
 
@@ -150,7 +152,7 @@ class Undo(OfJob):
         against += _against_what_goes(job, image, options)
         return Plan(
             method="undo",
-            reason=_("The original of {image} is restored from its undo copy and replaces the new image.").format(
+            reason=gettext("The original of {image} is restored from its undo copy and replaces the new image.").format(
                 image=image.name
             ),
             facts_at=image.last_scanned,
@@ -160,7 +162,7 @@ class Undo(OfJob):
             undo_bytes=0,
             refusals=tuple(against),
             warnings=_warnings(job, options),
-            affected_images=(Affected(image.pk, image.name, "replaced by its original"),),
+            affected_images=(Affected(image.pk, image.name, gettext("replaced by its original")),),
             options=options,
         )
 
@@ -218,8 +220,8 @@ class DiscardUndo(OfJob):
     """Removes an undo copy before its window closes."""
 
     name = "discard_undo"
-    title = "Discard the undo copy"
-    description = "Removes a job's undo copy and frees its space. The job can no longer be undone."
+    title = _("Discard the undo copy")
+    description = _("Removes a job's undo copy and frees its space. The job can no longer be undone.")
     verb = "discard_undo"
     asks = False
     unsuccessful = {"": REMOVED}
@@ -228,8 +230,10 @@ class DiscardUndo(OfJob):
         "force": {
             "type": "boolean",
             "default": False,
-            "description": "Also where the image is gone, damaged, or not known to be the job's result, or "
-            "the copy was written to: the copy may be the only good one left.",
+            "description": _(
+                "Also where the image is gone, damaged, or not known to be the job's result, or the copy was written "
+                "to: the copy may be the only good one left."
+            ),
         }
     }
 
@@ -238,14 +242,16 @@ class DiscardUndo(OfJob):
         image = self._image(job)
         return Plan(
             method="discard_undo",
-            reason=_("The undo copy of {image} is removed; the job can no longer be undone.").format(image=image.name),
+            reason=gettext("The undo copy of {image} is removed; the job can no longer be undone.").format(
+                image=image.name
+            ),
             facts_at=image.last_scanned,
             before_bytes=image.allocated_size,
             predicted_after_bytes=image.allocated_size,
             scratch_bytes=0,
             undo_bytes=0,
             refusals=(*self._missing(job), *([] if options["force"] else refusals.only_copy(image))),
-            affected_images=(Affected(image.pk, image.name, "not changed; its undo copy is removed"),),
+            affected_images=(Affected(image.pk, image.name, gettext("not changed; its undo copy is removed")),),
             options=options,
         )
 
@@ -289,9 +295,9 @@ class DiscardUndo(OfJob):
 def _takes_away(undone: Job, options: dict[str, Any]) -> str:
     """What an undo takes from those who need the image as it is now, in a sentence; empty where they lose nothing."""
     if len(set(moving.paths_of(undone))) > 1:
-        return _("They use the image under its current name and would lose it: flatten its overlays first.")
+        return gettext("They use the image under its current name and would lose it: flatten its overlays first.")
     if options["force"] or (undone.kind == "check" and undone.options.get("repair") == "all"):
-        return _("They depend on the image's current content: flatten its overlays first.")
+        return gettext("They depend on the image's current content: flatten its overlays first.")
     return ""
 
 
@@ -315,14 +321,16 @@ def undone_for_good(undo: Job, undone: Job, image: Image | None, gone: int, free
 
 
 def _warnings(job: Job, options: dict[str, Any]) -> tuple[str, ...]:
-    warnings = [_("Data written to the new image since then is lost.")] if options["force"] else []
+    warnings = [gettext("Data written to the new image since then is lost.")] if options["force"] else []
     paths = moving.paths_of(job)
     if len(set(paths)) > 1:
-        warnings.append(_("It gets its original name again: {paths}.").format(paths=display(paths[0])))
+        warnings.append(gettext("It gets its original name again: {paths}.").format(paths=display(paths[0])))
     if guests := [guest["name"] for guest in job.kept.get("guests", [])]:
-        warnings.append(_("The definition of {guests} names the original again.").format(guests=", ".join(guests)))
+        warnings.append(
+            gettext("The definition of {guests} names the original again.").format(guests=", ".join(guests))
+        )
     warnings += [
-        _("The configuration of {name} names {old} again.").format(name=one["name"], old=one["old"])
+        gettext("The configuration of {name} names {old} again.").format(name=one["name"], old=one["old"])
         for one in job.kept.get("volumes", [])
     ]
     return tuple(warnings)

@@ -65,10 +65,10 @@ def refusals(image: Image, undo_hours: float) -> list[Refusal]:
     """
     if not are_needed(image):
         return []
-    why = (
-        f"{image.pool.name} is on a network, and QEMU of Proxmox VE takes no image locks: the guests that "
-        f"use {image.name} must be locked"
-    )
+    why = _(
+        "{pool} is on a network, and QEMU of Proxmox VE takes no image locks: the guests that use {image} must be "
+        "locked"
+    ).format(pool=image.pool.name, image=image.name)
     guests = _guests(image)
     if not guests:
         return [_unknown(_("{why}, and none is known. Move it to a local storage first.").format(why=why))]
@@ -224,7 +224,10 @@ def _listed(api: Api, nodes: Collection[str] = ()) -> _Listed:
                 found.setdefault(str(row.get("vmid")), []).append(row | {"node": name})
         except HostError as error:
             failed = HostError(
-                f"Node {name} does not report which of its guests are running: {error.detail}", error.code
+                _("Node {name} does not report which of its guests are running: {detail}").format(
+                    name=name, detail=error.detail
+                ),
+                error.code,
             )
     return _Listed(found, failed)
 

@@ -251,14 +251,16 @@ def _state(image: Image) -> list[Refusal]:
             return [Refusal("set_aside", _("{image} is set aside: restore it first.").format(image=image.name))]
         case Image.State.UNREADABLE:
             code = "dirty_or_corrupt" if image.format in READ_FORMATS else "unsupported_subformat"
-            return [Refusal(code, f"Its header cannot be read: {detail}")]
+            return [Refusal(code, _("Its header cannot be read: {detail}").format(detail=detail))]
         case Image.State.MODIFYING:
             return [Refusal("busy", detail or _("A job is rewriting it."))]
         case _:
             return [Refusal(str(state), detail)]
     refusals = []
     if not image.declared_format:
-        looks = f"its content looks like {image.format}, but anyone who can write to the file could fake that"
+        looks = _("its content looks like {format}, but anyone who can write to the file could fake that").format(
+            format=image.format
+        )
         refusals.append(
             Refusal(
                 "format_undeclared",
@@ -281,7 +283,9 @@ def _state(image: Image) -> list[Refusal]:
 
 def _named(guest: Guest, image: Image) -> str:
     """One of another host, on a storage that both mount, may not exist for whoever reads the sentence."""
-    return f"Guest {guest.name}" if guest.host_id == image.host_id else "A guest of another host"
+    return (
+        _("Guest {guest}").format(guest=guest.name) if guest.host_id == image.host_id else _("A guest of another host")
+    )
 
 
 def _use(image: Image) -> list[Refusal]:

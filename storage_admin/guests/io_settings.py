@@ -187,7 +187,7 @@ def warnings(guest: Guest, setting: Setting) -> Iterator[str]:
     elif guest.off and guest.kind == Guest.Kind.CONTAINER:
         yield _("It is not running: the priority counts from its next start.")
     if guest.kind == Guest.Kind.VM and by_api_alone.is_alone(guest.host):
-        yield proxmox_vms.UNCHECKED
+        yield str(proxmox_vms.UNCHECKED)
     if setting.priority is not None:
         yield _("The value is relative: it sets who goes first when the disks are busy. It is not a limit.")
 

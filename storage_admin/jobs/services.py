@@ -153,7 +153,11 @@ def _lock(job: Job, wanted: list[Lock]) -> None:
         if held.exclusive or held.key in exclusive:
             other = held.job
             # On a storage that hosts share it may be another host's, which may not exist for who reads this.
-            who = f"Job {other.pk} ({other})" if other.host_id == job.host_id else "A job on another host"
+            who = (
+                _("Job {other} ({kind})").format(other=other.pk, kind=other)
+                if other.host_id == job.host_id
+                else _("A job on another host")
+            )
             raise RefusedError("busy", _("{who} needs the same image: wait for its end, or cancel it.").format(who=who))
     ResourceLock.objects.bulk_create(ResourceLock(job=job, key=key, exclusive=key in exclusive) for key in keys)
 

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from django.utils.translation import gettext as _
+from django.utils.translation import gettext, gettext_noop
+from django.utils.translation import gettext_lazy as _
 
 from storage_admin.accounts.roles import SYSTEM, Actor
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
@@ -27,8 +28,8 @@ from storage_admin.jobs.models import Job, JobLog
 from storage_admin.jobs.plans import Affected, Plan, Refusal
 from storage_admin.jobs.recorder import Recorder
 
-_DISK = {"type": "string", "minLength": 1, "maxLength": 40, "description": "The disk (its target), such as scsi0."}
-_NOT_DISCARDED = "discard is not on for {}: what the guest trims there stays allocated on the host."
+_DISK = {"type": "string", "minLength": 1, "maxLength": 40, "description": _("The disk (its target), such as scsi0.")}
+_NOT_DISCARDED = _("discard is not on for {}: what the guest trims there stays allocated on the host.")
 
 
 @dataclass
@@ -45,7 +46,9 @@ class VmKind(JobKind):
     """A kind that has Proxmox VE do something with a VM. Its plan asks the node: what a scan knows may be old."""
 
     target = "guest"
-    unsuccessful = {"": Unsuccessful("A task that Proxmox VE started goes on there: see the log, then scan the host.")}
+    unsuccessful = {
+        "": Unsuccessful(gettext_noop("A task that Proxmox VE started goes on there: see the log, then scan the host."))
+    }
     #: What has to be given: options without a default.
     needs: ClassVar[tuple[str, ...]] = ()
     #: Whether Proxmox VE writes the VM's configuration for it.
@@ -130,28 +133,28 @@ class MoveDisk(VmKind):
     """Moves a disk to another storage, while the guest runs or not."""
 
     name = "move_disk"
-    title = "Move a disk"
-    description = "Has Proxmox VE copy a VM's disk to another storage or format, and use that from then on."
+    title = _("Move a disk")
+    description = _("Has Proxmox VE copy a VM's disk to another storage or format, and use that from then on.")
     needs = ("disk", "storage")
     properties = {
         "disk": _DISK,
-        "storage": {"type": "string", "minLength": 1, "maxLength": 100, "description": "The storage to move it to."},
+        "storage": {"type": "string", "minLength": 1, "maxLength": 100, "description": _("The storage to move it to.")},
         "format": {
             "type": ["string", "null"],
             "enum": [None, *actions.FORMATS],
             "default": None,
-            "description": "Of the new image, where the storage knows several; null for the same.",
+            "description": _("Of the new image, where the storage knows several; null for the same."),
         },
         "delete_source": {
             "type": "boolean",
             "default": False,
-            "description": "Remove the old volume when it is moved; else it stays with the VM as an unused disk.",
+            "description": _("Remove the old volume when it is moved; else it stays with the VM as an unused disk."),
         },
         "bandwidth_bytes_sec": {
             "type": ["integer", "null"],
             "minimum": 1_048_576,
             "default": None,
-            "description": "Limit in bytes per second; null for the cluster's setting.",
+            "description": _("Limit in bytes per second; null for the cluster's setting."),
         },
         **proxmox_vms.ACCEPT,
     }
@@ -162,7 +165,7 @@ class MoveDisk(VmKind):
         form = f" as {options['format']}" if options["format"] else ""
         stays = "is removed then" if options["delete_source"] else "stays with the VM as an unused disk"
         draft = Draft(
-            _(
+            gettext(
                 "{target} of {guest} ({volume}) is copied to {name}{form} and used from there; the old volume {stays}."
             ).format(target=target, guest=vm.guest.name, volume=drive.volume, name=name, form=form, stays=stays),
             ["qm", "disk", "move", vm.guest.uid, target, name]
@@ -177,19 +180,21 @@ class MoveDisk(VmKind):
             draft.refusals.append(
                 Refusal(
                     "has_internal_snapshots",
-                    _(
+                    gettext(
                         "The snapshot {naming} of {guest} needs the old volume: keep it, or delete the snapshot first."
                     ).format(naming=naming[0], guest=vm.guest.name),
                 )
             )
         elif naming:
             draft.warnings.append(
-                _("Its snapshots ({naming}) go on to name the old volume.").format(naming=", ".join(naming[:5]))
+                gettext("Its snapshots ({naming}) go on to name the old volume.").format(naming=", ".join(naming[:5]))
             )
         if volumes.own_id(drive.volume) != drive.volume:
-            draft.warnings.append(_("It is a linked clone: the copy stands alone, and needs its base's room as well."))
+            draft.warnings.append(
+                gettext("It is a linked clone: the copy stands alone, and needs its base's room as well.")
+            )
         if not options["delete_source"]:
-            draft.warnings.append(_("Nothing becomes free on its storage before the old volume is removed."))
+            draft.warnings.append(gettext("Nothing becomes free on its storage before the old volume is removed."))
         return draft
 
     def do(self, vm: Vm, options: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
@@ -203,7 +208,7 @@ class MoveDisk(VmKind):
         now = config.drive(target)
         if now.volume == before.volume or not now.volume.startswith(options["storage"] + ":"):
             raise HostError(
-                _("The task {upid} ended well, and {target} of {guest} is {volume} all the same.").format(
+                gettext("The task {upid} ended well, and {target} of {guest} is {volume} all the same.").format(
                     upid=upid, target=target, guest=vm.guest.name, volume=now.volume
                 )
             )
@@ -219,8 +224,8 @@ class Resize(VmKind):
     """Makes a disk larger; Proxmox VE makes none smaller."""
 
     name = "resize"
-    title = "Enlarge a disk"
-    description = "Has Proxmox VE make a VM's disk larger. Its partitions and filesystems are enlarged in the guest."
+    title = _("Enlarge a disk")
+    description = _("Has Proxmox VE make a VM's disk larger. Its partitions and filesystems are enlarged in the guest.")
     needs = ("disk", "size_bytes")
     properties = {
         "disk": _DISK,
@@ -229,7 +234,7 @@ class Resize(VmKind):
             "minimum": 1024,
             "maximum": 1 << 50,
             "multipleOf": 1024,
-            "description": "The new size in bytes, larger than the present one.",
+            "description": _("The new size in bytes, larger than the present one."),
         },
         **proxmox_vms.ACCEPT,
     }
@@ -241,21 +246,25 @@ class Resize(VmKind):
         name = parts[0] if parts else ""
         noted = drive.size_bytes
         draft = Draft(
-            _("{target} of {guest} ({volume}) becomes {wanted:,} bytes large; now it has {noted}.").format(
+            gettext("{target} of {guest} ({volume}) becomes {wanted:,} bytes large; now it has {noted}.").format(
                 target=target,
                 guest=vm.guest.name,
                 volume=drive.volume,
                 wanted=wanted,
-                noted=_("a size that is not noted") if noted is None else f"{noted:,}",
+                noted=gettext("a size that is not noted") if noted is None else f"{noted:,}",
             ),
             ["qm", "disk", "resize", vm.guest.uid, target, str(wanted)],
-            warnings=[_("It cannot be made smaller again. Partitions and filesystems are enlarged in the guest.")],
+            warnings=[
+                gettext("It cannot be made smaller again. Partitions and filesystems are enlarged in the guest.")
+            ],
         )
         if parts is None:
             draft.refusals.append(
                 Refusal(
                     INVALID,
-                    _("{target} of {guest} is no volume of a storage.").format(target=target, guest=vm.guest.name),
+                    gettext("{target} of {guest} is no volume of a storage.").format(
+                        target=target, guest=vm.guest.name
+                    ),
                 )
             )
             return draft
@@ -265,23 +274,23 @@ class Resize(VmKind):
             draft.refusals.append(
                 Refusal(
                     "has_internal_snapshots",
-                    _("Proxmox VE enlarges no qcow2 with snapshots: delete them first ({naming}).").format(
+                    gettext("Proxmox VE enlarges no qcow2 with snapshots: delete them first ({naming}).").format(
                         naming=", ".join(naming[:5])
                     ),
                 )
             )
         storage, more = _storage(vm, name), wanted - (noted or 0)
         if storage is not None and storage.available_bytes is not None and more > storage.available_bytes:
-            sentence = _("{name} has {available:,} bytes free, and the disk may take {more:,} more.").format(
+            sentence = gettext("{name} has {available:,} bytes free, and the disk may take {more:,} more.").format(
                 name=name, available=storage.available_bytes, more=more
             )
             if storage.type == "lvm":
                 draft.refusals.append(
-                    Refusal("not_enough_space", _("{sentence} Free some space first.").format(sentence=sentence))
+                    Refusal("not_enough_space", gettext("{sentence} Free some space first.").format(sentence=sentence))
                 )
             else:
                 draft.warnings.append(
-                    _("{sentence} The guest will see errors when the storage is full.").format(sentence=sentence)
+                    gettext("{sentence} The guest will see errors when the storage is full.").format(sentence=sentence)
                 )
         return draft
 
@@ -293,7 +302,7 @@ class Resize(VmKind):
         now = vm.again().drive(target)
         if now.size_bytes is None or now.size_bytes < wanted:
             raise HostError(
-                _("The task {upid} ended well, and {target} of {guest} has {size} bytes all the same.").format(
+                gettext("The task {upid} ended well, and {target} of {guest} has {size} bytes all the same.").format(
                     upid=upid, target=target, guest=vm.guest.name, size=now.size_bytes
                 )
             )
@@ -308,16 +317,18 @@ class Trim(VmKind):
     """Has the agent inside a VM give back what its filesystems do not use."""
 
     name = "trim"
-    title = "Trim in the guest"
+    title = _("Trim in the guest")
     methods = {"trim": title}
-    description = "Has the guest agent of a VM trim its filesystems (fstrim); what it trims becomes free on the host."
+    description = _(
+        "Has the guest agent of a VM trim its filesystems (fstrim); what it trims becomes free on the host."
+    )
     writes = False
 
     def draft(self, vm: Vm, options: dict[str, Any]) -> Draft:  # noqa: ARG002 (it has none)
         draft = Draft(
-            _("The guest agent of {guest} trims all its filesystems. Nothing stops, and nothing is copied.").format(
-                guest=vm.guest.name
-            ),
+            gettext(
+                "The guest agent of {guest} trims all its filesystems. Nothing stops, and nothing is copied."
+            ).format(guest=vm.guest.name),
             ["qm", "guest", "cmd", vm.guest.uid, "fstrim"],
             refusals=proxmox_vms.lacking(vm, "trim"),
         )
@@ -325,7 +336,7 @@ class Trim(VmKind):
             draft.refusals.append(
                 Refusal(
                     "tool_missing",
-                    _(
+                    gettext(
                         "No guest agent is configured for {guest}: install qemu-guest-agent in it, and switch it on "
                         "under its options."
                     ).format(guest=vm.guest.name),
@@ -333,12 +344,14 @@ class Trim(VmKind):
             )
         elif not vm.runs():
             draft.refusals.append(
-                Refusal(INVALID, _("{guest} is off: only a running guest can be trimmed.").format(guest=vm.guest.name))
+                Refusal(
+                    INVALID, gettext("{guest} is off: only a running guest can be trimmed.").format(guest=vm.guest.name)
+                )
             )
         without = sorted(_without_discard(vm))
         if without:
             draft.warnings.append(_NOT_DISCARDED.format(", ".join(without)))
-        draft.warnings.append(_("Proxmox VE cannot stop a running trim: a cancel comes too late."))
+        draft.warnings.append(gettext("Proxmox VE cannot stop a running trim: a cancel comes too late."))
         return draft
 
     def do(self, vm: Vm, options: dict[str, Any], recorder: Recorder) -> dict[str, Any]:  # noqa: ARG002 (it has none)
@@ -353,7 +366,7 @@ class Trim(VmKind):
                 recorder.log(f"{one.path}: {told}")
         if trimmed and all(one.error for one in trimmed):
             raise HostError(
-                _("The guest agent of {guest} could trim nothing: {error}").format(
+                gettext("The guest agent of {guest} could trim nothing: {error}").format(
                     guest=vm.guest.name, error=trimmed[0].error
                 )
             )
@@ -375,7 +388,7 @@ def find(guest_id: int) -> Guest:
     """The guest with its host and disks; raises NotFoundError."""
     guest = Guest.objects.select_related("host").prefetch_related("disks").filter(pk=guest_id).first()
     if guest is None:
-        raise NotFoundError(_("There is no guest {guest}.").format(guest=guest_id))
+        raise NotFoundError(gettext("There is no guest {guest}.").format(guest=guest_id))
     return guest
 
 
@@ -410,7 +423,7 @@ def _without_discard(vm: Vm) -> list[str]:
 def _of_template(vm: Vm) -> list[Refusal]:
     if not vm.is_template:
         return []
-    sentence = _("{guest} is a template: linked clones use its disks, which are not changed.").format(
+    sentence = gettext("{guest} is a template: linked clones use its disks, which are not changed.").format(
         guest=vm.guest.name
     )
     return [Refusal("immutable", sentence)]
@@ -424,18 +437,26 @@ def _against_storage(storage: StorageFacts | None, drive: Drive, vm: Vm) -> list
             for one in reader.read_storages(vm.client, vm.ref.node)
             if one.enabled and one.active and "images" in one.content
         ]
-        why = "there is none of that name" if storage is None else "it takes no disks of VMs on this node"
+        why = (
+            gettext("there is none of that name")
+            if storage is None
+            else gettext("it takes no disks of VMs on this node")
+        )
         return [
             Refusal(
                 INVALID,
-                _("Storage: {why}. {node} has {fit}.").format(why=why, node=vm.ref.node, fit=", ".join(fit) or "none"),
+                gettext("Storage: {why}. {node} has {fit}.").format(
+                    why=why, node=vm.ref.node, fit=", ".join(fit) or "none"
+                ),
             )
         ]
     if not storage.active:
         return [
             Refusal(
                 "host_unreachable",
-                _("{node} cannot reach the storage {storage} now.").format(node=vm.ref.node, storage=storage.name),
+                gettext("{node} cannot reach the storage {storage} now.").format(
+                    node=vm.ref.node, storage=storage.name
+                ),
             )
         ]
     size, free = drive.size_bytes, storage.available_bytes
@@ -443,7 +464,7 @@ def _against_storage(storage: StorageFacts | None, drive: Drive, vm: Vm) -> list
         return [
             Refusal(
                 "not_enough_space",
-                _(
+                gettext(
                     "The copy may take up to {size:,} bytes, and {storage} has {free:,} free: free some space first."
                 ).format(size=size, storage=storage.name, free=free),
             )
