@@ -17,7 +17,7 @@ from storage_admin.moments import period_filters
 
 
 def _kinds() -> list[tuple[str, str]]:
-    return [(kind.name, kind.title) for kind in kinds.every()]
+    return [(kind.name, str(kind.title)) for kind in kinds.every()]
 
 
 class LedgerFilters(period_filters("at")):  # type: ignore[misc]  # an untyped library

@@ -68,7 +68,12 @@ def _needed(image: Image) -> list[Refusal]:
     near = neighbours.of(image)
     if near.guests:
         named = _("Guest {name} uses it.").format(name=near.guests[0].name)
-        return [Refusal("not_orphan", f"{image.name} is not an orphan: {because or named}")]
+        return [
+            Refusal(
+                "not_orphan",
+                _("{image} is not an orphan: {because}").format(image=image.name, because=because or named),
+            )
+        ]
     if near.above:
         return [
             Refusal(
@@ -78,7 +83,14 @@ def _needed(image: Image) -> list[Refusal]:
         ]
     if image.in_use:
         return [Refusal("image_in_use", _("It is in use ({why}).").format(why=image.in_use_detail))]
-    return [Refusal("not_orphan", f"{image.name} is not an orphan: {because or 'something uses it.'}")]
+    return [
+        Refusal(
+            "not_orphan",
+            _("{image} is not an orphan: {because}").format(
+                image=image.name, because=because or _("something uses it.")
+            ),
+        )
+    ]
 
 
 def _content(image: Image) -> list[Refusal]:

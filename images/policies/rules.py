@@ -185,7 +185,7 @@ def left_out_by_now(rules: Rules, ids: Collection[int], now: datetime) -> dict[i
         if code := members.stranger(row.host_id, row.pool_id, row.name, row.format):
             # It was on a host of the policy when it was chosen: another node lists its storage by now.
             code = "lister_not_named" if code == "other_host" else code
-            found[row.id] = (code, NOT_MEANT[code])
+            found[row.id] = (code, str(NOT_MEANT[code]))
         else:
             meant.append(row)
     judge = _Judge(rules, now, meant, ids)
@@ -296,7 +296,11 @@ def _unknown(row: _Row) -> str:
         return _("{format} images are not analyzed; {sampled_formats} are.").format(
             format=row.format, sampled_formats=", ".join(estimates.SAMPLED_FORMATS)
         )
-    return "it has not been analyzed yet." if row.analyzed_at is None else "it has not been analyzed since it changed."
+    return (
+        _("it has not been analyzed yet.")
+        if row.analyzed_at is None
+        else _("it has not been analyzed since it changed.")
+    )
 
 
 def looks_at_gain(rules: Rules) -> bool:

@@ -89,7 +89,7 @@ class SecondFactorAdapter(DefaultMFAAdapter):  # type: ignore[misc]
 
     def generate_authenticator_name(self, user: User, type: Any) -> str:  # noqa: A002 (its name there)
         count = Authenticator.objects.filter(user=user, type=type).count()
-        return f"Passkey {count + 1}" if count else "Passkey"
+        return gettext("Passkey {count}").format(count=count + 1) if count else gettext("Passkey")
 
     def get_totp_label(self, user: User) -> str:
         return user.username

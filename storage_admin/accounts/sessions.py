@@ -86,7 +86,7 @@ def browser_of(agent: str) -> str:
     """A browser in short, such as ``Firefox on Linux``."""
     browser = next((word for sign, word in _BROWSERS if re.search(sign, agent, re.IGNORECASE)), "")
     system = next((word for sign, word in _SYSTEMS if sign in agent), "")
-    return " on ".join(part for part in (browser or "another browser", system) if part)
+    return " on ".join(part for part in (browser or _("another browser"), system) if part)
 
 
 def _time(text: str) -> datetime:

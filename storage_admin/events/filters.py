@@ -8,7 +8,12 @@ from storage_admin.events.models import Alert, Delivery
 from storage_admin.events.services import KINDS
 from storage_admin.given_filters import GivenFilters
 
-STATES = (("open", "open"), ("closed", "closed"), ("acknowledged", "open and acknowledged"), ("new", "open and not"))
+STATES = (
+    ("open", "open"),
+    ("closed", "closed"),
+    ("acknowledged", _("open and acknowledged")),
+    ("new", _("open and not")),
+)
 CONDITIONS = {
     "open": Q(closed=None),
     "closed": Q(closed__isnull=False),

@@ -128,7 +128,7 @@ def send_test(actor: Actor, hook: Webhook) -> Delivery:
     actor.require_everywhere(Role.ADMIN)
     if not hook.enabled:
         raise InvalidError(
-            _("{hook} is disabled: enable it first.").format(hook=hook.name), {"enabled": "It is switched off."}
+            _("{hook} is disabled: enable it first.").format(hook=hook.name), {"enabled": _("It is switched off.")}
         )
     with transaction.atomic():
         delivery = Delivery.objects.create(event=_test(actor), webhook=hook)

@@ -122,7 +122,11 @@ class Bug:
         """What mends it: the package of the build's vendor where one is known, else the upstream version."""
         known = [one for one in self.packages if build is not None and one.vendor == build.vendor]
         upstream = ".".join(map(str, self.upstream[-1]))
-        return f"{known[0].package} {known[0].revision} or newer" if known else f"QEMU {upstream} or newer"
+        return (
+            _("{package} {revision} or newer").format(package=known[0].package, revision=known[0].revision)
+            if known
+            else _("QEMU {upstream} or newer").format(upstream=upstream)
+        )
 
 
 _MOVED_OFF = "Move the disk while the guest is off."
@@ -187,7 +191,7 @@ def against(host: Host, kind: str, running: str = "") -> list[str]:
     now = Build.parse(running) if running else build
     if build is not None and now is not None and now.version[:3] == build.version[:3]:
         now = build
-    said = "of an unknown version" if now is None else ".".join(map(str, now.version))
+    said = _("of an unknown version") if now is None else ".".join(map(str, now.version))
     said = f"{said} ({now.revision})" if now is not None and now.revision else said
     return [
         _(

@@ -62,7 +62,9 @@ def check(given: Certificates) -> Certificates:
 
 
 def _certificate(pem: str, name: str, fields: dict[str, str]) -> x509.Certificate | None:
-    whose = "the authority's certificate (cacert.pem)" if name == "ca_cert" else "our certificate (clientcert.pem)"
+    whose = (
+        _("the authority's certificate (cacert.pem)") if name == "ca_cert" else _("our certificate (clientcert.pem)")
+    )
     try:
         if len(pem) > LONGEST or "PRIVATE KEY" in pem:
             raise ValueError("no certificate")

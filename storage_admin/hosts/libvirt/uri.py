@@ -117,7 +117,11 @@ def _checked(host: Host, where: ssh.Endpoint) -> ssh.Endpoint:
 
 
 def _wrong(host: Host, error: InvalidError) -> HostError:
-    return HostError(f"{host.name} is not asked, because its connection cannot be right. {error.detail}")
+    return HostError(
+        _("{host} is not asked, because its connection cannot be right. {detail}").format(
+            host=host.name, detail=error.detail
+        )
+    )
 
 
 @contextlib.contextmanager

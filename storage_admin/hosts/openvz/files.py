@@ -179,7 +179,8 @@ def look(commands: Commands, ctid: str, folders: Sequence[str]) -> Looked:
     facts = dict(line.partition(" ")[::2] for line in head.decode("utf-8", "surrogateescape").splitlines())
     path = facts.get("file", "")
     if done.exit_code:
-        raise HostError(f"{path or 'The configuration of ' + ctid} could not be read: {_words(done)}")
+        what = path or _("The configuration of {ctid}").format(ctid=ctid)
+        raise HostError(_("{what} could not be read: {words}").format(what=what, words=_words(done)))
     if not path:
         return Looked("vzctl" in facts, "vzlist" in facts, None)
     if "odd" in facts or "long" in facts:

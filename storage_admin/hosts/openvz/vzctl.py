@@ -162,7 +162,12 @@ def raise_for(done: Done, outcome: PrioritySet, *, was_running: bool) -> None:
             ).format(said=said, ctid=ctid, priority=outcome.priority, left=left),
         )
     elif done.exit_code == BAD_VALUE:
-        raise RefusedError(INVALID, f"This vzctl does not take {outcome.priority} for container {ctid}: {said}. {left}")
+        raise RefusedError(
+            INVALID,
+            _("This vzctl does not take {priority} for container {ctid}: {said}. {left}").format(
+                priority=outcome.priority, ctid=ctid, said=said, left=left
+            ),
+        )
     elif done.exit_code == NOT_APPLIED:
         raise NotSetError(
             _(

@@ -70,4 +70,4 @@ def features(host: Host) -> list[Ability]:
     lacking: dict[str, list[str]] = {}
     for right in host.capabilities.get("missing_rights") or []:
         lacking.setdefault(str(right.get("feature")), []).append(str(right.get("detail")))
-    return [Ability(one.title, " ".join(lacking.get(one.name, []))) for one in permissions.FEATURES.values()]
+    return [Ability(str(one.title), " ".join(lacking.get(one.name, []))) for one in permissions.FEATURES.values()]

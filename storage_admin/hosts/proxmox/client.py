@@ -183,7 +183,7 @@ class Client(Api):
                 _("{where} redirects to another address. Check the address.").format(where=where), UNREACHABLE
             )
         found = re.search(r"\[Errno -?\d+\] ([^'\")]+)", str(error))
-        why = found[1] if found else "the connection broke off"
+        why = found[1] if found else _("the connection broke off")
         return ApiError(_("{where} cannot be reached: {why}.").format(where=where, why=why), UNREACHABLE)
 
     def _scrubbed(self, text: str) -> str:
@@ -201,15 +201,15 @@ def _quoted(part: str | int) -> str:
 def _why_not(said: str, pinned: bool) -> str:
     """What is wrong with a certificate, from the words of OpenSSL and urllib3."""
     if "ingerprints did not match" in said:
-        return (
+        return _(
             "another certificate than the pinned one. If it was renewed, compare the new fingerprint on the node "
             "itself, then pin that; else somebody is in between."
         )
     if "doesn't match" in said or "mismatch" in said.lower():
-        return "a certificate for another name: pin its fingerprint, or use a name that stands in it."
+        return _("a certificate for another name: pin its fingerprint, or use a name that stands in it.")
     if "CERTIFICATE_VERIFY_FAILED" in said:
-        return "a certificate that no known authority has signed: pin its fingerprint, or give that authority's."
-    return "no proper TLS." if pinned else "no proper TLS, or no certificate that can be checked."
+        return _("a certificate that no known authority has signed: pin its fingerprint, or give that authority's.")
+    return _("no proper TLS.") if pinned else _("no proper TLS, or no certificate that can be checked.")
 
 
 def _as_text(data: Any) -> Any:

@@ -86,7 +86,7 @@ def of_answer(
         message: of the body, where there is one.
         fields: the body's ``errors``.
     """
-    said = _one_line(message or reason) or f"status {status}"
+    said = _one_line(message or reason) or _("status {status}").format(status=status)
     if status == 401:
         return ApiError(
             _(
@@ -134,7 +134,7 @@ def in_the_way(who: str, said: str) -> RefusedError | None:
     """What these words of Proxmox VE refuse, where it is something that an admin can wait for or undo."""
     locked = _LOCKED.search(said)
     if locked is not None:
-        return guest_locked("The guest", locked[1] or "locked")
+        return guest_locked(_("The guest"), locked[1] or "locked")
     if any(words in said for words in _CHANGED):
         return RefusedError(
             "stale_plan", _("The guest's configuration was changed meanwhile: look again, then try again.")
@@ -146,7 +146,9 @@ def in_the_way(who: str, said: str) -> RefusedError | None:
 
 def _failed(who: str, status: int, said: str) -> ApiError:
     kind = NotThereError if _GONE.search(said) else ApiError
-    return kind(f"{who} says: {said}", NOT_FOUND if kind is NotThereError else TOOL_FAILED, status)
+    return kind(
+        _("{who} says: {said}").format(who=who, said=said), NOT_FOUND if kind is NotThereError else TOOL_FAILED, status
+    )
 
 
 def changed_meanwhile() -> RefusedError:

@@ -123,7 +123,7 @@ def tried(actor: Actor, wanted: WantedNode, *, known: Host | None = None) -> Hos
     host.cluster, host.node = _answered(_asked(endpoint, token), wanted.node.strip())
     again = _registered(host.cluster, host.node, endpoint)
     if again is not None and (known is None or again.pk != known.pk):
-        sentence = f"The node {host.node} is registered already, as {again.name}."
+        sentence = _("The node {node} is registered already, as {again}.").format(node=host.node, again=again.name)
         raise InvalidError(sentence, {"node": sentence})
     if ssh is not None:
         host.transport, host.ssh_port, host.user = Host.Transport.API_SSH, ssh.port, ssh.user
@@ -166,7 +166,7 @@ def _refuse_to_carry(host: Host, wanted: WantedNode) -> None:
     same_place = (endpoint.address, endpoint.port) == (host.address, host.port or DEFAULT_PORT)
     if same_place or (endpoint.fingerprint and endpoint.fingerprint == host.tls_fingerprint):
         return
-    sentence = (
+    sentence = _(
         "Give the token's secret again: the one that is saved is not sent to another address, unless that shows the "
         "certificate that is pinned already."
     )
@@ -225,8 +225,10 @@ def _unconfirmed(endpoint: Endpoint) -> UnconfirmedError:
     except HostError as error:
         return UnconfirmedError(error.detail, {})
     return UnconfirmedError(
-        f"No trusted CA signed the certificate of {endpoint.address}. Its fingerprint is {shown}. Compare it with "
-        "System → Certificates on the node. Confirm only if the fingerprints match.",
+        _(
+            "No trusted CA signed the certificate of {address}. Its fingerprint is {shown}. Compare it with System → "
+            "Certificates on the node. Confirm only if the fingerprints match."
+        ).format(address=endpoint.address, shown=shown),
         {"tls_fingerprint": shown, "fingerprint": shown},
     )
 
