@@ -4,10 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
 from benchmarks.results import Result
 from storage_admin.words import size
 
-NO_DIFFERENCE = "no difference that can be measured"
+NO_DIFFERENCE = _("no difference that can be measured")
 #: Fewer repetitions have no range worth the name. With fewer than :data:`ENOUGH` two that do not overlap are found by
 #: chance in a fifth of all matrices.
 FEWEST, ENOUGH = 3, 5
@@ -47,7 +50,7 @@ def overlap(one: Result, other: Result) -> bool:
 def why_not(rows: Sequence[Result]) -> str:
     """Why no two of some results can be told apart, as the end of a sentence."""
     if all(overlap(one, other) for one, other in combinations(rows, 2)):
-        return ", and their ranges overlap"
+        return gettext(", and their ranges overlap")
     return f", too close for {min(row.repetitions for row in rows)} repetitions: run it with {ENOUGH} or more"
 
 
@@ -60,9 +63,10 @@ def times(best: Result, other: Result) -> str:
     """How many times one is the other, whichever is more: ``1.4 times``."""
     low, high = sorted((value_of(best), value_of(other)))
     if not low:
-        return "beyond measure"
+        return gettext("beyond measure")
     ratio = high / low
-    return f"{ratio:.2f} times" if ratio < 1.2 else f"{ratio:.1f} times" if ratio < 10 else f"{ratio:.0f} times"
+    shape = ".2f" if ratio < 1.2 else ".1f" if ratio < 10 else ".0f"
+    return gettext("{ratio} times").format(ratio=format(ratio, shape))
 
 
 def listed(names: list[str]) -> str:
@@ -83,7 +87,7 @@ def written(value: float, unit: str) -> str:
         case "B":
             return size(round(value))
         case "1/s":
-            return f"{value:,.0f} a second" if value >= 10 else f"{value:.3g} a second"
+            return gettext("{value} a second").format(value=f"{value:,.0f}" if value >= 10 else f"{value:.3g}")
         case "s":
             return _time(value)
         case _:

@@ -124,7 +124,7 @@ def build(
     if boots:
         warnings.append(boots.memory_sentence(max(step.fields["guests"] for step in steps)))
     return Profile(
-        kind, quick, made.title, made.question, tuple(step.fields for step in steps), times, cost, missing,
+        kind, quick, _(made.title), _(made.question), tuple(step.fields for step in steps), times, cost, missing,
         package, tuple(warnings),
     )  # fmt: skip
 
