@@ -10,7 +10,7 @@ from django.utils.translation import gettext_lazy as _
 
 from images.kinds.targets import ancestors, facts, find, locks_on
 from images.models import Image
-from images.rewrite import estimates, refusals
+from images.rewrite import estimates, readers, refusals
 from images.rewrite.kind import format_below
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.agent.bench import boot as agent
@@ -237,7 +237,7 @@ def against(boots: Boots) -> list[Refusal]:
                 ),
             )
         )
-    foreign, __ = refusals.for_taken(image, below)
+    foreign, __ = readers.for_taken(image, below)
     return [*found, *refusals.for_bases(image, below), *foreign]
 
 

@@ -11,7 +11,16 @@ from images.kinds.stages import WRITTEN
 from images.kinds.targets import ancestors, find, locks_on
 from images.ledger import lines
 from images.models import Image
-from images.rewrite import forecasts, guest_locks, linked_clones, needed_as_it_is, refusals, repointing, volume_chains
+from images.rewrite import (
+    forecasts,
+    guest_locks,
+    linked_clones,
+    needed_as_it_is,
+    readers,
+    refusals,
+    repointing,
+    volume_chains,
+)
 from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting, beside
 from storage_admin.accounts.roles import Actor
 from storage_admin.agent.folders.names import ENDINGS, wrong_name, wrong_name_for
@@ -173,7 +182,7 @@ class Convert(Rewriting):
         form, given = options["format"], words(options["format_options"])
         whole = sum(one.occupied_bytes for one in (image, *below))
         fixed = given.get("subformat") == "fixed" or given.get("preallocation") in {"full", "falloc"}
-        foreign, allowed = refusals.for_taken(image, below)
+        foreign, allowed = readers.for_taken(image, below)
         replaces, guests = options["replace"], []
         warnings = []
         if replaces:

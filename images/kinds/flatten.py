@@ -14,7 +14,7 @@ from images.rewrite import (
     guest_locks,
     linked_clones,
     neighbours,
-    refusals,
+    readers,
     repointing,
     volume_chains,
 )
@@ -69,7 +69,7 @@ class Flatten(Rewriting):
         base = None if keep is None else below[keep - 1]
         # Compressed clusters of a base are stored uncompressed: no bound, but the agent measures before it begins.
         held = sum(one.occupied_bytes for one in taken)
-        foreign, allowed = refusals.for_taken(image, taken)
+        foreign, allowed = readers.for_taken(image, taken)
         size = forecasts.flattened(image, taken, method, alone=base is None) if taken else forecasts.UNKNOWN
         reason = gettext(
             "Data of {images} below moves up into a copy of {image}, which will then have the backing file {base}. Its "

@@ -1,4 +1,4 @@
-"""The job kinds ``move_disk``, ``resize`` and ``trim``: what Proxmox VE itself does with a VM's disks, by its API.
+"""The job kinds ``move_disk`` and ``resize``: what Proxmox VE itself does with a VM's disks, by its API.
 
 Its tasks do the work; a job asks for one, follows it by its id, and reads the configuration again afterwards.
 """
@@ -19,7 +19,7 @@ from storage_admin.errors import NotFoundError
 from storage_admin.guests import proxmox_vms
 from storage_admin.guests.models import Guest
 from storage_admin.guests.proxmox_vms import Vm
-from storage_admin.hosts.proxmox import actions, drives, guests, reader, volumes
+from storage_admin.hosts.proxmox import actions, reader, volumes
 from storage_admin.hosts.proxmox.drives import Drive
 from storage_admin.hosts.proxmox.storages import StorageFacts
 from storage_admin.jobs import runner, services
@@ -29,7 +29,6 @@ from storage_admin.jobs.plans import Affected, Plan, Refusal
 from storage_admin.jobs.recorder import Recorder
 
 _DISK = {"type": "string", "minLength": 1, "maxLength": 40, "description": _("The disk (its target), such as scsi0.")}
-_NOT_DISCARDED = _("discard is not on for {}: what the guest trims there stays allocated on the host.")
 
 
 @dataclass
@@ -313,77 +312,6 @@ class Resize(VmKind):
         }  # fmt: skip
 
 
-class Trim(VmKind):
-    """Has the agent inside a VM give back what its filesystems do not use."""
-
-    name = "trim"
-    title = _("Trim in the guest")
-    methods = {"trim": title}
-    description = _(
-        "Has the guest agent of a VM trim its filesystems (fstrim); what it trims becomes free on the host."
-    )
-    writes = False
-
-    def draft(self, vm: Vm, options: dict[str, Any]) -> Draft:  # noqa: ARG002 (it has none)
-        draft = Draft(
-            gettext(
-                "The guest agent of {guest} trims all its filesystems. Nothing stops, and nothing is copied."
-            ).format(guest=vm.guest.name),
-            ["qm", "guest", "cmd", vm.guest.uid, "fstrim"],
-            refusals=proxmox_vms.lacking(vm, "trim"),
-        )
-        if not guests.has_agent(vm.config.now):
-            draft.refusals.append(
-                Refusal(
-                    "tool_missing",
-                    gettext(
-                        "No guest agent is configured for {guest}: install qemu-guest-agent in it, and switch it on "
-                        "under its options."
-                    ).format(guest=vm.guest.name),
-                )
-            )
-        elif not vm.runs():
-            draft.refusals.append(
-                Refusal(
-                    INVALID, gettext("{guest} is off: only a running guest can be trimmed.").format(guest=vm.guest.name)
-                )
-            )
-        without = sorted(_without_discard(vm))
-        if without:
-            draft.warnings.append(_NOT_DISCARDED.format(", ".join(without)))
-        draft.warnings.append(gettext("Proxmox VE cannot stop a running trim: a cancel comes too late."))
-        return draft
-
-    def do(self, vm: Vm, options: dict[str, Any], recorder: Recorder) -> dict[str, Any]:  # noqa: ARG002 (it has none)
-        recorder.progress({"stage": "trimming", "message": "in the guest; no progress is reported"})
-        recorder.flush()
-        trimmed = actions.trim(vm.client, vm.ref)
-        for one in trimmed:
-            if one.error:
-                recorder.log(f"{one.path}: {one.error}", JobLog.Level.WARNING)
-            else:
-                told = "trimmed" if one.trimmed_bytes is None else f"{one.trimmed_bytes:,} bytes trimmed"
-                recorder.log(f"{one.path}: {told}")
-        if trimmed and all(one.error for one in trimmed):
-            raise HostError(
-                gettext("The guest agent of {guest} could trim nothing: {error}").format(
-                    guest=vm.guest.name, error=trimmed[0].error
-                )
-            )
-        known = [one.trimmed_bytes for one in trimmed if one.trimmed_bytes is not None]
-        total = sum(known) if known else None
-        good = sum(not one.error for one in trimmed)
-        what = "amount not reported" if total is None else f"{total:,} bytes trimmed"
-        return {
-            "filesystems": [
-                {"path": one.path, "trimmed_bytes": one.trimmed_bytes, "error": one.error} for one in trimmed
-            ],
-            "trimmed_bytes": total,
-            "words": f"{good} of {len(trimmed)} filesystems in {vm.guest.name}: {what}. What that freed on the host, "
-            "the scan that follows reads.",
-        }
-
-
 def find(guest_id: int) -> Guest:
     """The guest with its host and disks; raises NotFoundError."""
     guest = Guest.objects.select_related("host").prefetch_related("disks").filter(pk=guest_id).first()
@@ -406,18 +334,6 @@ def _told(drive: Drive) -> dict[str, Any]:
 
 def _storage(vm: Vm, name: str) -> StorageFacts | None:
     return next((one for one in reader.read_storages(vm.client, vm.ref.node) if one.name == name), None)
-
-
-def _without_discard(vm: Vm) -> list[str]:
-    """The disks on which a trim frees nothing."""
-    found = []
-    for key, text in vm.config.now.items():
-        if drives.is_drive(key, drives.VM) and not key.startswith(proxmox_vms.BESIDE):
-            with contextlib.suppress(ValueError):
-                drive = Drive.parse(text)
-                if not drive.is_cdrom and not drive.is_empty and drive.option("discard") != "on":
-                    found.append(key)
-    return found
 
 
 def _of_template(vm: Vm) -> list[Refusal]:
