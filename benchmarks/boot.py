@@ -5,7 +5,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from django.utils.translation import gettext
+from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from images.kinds.targets import ancestors, facts, find, locks_on
@@ -165,16 +165,17 @@ class Boots:
 
     def memory_sentence(self, most: int) -> str:
         """What so many guests need, and how many fit."""
-        each = (
-            f"{most} guests of {size(self.memory_bytes)} need"
-            if most > 1
-            else f"A guest of {size(self.memory_bytes)} needs"
-        )
-        told = f"{each} {size(memory.needed_bytes(most, self.memory_bytes))} of memory, with what qemu takes for each"
+        told = ngettext(
+            "A guest of {size} needs {needed} of memory, with what qemu takes for each",
+            "{most} guests of {size} need {needed} of memory, with what qemu takes for each",
+            most,
+        ).format(most=most, size=size(self.memory_bytes), needed=size(memory.needed_bytes(most, self.memory_bytes)))
         if self.fit is None or self.available_bytes is None:
             return gettext("{told}; how much the host has available is not known.").format(told=told)
-        left = " What does not fit when it starts is left out." if most > self.fit else ""
-        return f"{told}; {size(self.available_bytes)} were available at the last scan: {self.fit} fit.{left}"
+        sentence = gettext("{told}; {available} were available at the last scan: {fit} fit.").format(
+            told=told, available=size(self.available_bytes), fit=self.fit
+        )
+        return f"{sentence} {gettext('What does not fit when it starts is left out.')}" if most > self.fit else sentence
 
 
 def _unpacked(image: Image) -> int:

@@ -115,7 +115,8 @@ class RunBenchmark(JobKind):
             boots = boot.of(pool.host, options["boot"])
             against = against or boot.against(boots)
             read = boot.read(boots)
-            reason += f" Boots copies of {boots.image.name}." if boots.image else " Boots with empty disks."
+            copies = gettext("Boots copies of {image}.") if boots.image else gettext("Boots with empty disks.")
+            reason += f" {copies.format(image=boots.image and boots.image.name)}"
         return Plan(
             method=f"{profile.kind} {'quick' if profile.quick else 'thorough'}",
             reason=reason,
@@ -225,13 +226,16 @@ def _no_room(pool: StoragePool, scratch: int) -> list[Refusal]:
     worst = Admitted().worst_with(pool, pool.host, Need(pool.host_id, scratch, scratch))
     if available - reserve >= worst:
         return []
-    others = f"queued and running jobs up to {worst - scratch:,} more, " if worst > scratch else ""
-    return [
-        Refusal(
-            "not_enough_space",
-            gettext(
-                "Its scratch files take up to {scratch:,} bytes, {others}and {reserve:,} must stay free; {pool} has "
-                "{available:,} free. Choose a smaller size, or free some space."
-            ).format(scratch=scratch, others=others, reserve=reserve, pool=pool.name, available=available),
+    sentence = gettext(
+        "Its scratch files take up to {scratch:,} bytes, and {reserve:,} must stay free; {pool} has {available:,} "
+        "free. Choose a smaller size, or free some space."
+    )
+    if worst > scratch:
+        sentence = gettext(
+            "Its scratch files take up to {scratch:,} bytes, queued and running jobs up to {others:,} more, and "
+            "{reserve:,} must stay free; {pool} has {available:,} free. Choose a smaller size, or free some space."
         )
-    ]
+    told = sentence.format(
+        scratch=scratch, others=worst - scratch, reserve=reserve, pool=pool.name, available=available
+    )
+    return [Refusal("not_enough_space", told)]

@@ -158,8 +158,11 @@ def _warnings(kind: str, steps: list[Step], memory: int | None) -> list[str]:
             _("How much memory the host has is not known: part of what is read may come from it, not from the disk.")
         ]
     if size < 2 * memory:
-        told = f"{short(size)} is less than twice the host's memory: part of what is read comes from memory, not from "
-        return [told + "the disk. What is written is flushed, and is measured."]
+        told = _(
+            "{size} is less than twice the host's memory: part of what is read comes from memory, not from the disk. "
+            "What is written is flushed, and is measured."
+        )
+        return [told.format(size=short(size))]
     return []
 
 

@@ -58,13 +58,9 @@ class Check(Rewriting):
         level, form = options["repair"], image.declared_format
         against = []
         if form and form not in (CHECKED if level == "none" else REPAIRED):
-            what = "check" if level == "none" else "repair"
-            against.append(
-                Refusal(
-                    "unsupported_subformat",
-                    gettext("qemu-img cannot {what} {form} images.").format(what=what, form=form),
-                )
-            )
+            why = gettext("qemu-img cannot repair {form} images.")
+            why = gettext("qemu-img cannot check {form} images.") if level == "none" else why
+            against.append(Refusal("unsupported_subformat", why.format(form=form)))
         look = ["qemu-img", "check", "-f", form, image.path]
         if level == "none":
             return Choice(
@@ -73,13 +69,19 @@ class Check(Rewriting):
             )  # fmt: skip
         copy = beside(image)
         verify = verify_commands(image) if level == "leaks" else verify_commands(image)[:1]
-        what = "frees what nothing refers to" if level == "leaks" else "repairs all errors that it can"
+        reason = gettext(
+            "A copy of the file is repaired (qemu-img repairs all errors that it can), checked again, and replaces the "
+            "image."
+        )
+        if level == "leaks":
+            reason = gettext(
+                "A copy of the file is repaired (qemu-img frees what nothing refers to), checked again, and replaces "
+                "the image."
+            )
         mend = ["qemu-img", "check", "-r", level, "-f", form, copy]
         return Choice(
             f"repair {level}",
-            gettext("A copy of the file is repaired (qemu-img {what}), checked again, and replaces the image.").format(
-                what=what
-            ),
+            reason,
             [look, ["cp", "--sparse=always", image.path, copy], mend, *verify, *swap_commands(image)],
             scratch=image.occupied_bytes + (image.file_size or 0) // 64,
             refusals=against,

@@ -206,11 +206,16 @@ class Convert(Rewriting):
             warnings.append(
                 gettext("The size of the new file is not known in advance: zeros and unused clusters are left out.")
             )
+        reason = gettext("{image} is written in full as {form} into {path}, compared with the image, and then named.")
+        if below:
+            reason = gettext(
+                "{image} and its backing chain is written in full as {form} into {path}, compared with the image, and "
+                "then named."
+            )
+        reason = reason.format(image=image.name, form=form, path=display(path))
         return Choice(
             "convert",
-            f"{image.name}{' and its backing chain' if below else ''} is written in full as {form} into "
-            f"{display(path)}, compared with the image, and then named. "
-            + (gettext("It replaces the image.") if replaces else gettext("The image is unchanged.")),
+            f"{reason} {gettext('It replaces the image.') if replaces else gettext('The image is unchanged.')}",
             _commands(image, path, form, given, options) + (_place_commands(image, path, guests) if replaces else []),
             after=size.guess,
             low=size.low,

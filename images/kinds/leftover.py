@@ -82,10 +82,12 @@ class SettleLeftover(JobKind):
         against, left, image = self._found(pool, options)
         restores = options["action"] == "restore"
         shown = left.shown if left is not None else options["job"]
-        what = "is restored from its undo copy and replaces the current image" if restores else "is deleted permanently"
+        reason = gettext("The original of {shown} is deleted permanently.")
+        if restores:
+            reason = gettext("The original of {shown} is restored from its undo copy and replaces the current image.")
         return Plan(
             method=options["action"],
-            reason=gettext("The original of {shown} {what}.").format(shown=shown, what=what),
+            reason=reason.format(shown=shown),
             facts_at=pool.last_scanned,
             before_bytes=image.allocated_size if image is not None else None,
             scratch_bytes=0,

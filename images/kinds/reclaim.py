@@ -81,7 +81,10 @@ class Reclaim(Rewriting):
                 scratch=0, refusals=_cannot(image, method, options),
                 warnings=_warnings_in_place(image) + undone,
             )  # fmt: skip
-        why = why.replace("compressed copy", f"copy compressed with {compression},") if compression else why
+        if compression and why == str(_SENTENCES["compress"]):
+            why = gettext(
+                "A copy compressed with {compression}, without zeros and unused clusters replaces the image"
+            ).format(compression=compression)
         return Choice(
             method, _reason(image, why, after, won), _copy(image, below, method, compression, options),
             after, low, high, won, scratch=high if high is not None else image.allocated_size,
@@ -168,21 +171,19 @@ def _cannot(image: Image, method: str, options: dict[str, Any]) -> list[Refusal]
         ).format(image=image.name)
         return [Refusal("unsupported_subformat", why)]
     if method == "in_place" and image.pool.network:
-        why = f"{image.pool.name} is on a network filesystem. Nobody on another machine could be kept from writing to "
-        return [
-            Refusal(
-                "unsupported_pool",
-                gettext("{why}{image} while holes are punched in it. Reclaim it by a copy.").format(
-                    why=why, image=image.name
-                ),
-            )
-        ]
+        why = gettext(
+            "{pool} is on a network filesystem. Nobody on another machine could be kept from writing to {image} while "
+            "holes are punched in it. Reclaim it by a copy."
+        ).format(pool=image.pool.name, image=image.name)
+        return [Refusal("unsupported_pool", why)]
     if not image.declared_format or image.declared_format in estimates.FORMATS[method]:
         return []
-    can = " and ".join(estimates.FORMATS[method])
+    can = gettext(" and ").join(estimates.FORMATS[method])
     if options["method"] == "auto":
-        why = f"No reclaim method supports {image.declared_format} images. Convert it instead: that leaves out "
-        why += "zeros, and a qcow2 can be compressed."
+        why = gettext(
+            "No reclaim method supports {format} images. Convert it instead: that leaves out zeros, and a qcow2 can be "
+            "compressed."
+        ).format(format=image.declared_format)
     elif method == "compress":
         why = gettext("{format} images cannot hold compressed data; only qcow2 images can.").format(
             format=image.declared_format

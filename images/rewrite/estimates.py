@@ -122,9 +122,12 @@ def undone_preallocation(image: Image, method: str = "") -> list[str]:
             )
         ]
     if (image.estimate or {}).get("preallocation") == preallocation.FILLED:
-        why = "that looks the same to a reclaim as an image filled with zeros."
-        full = "If it was created with preallocation=full and should stay so, leave it as it is"
-        return [f"Nearly all of the image is allocated. {full}: {why}"]
+        return [
+            _(
+                "Nearly all of the image is allocated. If it was created with preallocation=full and should stay so, "
+                "leave it as it is: that looks the same to a reclaim as an image filled with zeros."
+            )
+        ]
     return []
 
 

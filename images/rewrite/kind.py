@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 from django.utils import timezone
-from django.utils.translation import gettext
+from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from images.kinds.targets import RewriteKind, ancestors, facts, find
@@ -35,7 +35,7 @@ from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs.kinds import Target
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Affected, Plan, Refusal
-from storage_admin.words import Translatable, plural
+from storage_admin.words import Translatable
 
 #: Options that every rewriting kind takes.
 REWRITE_OPTIONS: dict[str, dict[str, Any]] = {
@@ -305,9 +305,11 @@ def _lasting(above: list[Image], options: dict[str, Any], *, replaces: bool) -> 
     warnings = []
     if above:
         warnings.append(
-            gettext("{overlays_use} this image. The data it gives them stays identical.").format(
-                overlays_use=plural(len(above), "overlay uses,overlays use")
-            )
+            ngettext(
+                "{count:,} overlay uses this image. The data it gives them stays identical.",
+                "{count:,} overlays use this image. The data it gives them stays identical.",
+                len(above),
+            ).format(count=len(above))
         )
     if not replaces:
         return warnings

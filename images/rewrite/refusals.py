@@ -317,26 +317,20 @@ def for_space(pool: StoragePool, scratch_bytes: int | None, others_bytes: int = 
     reserve = reserve_of(capacity)
     if available - reserve >= scratch_bytes + others_bytes:
         return []
-    others = f"queued and running jobs up to {others_bytes:,} more, " if others_bytes else ""
-    what_to_do = (
-        "wait until they finish, cancel some, or keep no undo copies" if others else "reclaim smaller images first"
+    sentence = _(
+        "It needs up to {scratch:,} bytes beside the original, and {reserve:,} must stay free; {pool} has "
+        "{available:,} free. Free some space, or reclaim smaller images first."
     )
-    return [
-        Refusal(
-            "not_enough_space",
-            _(
-                "It needs up to {scratch:,} bytes beside the original, {others}and {reserve:,} must stay free; {pool} "
-                "has {available:,} free. Free some space, or {what_to_do}."
-            ).format(
-                scratch=scratch_bytes,
-                others=others,
-                reserve=reserve,
-                pool=pool.name,
-                available=available,
-                what_to_do=what_to_do,
-            ),
+    if others_bytes:
+        sentence = _(
+            "It needs up to {scratch:,} bytes beside the original, queued and running jobs up to {others:,} more, and "
+            "{reserve:,} must stay free; {pool} has {available:,} free. Free some space, or wait until they finish, "
+            "cancel some, or keep no undo copies."
         )
-    ]
+    told = sentence.format(
+        scratch=scratch_bytes, others=others_bytes, reserve=reserve, pool=pool.name, available=available
+    )
+    return [Refusal("not_enough_space", told)]
 
 
 def reserve_of(capacity_bytes: int) -> int:

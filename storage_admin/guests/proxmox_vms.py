@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from django.utils.translation import gettext
+from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from storage_admin.accounts.roles import Actor, Role
@@ -29,7 +29,6 @@ from storage_admin.hosts.proxmox.tasks import Outcome
 from storage_admin.jobs.models import JobLog
 from storage_admin.jobs.plans import Refusal
 from storage_admin.jobs.recorder import Recorder
-from storage_admin.words import plural
 
 #: Seconds that an answer may take while somebody waits for a plan.
 PLAN_SECONDS = 8.0
@@ -236,10 +235,11 @@ def still_needed(guest: Guest, target: str) -> list[Refusal]:
         return []
     image, found, keep = use.image, [], gettext("keep the old volume (delete_source off).")
     if image.overlays_count:
-        overlays = plural(image.overlays_count, "overlay uses,overlays use")
-        sentence = gettext("{overlays} {image} as backing file: flatten these first, or {keep}").format(
-            overlays=overlays, image=image.name, keep=keep
-        )
+        sentence = ngettext(
+            "{count:,} overlay uses {image} as backing file: flatten these first, or {keep}",
+            "{count:,} overlays use {image} as backing file: flatten these first, or {keep}",
+            image.overlays_count,
+        ).format(count=image.overlays_count, image=image.name, keep=keep)
         found.append(Refusal("has_overlays", sentence))
     others = set(image.uses.exclude(disk__guest=guest).values_list("disk__guest__name", flat=True))
     if others:

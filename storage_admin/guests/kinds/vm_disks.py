@@ -161,12 +161,18 @@ class MoveDisk(VmKind):
     def draft(self, vm: Vm, options: dict[str, Any]) -> Draft:
         target, name = options["disk"], options["storage"]
         drive = actions.check_move(vm.config, target, name, options["format"] or "")
-        form = f" as {options['format']}" if options["format"] else ""
-        stays = "is removed then" if options["delete_source"] else "stays with the VM as an unused disk"
+        form = gettext(" as {format}").format(format=options["format"]) if options["format"] else ""
+        reason = gettext(
+            "{target} of {guest} ({volume}) is copied to {name}{form} and used from there; the old volume stays with "
+            "the VM as an unused disk."
+        )
+        if options["delete_source"]:
+            reason = gettext(
+                "{target} of {guest} ({volume}) is copied to {name}{form} and used from there; the old volume is "
+                "removed then."
+            )
         draft = Draft(
-            gettext(
-                "{target} of {guest} ({volume}) is copied to {name}{form} and used from there; the old volume {stays}."
-            ).format(target=target, guest=vm.guest.name, volume=drive.volume, name=name, form=form, stays=stays),
+            reason.format(target=target, guest=vm.guest.name, volume=drive.volume, name=name, form=form),
             ["qm", "disk", "move", vm.guest.uid, target, name]
             + (["--format", options["format"]] if options["format"] else [])
             + ["--delete", str(int(options["delete_source"]))],
