@@ -51,7 +51,9 @@ def why_not(rows: Sequence[Result]) -> str:
     """Why no two of some results can be told apart, as the end of a sentence."""
     if all(overlap(one, other) for one, other in combinations(rows, 2)):
         return gettext(", and their ranges overlap")
-    return f", too close for {min(row.repetitions for row in rows)} repetitions: run it with {ENOUGH} or more"
+    fewest = min(row.repetitions for row in rows)
+    close = gettext(", too close for {fewest} repetitions: run it with {enough} or more")
+    return close.format(fewest=fewest, enough=ENOUGH)
 
 
 def value_of(row: Result) -> float:
@@ -71,7 +73,9 @@ def times(best: Result, other: Result) -> str:
 
 def listed(names: list[str]) -> str:
     """``64K, 2M and 4K``."""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    if len(names) == 1:
+        return names[0]
+    return gettext("{names} and {last}").format(names=", ".join(names[:-1]), last=names[-1])
 
 
 def figure(row: Result) -> str:

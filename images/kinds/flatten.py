@@ -83,7 +83,7 @@ class Flatten(Rewriting):
         return Choice(
             method,
             reason.format(
-                images=plural(len(taken), "image,images"),
+                images=plural(len(taken), gettext("image,images")),
                 image=image.name,
                 base=base and base.name,
                 depth=1 + (base.chain_depth if base else 0),
@@ -196,10 +196,10 @@ def _needed_by(base: Image, image: Image) -> str:
     """What else needs a base whose data moves up."""
     others = base.overlays_count - (image.backing_id == base.pk)
     guests = sorted({disk.guest.name for disk in base.disks})
-    needed = [plural(others, "other overlay,other overlays")] if others > 0 else []
+    needed = [plural(others, gettext("other overlay,other overlays"))] if others > 0 else []
     needed += [f"guest {name}" for name in guests]
     needed += (
-        [gettext("{snapshots} in it").format(snapshots=plural(len(base.snapshots), "snapshot,snapshots"))]
+        [gettext("{snapshots} in it").format(snapshots=plural(len(base.snapshots), gettext("snapshot,snapshots")))]
         if base.snapshots
         else []
     )

@@ -61,7 +61,7 @@ class Scan(HostKind):
         host = self.resolve(target_id).host
         return Plan(
             reason=gettext("Reads {pools} of {host}.").format(
-                pools=plural(host.pools.count(), "pool,pools"), host=host.name
+                pools=plural(host.pools.count(), gettext("pool,pools")), host=host.name
             ),
             facts_at=host.last_seen,
         )
