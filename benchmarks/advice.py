@@ -7,6 +7,9 @@ Two settings differ where not one repetition of the one reached into what the ot
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from django.utils.translation import gettext
+from django.utils.translation import gettext_noop as _
+
 from benchmarks import depths, results
 from benchmarks.figures import FEWEST, NO_DIFFERENCE, Advice, differ, figure, listed, times, value_of, why_not
 from benchmarks.results import Result
@@ -55,18 +58,18 @@ def _chains(row: Result) -> bool:
 
 _CREATED = ("create_seconds", "physical_bytes")
 MATRICES: dict[str, tuple[Matrix, ...]] = {
-    "cluster_size": (Matrix("Cluster size", "write_rate", "64K", _all, "writes", _CREATED),),
-    "preallocation": (Matrix("Preallocation", "write_rate", "off", _all, "writes", _CREATED),),
+    "cluster_size": (Matrix(_("Cluster size"), "write_rate", "64K", _all, _("writes"), _CREATED),),
+    "preallocation": (Matrix(_("Preallocation"), "write_rate", "off", _all, _("writes"), _CREATED),),
     "formats": (
-        Matrix("Layout, random reads", "rand_read_iops", "qcow2", _layouts, "reads at random"),
-        Matrix("Layout, random writes", "rand_write_iops", "qcow2", _layouts, "writes at random"),
-        Matrix("Chain depth", "rand_read_iops", "qcow2", _chains, "reads at random"),
-        Matrix("Compression at read time", "seq_read_rate", "qcow2", _compressed, "reads"),
+        Matrix(_("Layout, random reads"), "rand_read_iops", "qcow2", _layouts, _("reads at random")),
+        Matrix(_("Layout, random writes"), "rand_write_iops", "qcow2", _layouts, _("writes at random")),
+        Matrix(_("Chain depth"), "rand_read_iops", "qcow2", _chains, _("reads at random")),
+        Matrix(_("Compression at read time"), "seq_read_rate", "qcow2", _compressed, _("reads")),
     ),
-    "boot": (Matrix("Layout", "boot_all_seconds", "qcow2+qcow2", _all, "boots"),),
+    "boot": (Matrix(_("Layout"), "boot_all_seconds", "qcow2+qcow2", _all, _("boots")),),
     "dd": (
-        Matrix("Writing", "write_rate", "direct I/O 1M", _all, "writes"),
-        Matrix("Reading", "read_rate", "direct I/O 1M", _all, "reads"),
+        Matrix(_("Writing"), "write_rate", "direct I/O 1M", _all, _("writes")),
+        Matrix(_("Reading"), "read_rate", "direct I/O 1M", _all, _("reads")),
     ),
 }
 #: Ways of dd: a guest's cache=none is the one, cache=writeback the other.
@@ -91,7 +94,7 @@ def of(kind: str, rows: Sequence[Result], where: str) -> list[Advice]:
 def _block(row: Result) -> str:
     """Where a kind repeats its matrix for several blocks, each is one of its own."""
     if "guests" in row.setting:
-        return plural(int(row.setting["guests"]), "guest,guests")
+        return plural(int(row.setting["guests"]), gettext("guest,guests"))
     return str(row.setting.get("block", "")) if "layout" in row.setting else ""
 
 
@@ -103,7 +106,7 @@ def _advise(matrix: Matrix, rows: list[Result], beside: list[Result], where: str
     way = results.better(matrix.metric)
     ranked = sorted(rows, key=lambda row: way * value_of(row), reverse=True)
     best, slowest = ranked[0], ranked[-1]
-    topic = matrix.topic + (f", {block}" if block else "")
+    topic = gettext(matrix.topic) + (f", {block}" if block else "")
     usual = next((row for row in rows if _named(row) == matrix.usual), None)
     first = slowest
     if usual and differ(best, usual):
@@ -112,21 +115,32 @@ def _advise(matrix: Matrix, rows: list[Result], beside: list[Result], where: str
         best = usual  # not to be told from the best one, and what one would have anyway
     if not differ(best, first):
         return Advice(topic, _same(where, best, first), measurable=False)
-    told = f"On {where}, {_named(best)} {matrix.doing} {times(best, first)} faster than {_named(first)} "
-    told += f"({figure(best)} against {figure(first)})"
+    told = gettext("On {where}, {best} {doing} {times} faster than {first} ({figure} against {other})").format(
+        where=where, best=_named(best), doing=gettext(matrix.doing), times=times(best, first), first=_named(first),
+        figure=figure(best), other=figure(first),
+    )  # fmt: skip
     if equals := [_named(row) for row in ranked if row is not best and not differ(best, row)]:
-        told += f"; between it and {listed(equals)} there is {NO_DIFFERENCE}"
+        told += gettext("; between it and {equals} there is {nothing}").format(
+            equals=listed(equals), nothing=NO_DIFFERENCE
+        )
     if first is usual and differ(slowest, usual):
-        told += f"; {_named(slowest)} is slowest ({figure(slowest)})"
+        told += gettext("; {slowest} is slowest ({figure})").format(slowest=_named(slowest), figure=figure(slowest))
     return Advice(topic, f"{told}{_paid(matrix, best, first, beside)}.", measurable=True)
 
 
 def _same(where: str, best: Result, slowest: Result) -> str:
     """Others between these two are not compared: of many, two differ by chance."""
     if min(best.repetitions, slowest.repetitions) < FEWEST:
-        return f"On {where}, fewer than {FEWEST} repetitions show {NO_DIFFERENCE}: run it with more of them."
-    told = f"On {where} there is {NO_DIFFERENCE} between the fastest, {_named(best)} (median {figure(best)}), and the "
-    return f"{told}slowest, {_named(slowest)} ({figure(slowest)}){why_not([best, slowest])}."
+        return gettext(
+            "On {where}, fewer than {fewest} repetitions show {no_difference}: run it with more of them."
+        ).format(where=where, fewest=FEWEST, no_difference=NO_DIFFERENCE)
+    return gettext(
+        "On {where} there is {nothing} between the fastest, {best} (median {figure}), and the slowest, {slowest} "
+        "({other}){why}."
+    ).format(
+        where=where, nothing=NO_DIFFERENCE, best=_named(best), figure=figure(best), slowest=_named(slowest),
+        other=figure(slowest), why=why_not([best, slowest]),
+    )  # fmt: skip
 
 
 def _paid(matrix: Matrix, best: Result, first: Result, beside: list[Result]) -> str:
@@ -139,12 +153,16 @@ def _paid(matrix: Matrix, best: Result, first: Result, beside: list[Result]) -> 
             continue
         known += 1
         if metric == "physical_bytes" and value_of(mine) - value_of(other) >= WORTH_SAYING:
-            told.append(f"takes {figure(mine)} when it is new instead of {figure(other)}")
+            told.append(
+                gettext("takes {mine} when it is new instead of {other}").format(mine=figure(mine), other=figure(other))
+            )
         elif metric == "create_seconds" and value_of(mine) > value_of(other) and differ(mine, other):
-            told.append(f"is created in {figure(mine)} instead of {figure(other)}")
+            told.append(
+                gettext("is created in {mine} instead of {other}").format(mine=figure(mine), other=figure(other))
+            )
     if told:
-        return f"; it {' and '.join(told)}"
-    return "; creating it costs no more time or space" if known and known == len(matrix.costs) else ""
+        return gettext("; it {costs}").format(costs=gettext(" and ").join(told))
+    return gettext("; creating it costs no more time or space") if known and known == len(matrix.costs) else ""
 
 
 def _named(row: Result) -> str:

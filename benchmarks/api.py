@@ -4,6 +4,8 @@ from typing import Any, ClassVar
 
 from django.db.models import QuerySet
 from django.shortcuts import get_object_or_404
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema, extend_schema_view
 from rest_framework import mixins, status
@@ -53,14 +55,14 @@ class BenchmarkEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpo
         return selectors.benchmarks_for(self.actor)
 
     @extend_schema(
-        summary="Start a benchmark on a pool",
+        summary=_("Start a benchmark on a pool"),
         description="202 with the run, whose `job` can be watched and cancelled; refused: 409 with a code. "
         "For its cost, see `benchmarks/profiles/`, or `jobs/` with `dry_run`.",
         request=BenchmarkBody,
         parameters=[
             OpenApiParameter(
                 "Idempotency-Key", OpenApiTypes.STR, OpenApiParameter.HEADER,
-                description="The same key gets the first answer's run again.",
+                description=_("The same key gets the first answer's run again."),
             )
         ],
         responses={202: BenchmarkSerializer},
@@ -69,14 +71,18 @@ class BenchmarkEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpo
         given = self._body(BenchmarkBody)
         pool = pool_of(self, given["pool"])
         if given.get("host", pool.host_id) != pool.host_id:
-            raise ValidationError({"host": f"Pool {pool.pk} is on another host: {pool.host_id}."})
+            raise ValidationError(
+                {"host": gettext("Pool {pool} is on another host: {host}.").format(pool=pool.pk, host=pool.host_id)}
+            )
         key = request.headers.get("Idempotency-Key", "")
         if len(key) > LONGEST_KEY:
-            raise ValidationError({"Idempotency-Key": f"At most {LONGEST_KEY} characters."})
+            raise ValidationError(
+                {"Idempotency-Key": gettext("At most {longest} characters.").format(longest=LONGEST_KEY)}
+            )
         run = services.submit(self.actor, given["kind"], pool.pk, given.get("options"), idempotency_key=key)
         return Response(BenchmarkSerializer(run).data, status=status.HTTP_202_ACCEPTED)
 
-    @extend_schema(summary="The figures of a run, and its recommendation", responses=ResultsSerializer)
+    @extend_schema(summary=_("The figures of a run, and its recommendation"), responses=ResultsSerializer)
     @action(detail=True, methods=["get"], pagination_class=None, filter_backends=[])
     def results(self, _request: Request, **_where: Any) -> Response:
         run = self.get_object()
@@ -91,7 +97,7 @@ class BenchmarkEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpo
         return Response(ResultsSerializer(told).data)
 
     @extend_schema(
-        summary="Runs side by side",
+        summary=_("Runs side by side"),
         parameters=[
             OpenApiParameter(
                 "ids", {"type": "string", "pattern": "^[0-9]+(,[0-9]+)*$"}, required=True, description=_IDS
@@ -104,20 +110,20 @@ class BenchmarkEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpo
         asked = _ids(request.query_params.get("ids", ""))
         found = {run.pk: run for run in selectors.with_samples(self.get_queryset().filter(pk__in=asked))}
         if missing := [number for number in asked if number not in found]:
-            raise NotFoundError(f"There is no run {missing[0]}.")
+            raise NotFoundError(gettext("There is no run {missing}.").format(missing=missing[0]))
         runs = [{"benchmark": found[number], "results": selectors.results_of(found[number])} for number in asked]
         kinds = dict.fromkeys(found[number].kind for number in asked)
         told = {"runs": runs, "published": [series for kind in kinds for series in published.of_kind(kind)]}
         return Response(ComparisonSerializer(told).data)
 
     @extend_schema(
-        summary="What each profile would do and cost on a pool",
+        summary=_("What each profile would do and cost on a pool"),
         parameters=[
             OpenApiParameter(
                 "pool",
                 {"type": "integer", "minimum": 1, "maximum": LARGEST},
                 required=True,
-                description="Id of a pool.",
+                description=_("Id of a pool."),
             )
         ],
         responses={200: ProfilesSerializer, 404: _NOT_FOUND},
@@ -125,7 +131,7 @@ class BenchmarkEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpo
     @action(detail=False, methods=["get"], pagination_class=None, filter_backends=[])
     def profiles(self, request: Request) -> Response:
         if "pool" not in request.query_params:
-            raise ValidationError({"pool": "Give the id of a pool."})
+            raise ValidationError({"pool": gettext("Give the id of a pool.")})
         pool = pool_of(self, whole_number(request, "pool", 0, 1, LARGEST))
         return Response(ProfilesSerializer({"pool": pool.pk, "results": profiles.every(pool)}).data)
 
@@ -149,7 +155,7 @@ def pool_of(endpoints: EndpointSet, pool_id: int) -> StoragePool:
     """
     pool = pools_for(endpoints.actor).filter(pk=pool_id).first()
     if pool is None:
-        raise NotFoundError(f"There is no pool {pool_id}.")
+        raise NotFoundError(gettext("There is no pool {pool}.").format(pool=pool_id))
     return pool
 
 
@@ -164,7 +170,7 @@ def _ids(text: str) -> list[int]:
     return numbers
 
 
-@extend_schema_view(list=extend_schema(summary="Profiles that run regularly"))
+@extend_schema_view(list=extend_schema(summary=_("Profiles that run regularly")))
 class WatchEndpoints(mixins.ListModelMixin, EndpointSet):
     queryset = Watch.objects.none()
     serializer_class = WatchSerializer
@@ -175,8 +181,8 @@ class WatchEndpoints(mixins.ListModelMixin, EndpointSet):
         return selectors.watches_for(self.actor)
 
     @extend_schema(
-        summary="Run a quick profile on a pool regularly",
-        description="A second time for the same pool and kind changes how often.",
+        summary=_("Run a quick profile on a pool regularly"),
+        description=_("A second time for the same pool and kind changes how often."),
         request=WatchBody,
         responses={201: WatchSerializer},
     )
@@ -187,7 +193,7 @@ class WatchEndpoints(mixins.ListModelMixin, EndpointSet):
         row = services.watch(self.actor, pool_of(self, given["pool"]), given["kind"], given["every_hours"])
         return Response(WatchSerializer(row).data, status=status.HTTP_201_CREATED)
 
-    @extend_schema(summary="End a watch; its results are kept", responses={204: None})
+    @extend_schema(summary=_("End a watch; its results are kept"), responses={204: None})
     def destroy(self, _request: Request, **where: Any) -> Response:
         services.unwatch(self.actor, get_object_or_404(self.get_queryset(), pk=where["pk"]))
         return Response(status=status.HTTP_204_NO_CONTENT)

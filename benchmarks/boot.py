@@ -5,9 +5,12 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext_lazy as _
+
 from images.kinds.targets import ancestors, facts, find, locks_on
 from images.models import Image
-from images.rewrite import estimates, refusals
+from images.rewrite import estimates, readers, refusals
 from images.rewrite.kind import format_below
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.agent.bench import boot as agent
@@ -32,51 +35,52 @@ _CARRIED = frozenset({"has_internal_snapshots", "hard_linked", "shared_pool"})
 PROPERTIES: dict[str, dict[str, Any]] = {
     "image": {
         "type": ["integer", "null"], "minimum": 1, "default": None,
-        "description": "Id of an image on the pool's host, qcow2 or raw, that nobody uses: guests get copies of it.",
+        "description": _("Id of an image on the pool's host, qcow2 or raw, that nobody uses: guests get copies of it."),
     },
     "kernel": {
         "type": "string", "maxLength": 1000, "default": "",
         "description": (
-            "Absolute path of a kernel on the host, which then starts guests instead of their disk (admin). It is in "
-            "an image folder, or below /boot or /lib/modules if everybody may read it."
+            _("Absolute path of a kernel on the host, which then starts guests instead of their disk (admin). It is in "
+                "an image folder, or below /boot or /lib/modules if everybody may read it.")
         ),
     },
     "initrd": {
         "type": "string", "maxLength": 1000, "default": "",
-        "description": "Absolute path of the initial file system that goes with the kernel, as that (admin).",
+        "description": _("Absolute path of the initial file system that goes with the kernel, as that (admin)."),
     },
     "append": {
         "type": "string", "maxLength": 2000, "default": "",
-        "description": "The kernel's command line (admin).",
+        "description": _("The kernel's command line (admin)."),
     },
     "up": {
         "enum": [agent.CONSOLE, agent.AGENT], "default": agent.CONSOLE,
-        "description": "How a guest says that it is up: console, by words on its serial console; agent, by its guest "
-        "agent's answer.",
+        "description": _("How a guest says that it is up: console, by words on its serial console; agent, by its guest "
+            "agent's answer."),
     },
     "pattern": {
         "type": "string", "minLength": 1, "maxLength": 100, "default": "login:",
-        "description": "Words that a guest shows on its serial console once it is up.",
+        "description": _("Words that a guest shows on its serial console once it is up."),
     },
     "guests": {
         "type": ["array", "null"], "minItems": 1, "maxItems": _MOST_COUNTS, "uniqueItems": True, "default": None,
         "items": {"type": "integer", "minimum": 1, "maximum": agent.MOST_GUESTS},
-        "description": "How many start at once, one step each; null for 1 and 4 (quick) or 1, 5, 10 and 15 (thorough), "
-        "or what fits into the host's memory of that.",
+        "description": _("How many start at once, one step each; null for 1 and 4 (quick) or 1, 5, 10 and 15 "
+            "(thorough), or what fits into the host's memory of that."),
     },
     "memory_bytes": {
         "type": "integer", "minimum": 32 * MIB, "maximum": 64 << 30, "multipleOf": MIB, "default": MEMORY_BYTES,
-        "description": "Memory of each guest, in whole MiB.",
+        "description": _("Memory of each guest, in whole MiB."),
     },
     "layouts": {
         "type": "array", "minItems": 1, "uniqueItems": True, "items": {"enum": list(agent.LAYOUTS)},
         "default": list(agent.LAYOUTS),
-        "description": "How disks are laid out: a raw file each, overlays on one raw base, overlays on one qcow2 base.",
+        "description": _("How disks are laid out: a raw file each, overlays on one raw base, overlays on one qcow2 "
+            "base."),
     },
 }  # fmt: skip
 SCHEMA: dict[str, Any] = {
     "type": ["object", "null"], "properties": PROPERTIES, "additionalProperties": False, "default": None,
-    "description": "For the kind boot: what boots, and how many at once. For other kinds null.",
+    "description": _("For the kind boot: what boots, and how many at once. For other kinds null."),
 }  # fmt: skip
 
 
@@ -88,7 +92,7 @@ def clean(kind: Any, given: Any) -> dict[str, Any] | None:
     """
     if kind != KIND:
         if given is not None:
-            raise InvalidError("boot: goes with the kind boot.", {"boot": "goes with the kind boot."})
+            raise InvalidError(gettext("boot: goes with the kind boot."), {"boot": gettext("goes with the kind boot.")})
         return None
     fields = {}
     for error in StrictValidator(SCHEMA).iter_errors(given):
@@ -99,16 +103,16 @@ def clean(kind: Any, given: Any) -> dict[str, Any] | None:
     defaults = {name: deepcopy(schema["default"]) for name, schema in PROPERTIES.items()}
     wanted = defaults | (given or {})
     if wanted["image"] is None and not wanted["kernel"]:
-        fields["boot.image"] = "choose what boots: an image of this host, or a kernel on it."
+        fields["boot.image"] = gettext("choose what boots: an image of this host, or a kernel on it.")
     if (wanted["initrd"] or wanted["append"]) and not wanted["kernel"]:
-        fields["boot.kernel"] = "an initial file system or a command line goes with a kernel."
+        fields["boot.kernel"] = gettext("an initial file system or a command line goes with a kernel.")
     fields |= {
-        f"boot.{name}": "one line."
+        f"boot.{name}": gettext("one line.")
         for name in ("kernel", "initrd", "append", "pattern")
         if not wanted[name].isprintable()
     }
     fields |= {
-        f"boot.{name}": "an absolute path on the host."
+        f"boot.{name}": gettext("an absolute path on the host.")
         for name in ("kernel", "initrd")
         if wanted[name] and not wanted[name].startswith("/")
     }
@@ -161,16 +165,17 @@ class Boots:
 
     def memory_sentence(self, most: int) -> str:
         """What so many guests need, and how many fit."""
-        each = (
-            f"{most} guests of {size(self.memory_bytes)} need"
-            if most > 1
-            else f"A guest of {size(self.memory_bytes)} needs"
-        )
-        told = f"{each} {size(memory.needed_bytes(most, self.memory_bytes))} of memory, with what qemu takes for each"
+        told = ngettext(
+            "A guest of {size} needs {needed} of memory, with what qemu takes for each",
+            "{most} guests of {size} need {needed} of memory, with what qemu takes for each",
+            most,
+        ).format(most=most, size=size(self.memory_bytes), needed=size(memory.needed_bytes(most, self.memory_bytes)))
         if self.fit is None or self.available_bytes is None:
-            return f"{told}; how much the host has available is not known."
-        left = " What does not fit when it starts is left out." if most > self.fit else ""
-        return f"{told}; {size(self.available_bytes)} were available at the last scan: {self.fit} fit.{left}"
+            return gettext("{told}; how much the host has available is not known.").format(told=told)
+        sentence = gettext("{told}; {available} were available at the last scan: {fit} fit.").format(
+            told=told, available=size(self.available_bytes), fit=self.fit
+        )
+        return f"{sentence} {gettext('What does not fit when it starts is left out.')}" if most > self.fit else sentence
 
 
 def _unpacked(image: Image) -> int:
@@ -199,7 +204,7 @@ def of(host: Host, options: dict[str, Any] | None) -> Boots:
 def _image(host: Host, image_id: int) -> Image:
     found = Image.objects.select_related("host", "pool").filter(pk=image_id, host=host).first()
     if found is None:
-        sentence = f"there is no image {image_id} on {host.name}."
+        sentence = gettext("there is no image {image} on {host}.").format(image=image_id, host=host.name)
         raise InvalidError(f"boot.image: {sentence}", {"boot.image": sentence})
     return found
 
@@ -227,17 +232,20 @@ def against(boots: Boots) -> list[Refusal]:
     if not found and image.declared_format not in agent.FORMATS:
         found.append(
             Refusal(
-                "unsupported_subformat", f"Guests boot from qcow2 and raw images, not from {image.declared_format}."
+                "unsupported_subformat",
+                gettext("Guests boot from qcow2 and raw images, not from {format}.").format(
+                    format=image.declared_format
+                ),
             )
         )
-    foreign, _ = refusals.for_taken(image, below)
+    foreign, __ = readers.for_taken(image, below)
     return [*found, *refusals.for_bases(image, below), *foreign]
 
 
 def read(boots: Boots) -> list[Affected]:
     """The image that is copied, and what it stands on."""
     images = [] if boots.image is None else [boots.image, *boots.below]
-    return [Affected(image.pk, image.name, "read once, not changed") for image in images]
+    return [Affected(image.pk, image.name, gettext("read once, not changed")) for image in images]
 
 
 def locks(options: dict[str, Any] | None) -> list[Lock]:
@@ -276,8 +284,12 @@ def missing(host: Host) -> tuple[str, str]:
     tools = host.capabilities.get("tools") or {}
     for name, package in NEEDED:
         if not tools.get(name, True):
-            return f"{name} is not installed on {host.name}: install {package} there, then scan the host.", package
+            return gettext("{name} is not installed on {host}: install {package} there, then scan the host.").format(
+                name=name, host=host.name, package=package
+            ), package
     if host.capabilities.get("libvirt") == "absent":
         package = "libvirt-daemon-system"
-        return f"There is no libvirt on {host.name}: install {package} there, then scan the host.", package
+        return gettext("There is no libvirt on {host}: install {package} there, then scan the host.").format(
+            host=host.name, package=package
+        ), package
     return "", ""

@@ -14,6 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
 from benchmarks import results
 from benchmarks.figures import written
 from benchmarks.models import Benchmark
@@ -32,13 +35,14 @@ MOST_BARS = 11
 _PERCENTILES = ("latency_p50_seconds", "latency_p95_seconds", "latency_p99_seconds")
 
 TITLES = {
-    "create_seconds": "Time to create", "write_seconds": "Time to write", "read_seconds": "Time to read",
-    "write_rate": "Write rate", "read_rate": "Read rate", "physical_bytes": "Physical size when created",
-    "seq_write_rate": "Sequential write", "seq_read_rate": "Sequential read", "rand_write_iops": "Random writes",
-    "rand_read_iops": "Random reads", "convert_seconds": "Time to convert", "boot_seconds": "Time until a guest is up",
-    "boot_all_seconds": "Time until all guests are up", "rewrite_rate": "Rewrite", "putc_rate": "Write by characters",
-    "getc_rate": "Read by characters", "seeks": "Seeks", "latency_p50_seconds": "Latency p50",
-    "latency_p95_seconds": "Latency p95", "latency_p99_seconds": "Latency p99",
+    "create_seconds": _("Time to create"), "write_seconds": _("Time to write"), "read_seconds": _("Time to read"),
+    "write_rate": _("Write rate"), "read_rate": _("Read rate"), "physical_bytes": _("Physical size when created"),
+    "seq_write_rate": _("Sequential write"), "seq_read_rate": _("Sequential read"),
+    "rand_write_iops": _("Random writes"), "rand_read_iops": _("Random reads"), "convert_seconds": _("Time to convert"),
+    "boot_seconds": _("Time until a guest is up"), "boot_all_seconds": _("Time until all guests are up"),
+    "rewrite_rate": _("Rewrite"), "putc_rate": _("Write by characters"), "getc_rate": _("Read by characters"),
+    "seeks": _("Seeks"), "latency_p50_seconds": _("Latency p50"), "latency_p95_seconds": _("Latency p95"),
+    "latency_p99_seconds": _("Latency p99"),
 }  # fmt: skip
 
 
@@ -88,7 +92,7 @@ def label_of(run: Benchmark) -> str:
 
 
 def _about(run: Benchmark) -> str:
-    return f"caches {run.caches}" if run.caches else ""
+    return gettext("caches {caches}").format(caches=run.caches) if run.caches else ""
 
 
 def published_series(told: Published) -> Series:
@@ -100,7 +104,7 @@ def published_series(told: Published) -> Series:
 
 def title_of(metric: str) -> str:
     """A metric as a heading."""
-    return TITLES.get(metric) or metric.replace("_", " ").capitalize()
+    return str(TITLES.get(metric) or metric.replace("_", " ").capitalize())
 
 
 def every(series: Sequence[Series]) -> list[Chart]:
@@ -171,8 +175,8 @@ def percentiles(series: Sequence[Series]) -> Chart | None:
             columns.append((label, rows))
     config = _config("bar", "s", names, datasets)
     config["options"]["scales"]["y"] = {"type": "logarithmic"}
-    table = [(name, *(_cell(rows[number]) for _, rows in columns)) for number, name in enumerate(names)]
-    heads = ("Setting", *(label for label, _ in columns))
+    table = [(name, *(_cell(rows[number]) for __, rows in columns)) for number, name in enumerate(names)]
+    heads = ("Setting", *(label for label, __ in columns))
     return Chart("chart-latency", "Latency", config, heads, tuple(table))
 
 
@@ -203,7 +207,7 @@ def over_time(runs: Sequence[Benchmark], metric: str) -> Chart | None:
         for name, points in lines.items()
         for run, row in points
     ]
-    title = f"{title_of(metric)} over time"
+    title = gettext("{title} over time").format(title=title_of(metric))
     return Chart(f"history-{metric}", title, config, ("Run", "Setting", title_of(metric)), tuple(table))
 
 
@@ -211,7 +215,7 @@ def _line(name: str, points: list[tuple[Benchmark, Result]], number: int) -> Con
     return {
         "label": name,
         "data": [{"x": round(run.created.timestamp()), "y": row.median} for run, row in points],
-        "spread": [[row.min, row.max] for _, row in points],
+        "spread": [[row.min, row.max] for __, row in points],
         "dropped": [_dropped(run, row) for run, row in points],
         "pointRadius": [7 if _dropped(run, row) else 3 for run, row in points],
         "pointStyle": ["triangle" if _dropped(run, row) else "circle" for run, row in points],
@@ -247,6 +251,9 @@ def _cell(row: Result | None) -> str:
     if row is None:
         return ""
     if row.median is None or row.min is None or row.max is None:
-        return row.note or "not measured"
+        return row.note or gettext("not measured")
     told = written(row.median, row.unit)
-    return f"{told} ({written(row.min, row.unit)} to {written(row.max, row.unit)})" if row.repetitions > 1 else told
+    if row.repetitions <= 1:
+        return told
+    low, high = written(row.min, row.unit), written(row.max, row.unit)
+    return gettext("{told} ({low} to {high})").format(told=told, low=low, high=high)

@@ -3,15 +3,20 @@
 from collections.abc import Sequence
 from itertools import combinations
 
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop, ngettext
+
 from benchmarks import results
 from benchmarks.figures import FEWEST, NO_DIFFERENCE, Advice, differ, figure, listed, times, value_of, why_not
 from benchmarks.results import Result
 
-#: Metrics that depths are compared by, with their topics.
-_TOPICS = {
-    "rand_read_iops": "Queue depth, random reads", "rand_write_iops": "Queue depth, random writes",
-    "seq_read_rate": "Queue depth, sequential reads", "seq_write_rate": "Queue depth, sequential writes",
-}  # fmt: skip
+#: Metrics that depths are compared by, with what they measure.
+_DOING = {
+    "rand_read_iops": gettext_noop("random reads"),
+    "rand_write_iops": gettext_noop("random writes"),
+    "seq_read_rate": gettext_noop("sequential reads"),
+    "seq_write_rate": gettext_noop("sequential writes"),
+}
 _SLOWEST = "latency_p99_seconds"
 
 
@@ -23,7 +28,7 @@ def of(rows: Sequence[Result], where: str) -> list[Advice]:
     """
     groups: dict[tuple[str, str], list[Result]] = {}
     for row in rows:
-        if row.metric in _TOPICS and row.median is not None and isinstance(row.setting.get("depth"), int):
+        if row.metric in _DOING and row.median is not None and isinstance(row.setting.get("depth"), int):
             groups.setdefault((row.metric, _apart_from_depth(row)), []).append(row)
     return [_advise(group, rows, where) for group in groups.values() if len(group) > 1]
 
@@ -39,27 +44,52 @@ def _depth(row: Result) -> int:
 def _advise(group: list[Result], rows: Sequence[Result], where: str) -> Advice:
     ranked = sorted(group, key=_depth)
     first = ranked[0]
-    topic = _TOPICS[first.metric] + (" in a mixture" if first.setting.get("rw") == "randrw" else "")
-    doing = topic.removeprefix("Queue depth, ")
-    doing += f" of {first.setting['block']}" if first.setting.get("block") else ""
+    doing = _(_DOING[first.metric])
+    if first.setting.get("rw") == "randrw":
+        doing = _("{doing} in a mixture").format(doing=doing)
+    topic = _("Queue depth, {doing}").format(doing=doing)
+    if first.setting.get("block"):
+        doing = _("{doing} of {block}").format(doing=doing, block=first.setting["block"])
     if min(row.repetitions for row in ranked) < FEWEST:
-        return Advice(topic, f"On {where}, fewer than {FEWEST} repetitions show {NO_DIFFERENCE}.", measurable=False)
+        return Advice(
+            topic,
+            _("On {where}, fewer than {fewest} repetitions show {no_difference}.").format(
+                where=where, fewest=FEWEST, no_difference=NO_DIFFERENCE
+            ),
+            measurable=False,
+        )
     if not any(differ(one, other) for one, other in combinations(ranked, 2)):
-        told = f"On {where} there is {NO_DIFFERENCE} between {_depths(ranked)} for {doing}: medians of "
         low, high = min(ranked, key=value_of), max(ranked, key=value_of)
-        return Advice(topic, f"{told}{figure(low)} to {figure(high)}{why_not(ranked)}.", measurable=False)
+        return Advice(
+            topic,
+            _("On {where} there is {nothing} between {depths} for {doing}: medians of {low} to {high}{why}.").format(
+                where=where,
+                nothing=NO_DIFFERENCE,
+                depths=_depths(ranked),
+                doing=doing,
+                low=figure(low),
+                high=figure(high),
+                why=why_not(ranked),
+            ),
+            measurable=False,
+        )
     # The least depth than which none is measured to be better, of those that are measured to be better than another.
     fine = [row for row in ranked if not any(_slower(row, other) for other in ranked)]
     best = min(fine, key=lambda row: (not _slower(first, row), not any(_slower(one, row) for one in ranked)))
     if _slower(first, best):
-        told = f"On {where}, {doing} rise {times(best, first)} from depth {_depth(first)} to {_depth(best)} "
-        told += f"({figure(first)} to {figure(best)}){_latency(first, best, rows)}"
+        told = _("On {where}, {doing} rise {times} from depth {first} to {best} ({low} to {high}){latency}").format(
+            where=where, doing=doing, times=times(best, first), first=_depth(first), best=_depth(best),
+            low=figure(first), high=figure(best), latency=_latency(first, best, rows),
+        )  # fmt: skip
     else:
-        told = f"On {where}, {doing} reach {figure(best)} at depth {_depth(best)}"
+        told = _("On {where}, {doing} reach {figure} at depth {depth}").format(
+            where=where, doing=doing, figure=figure(best), depth=_depth(best)
+        )
     if alike := [row for row in ranked if row is not best and not differ(row, best)]:
-        told += f"; between it and {_depths(alike)} there is {NO_DIFFERENCE}"
+        told += _("; between it and {equals} there is {nothing}").format(equals=_depths(alike), nothing=NO_DIFFERENCE)
     if worse := [row for row in ranked if _depth(row) > _depth(best) and _slower(row, best)]:
-        told += f"; {listed([f'{_depth(row)} is slower ({figure(row)})' for row in worse])}"
+        slower = [_("{depth} is slower ({figure})").format(depth=_depth(row), figure=figure(row)) for row in worse]
+        told += f"; {listed(slower)}"
     return Advice(topic, f"{told}.", measurable=True)
 
 
@@ -68,7 +98,8 @@ def _slower(one: Result, other: Result) -> bool:
 
 
 def _depths(rows: list[Result]) -> str:
-    return f"{'depth' if len(rows) == 1 else 'depths'} {listed([str(_depth(row)) for row in rows])}"
+    depths = listed([str(_depth(row)) for row in rows])
+    return ngettext("depth {depths}", "depths {depths}", len(rows)).format(depths=depths)
 
 
 def _latency(first: Result, enough: Result, rows: Sequence[Result]) -> str:
@@ -77,4 +108,6 @@ def _latency(first: Result, enough: Result, rows: Sequence[Result]) -> str:
     before, after = found.get(first.key), found.get(enough.key)
     if before is None or after is None or not differ(before, after) or value_of(after) < value_of(before):
         return ""
-    return f", and 99 of 100 are answered within {figure(after)} instead of {figure(before)}"
+    return _(", and 99 of 100 are answered within {after} instead of {before}").format(
+        after=figure(after), before=figure(before)
+    )

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from benchmarks.models import Benchmark
 from storage_admin.words import size
 
@@ -10,17 +12,17 @@ def told(run: Benchmark) -> list[tuple[str, str]]:
     """Word and value of each fact that is known, in the order in which they matter."""
     facts = run.environment
     lines = [
-        ("Caches", run.caches),
-        ("Load before", _load(facts)),
-        ("Load after", _load(run.environment_after)),
-        ("Filesystem", _text(facts.get("filesystem"))),
-        ("Mount options", _text(facts.get("mount_options"))),
-        ("Mounted from", _text(facts.get("mount_source"))),
-        ("Device", _device(facts.get("device"))),
-        ("Tools", _tools(facts.get("tools"))),
-        ("Kernel", " ".join(filter(None, (_text(facts.get("kernel")), _text(facts.get("machine")))))),
-        ("Processors", _number(facts.get("cpus"))),
-        ("Memory", size(facts["memory_bytes"]) if _is_whole(facts.get("memory_bytes")) else ""),
+        (_("Caches"), run.caches),
+        (_("Load before"), _load(facts)),
+        (_("Load after"), _load(run.environment_after)),
+        (_("Filesystem"), _text(facts.get("filesystem"))),
+        (_("Mount options"), _text(facts.get("mount_options"))),
+        (_("Mounted from"), _text(facts.get("mount_source"))),
+        (_("Device"), _device(facts.get("device"))),
+        (_("Tools"), _tools(facts.get("tools"))),
+        (_("Kernel"), " ".join(filter(None, (_text(facts.get("kernel")), _text(facts.get("machine")))))),
+        (_("Processors"), _number(facts.get("cpus"))),
+        (_("Memory"), size(facts["memory_bytes"]) if _is_whole(facts.get("memory_bytes")) else ""),
     ]
     return [(word, value) for word, value in lines if value]
 
@@ -41,7 +43,7 @@ def _load(facts: dict[str, Any]) -> str:
     load = facts.get("load")
     if not isinstance(load, list) or not load or not all(isinstance(value, int | float) for value in load):
         return ""
-    return f"{load[0]:.2f} in the last minute"
+    return _("{load:.2f} in the last minute").format(load=load[0])
 
 
 def _tools(tools: Any) -> str:
@@ -55,7 +57,7 @@ def _device(device: Any) -> str:
         return ""
     words = [_text(device.get("disk")), _text(device.get("model"))]
     if isinstance(device.get("rotational"), bool):
-        words.append("rotating" if device["rotational"] else "does not rotate")
+        words.append("rotating" if device["rotational"] else _("does not rotate"))
     words += [f"{word} {_text(device[name])}" for name, word in (("scheduler", "scheduler"), ("write_cache", "cache"))
               if _text(device.get(name))]  # fmt: skip
     return ", ".join(word for word in words if word)

@@ -4,10 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
 from benchmarks.results import Result
 from storage_admin.words import size
 
-NO_DIFFERENCE = "no difference that can be measured"
+NO_DIFFERENCE = _("no difference that can be measured")
 #: Fewer repetitions have no range worth the name. With fewer than :data:`ENOUGH` two that do not overlap are found by
 #: chance in a fifth of all matrices.
 FEWEST, ENOUGH = 3, 5
@@ -47,8 +50,10 @@ def overlap(one: Result, other: Result) -> bool:
 def why_not(rows: Sequence[Result]) -> str:
     """Why no two of some results can be told apart, as the end of a sentence."""
     if all(overlap(one, other) for one, other in combinations(rows, 2)):
-        return ", and their ranges overlap"
-    return f", too close for {min(row.repetitions for row in rows)} repetitions: run it with {ENOUGH} or more"
+        return gettext(", and their ranges overlap")
+    fewest = min(row.repetitions for row in rows)
+    close = gettext(", too close for {fewest} repetitions: run it with {enough} or more")
+    return close.format(fewest=fewest, enough=ENOUGH)
 
 
 def value_of(row: Result) -> float:
@@ -60,14 +65,17 @@ def times(best: Result, other: Result) -> str:
     """How many times one is the other, whichever is more: ``1.4 times``."""
     low, high = sorted((value_of(best), value_of(other)))
     if not low:
-        return "beyond measure"
+        return gettext("beyond measure")
     ratio = high / low
-    return f"{ratio:.2f} times" if ratio < 1.2 else f"{ratio:.1f} times" if ratio < 10 else f"{ratio:.0f} times"
+    shape = ".2f" if ratio < 1.2 else ".1f" if ratio < 10 else ".0f"
+    return gettext("{ratio} times").format(ratio=format(ratio, shape))
 
 
 def listed(names: list[str]) -> str:
     """``64K, 2M and 4K``."""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    if len(names) == 1:
+        return names[0]
+    return gettext("{names} and {last}").format(names=", ".join(names[:-1]), last=names[-1])
 
 
 def figure(row: Result) -> str:
@@ -83,7 +91,7 @@ def written(value: float, unit: str) -> str:
         case "B":
             return size(round(value))
         case "1/s":
-            return f"{value:,.0f} a second" if value >= 10 else f"{value:.3g} a second"
+            return gettext("{value} a second").format(value=f"{value:,.0f}" if value >= 10 else f"{value:.3g}")
         case "s":
             return _time(value)
         case _:

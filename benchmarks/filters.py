@@ -2,6 +2,7 @@
 
 import django_filters
 from django.db.models import Q, QuerySet
+from django.utils.translation import gettext_lazy as _
 
 from benchmarks.models import Benchmark, BenchmarkKind
 from storage_admin.given_filters import GivenFilters
@@ -20,11 +21,13 @@ class BenchmarkFilters(GivenFilters):
     host = HostFilter()
     pool = PoolFilter()
     state = django_filters.ChoiceFilter(
-        choices=Job.State.choices, method="by_state", label="Of its job; pasted lines have succeeded."
+        choices=Job.State.choices, method="by_state", label=_("Of its job; pasted lines have succeeded.")
     )
-    quick = django_filters.ChoiceFilter(choices=_YES_OR_NO, method="by_variant", label="false: the thorough variant.")
+    quick = django_filters.ChoiceFilter(
+        choices=_YES_OR_NO, method="by_variant", label=_("false: the thorough variant.")
+    )
     dropped = django_filters.ChoiceFilter(
-        choices=_YES_OR_NO, method="by_drops", label="Whether figures dropped against those of earlier runs."
+        choices=_YES_OR_NO, method="by_drops", label=_("Whether figures dropped against those of earlier runs.")
     )
     ordering = django_filters.ChoiceFilter(choices=[(name, name) for name in _ORDERS], method="by_order")
 

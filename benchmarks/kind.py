@@ -2,6 +2,9 @@
 
 from typing import Any
 
+from django.utils.translation import gettext, gettext_noop
+from django.utils.translation import gettext_lazy as _
+
 from benchmarks import boot, profiles, recording
 from benchmarks.models import Benchmark, BenchmarkKind
 from benchmarks.profiles import Profile
@@ -27,7 +30,7 @@ def find(pool_id: int) -> StoragePool:
     """
     pool = StoragePool.objects.select_related("host").filter(pk=pool_id).first()
     if pool is None:
-        raise NotFoundError(f"There is no pool {pool_id}.")
+        raise NotFoundError(gettext("There is no pool {pool}.").format(pool=pool_id))
     return pool
 
 
@@ -35,39 +38,42 @@ class RunBenchmark(JobKind):
     """Runs one profile on a pool. No image is written; a boot storm reads one."""
 
     name = "benchmark"
-    title = "Benchmark"
-    description = "Measures a pool on scratch files of its own, which it removes afterwards. Writes to no image."
+    title = _("Benchmark")
+    description = _("Measures a pool on scratch files of its own, which it removes afterwards. Writes to no image.")
     target = "pool"
     verb = "benchmark"
     measures = True
     progress_in_bytes = False
     unsuccessful = {
-        "": Unsuccessful("Leftover scratch files are removed by a recovery of the host or by the next benchmark.")
+        "": Unsuccessful(
+            gettext_noop("Leftover scratch files are removed by a recovery of the host or by the next benchmark.")
+        )
     }
     properties = {
-        "kind": {"enum": BenchmarkKind.values, "description": "What is measured."},
-        "quick": {"type": "boolean", "default": True, "description": "The quick variant instead of the thorough one."},
+        "kind": {"enum": BenchmarkKind.values, "description": _("What is measured.")},
+        "quick": {"type": "boolean", "default": True, "description": _("The quick variant instead of the thorough "
+            "one.")},
         "repetitions": {
             "type": ["integer", "null"], "minimum": 1, "maximum": MOST_REPETITIONS, "default": None,
-            "description": "Repetitions of each step; null for the profile default.",
+            "description": _("Repetitions of each step; null for the profile default."),
         },
         "alongside": {
             "type": "boolean", "default": False,
-            "description": "Also while rewriting jobs run on the host; both then slow each other down.",
+            "description": _("Also while rewriting jobs run on the host; both then slow each other down."),
         },
         "size_bytes": {
             "type": ["integer", "null"], "minimum": 1 << 20, "maximum": 1 << 40, "multipleOf": 1 << 20, "default": None,
-            "description": "What each step writes or reads, or each guest may write, in whole MiB; null for the "
-            "profile's own size, or what fits of it.",
+            "description": _("What each step writes or reads, or each guest may write, in whole MiB; null for the "
+                "profile's own size, or what fits of it."),
         },
         "seconds": {
             "type": ["integer", "null"], "minimum": 1, "maximum": 600, "default": None,
-            "description": "How long each of fio's steps lasts, or how long guests may take to come up; null for the "
-            "profile's own time.",
+            "description": _("How long each of fio's steps lasts, or how long guests may take to come up; null for the "
+                "profile's own time."),
         },
         "idle_io": {
             "type": "boolean", "default": False,
-            "description": "Idle I/O priority. On a busy host it then measures the remaining capacity.",
+            "description": _("Idle I/O priority. On a busy host it then measures the remaining capacity."),
         },
         "boot": boot.SCHEMA,
     }  # fmt: skip
@@ -93,9 +99,15 @@ class RunBenchmark(JobKind):
         boot.require_role(actor, pool.host, options["boot"])
         profile = profile_for(pool, options)
         cost = profile.cost
-        reason = (
-            f"{len(profile.steps)} steps, {profile.repetitions} times each: writes about {size(cost.bytes_written)} in "
-            f"about {seconds(cost.seconds_about)}, on scratch files of at most {size(cost.scratch_bytes)}."
+        reason = gettext(
+            "{count} steps, {repetitions} times each: writes about {bytes_written} in about {about}, on scratch files "
+            "of at most {scratch}."
+        ).format(
+            count=len(profile.steps),
+            repetitions=profile.repetitions,
+            bytes_written=size(cost.bytes_written),
+            about=seconds(cost.seconds_about),
+            scratch=size(cost.scratch_bytes),
         )
         against = _against(pool, profile)
         read: list[Affected] = []
@@ -103,7 +115,8 @@ class RunBenchmark(JobKind):
             boots = boot.of(pool.host, options["boot"])
             against = against or boot.against(boots)
             read = boot.read(boots)
-            reason += f" Boots copies of {boots.image.name}." if boots.image else " Boots with empty disks."
+            copies = gettext("Boots copies of {image}.") if boots.image else gettext("Boots with empty disks.")
+            reason += f" {copies.format(image=boots.image and boots.image.name)}"
         return Plan(
             method=f"{profile.kind} {'quick' if profile.quick else 'thorough'}",
             reason=reason,
@@ -172,12 +185,29 @@ def _against(pool: StoragePool, profile: Profile) -> list[Refusal]:
     if against := refusals.without_agent(host):
         return against
     if host.transport == Host.Transport.PLAIN:
-        return [Refusal("tool_missing", f"There is no Python 3 on {host.name}: no agent can run there.")]
+        return [
+            Refusal(
+                "tool_missing",
+                gettext("There is no Python 3 on {host}: no agent can run there.").format(host=host.name),
+            )
+        ]
     if host.status == Host.Status.UNREACHABLE:
-        return [Refusal("host_unreachable", f"{host.name} does not answer: {host.status_detail} Scan it again first.")]
+        return [
+            Refusal(
+                "host_unreachable",
+                gettext("{host} does not answer: {why} Scan it again first.").format(
+                    host=host.name, why=host.status_detail
+                ),
+            )
+        ]
     if pool.kind not in refusals.FOLDERS or not pool.path_bytes:
         return [
-            Refusal("unsupported_pool", f"{pool.name} is a {pool.kind} pool, no folder: no file can be made there.")
+            Refusal(
+                "unsupported_pool",
+                gettext("{pool} is a {kind} pool, no folder: no file can be made there.").format(
+                    pool=pool.name, kind=pool.kind
+                ),
+            )
         ]
     if against := refusals.silent(pool):
         return against
@@ -196,11 +226,16 @@ def _no_room(pool: StoragePool, scratch: int) -> list[Refusal]:
     worst = Admitted().worst_with(pool, pool.host, Need(pool.host_id, scratch, scratch))
     if available - reserve >= worst:
         return []
-    others = f"queued and running jobs up to {worst - scratch:,} more, " if worst > scratch else ""
-    return [
-        Refusal(
-            "not_enough_space",
-            f"Its scratch files take up to {scratch:,} bytes, {others}and {reserve:,} must stay free; {pool.name} has "
-            f"{available:,} free. Choose a smaller size, or free some space.",
+    sentence = gettext(
+        "Its scratch files take up to {scratch:,} bytes, and {reserve:,} must stay free; {pool} has {available:,} "
+        "free. Choose a smaller size, or free some space."
+    )
+    if worst > scratch:
+        sentence = gettext(
+            "Its scratch files take up to {scratch:,} bytes, queued and running jobs up to {others:,} more, and "
+            "{reserve:,} must stay free; {pool} has {available:,} free. Choose a smaller size, or free some space."
         )
-    ]
+    told = sentence.format(
+        scratch=scratch, others=worst - scratch, reserve=reserve, pool=pool.name, available=available
+    )
+    return [Refusal("not_enough_space", told)]

@@ -2,6 +2,7 @@
 
 from django.db import models
 from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
 
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs.models import Job
@@ -13,25 +14,25 @@ class BenchmarkKind(models.TextChoices):
     DD = "dd", "dd"
     BONNIE = "bonnie", "bonnie++"
     FIO = "fio", "fio"
-    PREALLOCATION = "preallocation", "preallocation"
-    CLUSTER_SIZE = "cluster_size", "cluster size"
-    FORMATS = "formats", "formats and chains"
-    BOOT = "boot", "boot storm"
+    PREALLOCATION = "preallocation", _("preallocation")
+    CLUSTER_SIZE = "cluster_size", _("cluster size")
+    FORMATS = "formats", _("formats and chains")
+    BOOT = "boot", _("boot storm")
 
 
 class Benchmark(models.Model):
     """One run, or result lines that somebody pasted; then there is no job, no host and no pool."""
 
     class Source(models.TextChoices):
-        RUN = "run", "run"
-        PASTED = "pasted", "pasted"
+        RUN = "run", _("run")
+        PASTED = "pasted", _("pasted")
 
     class Caches(models.TextChoices):
         """What stood between the figures and the disk, as the agent says it."""
 
-        DROPPED = "dropped", "caches dropped"
-        DIRECT = "direct", "direct, past the caches"
-        NOT_DROPPED = "not dropped", "caches not dropped"
+        DROPPED = "dropped", _("caches dropped")
+        DIRECT = "direct", _("direct, past the caches")
+        NOT_DROPPED = "not dropped", _("caches not dropped")
 
     job = models.OneToOneField(Job, on_delete=models.SET_NULL, null=True, related_name="benchmark")
     host = models.ForeignKey(Host, on_delete=models.CASCADE, null=True, related_name="benchmarks")

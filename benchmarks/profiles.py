@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from benchmarks import boot as storms
 from benchmarks import results
 from benchmarks.models import Benchmark, BenchmarkKind
@@ -93,7 +95,7 @@ def build(
     made = MADE.get(kind)
     if made is None:
         title = BenchmarkKind(kind).label.capitalize()
-        return Profile(kind, quick, title, "", (), times, Cost(0, 0, 0), "It is not offered on this host.")
+        return Profile(kind, quick, title, "", (), times, Cost(0, 0, 0), _("It is not offered on this host."))
     memory = memory_of(pool.host)
     boots = storms.of(pool.host, boot) if kind == storms.KIND else None
     usual = storms.SECONDS if boots else QUICK_SECONDS if quick else THOROUGH_SECONDS
@@ -122,7 +124,7 @@ def build(
     if boots:
         warnings.append(boots.memory_sentence(max(step.fields["guests"] for step in steps)))
     return Profile(
-        kind, quick, made.title, made.question, tuple(step.fields for step in steps), times, cost, missing,
+        kind, quick, _(made.title), _(made.question), tuple(step.fields for step in steps), times, cost, missing,
         package, tuple(warnings),
     )  # fmt: skip
 
@@ -142,7 +144,9 @@ def _missing(host: Host, tool: str, package: str) -> tuple[str, str]:
     tools: Mapping[str, Any] = host.capabilities.get("tools") or {}
     if not tool or tools.get(tool, True):
         return "", ""
-    return f"{tool} is not installed on {host.name}: install {package} there, then scan the host.", package
+    return _("{tool} is not installed on {host}: install {package} there, then scan the host.").format(
+        tool=tool, host=host.name, package=package
+    ), package
 
 
 def _warnings(kind: str, steps: list[Step], memory: int | None) -> list[str]:
@@ -150,10 +154,15 @@ def _warnings(kind: str, steps: list[Step], memory: int | None) -> list[str]:
         return []
     size = steps[0].fields["size_bytes"]
     if memory is None:
-        return ["How much memory the host has is not known: part of what is read may come from it, not from the disk."]
+        return [
+            _("How much memory the host has is not known: part of what is read may come from it, not from the disk.")
+        ]
     if size < 2 * memory:
-        told = f"{short(size)} is less than twice the host's memory: part of what is read comes from memory, not from "
-        return [told + "the disk. What is written is flushed, and is measured."]
+        told = _(
+            "{size} is less than twice the host's memory: part of what is read comes from memory, not from the disk. "
+            "What is written is flushed, and is measured."
+        )
+        return [told.format(size=short(size))]
     return []
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from django.utils.translation import gettext_lazy as _
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
@@ -25,23 +26,23 @@ class DropSerializer(serializers.Serializer[Any]):
     unit = serializers.CharField()
     setting = SettingField()
     value = serializers.FloatField()
-    usual = serializers.FloatField(help_text="Median of the earlier runs.")
-    usual_worst = serializers.FloatField(help_text="The worst figure that would still have been usual.")
-    ratio = serializers.FloatField(help_text="How many times worse than usual.")
-    runs = serializers.IntegerField(help_text="How many earlier runs it was measured against.")
+    usual = serializers.FloatField(help_text=_("Median of the earlier runs."))
+    usual_worst = serializers.FloatField(help_text=_("The worst figure that would still have been usual."))
+    ratio = serializers.FloatField(help_text=_("How many times worse than usual."))
+    runs = serializers.IntegerField(help_text=_("How many earlier runs it was measured against."))
 
 
 class BenchmarkSerializer(serializers.ModelSerializer[Benchmark]):
     """One run, or pasted result lines."""
 
     job = serializers.PrimaryKeyRelatedField[Any](read_only=True, allow_null=True)
-    state = serializers.SerializerMethodField(help_text="Of its job; succeeded for pasted lines.")
+    state = serializers.SerializerMethodField(help_text=_("Of its job; succeeded for pasted lines."))
     host = serializers.PrimaryKeyRelatedField[Any](read_only=True, allow_null=True)
     host_name = serializers.CharField(source="host.name", read_only=True, default=None, allow_null=True)
     pool = serializers.PrimaryKeyRelatedField[Any](read_only=True, allow_null=True)
     pool_name = serializers.CharField(source="pool.name", read_only=True, default=None, allow_null=True)
     options = serializers.DictField(read_only=True)
-    environment = serializers.DictField(read_only=True, help_text="Of the host, when it began.")
+    environment = serializers.DictField(read_only=True, help_text=_("Of the host, when it began."))
     environment_after = serializers.DictField(read_only=True)
     caches = TextOrNull(help_text="What was done about them: dropped, direct (bypassed), not dropped; null: not known.")
     notes = serializers.ListField(child=serializers.CharField(), read_only=True)
@@ -79,7 +80,7 @@ class AdviceSerializer(serializers.Serializer[Any]):
 
     topic = serializers.CharField()
     sentence = serializers.CharField()
-    measurable = serializers.BooleanField(help_text="False if the difference is too small to measure.")
+    measurable = serializers.BooleanField(help_text=_("False if the difference is too small to measure."))
 
 
 class ResultsSerializer(serializers.Serializer[Any]):
@@ -98,7 +99,7 @@ class PublishedSerializer(serializers.Serializer[Any]):
     title = serializers.CharField()
     kind = serializers.ChoiceField(choices=BenchmarkKind.choices)
     measured_on = serializers.CharField()
-    origin = serializers.CharField(help_text="Where it was published.")
+    origin = serializers.CharField(help_text=_("Where it was published."))
     note = serializers.CharField(allow_blank=True)
     results = ResultSerializer(many=True)
 
@@ -120,9 +121,9 @@ class ComparisonSerializer(serializers.Serializer[Any]):
 class CostSerializer(serializers.Serializer[Any]):
     """What a run costs, before it starts."""
 
-    bytes_written = serializers.IntegerField(help_text="About, over all repetitions.")
+    bytes_written = serializers.IntegerField(help_text=_("About, over all repetitions."))
     scratch_bytes = serializers.IntegerField(
-        help_text="Largest space that it takes in the pool; all of it is freed afterwards."
+        help_text=_("Largest space that it takes in the pool; all of it is freed afterwards.")
     )
     seconds_about = serializers.IntegerField()
 
@@ -138,8 +139,8 @@ class ProfileSerializer(serializers.Serializer[Any]):
     repetitions = serializers.IntegerField()
     cost = CostSerializer()
     available = serializers.SerializerMethodField()
-    missing = serializers.CharField(allow_blank=True, help_text="Why it is not offered there.")
-    package = serializers.CharField(allow_blank=True, help_text="The Debian package that brings what is missing.")
+    missing = serializers.CharField(allow_blank=True, help_text=_("Why it is not offered there."))
+    package = serializers.CharField(allow_blank=True, help_text=_("The Debian package that brings what is missing."))
     warnings = serializers.ListField(child=serializers.CharField())
 
     @extend_schema_field({"type": "array", "items": SETTING})
@@ -162,7 +163,7 @@ class WatchSerializer(serializers.ModelSerializer[Watch]):
     """A quick profile that is run on a pool again and again."""
 
     pool = serializers.PrimaryKeyRelatedField[Any](read_only=True)
-    problem = serializers.CharField(read_only=True, help_text="Why it was not started when it was due; else empty.")
+    problem = serializers.CharField(read_only=True, help_text=_("Why it was not started when it was due; else empty."))
 
     class Meta:
         model = Watch
@@ -175,7 +176,7 @@ class BenchmarkBody(Body):
 
     kind = serializers.ChoiceField(choices=BenchmarkKind.choices)
     pool = StrictInteger(min_value=1)
-    host = StrictInteger(required=False, min_value=1, help_text="May be given; the pool's host is meant anyway.")
+    host = StrictInteger(required=False, min_value=1, help_text=_("May be given; the pool's host is meant anyway."))
     options = serializers.DictField(required=False)
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from django.db import IntegrityError, transaction
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from benchmarks.models import Benchmark, BenchmarkKind, Sample, Watch
 from benchmarks.parsers import bonnie
@@ -37,7 +38,9 @@ def submit(
     """
     wanted = dict(options or {})
     if "kind" in wanted:
-        raise InvalidError("Give the kind next to the options, not in them.", {"options": "kind belongs next to them."})
+        raise InvalidError(
+            _("Give the kind next to the options, not in them."), {"options": _("kind belongs next to them.")}
+        )
     job = services.submit(actor, "benchmark", pool_id, wanted | {"kind": kind}, idempotency_key=idempotency_key)
     return Benchmark.objects.select_related("host", "pool", "pool__host", "job", "job__host").get(job=job)
 
@@ -54,7 +57,7 @@ def paste(actor: Actor, text: str) -> Benchmark:
     """
     actor.require_everywhere(Role.OPERATOR)
     if len(text) > LONGEST_PASTE:
-        raise _unusable(f"At most {LONGEST_PASTE:,} characters at once.")
+        raise _unusable(_("At most {longest:,} characters at once.").format(longest=LONGEST_PASTE))
     try:
         runs = bonnie.parse(text)
     except UnreadableError as error:
@@ -86,12 +89,12 @@ def _unusable(sentence: str) -> InvalidError:
 
 def _alike(runs: list[BonnieRun]) -> None:
     if len(runs) > MOST_LINES:
-        raise _unusable(f"At most {MOST_LINES} lines at once.")
+        raise _unusable(_("At most {most} lines at once.").format(most=MOST_LINES))
     if len({(run.name, run.size, run.files) for run in runs}) > 1:
-        detail = "The lines are of different machines or sizes: paste each group separately, then compare the runs."
+        detail = _("The lines are of different machines or sizes: paste each group separately, then compare the runs.")
         raise _unusable(detail)
     if not any(run.readings for run in runs):
-        raise _unusable("It contains no results.")
+        raise _unusable(_("It contains no results."))
 
 
 def _setting(run: BonnieRun) -> dict[str, str | int]:
@@ -113,9 +116,9 @@ def watch(actor: Actor, pool: StoragePool, kind: str, every_hours: int) -> Watch
     actor.require(Role.OPERATOR, pool.host.slug)
     wrong = {}
     if kind not in WATCHABLE:
-        wrong["kind"] = f"One of {', '.join(WATCHABLE)}."
+        wrong["kind"] = _("One of {watchable}.").format(watchable=", ".join(WATCHABLE))
     if not 1 <= every_hours <= LONGEST_WAIT_HOURS:
-        wrong["every_hours"] = f"From 1 to {LONGEST_WAIT_HOURS}."
+        wrong["every_hours"] = _("From 1 to {longest}.").format(longest=LONGEST_WAIT_HOURS)
     if wrong:
         raise InvalidError(" ".join(f"{name}: {text}" for name, text in wrong.items()), wrong)
     with transaction.atomic():
@@ -127,7 +130,7 @@ def watch(actor: Actor, pool: StoragePool, kind: str, every_hours: int) -> Watch
                     create_defaults={"every_hours": every_hours, "created_by": actor.name},
                 )  # fmt: skip
         except IntegrityError:
-            raise NotFoundError(f"There is no pool {pool.pk}.") from None
+            raise NotFoundError(_("There is no pool {pool}.").format(pool=pool.pk)) from None
         audit(actor, "benchmark watch set", pool.name, before=was, after={"kind": kind, "every_hours": every_hours})
     return row
 

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from django.utils.translation import gettext_noop as _
+
 from benchmarks.boot import KIND as BOOT
 from benchmarks.boot import Boots
 from storage_admin.agent.bench import boot as agent_boot
@@ -217,31 +219,31 @@ class Made:
 
 
 MADE: dict[str, Made] = {
-    "dd": Made("Sequential, with dd", "How fast are large files written and read?", _dd, GIB, 4 * GIB),
+    "dd": Made(_("Sequential, with dd"), _("How fast are large files written and read?"), _dd, GIB, 4 * GIB),
     "bonnie": Made(
-        "bonnie++", "How fast are blocks written, rewritten and read, and how many seeks a second?", _bonnie,
+        "bonnie++", _("How fast are blocks written, rewritten and read, and how many seeks a second?"), _bonnie,
         2 * GIB, 4 * GIB, "bonnie++", "bonnie++",
     ),
     "fio": Made(
-        "fio", "How many operations a second, at which latency, with how many at once?", _fio,
+        "fio", _("How many operations a second, at which latency, with how many at once?"), _fio,
         GIB, 4 * GIB, "fio", "fio",
     ),
     "preallocation": Made(
-        "Preallocation", "What does each preallocation cost when an image is created, and save when it is "
-        "written?",
+        _("Preallocation"), _("What does each preallocation cost when an image is created, and save when it is "
+            "written?"),
         _preallocation, 256 * MIB, 2 * GIB, "qemu-img", "qemu-utils",
     ),
     "cluster_size": Made(
-        "Cluster size", "Which cluster size is written fastest here?",
+        _("Cluster size"), _("Which cluster size is written fastest here?"),
         _cluster_size, 128 * MIB, GIB, "qemu-img", "qemu-utils",
     ),
     "formats": Made(
-        "Formats and chains", "What do raw, qcow2, overlays, long chains and compression cost?",
+        _("Formats and chains"), _("What do raw, qcow2, overlays, long chains and compression cost?"),
         _formats, 256 * MIB, 2 * GIB, "qemu-img", "qemu-utils",
     ),
     BOOT: Made(
-        "Boot storm", "How long until guests are up that start at once, with raw disks or overlays? Choose what boots; "
-        "an image adds its size to the cost.",
+        _("Boot storm"), _("How long until guests are up that start at once, with raw disks or overlays? Choose what "
+            "boots; an image adds its size to the cost."),
         _boot, 256 * MIB, 256 * MIB, "virsh", "libvirt-clients",
     ),
 }  # fmt: skip

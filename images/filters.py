@@ -5,6 +5,7 @@ from typing import Any
 import django_filters
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest
+from django.utils.translation import gettext_lazy as _
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema_field
 
@@ -44,25 +45,25 @@ class ImageFilters(GivenFilters):
 
     host = HostFilter(method="by_host")
     pool = PoolFilter(method="by_pool")
-    guest = RowFilter(queryset=_guests, method="by_guest", label="Id of a guest.")
+    guest = RowFilter(queryset=_guests, method="by_guest", label=_("Id of a guest."))
     format = django_filters.ChoiceFilter(
         choices=[(name, name) for name in FORMATS],
         method="by_format",
-        label="The declared format, else the detected one.",
+        label=_("The declared format, else the detected one."),
     )
     state = django_filters.ChoiceFilter(choices=Image.State.choices)
     min_chain_depth = WholeNumberFilter(field_name="chain_depth", method="by_least")
     max_chain_depth = WholeNumberFilter(field_name="chain_depth", method="by_most")
     min_reclaimable = WholeNumberFilter(
-        field_name="reclaimable_bytes", method="by_least", label="Bytes; images that are not analyzed are left out."
+        field_name="reclaimable_bytes", method="by_least", label=_("Bytes; images that are not analyzed are left out.")
     )
     in_use = django_filters.ChoiceFilter(choices=[(name, name) for name in ANSWERS], method="by_answer")
     orphan = django_filters.ChoiceFilter(choices=[(name, name) for name in ANSWERS], method="by_answer")
-    search = django_filters.CharFilter(method="by_text", max_length=1100, label="Part of the name or path.")
+    search = django_filters.CharFilter(method="by_text", max_length=1100, label=_("Part of the name or path."))
     ordering = django_filters.ChoiceFilter(
         choices=[(sign + name, sign + name) for name in ORDERINGS for sign in ("", "-")],
         method="by_order",
-        label="What is unknown comes last.",
+        label=_("What is unknown comes last."),
     )
 
     def by_host(self, rows: QuerySet[Image], _name: str, host: Host) -> QuerySet[Image]:
@@ -116,7 +117,7 @@ class GuestFilters(GivenFilters):
     kind = django_filters.ChoiceFilter(choices=Guest.Kind.choices)
     state = django_filters.ChoiceFilter(choices=[(state, state) for state in GUEST_STATES])
     search = django_filters.CharFilter(
-        method="by_text", max_length=200, label="Part of the name, or the beginning of the UUID."
+        method="by_text", max_length=200, label=_("Part of the name, or the beginning of the UUID.")
     )
     ordering = django_filters.ChoiceFilter(
         choices=[(sign + name, sign + name) for name in GUEST_ORDERINGS for sign in ("", "-")], method="by_order"
@@ -135,7 +136,7 @@ class PoolFilters(GivenFilters):
     """Filters and search of the list of pools."""
 
     host = HostFilter()
-    search = django_filters.CharFilter(method="by_text", max_length=200, label="Part of the name or path.")
+    search = django_filters.CharFilter(method="by_text", max_length=200, label=_("Part of the name or path."))
     ordering = django_filters.OrderingFilter(
         fields=("name", "path", "capacity_bytes", "available_bytes", "allocated_bytes", "virtual_bytes", "id")
     )

@@ -3,6 +3,8 @@
 from datetime import UTC, datetime
 from typing import Any
 
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
@@ -23,7 +25,7 @@ class GuestRefSerializer(serializers.Serializer[Any]):
     id = serializers.IntegerField()
     name = serializers.CharField()
     state = serializers.CharField()
-    target = serializers.CharField(help_text="The disk's name in the guest, such as vda.")
+    target = serializers.CharField(help_text=_("The disk's name in the guest, such as vda."))
 
 
 class SnapshotSerializer(serializers.Serializer[Any]):
@@ -49,10 +51,10 @@ class ImageSerializer(Shown, serializers.ModelSerializer[Image]):
     backing_file = TextOrNull()
     backing_format = TextOrNull()
     reclaimable_method = TextOrNull()
-    snapshots = serializers.SerializerMethodField(help_text="Internal snapshots; null if the header was not read.")
+    snapshots = serializers.SerializerMethodField(help_text=_("Internal snapshots; null if the header was not read."))
     guests = serializers.SerializerMethodField()
     orphan_evidence = serializers.SerializerMethodField(
-        help_text="Why it is an orphan, or is none, or why that is not known: sentences."
+        help_text=_("Why it is an orphan, or is none, or why that is not known: sentences.")
     )
     aside_by = TextOrNull()
     last_scanned = serializers.DateTimeField(read_only=True, allow_null=True)
@@ -131,7 +133,7 @@ class GuestDiskSerializer(serializers.ModelSerializer[GuestDisk]):
 
     image = serializers.SerializerMethodField()
     why_no_image = serializers.SerializerMethodField(
-        help_text="Why no image is known that it is; null where one is, and where it has no file."
+        help_text=_("Why no image is known that it is; null where one is, and where it has no file.")
     )
     format = TextOrNull()
     cache = TextOrNull()
@@ -172,11 +174,11 @@ class GuestSerializer(serializers.ModelSerializer[Guest]):
 class LeftoverSerializer(serializers.Serializer[Any]):
     """Files that a job left which this dashboard does not know."""
 
-    job = serializers.CharField(help_text="The option `job` of `settle_leftover`.")
-    path = serializers.CharField(source="shown", help_text="The image, or the folder where no journal names one.")
+    job = serializers.CharField(help_text=_("The option `job` of `settle_leftover`."))
+    path = serializers.CharField(source="shown", help_text=_("The image, or the folder where no journal names one."))
     files = serializers.ListField(child=serializers.CharField(), source="kinds")
     held_bytes = serializers.IntegerField()
-    has_copy = serializers.BooleanField(help_text="Whether it is an undo copy that can be restored or removed.")
+    has_copy = serializers.BooleanField(help_text=_("Whether it is an undo copy that can be restored or removed."))
 
 
 class PoolSerializer(Shown, serializers.ModelSerializer[StoragePool]):
@@ -185,23 +187,23 @@ class PoolSerializer(Shown, serializers.ModelSerializer[StoragePool]):
     host = serializers.PrimaryKeyRelatedField[Any](read_only=True)
     host_name = serializers.CharField(source="host.name", read_only=True)
     overcommit_ratio = serializers.FloatField(
-        read_only=True, allow_null=True, help_text="Virtual sizes by what can be used: not what is kept for root."
+        read_only=True, allow_null=True, help_text=_("Virtual sizes by what can be used: not what is kept for root.")
     )
     images_count = serializers.IntegerField(
-        source="known_count", read_only=True, allow_null=True, help_text="Null until it is listed."
+        source="known_count", read_only=True, allow_null=True, help_text=_("Null until it is listed.")
     )
     used_bytes = serializers.IntegerField(
-        read_only=True, allow_null=True, help_text="As df counts it: neither available nor reserved."
+        read_only=True, allow_null=True, help_text=_("As df counts it: neither available nor reserved.")
     )
     shared_key = TextOrNull()
     filesystem = TextOrNull()
-    leftovers = serializers.SerializerMethodField(help_text="Files of jobs that this dashboard does not know.")
-    aside_bytes = serializers.SerializerMethodField(help_text="What images that are set aside occupy in it.")
+    leftovers = serializers.SerializerMethodField(help_text=_("Files of jobs that this dashboard does not know."))
+    aside_bytes = serializers.SerializerMethodField(help_text=_("What images that are set aside occupy in it."))
     days_until_full = serializers.SerializerMethodField(
-        help_text="Forecast at the growth of the last 30 days. Null unless eight days or more of samples support it."
+        help_text=_("Forecast at the growth of the last 30 days. Null unless eight days or more of samples support it.")
     )
     days_until_full_low = serializers.SerializerMethodField(help_text="By the fastest growth that the samples allow.")
-    days_until_full_high = serializers.SerializerMethodField(help_text="By the slowest one.")
+    days_until_full_high = serializers.SerializerMethodField(help_text=_("By the slowest one."))
 
     class Meta:
         model = StoragePool
@@ -252,7 +254,7 @@ class HostRef(serializers.Field[Any, Any, Any, Any]):
         elif isinstance(data, str):
             found = hosts.filter(slug=data).first()
         if found is None:
-            raise serializers.ValidationError("There is no such host: give its id or slug.")
+            raise serializers.ValidationError(gettext("There is no such host: give its id or slug."))
         return found
 
 
@@ -278,12 +280,12 @@ class PoolBody(Body):
     warn_overcommit = StrictNumber(
         required=False, allow_null=True, min_value=0.1, max_value=1000, help_text="Virtual per capacity; null: never."
     )
-    warn_days = StrictInteger(required=False, allow_null=True, min_value=1, max_value=365, help_text="Null: never.")
+    warn_days = StrictInteger(required=False, allow_null=True, min_value=1, max_value=365, help_text=_("Null: never."))
     warn_undo_percent = StrictInteger(
-        required=False, allow_null=True, min_value=1, max_value=100, help_text="Of the capacity; null: never."
+        required=False, allow_null=True, min_value=1, max_value=100, help_text=_("Of the capacity; null: never.")
     )
     all_hosts_registered = StrictBoolean(required=False, help_text="Every host that uses this storage is managed here.")
     share_bases = StrictBoolean(
         required=False,
-        help_text="Jobs may write the content of images here into overlays whose owners may not read those images.",
+        help_text=_("Jobs may write the content of images here into overlays whose owners may not read those images."),
     )

@@ -1,6 +1,7 @@
 """Writes: what an admin decides of an image."""
 
 from django.db import transaction
+from django.utils.translation import gettext as _
 
 from images.models import Image
 from images.scan import bulk_write
@@ -24,7 +25,7 @@ def declare_format(actor: Actor, image: Image, format: str) -> Image:  # noqa: A
     """
     actor.require(Role.ADMIN, image.host.slug)
     if format and format not in DECLARABLE:
-        sentence = f"Choose one of {', '.join(DECLARABLE)}."
+        sentence = _("Choose one of {declarable}.").format(declarable=", ".join(DECLARABLE))
         raise InvalidError(sentence, {"declared_format": sentence})
     with transaction.atomic():
         audit(actor, "format declared", image.path, before={"format": image.admin_format}, after={"format": format})

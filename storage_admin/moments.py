@@ -10,6 +10,7 @@ from django.core.exceptions import ValidationError
 from django.forms import CharField
 from django.utils import timezone
 from django.utils.dateparse import parse_date, parse_datetime
+from django.utils.translation import gettext as _
 from drf_spectacular.utils import extend_schema_field
 
 from storage_admin.given_filters import GivenFilters
@@ -54,7 +55,7 @@ class MomentField(CharField):
                 return moment.replace(tzinfo=zone).astimezone(UTC)
         except (ValueError, OverflowError):
             pass
-        raise ValidationError("Give a date such as 2026-11-22, or a time such as 2026-11-22T14:00:00Z.")
+        raise ValidationError(_("Give a date such as 2026-11-22, or a time such as 2026-11-22T14:00:00Z."))
 
 
 class MomentFilter(django_filters.Filter):  # type: ignore[misc]  # an untyped library
@@ -69,11 +70,16 @@ def period_filters(column: str) -> type[django_filters.FilterSet]:
     Args:
         column: the time that they are of.
     """
-    words = "A date, or a time in ISO 8601; UTC where it names no zone."
+    words = _("A date, or a time in ISO 8601; UTC where it names no zone.")
     filters = {
         "from": _told(MomentFilter(field_name=column, lookup_expr="gte", label=words)),
         "to": _told(
-            MomentFilter(field_name=column, lookup_expr="lt", after=True, label=f"{words} A date is included.")
+            MomentFilter(
+                field_name=column,
+                lookup_expr="lt",
+                after=True,
+                label=_("{words} A date is included.").format(words=words),
+            )
         ),
     }
     return type("PeriodFilters", (GivenFilters,), filters)

@@ -3,20 +3,27 @@
 from collections.abc import Callable
 from datetime import datetime
 from math import floor
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 from django.utils.translation.trans_real import catalog
 
+if TYPE_CHECKING:
+    from django.utils.functional import _StrPromise
+
+#: A text that is translated when it is shown, or stays as it is.
+Translatable: TypeAlias = "str | _StrPromise"
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
-UNKNOWN = "unknown"
+UNKNOWN = gettext_noop("unknown")
 MINUS = "\N{MINUS SIGN}"
 
 
 def size(value: int | None) -> str:
     """Bytes in binary units with up to three significant digits; ``unknown`` for ``None``."""
     if value is None:
-        return UNKNOWN
+        return _(UNKNOWN)
     amount, unit = abs(float(value)), 0
     while unit < len(UNITS) - 1 and float(_digits(amount)) >= 1024:
         amount, unit = amount / 1024, unit + 1
@@ -41,18 +48,18 @@ def seconds_span(low: float | None, high: float | None) -> str:
 
 def _span(low: Any, high: Any, word: Callable[[Any], str]) -> str:
     ends = () if low is None or high is None else (word(low), word(high))
-    return " to ".join(ends) if len(set(ends)) > 1 else ""
+    return _(" to ").join(ends) if len(set(ends)) > 1 else ""
 
 
 def exact(value: int | None) -> str:
     """A count with its thousands apart; ``unknown`` for ``None``."""
-    return UNKNOWN if value is None else f"{value:,}"
+    return _(UNKNOWN) if value is None else f"{value:,}"
 
 
 def percent(part: float | None, whole: float | None) -> str:
     """``part`` of ``whole``, rounded down to one decimal; ``unknown`` without both."""
     if part is None or not whole:
-        return UNKNOWN
+        return _(UNKNOWN)
     return f"{tenths(100 * part / whole)} %"
 
 
@@ -64,7 +71,7 @@ def tenths(value: float) -> float:
 def seconds(value: float | None) -> str:
     """A duration: ``45 s``, ``3 min``, ``2 h 10 min``; ``unknown`` for ``None``."""
     if value is None:
-        return UNKNOWN
+        return _(UNKNOWN)
     left = round(value)
     if left < 60:
         return f"{left} s"
@@ -74,18 +81,18 @@ def seconds(value: float | None) -> str:
     hours, minutes = divmod(minutes, 60)
     if hours < 48:
         return f"{hours} h {minutes} min" if minutes else f"{hours} h"
-    return f"{hours // 24} days"
+    return _("{days} days").format(days=hours // 24)
 
 
 def days(value: float) -> str:
     """A number of days, rounded down."""
-    return "under a day" if value < 1 else plural(int(value), "day,days")
+    return _("under a day") if value < 1 else plural(int(value), _("day,days"))
 
 
 def between(started: datetime | None, finished: datetime | None) -> str:
     """How long something took, in words."""
     if started is None or finished is None:
-        return UNKNOWN
+        return _(UNKNOWN)
     return seconds((finished - started).total_seconds())
 
 
@@ -120,5 +127,5 @@ def words(name: str) -> str:
 def said(value: Any) -> str:
     """An option's value in words."""
     if value is None:
-        return "not set"
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+        return _("not set")
+    return (_("yes") if value else _("no")) if isinstance(value, bool) else str(value)

@@ -9,6 +9,8 @@ Sources: the column names in bonnie++ 2.00a's heading; its result lines as print
 import re
 from dataclasses import dataclass
 
+from django.utils.translation import gettext as _
+
 from benchmarks.parsers.readings import TOO_QUICK, Reading, UnreadableError, quoted
 
 _HEAD = ("format_version", "bonnie_version", "name", "concurrency", "seed", "file_size", "io_chunk_size")
@@ -73,7 +75,7 @@ def parse(text: str) -> list[BonnieRun]:
         if line and not line.startswith("format_version,"):
             runs.append(_run(line, number))
     if not runs:
-        raise UnreadableError("There is no result line of bonnie++ in it.")
+        raise UnreadableError(_("There is no result line of bonnie++ in it."))
     return runs
 
 
@@ -83,12 +85,16 @@ def _run(line: str, number: int) -> BonnieRun:
     if columns is None:
         known = ", ".join(COLUMNS)
         raise UnreadableError(
-            f"Line {number} begins with {quoted(fields[0], 20)}, which is no format version of bonnie++ that is known "
-            f"here ({known})."
+            _(
+                "Line {number} begins with {fields}, which is no format version of bonnie++ that is known here "
+                "({known})."
+            ).format(number=number, fields=quoted(fields[0], 20), known=known)
         )
     if len(fields) != len(columns):
         raise UnreadableError(
-            f"Line {number} has {len(fields)} fields; format {fields[0]} has {len(columns)}. Was it cut?"
+            _("Line {number} has {count} fields; format {format} has {columns}. Was it cut?").format(
+                number=number, count=len(fields), format=fields[0], columns=len(columns)
+            )
         )
     row = dict(zip(columns, fields, strict=True))
     readings = [reading for name in (*_THROUGHPUT, *_FILES) for reading in _readings(row, name, number)]
@@ -118,7 +124,11 @@ def _number(field: str, column: str, number: int) -> float | None:
     if _TOO_QUICK.fullmatch(field):
         return None
     if not _NUMBER.fullmatch(field):
-        raise UnreadableError(f"Line {number}: {quoted(field, 20)} is no figure for {column}.")
+        raise UnreadableError(
+            _("Line {number}: {field} is no figure for {column}.").format(
+                number=number, field=quoted(field, 20), column=column
+            )
+        )
     return float(field)
 
 
@@ -129,5 +139,9 @@ def _latency(field: str, metric: str, number: int) -> Reading:
         return Reading(name, "s", None, TOO_QUICK)
     found = _LATENCY.fullmatch(field)
     if found is None:
-        raise UnreadableError(f"Line {number}: {quoted(field, 20)} is no latency; they end in us, ms or s.")
+        raise UnreadableError(
+            _("Line {number}: {field} is no latency; they end in us, ms or s.").format(
+                number=number, field=quoted(field, 20)
+            )
+        )
     return Reading(name, "s", float(found[1]) * _SECONDS[found[2]])

@@ -5,6 +5,8 @@ The rate is worked out from bytes and seconds: dd rounds its own to two digits.
 
 import re
 
+from django.utils.translation import gettext as _
+
 from benchmarks.parsers.readings import TOO_QUICK, Reading, UnreadableError, quoted
 
 _COPIED = re.compile(
@@ -24,10 +26,10 @@ def parse(text: str, mode: str) -> list[Reading]:
     """
     found = _COPIED.findall(text)
     if not found:
-        raise UnreadableError(f"dd did not say how much it copied: {quoted(text)}.")
+        raise UnreadableError(_("dd did not say how much it copied: {text}.").format(text=quoted(text)))
     copied, seconds = int(found[-1][0]), float(found[-1][1])
     if not copied:
-        raise UnreadableError("dd copied nothing.")
+        raise UnreadableError(_("dd copied nothing."))
     if not seconds:
         return [Reading(f"{mode}_rate", "B/s", None, TOO_QUICK)]
     return [Reading(f"{mode}_rate", "B/s", copied / seconds), Reading(f"{mode}_seconds", "s", seconds)]

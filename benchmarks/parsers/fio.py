@@ -7,6 +7,8 @@ import json
 import math
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from benchmarks.parsers.readings import Reading, UnreadableError, quoted
 
 PERCENTILES = (50, 95, 99)
@@ -49,29 +51,29 @@ def _jobs(text: str) -> list[dict[str, Any]]:
     # fio may warn before it begins; nothing after the object belongs to it.
     start = text.find("{")
     try:
-        told, _ = json.JSONDecoder().raw_decode(text, max(start, 0))
+        told, __ = json.JSONDecoder().raw_decode(text, max(start, 0))
     except (ValueError, RecursionError):
-        raise UnreadableError(f"fio did not answer with JSON: {quoted(text)}.") from None
+        raise UnreadableError(_("fio did not answer with JSON: {text}.").format(text=quoted(text))) from None
     jobs = told.get("jobs") if isinstance(told, dict) else None
     if not isinstance(jobs, list) or not jobs or not all(isinstance(job, dict) for job in jobs):
-        raise UnreadableError("fio's answer lists no jobs.")
+        raise UnreadableError(_("fio's answer lists no jobs."))
     for job in jobs:
         if job.get("error"):
-            raise UnreadableError(f"fio's job failed with error {quoted(str(job['error']), 20)}.")
+            raise UnreadableError(_("fio's job failed with error {error}.").format(error=quoted(str(job["error"]), 20)))
     return jobs
 
 
 def _part(job: dict[str, Any], direction: str) -> dict[str, Any]:
     part = job.get(direction)
     if not isinstance(part, dict):
-        raise UnreadableError(f"fio's answer has nothing on “{direction}”.")
+        raise UnreadableError(_("fio's answer has nothing on “{direction}”.").format(direction=direction))
     return part
 
 
 def _figure(part: dict[str, Any], key: str) -> float:
     value = part.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise UnreadableError(f"fio's answer has no figure for {key}.")
+        raise UnreadableError(_("fio's answer has no figure for {key}.").format(key=key))
     return float(value)
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from benchmarks.parsers import bonnie, dd, fio
 from benchmarks.parsers.readings import Reading, UnreadableError
 
@@ -24,4 +26,4 @@ def read(tool: str, text: str, setting: Mapping[str, Any]) -> list[Reading]:
         case "bonnie++":
             return [reading for run in bonnie.parse(text) for reading in run.readings]
         case _:
-            raise UnreadableError(f"Nothing is known here of a tool {tool[:40]!r}.")
+            raise UnreadableError(_("Nothing is known here of a tool {tool!r}.").format(tool=tool[:40]))

@@ -4,6 +4,7 @@ from dataclasses import asdict
 from typing import Any, ClassVar
 
 from django.db.models import QuerySet
+from django.utils.translation import gettext_lazy as _
 from drf_spectacular.utils import extend_schema, extend_schema_view
 from rest_framework import mixins, status
 from rest_framework.decorators import action
@@ -25,8 +26,8 @@ from storage_admin.rest.views import EndpointSet
 
 
 @extend_schema_view(
-    list=extend_schema(summary="Images, also those that vanished (`state` says so)"),
-    retrieve=extend_schema(summary="One image"),
+    list=extend_schema(summary=_("Images, also those that vanished (`state` says so)")),
+    retrieve=extend_schema(summary=_("One image")),
 )
 class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet):
     queryset = Image.objects.none()
@@ -47,7 +48,7 @@ class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
         """What is cut into pages; samples of a history are few enough to be read directly."""
         return MatchingImages(rows) if rows.model is Image else rows
 
-    @extend_schema(summary="Declare an image's format (admin)", request=ImageBody, responses=ImageSerializer)
+    @extend_schema(summary=_("Declare an image's format (admin)"), request=ImageBody, responses=ImageSerializer)
     def partial_update(self, request: Request, **_where: Any) -> Response:
         image = self.get_object()
         body = ImageBody(data=request.data)
@@ -57,14 +58,14 @@ class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
         return Response(ImageSerializer(self.get_object()).data)
 
     @extend_schema(
-        summary="Forget an image that vanished or was deleted; nothing on its host is touched (admin)",
+        summary=_("Forget an image that vanished or was deleted; nothing on its host is touched (admin)"),
         responses={204: None},
     )
     def destroy(self, _request: Request, **_where: Any) -> Response:
         vanished.forget(self.actor, self.get_object())
         return Response(status=status.HTTP_204_NO_CONTENT)
 
-    @extend_schema(summary="The whole tree that it is part of", responses=ChainSerializer)
+    @extend_schema(summary=_("The whole tree that it is part of"), responses=ChainSerializer)
     @action(detail=True, methods=["get"], filter_backends=[], pagination_class=None)
     def chain(self, _request: Request, **_where: Any) -> Response:
         chain = chain_of(self.get_object(), self.actor)
@@ -72,7 +73,7 @@ class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
         return Response({**asdict(chain), "edges": edges})
 
     @extend_schema(
-        summary="Set an orphan aside (admin)",
+        summary=_("Set an orphan aside (admin)"),
         description="A job of the kind `set_aside`: the image is renamed and no longer found by guests and "
         "lists. No space is freed. After `grace_days` an admin may delete it, by a job of the "
         "kind `delete_aside`.",
@@ -86,7 +87,7 @@ class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
         return self._submitted("set_aside", dict(body.validated_data))
 
     @extend_schema(
-        summary="Give an image that is set aside its original name again",
+        summary=_("Give an image that is set aside its original name again"),
         request=EmptyBody,
         responses={202: JobSerializer},
     )
@@ -100,7 +101,7 @@ class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
         return Response(JobSerializer(job).data, status=status.HTTP_202_ACCEPTED)
 
     @extend_schema(
-        summary="Its sizes over time, oldest first",
+        summary=_("Its sizes over time, oldest first"),
         parameters=PAGE,
         responses=page_of(SampleSerializer),
     )

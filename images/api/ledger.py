@@ -3,6 +3,7 @@
 from typing import Any, ClassVar
 
 from django.db.models import QuerySet
+from django.utils.translation import gettext_lazy as _
 from drf_spectacular.utils import extend_schema, extend_schema_field, extend_schema_view
 from rest_framework import mixins, serializers
 from rest_framework.decorators import action
@@ -21,27 +22,27 @@ from storage_admin.rest.views import EndpointSet
 class LineSerializer(Shown, serializers.ModelSerializer[Job]):
     """One job that changed space. Sizes are bytes of allocated space, on the disk."""
 
-    job = serializers.IntegerField(source="id", help_text="Id of the job; it stays when the job's host is removed.")
-    image = serializers.IntegerField(source="image_number", allow_null=True, help_text="Null once it is not listed.")
+    job = serializers.IntegerField(source="id", help_text=_("Id of the job; it stays when the job's host is removed."))
+    image = serializers.IntegerField(source="image_number", allow_null=True, help_text=_("Null once it is not listed."))
     image_name = serializers.CharField(source="target_label")
-    host = serializers.SerializerMethodField(help_text="Id; null where the host was removed.")
+    host = serializers.SerializerMethodField(help_text=_("Id; null where the host was removed."))
     host_name = serializers.SerializerMethodField()
     pool = serializers.SerializerMethodField(help_text="Id of the pool whose space changed; null where it was removed.")
     pool_name = serializers.SerializerMethodField()
     by = serializers.CharField(source="created_by")
     policy = serializers.SerializerMethodField(help_text="Name of the policy that requested it; null where none did.")
-    predicted_bytes = serializers.IntegerField(allow_null=True, help_text="Savings that the plan expected.")
+    predicted_bytes = serializers.IntegerField(allow_null=True, help_text=_("Savings that the plan expected."))
     predicted_after_bytes = serializers.SerializerMethodField()
-    before_bytes = serializers.IntegerField(allow_null=True, help_text="0 of a new file beside an image.")
+    before_bytes = serializers.IntegerField(allow_null=True, help_text=_("0 of a new file beside an image."))
     after_bytes = serializers.IntegerField(allow_null=True)
-    held_bytes = serializers.IntegerField(source="undo_bytes", help_text="What its undo copy holds now.")
+    held_bytes = serializers.IntegerField(source="undo_bytes", help_text=_("What its undo copy holds now."))
     freed_bytes = serializers.IntegerField(
         help_text="Bytes freed permanently; negative where the job consumed space; 0 while an undo copy "
         "holds them, and where the job was undone."
     )
     freed_at = serializers.DateTimeField(allow_null=True, help_text="Null while it is held, and where it was undone.")
-    at = serializers.DateTimeField(allow_null=True, help_text="`freed_at`, else when the job ended.")
-    seconds = serializers.SerializerMethodField(help_text="How long the job took.")
+    at = serializers.DateTimeField(allow_null=True, help_text=_("`freed_at`, else when the job ended."))
+    seconds = serializers.SerializerMethodField(help_text=_("How long the job took."))
     undo = serializers.ChoiceField(source="undo_state", choices=Job.UndoState.choices)
 
     class Meta:
@@ -106,28 +107,28 @@ def seconds_of(line: Job) -> float | None:
 class SumsSerializer(serializers.Serializer[Any]):
     """What some lines come to, in bytes."""
 
-    freed_bytes = serializers.IntegerField(help_text="Freed minus consumed: the net decrease of allocated space.")
-    won_bytes = serializers.IntegerField(help_text="By jobs that freed something.")
+    freed_bytes = serializers.IntegerField(help_text=_("Freed minus consumed: the net decrease of allocated space."))
+    won_bytes = serializers.IntegerField(help_text=_("By jobs that freed something."))
     taken_bytes = serializers.IntegerField(help_text="By jobs that consumed space, such as a copy beside its original.")
-    copies_bytes = serializers.IntegerField(help_text="Of these, by such copies.")
-    held_bytes = serializers.IntegerField(help_text="Held by undo copies now, not yet freed.")
-    pending_bytes = serializers.IntegerField(help_text="Freed once the undo copies expire.")
-    predicted_bytes = serializers.IntegerField(help_text="What plans expected.")
-    jobs_count = serializers.IntegerField(help_text="Jobs that freed or consumed space permanently.")
-    held_count = serializers.IntegerField(help_text="Jobs whose undo copies still exist.")
+    copies_bytes = serializers.IntegerField(help_text=_("Of these, by such copies."))
+    held_bytes = serializers.IntegerField(help_text=_("Held by undo copies now, not yet freed."))
+    pending_bytes = serializers.IntegerField(help_text=_("Freed once the undo copies expire."))
+    predicted_bytes = serializers.IntegerField(help_text=_("What plans expected."))
+    jobs_count = serializers.IntegerField(help_text=_("Jobs that freed or consumed space permanently."))
+    held_count = serializers.IntegerField(help_text=_("Jobs whose undo copies still exist."))
 
 
 class OfHostSerializer(SumsSerializer):
     """What came of the jobs on one host."""
 
-    id = serializers.IntegerField(allow_null=True, help_text="Null where it was removed.")
+    id = serializers.IntegerField(allow_null=True, help_text=_("Null where it was removed."))
     name = serializers.CharField(allow_blank=True)
 
 
 class OfPoolSerializer(SumsSerializer):
     """What came of the jobs in one pool."""
 
-    id = serializers.IntegerField(allow_null=True, help_text="Null where it was removed or is not known.")
+    id = serializers.IntegerField(allow_null=True, help_text=_("Null where it was removed or is not known."))
     name = serializers.CharField(allow_blank=True)
     host_id = serializers.IntegerField(allow_null=True)
     host = serializers.CharField(allow_blank=True)
@@ -136,7 +137,7 @@ class OfPoolSerializer(SumsSerializer):
 class OfMonthSerializer(SumsSerializer):
     """What became free or was taken in a month; what is held is in none."""
 
-    month = serializers.CharField(help_text="As `2026-11`, in UTC.")
+    month = serializers.CharField(help_text=_("As `2026-11`, in UTC."))
 
 
 class SummarySerializer(SumsSerializer):
@@ -160,7 +161,7 @@ def _flat(one: Any) -> dict[str, Any]:
 
 @extend_schema_view(
     list=extend_schema(
-        summary="Every job that freed or consumed space, newest first",
+        summary=_("Every job that freed or consumed space, newest first"),
         description="Once no undo copy is left, the sum of `freed_bytes` is the change of allocated bytes "
         "on the disks, to the byte.",
     )
@@ -183,8 +184,8 @@ class LedgerEndpoints(mixins.ListModelMixin, EndpointSet):
         return selectors.Matches(rows)
 
     @extend_schema(
-        summary="Totals by host, pool and month",
-        description="Over the lines that the filters select.",
+        summary=_("Totals by host, pool and month"),
+        description=_("Over the lines that the filters select."),
         filters=True,
         responses=SummarySerializer,
     )

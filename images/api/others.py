@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 from django.db.models import QuerySet
 from django.shortcuts import get_object_or_404
+from django.utils.translation import gettext_lazy as _
 from drf_spectacular.utils import extend_schema, extend_schema_view
 from rest_framework import mixins, status
 from rest_framework.request import Request
@@ -37,7 +38,7 @@ class HostScanEndpoint(Endpoint):
 
     roles: ClassVar[dict[str, Role]] = {"post": Role.OPERATOR}
 
-    @extend_schema(summary="Scan a host now", request=EmptyBody, responses={202: JobSerializer}, tags=["hosts"])
+    @extend_schema(summary=_("Scan a host now"), request=EmptyBody, responses={202: JobSerializer}, tags=["hosts"])
     def post(self, request: Request, pk: int) -> Response:
         EmptyBody(data=request.data).is_valid(raise_exception=True)
         host = get_object_or_404(hosts_for(self.actor), pk=pk)
@@ -48,7 +49,7 @@ class HostScanEndpoint(Endpoint):
 class OverviewEndpoint(Endpoint):
     """``overview/``."""
 
-    @extend_schema(summary="The numbers of the first page", responses=OverviewSerializer, tags=["overview"])
+    @extend_schema(summary=_("The numbers of the first page"), responses=OverviewSerializer, tags=["overview"])
     def get(self, _request: Request) -> Response:
         seen = overview(self.actor)
         # The jobs in it are rows, which are not to be copied.

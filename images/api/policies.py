@@ -5,6 +5,8 @@ from typing import Any, ClassVar
 
 from django.db.models import QuerySet
 from django.utils import timezone
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_view
 from rest_framework import mixins, status
@@ -37,7 +39,7 @@ from storage_admin.jobs.serializers import EmptyBody
 from storage_admin.rest.pagination import DEFAULT_LIMIT, LARGEST, MAX_LIMIT, PAGE, page_of, whole_number
 from storage_admin.rest.views import Endpoint, EndpointSet
 
-_CODE = OpenApiParameter("code", OpenApiTypes.STR, description="Only those that are left out for this reason.")
+_CODE = OpenApiParameter("code", OpenApiTypes.STR, description=_("Only those that are left out for this reason."))
 _REASON = OpenApiParameter(
     "code", OpenApiTypes.STR, enum=sorted(CODES),
     description="`skipped` has only those that are left out for this reason. Those that the policy is not for "
@@ -47,7 +49,7 @@ _STATE = OpenApiParameter("state", OpenApiTypes.STR, enum=PolicyPick.State.value
 _PAGE_NAMES = frozenset({"limit", "offset"})
 
 
-@extend_schema_view(list=extend_schema(summary="Policies"), retrieve=extend_schema(summary="One policy"))
+@extend_schema_view(list=extend_schema(summary=_("Policies")), retrieve=extend_schema(summary=_("One policy")))
 class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet):
     queryset = Policy.objects.none()
     serializer_class = PolicySerializer
@@ -77,7 +79,7 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
     def retrieve(self, request: Request, *args: Any, **kwargs: Any) -> Response:  # noqa: ARG002 (as the base has it)
         return Response(_policies([self.get_object()])[0])
 
-    @extend_schema(summary="Create a policy (admin)", request=PolicyBody, responses={201: PolicySerializer})
+    @extend_schema(summary=_("Create a policy (admin)"), request=PolicyBody, responses={201: PolicySerializer})
     def create(self, request: Request) -> Response:
         body = PolicyBody(data=request.data)
         body.is_valid(raise_exception=True)
@@ -85,7 +87,7 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
         return Response(_policies([policy])[0], status=status.HTTP_201_CREATED)
 
     @extend_schema(
-        summary="Change a policy (admin)",
+        summary=_("Change a policy (admin)"),
         description="A running run continues unchanged; disabling the policy stops it. With another cron "
         "or time zone, windows that would have opened before now are not made up for.",
         request=PolicyPatch,
@@ -98,8 +100,8 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
         return Response(_policies([services.change(self.actor, policy, body.validated_data)])[0])
 
     @extend_schema(
-        summary="Delete a policy and its history (admin)",
-        description="Its running jobs continue to their end.",
+        summary=_("Delete a policy and its history (admin)"),
+        description=_("Its running jobs continue to their end."),
         responses={204: None},
     )
     def destroy(self, _request: Request, **_where: Any) -> Response:
@@ -107,7 +109,7 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
         return Response(status=status.HTTP_204_NO_CONTENT)
 
     @extend_schema(
-        summary="Preview it (operator)",
+        summary=_("Preview it (operator)"),
         description="Nothing is written. `limit` and `offset` cut both lists: `chosen` in the order of gain, `skipped` "
         "by name. Those of this page of `chosen` whose plans are refused stand at the beginning of `skipped`.",
         parameters=[*PAGE, _REASON],
@@ -118,8 +120,8 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
         return self._preview(request, self.get_object())
 
     @extend_schema(
-        summary="Preview a policy that is not created yet (operator)",
-        description="Nothing is written.",
+        summary=_("Preview a policy that is not created yet (operator)"),
+        description=_("Nothing is written."),
         request=PolicyBody,
         parameters=[*PAGE, _REASON],
         responses=PreviewSerializer,
@@ -133,7 +135,7 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
         require_reach(self.actor, draft, Role.OPERATOR)
         return self._preview(request, draft)
 
-    @extend_schema(summary="Run it now (operator)", request=EmptyBody, responses={202: RunSerializer})
+    @extend_schema(summary=_("Run it now (operator)"), request=EmptyBody, responses={202: RunSerializer})
     @action(detail=True, methods=["post"], filter_backends=[])
     def run(self, request: Request, **_where: Any) -> Response:
         EmptyBody(data=request.data).is_valid(raise_exception=True)
@@ -141,7 +143,7 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
         return Response(_runs(self.actor, [run])[0], status=status.HTTP_202_ACCEPTED)
 
     @extend_schema(
-        summary="Its runs, newest first, with their jobs and the number left out by each rule",
+        summary=_("Its runs, newest first, with their jobs and the number left out by each rule"),
         parameters=PAGE,
         responses=page_of(RunSerializer),
     )
@@ -151,7 +153,7 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
         return self.get_paginated_response(_runs(self.actor, page))
 
     @extend_schema(
-        summary="What a run looked at: with its job, or with the reason why it was left out",
+        summary=_("What a run looked at: with its job, or with the reason why it was left out"),
         parameters=[*PAGE, _STATE, _CODE],
         responses=page_of(PickSerializer),
         operation_id="policies_runs_picks_list",
@@ -161,14 +163,16 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
         found = self._run(run)
         given = {name: request.query_params.get(name, "") for name in ("state", "code")}
         if given["state"] and given["state"] not in PolicyPick.State.values:
-            raise ValidationError({"state": f"One of {', '.join(PolicyPick.State.values)}."})
+            raise ValidationError(
+                {"state": gettext("One of {values}.").format(values=", ".join(PolicyPick.State.values))}
+            )
         if not given["code"].isprintable():  # PostgreSQL takes no NUL
-            raise ValidationError({"code": "No such code."})
+            raise ValidationError({"code": gettext("No such code.")})
         page: Any = self.paginate_queryset(selectors.picks_of(found, state=given["state"], code=given["code"]))
         return self.get_paginated_response(PickSerializer(page, many=True).data)
 
     @extend_schema(
-        summary="Stop a run (operator)",
+        summary=_("Stop a run (operator)"),
         description="No further job starts in it, queued jobs are withdrawn, and running jobs continue to "
         "their end: until then `finished` is null. One that has ended is refused as `ended`.",
         request=EmptyBody,
@@ -192,7 +196,7 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
         offset = whole_number(request, "offset", 0, 0, LARGEST - MAX_LIMIT)
         code = request.query_params.get("code", "")
         if code and code not in CODES:
-            raise ValidationError({"code": "No such code: docs/policies.md and docs/refusals.md list them."})
+            raise ValidationError({"code": gettext("No such code: docs/policies.md and docs/refusals.md list them.")})
         found = preview(
             Rules.of(policy), timezone.now(), limit=limit, chosen_from=offset, skipped_from=offset, code=code,
             hosts=hosts_of(self.actor),
@@ -218,7 +222,7 @@ class AutomationEndpoint(Endpoint):
     roles: ClassVar[dict[str, Role]] = {"patch": Role.ADMIN}
 
     @extend_schema(
-        summary="Whether automation is paused",
+        summary=_("Whether automation is paused"),
         description="While paused, no policy and no benchmark watch starts anything, and undo copies do "
         "not expire. Scans continue.",
         responses=AutomationSerializer,
@@ -228,7 +232,7 @@ class AutomationEndpoint(Endpoint):
         return Response(AutomationSerializer(automation.state()).data)
 
     @extend_schema(
-        summary="Pause or resume all automation (admin)",
+        summary=_("Pause or resume all automation (admin)"),
         request=AutomationBody,
         responses=AutomationSerializer,
         tags=["automation"],

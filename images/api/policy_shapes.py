@@ -3,6 +3,7 @@
 from typing import Any
 
 from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
@@ -116,26 +117,26 @@ class PolicyBody(Body):
     name = StrictText(max_length=100)
     enabled = StrictBoolean(default=True)
     cron = StrictText(max_length=100, help_text="Five fields: minute, hour, day of the month, month, day of the week.")
-    timezone = StrictText(max_length=64, default="UTC", help_text="Of the IANA database, as Europe/Berlin.")
+    timezone = StrictText(max_length=64, default="UTC", help_text=_("Of the IANA database, as Europe/Berlin."))
     window_minutes = _whole("window_minutes", "A window ends before that where the next one opens.")
     quiet_minutes = _whole("quiet_minutes", "No job starts in the last minutes of a window.")
     hosts = serializers.ListField(child=StrictInteger(), default=list, max_length=1000, help_text="Ids; empty for all.")
     pools = serializers.ListField(child=StrictInteger(), default=list, max_length=1000, help_text="Ids; empty for all.")
     name_pattern = StrictText(
         max_length=500, allow_blank=True, default="",
-        help_text="Shell patterns separated by white space; a pattern that starts with ! excludes.",
+        help_text=_("Shell patterns separated by white space; a pattern that starts with ! excludes."),
     )  # fmt: skip
     formats = serializers.ListField(child=serializers.ChoiceField(FORMATS), default=list, max_length=len(FORMATS))
     min_reclaimable_bytes = _whole("min_reclaimable_bytes")
     min_reclaimable_percent = _whole("min_reclaimable_percent", "In percent of the physical size.")
     min_age_hours = _whole("min_age_hours", "Since the last job of its kind on the image.")
     min_chain_depth = _whole("min_chain_depth")
-    include_decayed = StrictBoolean(default=False, help_text="Also images that grew back after they were reclaimed.")
+    include_decayed = StrictBoolean(default=False, help_text=_("Also images that grew back after they were reclaimed."))
     include_preallocated = StrictBoolean(
         default=False, help_text="Also images that are recognised as preallocated, which a reclaim or flatten undoes."
     )
     kind = serializers.ChoiceField(KINDS, default="reclaim")
-    options = serializers.DictField(default=dict, help_text="As `job-kinds/` says for the kind.")
+    options = serializers.DictField(default=dict, help_text=_("As `job-kinds/` says for the kind."))
     max_jobs_per_host = _whole("max_jobs_per_host", "Maximum number of concurrent jobs per host.")
 
 
@@ -157,7 +158,7 @@ class PlannedSerializer(serializers.Serializer[Any]):
     host = serializers.IntegerField()
     label = serializers.CharField()  # type: ignore[assignment]  # a field of that name
     method = serializers.CharField(allow_blank=True)
-    waits = serializers.BooleanField(help_text="Another job has it now; it is submitted when that job has ended.")
+    waits = serializers.BooleanField(help_text=_("Another job has it now; it is submitted when that job has ended."))
     predicted_bytes = serializers.IntegerField(allow_null=True)
     scratch_bytes = serializers.IntegerField(allow_null=True)
 
@@ -188,9 +189,9 @@ class PreviewSerializer(serializers.Serializer[Any]):
     windows = WindowSerializer(many=True)
     chosen = PlannedSerializer(many=True)
     chosen_count = serializers.IntegerField(help_text="Of all that no rule leaves out, before their plans are asked.")
-    predicted_bytes = serializers.IntegerField(allow_null=True, help_text="Of all of those together.")
+    predicted_bytes = serializers.IntegerField(allow_null=True, help_text=_("Of all of those together."))
     skipped = SkipSerializer(many=True)
-    skipped_count = serializers.IntegerField(help_text="Of all that a rule leaves out.")
+    skipped_count = serializers.IntegerField(help_text=_("Of all that a rule leaves out."))
     left_out = LeftOutSerializer(many=True)
 
 
@@ -256,7 +257,7 @@ class RunSerializer(RunSummarySerializer):
     policy = serializers.IntegerField(source="policy_id", read_only=True)
     jobs = serializers.SerializerMethodField()
     left_out = serializers.SerializerMethodField()
-    rules = serializers.DictField(read_only=True, help_text="The policy as it was then.")
+    rules = serializers.DictField(read_only=True, help_text=_("The policy as it was then."))
 
     class Meta(RunSummarySerializer.Meta):
         fields = (*RunSummarySerializer.Meta.fields, "policy", "jobs", "left_out", "rules")

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from django.db.models import QuerySet
+from django.utils.translation import gettext_lazy as _
 from drf_spectacular.utils import extend_schema, extend_schema_view
 from rest_framework import mixins, status
 from rest_framework.decorators import action
@@ -29,7 +30,7 @@ def shown(pools: Iterable[StoragePool], *, many: bool) -> Any:
     return PoolSerializer(rows if many else rows[0], many=many, context=context).data
 
 
-@extend_schema_view(list=extend_schema(summary="Storage pools"), retrieve=extend_schema(summary="One pool"))
+@extend_schema_view(list=extend_schema(summary=_("Storage pools")), retrieve=extend_schema(summary=_("One pool")))
 class PoolEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet):
     queryset = StoragePool.objects.none()
     serializer_class = PoolSerializer
@@ -52,7 +53,7 @@ class PoolEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSe
         return Response(shown([self.get_object()], many=False))
 
     @extend_schema(
-        summary="Register a folder (admin)",
+        summary=_("Register a folder (admin)"),
         description="It must exist, and be no folder of the operating system or of this dashboard. The host has to "
         "list it as one that images are in; else the refusal `folder_not_listed` says what root has to run there. Its "
         "images are listed by the host's next "
@@ -81,8 +82,8 @@ class PoolEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSe
         return Response(shown([update_pool(self.actor, pool, **body.validated_data)], many=False))
 
     @extend_schema(
-        summary="Confirm the folder of a pool whose state is changed (admin)",
-        description="From now on the folder that its path leads to is the pool's.",
+        summary=_("Confirm the folder of a pool whose state is changed (admin)"),
+        description=_("From now on the folder that its path leads to is the pool's."),
         request=EmptyBody,
         responses=PoolSerializer,
     )
@@ -91,7 +92,7 @@ class PoolEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSe
         EmptyBody(data=request.data).is_valid(raise_exception=True)
         return Response(shown([confirm_folder(self.actor, self.get_object())], many=False))
 
-    @extend_schema(summary="Forget a pool and its images' rows; no file is touched (admin)", responses={204: None})
+    @extend_schema(summary=_("Forget a pool and its images' rows; no file is touched (admin)"), responses={204: None})
     def destroy(self, _request: Request, **_where: Any) -> Response:
         remove_pool(self.actor, self.get_object())
         return Response(status=status.HTTP_204_NO_CONTENT)

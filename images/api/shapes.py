@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from django.utils.translation import gettext_lazy as _
 from rest_framework import serializers
 
 from images.serializers import GuestRefSerializer
@@ -23,7 +24,7 @@ class NodeSerializer(serializers.Serializer[Any]):
     guests = GuestRefSerializer(many=True)
     needed_by = serializers.ListField(
         child=serializers.JSONField(),
-        help_text="Ids of the overlays right on it, then names of the guests that use it.",
+        help_text=_("Ids of the overlays right on it, then names of the guests that use it."),
     )
     freed_if_deleted = serializers.IntegerField(
         allow_null=True,
@@ -61,16 +62,16 @@ class TotalsSerializer(serializers.Serializer[Any]):
 
     hosts_count = serializers.IntegerField()
     pools_count = serializers.IntegerField()
-    pools_counted = serializers.IntegerField(help_text="Pools whose capacity is known, and so counted.")
+    pools_counted = serializers.IntegerField(help_text=_("Pools whose capacity is known, and so counted."))
     images_count = serializers.IntegerField()
-    measured_count = serializers.IntegerField(help_text="Images whose physical size is known.")
+    measured_count = serializers.IntegerField(help_text=_("Images whose physical size is known."))
     capacity_bytes = serializers.IntegerField(allow_null=True)
     used_bytes = serializers.IntegerField(allow_null=True)
     available_bytes = serializers.IntegerField(allow_null=True)
     allocated_bytes = serializers.IntegerField(allow_null=True)
     virtual_bytes = serializers.IntegerField(allow_null=True)
     overcommit_ratio = serializers.FloatField(allow_null=True)
-    analyzed_count = serializers.IntegerField(help_text="Images that reclaimable_* are sums over.")
+    analyzed_count = serializers.IntegerField(help_text=_("Images that reclaimable_* are sums over."))
     reclaimable_bytes = serializers.IntegerField(allow_null=True)
     reclaimable_low = serializers.IntegerField(allow_null=True)
     reclaimable_high = serializers.IntegerField(allow_null=True)
@@ -146,12 +147,12 @@ class ConcernSerializer(serializers.Serializer[Any]):
 class WonSerializer(serializers.Serializer[Any]):
     """Bytes that jobs freed; bytes held by undo copies are not freed yet."""
 
-    freed_bytes = serializers.IntegerField(help_text="Freed minus consumed.")
+    freed_bytes = serializers.IntegerField(help_text=_("Freed minus consumed."))
     held_bytes = serializers.IntegerField()
     jobs_count = serializers.IntegerField()
     won_bytes = serializers.IntegerField()
-    taken_bytes = serializers.IntegerField(help_text="By jobs that consumed space.")
-    copies_bytes = serializers.IntegerField(help_text="Of these, by new files beside their originals.")
+    taken_bytes = serializers.IntegerField(help_text=_("By jobs that consumed space."))
+    copies_bytes = serializers.IntegerField(help_text=_("Of these, by new files beside their originals."))
 
 
 class OverviewSerializer(serializers.Serializer[Any]):

@@ -3,6 +3,8 @@
 from typing import Any
 
 from django.utils import timezone
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 
 from images.kinds.scan import HostKind
 from images.kinds.targets import ImageKind, facts, find
@@ -36,22 +38,26 @@ class Analyze(ImageKind):
     """Looks at one image's data: what each method could win back, with a range."""
 
     name = "analyze"
-    title = "Analyze"
-    description = "Estimates the reclaimable space by each method, from a sample or from all data. Changes nothing."
+    title = _("Analyze")
+    description = _("Estimates the reclaimable space by each method, from a sample or from all data. Changes nothing.")
     verb = "analyze"
     stages = {"reading": (0, 80), "zeros": (80, 100)}
     properties = {
         "mode": {
             "enum": ["sample", "full"],
             "default": "sample",
-            "description": "sample: takes about a second and gives a range. full: reads all allocated data at idle I/O "
-            "priority and gives an upper bound that a space check can rely on.",
+            "description": _(
+                "sample: takes about a second and gives a range. full: reads all allocated data at idle I/O priority "
+                "and gives an upper bound that a space check can rely on."
+            ),
         },
         "compression": {
             "enum": ["auto", "zlib", "zstd", "all"],
             "default": "auto",
-            "description": "For full: the compression that is measured on all data; the others are sampled. "
-            "auto measures what reclaim's auto would use. zlib takes six times as long as all the rest.",
+            "description": _(
+                "For full: the compression that is measured on all data; the others are sampled. auto measures what "
+                "reclaim's auto would use. zlib takes six times as long as all the rest."
+            ),
         },
     }
 
@@ -76,7 +82,10 @@ class Analyze(ImageKind):
         if not image.declared_format:
             return [
                 Refusal(
-                    "format_undeclared", f"{image.name} is not analyzed: its format is not declared. Declare it first."
+                    "format_undeclared",
+                    gettext("{image} is not analyzed: its format is not declared. Declare it first.").format(
+                        image=image.name
+                    ),
                 )
             ]
         if image.declared_format not in estimates.SAMPLED_FORMATS:
@@ -84,7 +93,9 @@ class Analyze(ImageKind):
             return [
                 Refusal(
                     "unsupported_subformat",
-                    f"{image.declared_format} images are not analyzed. Supported formats: {known}.",
+                    gettext("{format} images are not analyzed. Supported formats: {known}.").format(
+                        format=image.declared_format, known=known
+                    ),
                 )
             ]
         return []
@@ -116,8 +127,8 @@ class Sample(HostKind):
     """Samples the images of a host that changed, the largest first, at idle priority."""
 
     name = "sample"
-    title = "Sample changed images"
-    description = "Samples the images that changed since their last analysis, largest first, at idle I/O priority."
+    title = _("Sample changed images")
+    description = _("Samples the images that changed since their last analysis, largest first, at idle I/O priority.")
     verb = "sample"
     single = True
     share = 0.25
@@ -130,7 +141,10 @@ class Sample(HostKind):
 
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         return Plan(
-            method="sample", reason=f"{estimates.due(target_id).count()} images changed since they were analyzed.",
+            method="sample",
+            reason=gettext("{count} images changed since they were analyzed.").format(
+                count=estimates.due(target_id).count()
+            ),
             refusals=tuple(refusals.without_agent(self.resolve(target_id).host)),
         )  # fmt: skip
 

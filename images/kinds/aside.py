@@ -4,6 +4,8 @@ from datetime import timedelta
 from typing import Any
 
 from django.utils import timezone
+from django.utils.translation import gettext, gettext_noop
+from django.utils.translation import gettext_lazy as _
 
 from images.kinds.scan import layout
 from images.kinds.targets import ImageKind, facts, find, locks_on, silent_storage
@@ -31,8 +33,8 @@ class AsideKind(ImageKind):
     stages = {"checking": (0, 50), "swapping": (50, 100)}
     unsuccessful = {
         "": Unsuccessful(
-            "The image is unchanged, under its own name or the one that it has while it is set aside.",
-            "This job did not rename the image.",
+            gettext_noop("The image is unchanged, under its own name or the one that it has while it is set aside."),
+            gettext_noop("This job did not rename the image."),
         )
     }
 
@@ -56,8 +58,8 @@ class SetAside(AsideKind):
     """Gives an orphan another name, under which nobody finds it by chance; everything else of it stays."""
 
     name = "set_aside"
-    title = "Set aside"
-    description = "Sets an unused image aside: it keeps its data and can be restored until it is deleted."
+    title = _("Set aside")
+    description = _("Sets an unused image aside: it keeps its data and can be restored until it is deleted.")
     verb = "set_aside"
     properties = {
         "grace_days": {
@@ -65,7 +67,7 @@ class SetAside(AsideKind):
             "minimum": 1,
             "maximum": 365,
             "default": rows.GRACE_DAYS,
-            "description": "Days before it can be deleted. Nothing is deleted automatically.",
+            "description": _("Days before it can be deleted. Nothing is deleted automatically."),
         }
     }
 
@@ -73,9 +75,11 @@ class SetAside(AsideKind):
         until = timezone.now() + timedelta(days=options["grace_days"])
         return Plan(
             method="set_aside",
-            reason=f"{image.name} is renamed in its folder; no guest and no list finds it under the new name. It can "
-            f"be restored at any time, and an admin can delete it from {until:%Y-%m-%d} on. No space is freed "
-            "before that.",
+            reason=gettext(
+                "{image} is renamed in its folder; no guest and no list finds it under the new name. It can be "
+                "restored at any time, and an admin can delete it from {until:%Y-%m-%d} on. No space is freed before "
+                "that."
+            ).format(image=image.name, until=until),
             commands=(f"mv {image.path} {image.path.rpartition('/')[0]}/.sa-JOB.aside",),
             facts_at=image.last_scanned,
             before_bytes=image.allocated_size,
@@ -84,7 +88,7 @@ class SetAside(AsideKind):
             undo_bytes=0,
             refusals=tuple(against.setting_aside(image)),
             warnings=(*refusals.age_warning(image), *against.warnings(image)),
-            affected_images=(Affected(image.pk, image.name, "set aside"),),
+            affected_images=(Affected(image.pk, image.name, gettext("set aside")),),
             options=options,
         )
 
@@ -110,15 +114,17 @@ class RestoreAside(AsideKind):
     """Gives an image that is set aside its own name again."""
 
     name = "restore_aside"
-    title = "Restore"
-    description = "Gives an image that was set aside its original name again. Refused where another file has that name."
+    title = _("Restore")
+    description = _(
+        "Gives an image that was set aside its original name again. Refused where another file has that name."
+    )
     verb = "restore_aside"
     urgent = True
 
     def plan_for(self, actor: Actor, image: Image, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         return Plan(
             method="restore_aside",
-            reason=f"{image.name} gets its original name again, with its data unchanged.",
+            reason=gettext("{image} gets its original name again, with its data unchanged.").format(image=image.name),
             commands=(f"mv {image.path.rpartition('/')[0]}/.sa-JOB.aside {image.path}",),
             facts_at=image.last_scanned,
             before_bytes=image.allocated_size,
@@ -152,27 +158,30 @@ class DeleteAside(AsideKind):
     """Deletes an image that was set aside, once its grace period is over."""
 
     name = "delete_aside"
-    title = "Delete"
-    description = (
+    title = _("Delete")
+    description = _(
         "Deletes an image that is set aside permanently, once its grace period is over. Its name must be typed."
     )
     verb = "delete_aside"
     unsuccessful = {
-        "": Unsuccessful("The image is deleted, or set aside as it was.", "This job did not delete the image.")
+        "": Unsuccessful(
+            gettext_noop("The image is deleted, or set aside as it was."),
+            gettext_noop("This job did not delete the image."),
+        )
     }
     properties = {
         "confirm_name": {
             "type": "string",
             "maxLength": 1100,
             "default": "",
-            "description": "The image's name as shown; required to confirm the deletion.",
+            "description": _("The image's name as shown; required to confirm the deletion."),
         }
     }
 
     def plan_for(self, actor: Actor, image: Image, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         return Plan(
             method="delete_aside",
-            reason=f"{image.name} is deleted permanently. There is no undo copy.",
+            reason=gettext("{image} is deleted permanently. There is no undo copy.").format(image=image.name),
             commands=(f"rm {image.path.rpartition('/')[0]}/.sa-JOB.aside",),
             facts_at=image.last_scanned,
             before_bytes=image.allocated_size,
@@ -180,7 +189,7 @@ class DeleteAside(AsideKind):
             scratch_bytes=0,
             undo_bytes=0,
             refusals=tuple(against.deleting(image)),
-            warnings=("It cannot be restored afterwards.",),
+            warnings=(gettext("It cannot be restored afterwards."),),
             affected_images=(Affected(image.pk, image.name, "deleted"),),
             options=options,
         )
@@ -188,7 +197,7 @@ class DeleteAside(AsideKind):
     def admit(self, target: Target, plan: Plan) -> None:
         image = find(target.id)
         if plan.options.get("confirm_name") != image.name:
-            sentence = f"{image.name} is not deleted: type its name to confirm."
+            sentence = gettext("{image} is not deleted: type its name to confirm.").format(image=image.name)
             raise InvalidError(sentence, {"confirm_name": sentence})
 
     def prepare(self, job: Job) -> None:
@@ -227,7 +236,7 @@ def deletion_result(before: int, freed: int, seconds: float | None) -> dict[str,
 def where(image: Image) -> dict[str, Any]:
     """Where an image is that is set aside: its own path, and the job that names its files."""
     if image.aside_job is None:
-        raise RefusedError("aside_missing", f"{image.name} is no longer set aside.")
+        raise RefusedError("aside_missing", gettext("{image} is no longer set aside.").format(image=image.name))
     return {
         "path_b64": b64(bytes(image.path_bytes)),
         "pool_path_b64": b64(bytes(image.pool.path_bytes)),

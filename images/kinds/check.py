@@ -2,6 +2,9 @@
 
 from typing import Any
 
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
 from images.kinds.stages import WRITTEN
 from images.models import Image
 from images.rewrite import refusals, volume_chains
@@ -16,22 +19,24 @@ class Check(Rewriting):
     """``qemu-img check``; a repair works on a copy that takes the image's place."""
 
     name = "check"
-    title = "Check"
-    description = "Checks an image's tables; repairs leaks, or all errors, on a copy that replaces it."
+    title = _("Check")
+    description = _("Checks an image's tables; repairs leaks, or all errors, on a copy that replaces it.")
     verb = "check"
     stages = {"checking": (0, 20), "copying": (20, 60), "repairing": (60, 70)} | WRITTEN
     properties = {
         "repair": {
             "enum": ["none", "leaks", "all"],
             "default": "none",
-            "description": "leaks frees clusters that nothing refers to; all also repairs errors, after which "
-            "a guest may read different data (admin).",
+            "description": _(
+                "leaks frees clusters that nothing refers to; all also repairs errors, after which a guest may read "
+                "different data (admin)."
+            ),
         },
         **REWRITE_OPTIONS,
     }
-    no_undo = "nothing is written"
-    guarantee = "Nothing is written."
-    unchanged = "is only read"
+    no_undo = _("nothing is written")
+    guarantee = _("Nothing is written.")
+    unchanged = _("is only read")
 
     def replaces(self, method: str, options: dict[str, Any]) -> bool:  # noqa: ARG002 (the options say it)
         return not self.only_looks(options)
@@ -53,25 +58,34 @@ class Check(Rewriting):
         level, form = options["repair"], image.declared_format
         against = []
         if form and form not in (CHECKED if level == "none" else REPAIRED):
-            what = "check" if level == "none" else "repair"
-            against.append(Refusal("unsupported_subformat", f"qemu-img cannot {what} {form} images."))
+            why = gettext("qemu-img cannot repair {form} images.")
+            why = gettext("qemu-img cannot check {form} images.") if level == "none" else why
+            against.append(Refusal("unsupported_subformat", why.format(form=form)))
         look = ["qemu-img", "check", "-f", form, image.path]
         if level == "none":
             return Choice(
-                "check", "Checks the image's tables for errors and leaks. Writes nothing.", [look],
-                scratch=0, refusals=against, below={image.pk: "read, not changed"},
+                "check", gettext("Checks the image's tables for errors and leaks. Writes nothing."), [look],
+                scratch=0, refusals=against, below={image.pk: gettext("read, not changed")},
             )  # fmt: skip
         copy = beside(image)
         verify = verify_commands(image) if level == "leaks" else verify_commands(image)[:1]
-        what = "frees what nothing refers to" if level == "leaks" else "repairs all errors that it can"
+        reason = gettext(
+            "A copy of the file is repaired (qemu-img repairs all errors that it can), checked again, and replaces the "
+            "image."
+        )
+        if level == "leaks":
+            reason = gettext(
+                "A copy of the file is repaired (qemu-img frees what nothing refers to), checked again, and replaces "
+                "the image."
+            )
         mend = ["qemu-img", "check", "-r", level, "-f", form, copy]
         return Choice(
             f"repair {level}",
-            f"A copy of the file is repaired (qemu-img {what}), checked again, and replaces the image.",
+            reason,
             [look, ["cp", "--sparse=always", image.path, copy], mend, *verify, *swap_commands(image)],
             scratch=image.occupied_bytes + (image.file_size or 0) // 64,
             refusals=against,
-            warnings=[] if level == "leaks" else [_UNSURE],
+            warnings=[] if level == "leaks" else [str(_UNSURE)],
         )
 
     def asked(self, image: Image, below: list[Image], job: Job) -> dict[str, Any]:  # noqa: ARG002
@@ -86,7 +100,7 @@ class Check(Rewriting):
         return super().record(job, result)
 
 
-_UNSURE = (
-    "Where tables are wrong, it is unknown which data belonged where: a guest may read different "
-    "data than before. Check the result before the undo copy is removed."
+_UNSURE = _(
+    "Where tables are wrong, it is unknown which data belonged where: a guest may read different data than before. "
+    "Check the result before the undo copy is removed."
 )

@@ -3,12 +3,24 @@
 import os
 from typing import Any
 
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
 from images.kinds import creation
 from images.kinds.stages import WRITTEN
 from images.kinds.targets import ancestors, find, locks_on
 from images.ledger import lines
 from images.models import Image
-from images.rewrite import forecasts, guest_locks, linked_clones, needed_as_it_is, refusals, repointing, volume_chains
+from images.rewrite import (
+    forecasts,
+    guest_locks,
+    linked_clones,
+    needed_as_it_is,
+    readers,
+    refusals,
+    repointing,
+    volume_chains,
+)
 from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting, beside
 from storage_admin.accounts.roles import Actor
 from storage_admin.agent.folders.names import ENDINGS, wrong_name, wrong_name_for
@@ -27,15 +39,15 @@ class Convert(Rewriting):
     """Writes the whole of an image, its chain included, into a new file; the image stays, or becomes an undo copy."""
 
     name = "convert"
-    title = "Convert"
-    description = (
-        "Writes an image in another format or with other options into a new, verified file, beside the "
-        "original or in its place."
+    title = _("Convert")
+    description = _(
+        "Writes an image in another format or with other options into a new, verified file, beside the original or in "
+        "its place."
     )
     verb = "convert"
     stages = {"checking": (0, 2), "copying": (2, 70)} | WRITTEN
     properties = {
-        "format": {"enum": list(OPTIONS), "default": "qcow2", "description": "The format of the new file."},
+        "format": {"enum": list(OPTIONS), "default": "qcow2", "description": _("The format of the new file.")},
         "format_options": {
             "type": "object",
             "additionalProperties": {"type": ["string", "integer", "boolean"]},
@@ -47,31 +59,37 @@ class Convert(Rewriting):
         "target_pool": {
             "type": ["integer", "null"],
             "default": None,
-            "description": "Id of a pool on the same host; null for the image's own folder.",
+            "description": _("Id of a pool on the same host; null for the image's own folder."),
         },
         "target_name": {
             "type": ["string", "null"],
             "default": None,
-            "description": "Name of the new file; null for the image's own name with another extension, or with -copy.",
+            "description": _(
+                "Name of the new file; null for the image's own name with another extension, or with -copy."
+            ),
         },
         "replace": {
             "type": "boolean",
             "default": False,
-            "description": "Replace the image by the new file, under its stem with the new extension; the "
-            "original is kept as undo copy for undo_hours.",
+            "description": _(
+                "Replace the image by the new file, under its stem with the new extension; the original is kept as "
+                "undo copy for undo_hours."
+            ),
         },
         "repoint_guest": {
             "type": "boolean",
             "default": False,
-            "description": "With replace: change path and driver type in the definitions of the libvirt "
-            "guests that name the image; an undo restores them.",
+            "description": _(
+                "With replace: change path and driver type in the definitions of the libvirt guests that name the "
+                "image; an undo restores them."
+            ),
         },
         **REWRITE_OPTIONS,
     }
     forecasts = True
-    no_undo = "the image is not changed"
-    guarantee = "The image is only read. The new file gets its name once it is complete and identical to the byte."
-    unchanged = "stays unchanged"
+    no_undo = _("the image is not changed")
+    guarantee = _("The image is only read. The new file gets its name once it is complete and identical to the byte.")
+    unchanged = _("stays unchanged")
 
     def replaces(self, method: str, options: dict[str, Any]) -> bool:  # noqa: ARG002 (the options say it)
         return bool(options.get("replace"))
@@ -80,21 +98,27 @@ class Convert(Rewriting):
         cleaned = super().clean(options)
         form, given = cleaned["format"], cleaned["format_options"]
         fields = {
-            name: f"{form} has no such option. Supported: {', '.join(sorted(OPTIONS[form]))}."
+            name: gettext("{form} has no such option. Supported: {options}.").format(
+                form=form, options=", ".join(sorted(OPTIONS[form]))
+            )
             for name in given
             if name not in OPTIONS[form]
         }
         known = {name: value for name, value in given.items() if name in OPTIONS[form]}
         fields |= creation.wrong(form, words(known))
         if form in SUBFORMATS and given.get("subformat") not in {None, *SUBFORMATS[form]}:
-            fields["subformat"] = f"choose one of {', '.join(sorted(SUBFORMATS[form]))}."
+            fields["subformat"] = gettext("choose one of {subformats}.").format(
+                subformats=", ".join(sorted(SUBFORMATS[form]))
+            )
         if cleaned["replace"]:
             beside = {"target_pool", "target_name"} & {name for name, value in cleaned.items() if value is not None}
-            fields |= dict.fromkeys(beside, "the new file takes the image's folder and stem; leave this out.")
+            fields |= dict.fromkeys(beside, gettext("the new file takes the image's folder and stem; leave this out."))
         if cleaned["repoint_guest"] and not cleaned["replace"]:
-            fields["repoint_guest"] = "requires replace: beside the original, no guest's definition changes."
+            fields["repoint_guest"] = gettext("requires replace: beside the original, no guest's definition changes.")
         if cleaned["repoint_guest"] and form not in repointing.DRIVERS:
-            fields["repoint_guest"] = f"libvirt has no driver for {form}: its guests could not use it."
+            fields["repoint_guest"] = gettext("libvirt has no driver for {form}: its guests could not use it.").format(
+                form=form
+            )
         name = cleaned["target_name"]
         raw = os.fsencode(name) if name is not None and name.isprintable() else b""
         if name is not None and (why := wrong_name(raw) or wrong_name_for(raw, form)):
@@ -106,7 +130,7 @@ class Convert(Rewriting):
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
         image = find(target.id)
         read = [lock for base in ancestors(image) for lock in locks_on(base, exclusive=False)]
-        _, path = target_of(image, options)
+        __, path = target_of(image, options)
         itself = locks_on(image, exclusive=options["replace"])
         return [*itself, *read, Lock(f"path:{image.host_id}:{path_key(path)}", exclusive=True)]
 
@@ -122,7 +146,11 @@ class Convert(Rewriting):
             found += refusals.for_pool(pool)
         other = Image.objects.filter(host=image.host, path_key=path_key(path), missing_since=None).exclude(pk=image.pk)
         if other.exists() or (path == bytes(image.path_bytes) and options["format"] != image.declared_format):
-            found.append(Refusal("target_exists", f"{display(path)} already exists: choose another name."))
+            found.append(
+                Refusal(
+                    "target_exists", gettext("{path} already exists: choose another name.").format(path=display(path))
+                )
+            )
         return found
 
     def plan_for(self, actor: Actor, image: Image, options: dict[str, Any]) -> Plan:
@@ -154,28 +182,40 @@ class Convert(Rewriting):
         form, given = options["format"], words(options["format_options"])
         whole = sum(one.occupied_bytes for one in (image, *below))
         fixed = given.get("subformat") == "fixed" or given.get("preallocation") in {"full", "falloc"}
-        foreign, allowed = refusals.for_taken(image, below)
+        foreign, allowed = readers.for_taken(image, below)
         replaces, guests = options["replace"], []
         warnings = []
         if replaces:
             guests = sorted({disk.guest.name for disk in image.disks}) if options["repoint_guest"] else []
             warnings += [
-                f"The definition of guest {name} is changed to the new file; undo restores it." for name in guests
+                gettext("The definition of guest {name} is changed to the new file; undo restores it.").format(
+                    name=name
+                )
+                for name in guests
             ]
         if given.get("subformat") == "streamOptimized" and replaces:
-            warnings.append("Guests cannot write to a streamOptimized vmdk: it is meant for transport only.")
+            warnings.append(gettext("Guests cannot write to a streamOptimized vmdk: it is meant for transport only."))
         if image.snapshots and not replaces:
             warnings.append(
-                f"Its {len(image.snapshots)} internal snapshots are not copied; they remain only in the original."
+                gettext("Its {count} internal snapshots are not copied; they remain only in the original.").format(
+                    count=len(image.snapshots)
+                )
             )
         size = forecasts.converted(image, below, form, given)
         if not fixed and size.high is None:
-            warnings.append("The size of the new file is not known in advance: zeros and unused clusters are left out.")
+            warnings.append(
+                gettext("The size of the new file is not known in advance: zeros and unused clusters are left out.")
+            )
+        reason = gettext("{image} is written in full as {form} into {path}, compared with the image, and then named.")
+        if below:
+            reason = gettext(
+                "{image} and its backing chain is written in full as {form} into {path}, compared with the image, and "
+                "then named."
+            )
+        reason = reason.format(image=image.name, form=form, path=display(path))
         return Choice(
             "convert",
-            f"{image.name}{' and its backing chain' if below else ''} is written in full as {form} into "
-            f"{display(path)}, compared with the image, and then named. "
-            + ("It replaces the image." if replaces else "The image is unchanged."),
+            f"{reason} {gettext('It replaces the image.') if replaces else gettext('The image is unchanged.')}",
             _commands(image, path, form, given, options) + (_place_commands(image, path, guests) if replaces else []),
             after=size.guess,
             low=size.low,
@@ -187,7 +227,11 @@ class Convert(Rewriting):
             refusals=foreign,
             by_hand=allowed,
             warnings=warnings,
-            below={image.pk: f"replaced by {display(path)}" if replaces else "read, not changed"},
+            below={
+                image.pk: gettext("replaced by {path}").format(path=display(path))
+                if replaces
+                else gettext("read, not changed")
+            },
             space_in=None if replaces else pool,
         )
 
@@ -227,7 +271,7 @@ class Convert(Rewriting):
 
 
 def _move(image: Image, options: dict[str, Any]) -> repointing.Move:
-    _, path = target_of(image, options)
+    __, path = target_of(image, options)
     return repointing.Move(bytes(image.path_bytes), path, options["format"], options["repoint_guest"])
 
 
@@ -237,7 +281,7 @@ def _against_replacing(image: Image, options: dict[str, Any]) -> list[Refusal]:
     found += [*repointing.refusals(image, move), *linked_clones.against_replacing(image)]
     if _goes(image, move):
         found += needed_as_it_is.refusals(
-            image, "Convert it beside the original instead, or flatten its overlays first."
+            image, gettext("Convert it beside the original instead, or flatten its overlays first.")
         )
     return found
 
@@ -273,7 +317,11 @@ def target_of(image: Image, options: dict[str, Any]) -> tuple[StoragePool, bytes
     if options["target_pool"] is not None and options["target_pool"] != pool.pk:
         found = StoragePool.objects.filter(pk=options["target_pool"], host=image.host_id).first()
         if found is None:
-            raise HostsNotFoundError(f"Pool {options['target_pool']} does not exist on {image.host.name}.")
+            raise HostsNotFoundError(
+                gettext("Pool {target_pool} does not exist on {host}.").format(
+                    target_pool=options["target_pool"], host=image.host.name
+                )
+            )
         pool, folder = found, bytes(found.path_bytes).rstrip(b"/")
     if options["target_name"] is not None:
         return pool, folder + b"/" + os.fsencode(options["target_name"])

@@ -3,6 +3,9 @@
 import re
 from decimal import Decimal
 
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
 _SIZE = re.compile(
     r"(?:0x(?P<hex>[0-9a-f]+)|(?P<number>[0-9]{1,15}(?:\.[0-9]{1,9})?)(?P<unit>[bkmgt]?))", re.IGNORECASE
 )
@@ -31,13 +34,13 @@ def wrong(form: str, options: dict[str, str]) -> dict[str, str]:
     for name, value in options.items():
         words = _WORDS.get(form, {}).get(name)
         if words and value not in words:
-            found[name] = f"choose one of {', '.join(words)}."
+            found[name] = gettext("choose one of {words}.").format(words=", ".join(words))
         elif name in _SWITCHES and value not in ON | _OFF:
-            found[name] = "choose on or off."
+            found[name] = gettext("choose on or off.")
         elif name == "refcount_bits" and value not in {"1", "2", "4", "8", "16", "32", "64"}:
-            found[name] = "a power of two from 1 to 64."
+            found[name] = gettext("a power of two from 1 to 64.")
         elif name in _SIZES and not _SIZES[name][0](size_of(value)):
-            found[name] = _SIZES[name][1]
+            found[name] = str(_SIZES[name][1])
     return found | (_together(options) if not found else {})
 
 
@@ -51,11 +54,11 @@ def _together(options: dict[str, str]) -> dict[str, str]:
             "compression_type": options.get("compression_type") == "zstd",
             "refcount_bits": options.get("refcount_bits", "16") != "16",
         }
-        found |= {name: "needs compat 1.1." for name, needed in newer.items() if needed}
+        found |= {name: gettext("needs compat 1.1.") for name, needed in newer.items() if needed}
     if options.get("extended_l2") in ON and (size_of(options.get("cluster_size", "64k")) or 0) < 16 << 10:
-        found["extended_l2"] = "needs a cluster_size of at least 16k."
+        found["extended_l2"] = gettext("needs a cluster_size of at least 16k.")
     if options.get("compat6") in ON and "hwversion" in options:
-        found["compat6"] = "does not go together with hwversion."
+        found["compat6"] = gettext("does not go together with hwversion.")
     return found
 
 
@@ -83,7 +86,7 @@ def _is_log(size: int | None) -> bool:
 
 
 _SIZES = {
-    "cluster_size": (_is_cluster, "a power of two from 512 bytes to 2M, such as 64k."),
-    "block_size": (_is_block, "a power of two, such as 16M."),
-    "log_size": (_is_log, "a size below 4G, such as 1M."),
+    "cluster_size": (_is_cluster, _("a power of two from 512 bytes to 2M, such as 64k.")),
+    "block_size": (_is_block, _("a power of two, such as 16M.")),
+    "log_size": (_is_log, _("a size below 4G, such as 1M.")),
 }

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
 from images.kinds.stages import WRITTEN
 from images.kinds.targets import find
 from images.models import Image
@@ -11,7 +14,7 @@ from images.rewrite import (
     guest_locks,
     linked_clones,
     neighbours,
-    refusals,
+    readers,
     repointing,
     volume_chains,
 )
@@ -34,8 +37,8 @@ class Flatten(Rewriting):
     """Makes an overlay stand on a lower image, or on none."""
 
     name = "flatten"
-    title = "Flatten"
-    description = (
+    title = _("Flatten")
+    description = _(
         "Shortens a backing chain: data of the images in between moves up into a verified copy that replaces the image."
     )
     verb = "flatten"
@@ -44,17 +47,19 @@ class Flatten(Rewriting):
         "method": {
             "enum": ["auto", "rebase", "convert"],
             "default": "auto",
-            "description": "rebase keeps the image's own clusters and adds the data below; convert rewrites everything "
-            "without zeros and without a backing file; auto is rebase.",
+            "description": _(
+                "rebase keeps the image's own clusters and adds the data below; convert rewrites everything without "
+                "zeros and without a backing file; auto is rebase."
+            ),
         },
         "down_to": {
             "type": ["integer", "null"],
             "default": None,
-            "description": "Id of the image below that remains its backing file (rebase only); null for none.",
+            "description": _("Id of the image below that remains its backing file (rebase only); null for none."),
         },
         **REWRITE_OPTIONS,
     }
-    methods = {"rebase": "Flatten", "convert": "Flatten into a new copy"}
+    methods = {"rebase": _("Flatten"), "convert": _("Flatten into a new copy")}
     forecasts = True
 
     def choose(self, image: Image, below: list[Image], options: dict[str, Any]) -> Choice:
@@ -64,14 +69,26 @@ class Flatten(Rewriting):
         base = None if keep is None else below[keep - 1]
         # Compressed clusters of a base are stored uncompressed: no bound, but the agent measures before it begins.
         held = sum(one.occupied_bytes for one in taken)
-        foreign, allowed = refusals.for_taken(image, taken)
+        foreign, allowed = readers.for_taken(image, taken)
         size = forecasts.flattened(image, taken, method, alone=base is None) if taken else forecasts.UNKNOWN
-        stands = f"have the backing file {base.name}" if base else "have no backing file"
+        reason = gettext(
+            "Data of {images} below moves up into a copy of {image}, which will then have the backing file {base}. Its "
+            "chain depth becomes {depth} (now {now})."
+        )
+        if base is None:
+            reason = gettext(
+                "Data of {images} below moves up into a copy of {image}, which will then have no backing file. Its "
+                "chain depth becomes {depth} (now {now})."
+            )
         return Choice(
             method,
-            f"Data of {plural(len(taken), 'image,images')} below moves up into a copy "
-            f"of {image.name}, which will then {stands}. Its chain depth becomes "
-            f"{1 if base is None else 1 + base.chain_depth} (now {image.chain_depth}).",
+            reason.format(
+                images=plural(len(taken), gettext("image,images")),
+                image=image.name,
+                base=base and base.name,
+                depth=1 + (base.chain_depth if base else 0),
+                now=image.chain_depth,
+            ),
             [*_commands(image, below, method, base), *linked_clones.commands(image)],
             after=size.guess,
             low=size.low,
@@ -109,7 +126,7 @@ class Flatten(Rewriting):
 
     def asked(self, image: Image, below: list[Image], job: Job) -> dict[str, Any]:
         method = "rebase" if job.options["method"] == "auto" else job.options["method"]
-        keep, _ = _keep(image, below, job.options)
+        keep, __ = _keep(image, below, job.options)
         return {"method": method} | ({} if keep is None else {"keep": keep})
 
 
@@ -119,22 +136,45 @@ def _keep(image: Image, below: list[Image], options: dict[str, Any]) -> tuple[in
         return None, [
             Refusal(
                 "unsupported_subformat",
-                f"Only chains of qcow2 images can be flattened; this image is {image.declared_format}.",
+                gettext("Only chains of qcow2 images can be flattened; this image is {format}.").format(
+                    format=image.declared_format
+                ),
             )
         ]
     if not below:
-        return None, [Refusal("stale_plan", f"{image.name} has no backing file: there is nothing to flatten.")]
+        return None, [
+            Refusal(
+                "stale_plan",
+                gettext("{image} has no backing file: there is nothing to flatten.").format(image=image.name),
+            )
+        ]
     wanted = options["down_to"]
     if wanted is None:
         return None, []
     if options["method"] == "convert":
-        return None, [Refusal("stale_plan", "convert leaves no backing file: leave down_to out, or use rebase.")]
+        return None, [
+            Refusal("stale_plan", gettext("convert leaves no backing file: leave down_to out, or use rebase."))
+        ]
     ids = [base.pk for base in below]
     if wanted not in ids:
-        return None, [Refusal("stale_plan", f"Image {wanted} is not in the backing chain of {image.name}.")]
+        return None, [
+            Refusal(
+                "stale_plan",
+                gettext("Image {wanted} is not in the backing chain of {image}.").format(
+                    wanted=wanted, image=image.name
+                ),
+            )
+        ]
     keep = ids.index(wanted) + 1
     if keep == 1:
-        return None, [Refusal("stale_plan", f"{image.name} already has {below[0].name} as its direct backing file.")]
+        return None, [
+            Refusal(
+                "stale_plan",
+                gettext("{image} already has {name} as its direct backing file.").format(
+                    image=image.name, name=below[0].name
+                ),
+            )
+        ]
     return keep, []
 
 
@@ -146,34 +186,39 @@ def _recorded(image: Image, options: dict[str, Any]) -> list[Refusal]:
 
 
 def _contradiction(disk: GuestDisk) -> str:
-    return (
-        f"The definition of guest {disk.guest.name} names the backing file of its disk {disk.target} "
-        "itself (<backingStore>) and would contradict the new chain. Remove that element (virsh edit) "
-        "and scan again."
-    )
+    return gettext(
+        "The definition of guest {guest} names the backing file of its disk {target} itself (<backingStore>) and would "
+        "contradict the new chain. Remove that element (virsh edit) and scan again."
+    ).format(guest=disk.guest.name, target=disk.target)
 
 
 def _needed_by(base: Image, image: Image) -> str:
     """What else needs a base whose data moves up."""
     others = base.overlays_count - (image.backing_id == base.pk)
     guests = sorted({disk.guest.name for disk in base.disks})
-    needed = [plural(others, "other overlay,other overlays")] if others > 0 else []
+    needed = [plural(others, gettext("other overlay,other overlays"))] if others > 0 else []
     needed += [f"guest {name}" for name in guests]
-    needed += [f"{plural(len(base.snapshots), 'snapshot,snapshots')} in it"] if base.snapshots else []
+    needed += (
+        [gettext("{snapshots} in it").format(snapshots=plural(len(base.snapshots), gettext("snapshot,snapshots")))]
+        if base.snapshots
+        else []
+    )
     if not needed:
-        return "its data is copied; nothing else known here uses it afterwards"
-    return f"its data is copied; still used by {', '.join(needed)}"
+        return gettext("its data is copied; nothing else known here uses it afterwards")
+    return gettext("its data is copied; still used by {needed}").format(needed=", ".join(needed))
 
 
 def _warnings(image: Image, taken: list[Image]) -> list[str]:
-    warnings = ["Data of the backing files is stored again: the image grows by what it copies."]
+    warnings = [gettext("Data of the backing files is stored again: the image grows by what it copies.")]
     if any(one.compression == "zstd" or one.reclaimable_bytes is None for one in taken):
         warnings.append(
-            "Compressed clusters of the backing files are stored uncompressed: the copy may need more space "
-            "than they occupy now."
+            gettext(
+                "Compressed clusters of the backing files are stored uncompressed: the copy may need more space than "
+                "they occupy now."
+            )
         )
     if image.disks:
-        warnings.append("The backing files are kept: delete them yourself once nothing uses them.")
+        warnings.append(gettext("The backing files are kept: delete them yourself once nothing uses them."))
     return warnings
 
 

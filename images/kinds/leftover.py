@@ -2,6 +2,9 @@
 
 from typing import Any
 
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
 from images.kinds.targets import locks_on
 from images.kinds.undo import PUT_BACK, REMOVED
 from images.ledger import lines
@@ -19,9 +22,9 @@ from storage_admin.jobs.kinds import JobKind, Lock, Target
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Affected, Plan, Refusal
 
-_ALIVE = (
-    "This database does not know the job that left these files: another dashboard does, or did. If "
-    "that one is still in use, undo or discard there."
+_ALIVE = _(
+    "This database does not know the job that left these files: another dashboard does, or did. If that one is still "
+    "in use, undo or discard there."
 )
 
 
@@ -29,8 +32,8 @@ class SettleLeftover(JobKind):
     """Does by an admin's word what the dashboard that knew the job would have done: the same undo, the same removal."""
 
     name = "settle_leftover"
-    title = "Undo copy of another dashboard"
-    description = "Restores or removes the undo copy of a job that this dashboard does not know (admin)."
+    title = _("Undo copy of another dashboard")
+    description = _("Restores or removes the undo copy of a job that this dashboard does not know (admin).")
     target = "pool"
     role = Role.ADMIN
     rewrites = True
@@ -39,17 +42,25 @@ class SettleLeftover(JobKind):
     unsuccessful = {"": PUT_BACK, "remove": REMOVED}
     stages = {"checking": (0, 40), "swapping": (40, 100)}
     properties = {
-        "job": {"type": "string", "minLength": 1, "maxLength": 40, "description": "Job number as in the files' names."},
+        "job": {
+            "type": "string",
+            "minLength": 1,
+            "maxLength": 40,
+            "description": _("Job number as in the files' names."),
+        },
         "action": {
             "enum": ["restore", "remove"],
-            "description": "restore: the original replaces the image again; remove: the undo copy is deleted "
-            "permanently.",
+            "description": _(
+                "restore: the original replaces the image again; remove: the undo copy is deleted permanently."
+            ),
         },
         "force": {
             "type": "boolean",
             "default": False,
-            "description": "Also where the image was written to since (restore), or where the copy may be the "
-            "only good one left (remove).",
+            "description": _(
+                "Also where the image was written to since (restore), or where the copy may be the only good one left "
+                "(remove)."
+            ),
         },
     }
 
@@ -62,7 +73,7 @@ class SettleLeftover(JobKind):
         return Target(kind="pool", id=pool.pk, host=pool.host, label=pool.name)
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
-        _, _, image = self._found(_pool(target.id), options)
+        image = self._found(_pool(target.id), options)[2]
         held = Lock(f"leftover:{target.host.pk}:{options['job']}", exclusive=True)
         return [held, *(locks_on(image, exclusive=True) if image is not None else [])]
 
@@ -71,16 +82,18 @@ class SettleLeftover(JobKind):
         against, left, image = self._found(pool, options)
         restores = options["action"] == "restore"
         shown = left.shown if left is not None else options["job"]
-        what = "is restored from its undo copy and replaces the current image" if restores else "is deleted permanently"
+        reason = gettext("The original of {shown} is deleted permanently.")
+        if restores:
+            reason = gettext("The original of {shown} is restored from its undo copy and replaces the current image.")
         return Plan(
             method=options["action"],
-            reason=f"The original of {shown} {what}.",
+            reason=reason.format(shown=shown),
             facts_at=pool.last_scanned,
             before_bytes=image.allocated_size if image is not None else None,
             scratch_bytes=0,
             undo_bytes=0,
             refusals=tuple(against),
-            warnings=(_ALIVE,),
+            warnings=(str(_ALIVE),),
             affected_images=() if image is None else (Affected(image.pk, image.name, "replaced" if restores else ""),),
             options=options,
         )
@@ -89,19 +102,21 @@ class SettleLeftover(JobKind):
     def _found(pool: StoragePool, options: dict[str, Any]) -> tuple[list[Refusal], Leftover | None, Image | None]:
         left = leftovers.find(pool, options["job"])
         if left is None or Job.objects.filter(uid=options["job"]).exists():
-            sentence = (
-                f"{pool.name} has no files of such a job, or the job belongs to this dashboard: scan the host again."
-            )
+            sentence = gettext(
+                "{pool} has no files of such a job, or the job belongs to this dashboard: scan the host again."
+            ).format(pool=pool.name)
             return [Refusal("undo_missing", sentence)], None, None
         if not left.has_copy:
             return (
-                [Refusal("undo_missing", "No journal says which image it belongs to: check it on the host.")],
+                [Refusal("undo_missing", gettext("No journal says which image it belongs to: check it on the host."))],
                 left,
                 None,
             )
         image, against = leftovers.image_of(pool, left), refusals.without_agent(pool.host)
         if options["action"] == "restore":
-            gone = Refusal("stale_plan", f"{left.shown} is not listed: scan the host again.")
+            gone = Refusal(
+                "stale_plan", gettext("{shown} is not listed: scan the host again.").format(shown=left.shown)
+            )
             against += [gone] if image is None else [*refusals.for_undo(image), *guest_locks.refusals(image, 1)]
         return against, left, image
 
@@ -109,7 +124,7 @@ class SettleLeftover(JobKind):
         """The image in whose place a job puts the original; ``None`` where it removes the copy."""
         if job.options["action"] != "restore":
             return None
-        against, _, image = self._found(_pool(job.target_id), job.options)
+        against, _left, image = self._found(_pool(job.target_id), job.options)
         if image is None:
             raise RefusedError(against[0].code, against[0].detail)
         return image
@@ -174,5 +189,5 @@ class SettleLeftover(JobKind):
 def _pool(pool_id: int) -> StoragePool:
     pool = StoragePool.objects.select_related("host").filter(pk=pool_id).first()
     if pool is None:
-        raise NotFoundError(f"Pool {pool_id} does not exist.")
+        raise NotFoundError(gettext("Pool {pool} does not exist.").format(pool=pool_id))
     return pool

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
 from images.kinds.stages import WRITTEN
 from images.ledger import lines
 from images.models import Image
@@ -27,29 +30,31 @@ class Reclaim(Rewriting):
     """Makes an image smaller: by a verified copy that takes its place, or by digging holes where it holds zeros."""
 
     name = "reclaim"
-    title = "Reclaim"
-    description = "Frees physical space: by a compared copy that replaces the image, or by punching holes in place."
+    title = _("Reclaim")
+    description = _("Frees physical space: by a compared copy that replaces the image, or by punching holes in place.")
     verb = "reclaim"
     stages = {"checking": (0, 2), "copying": (2, 70), "digging": (2, 99)} | WRITTEN
     properties = {
         "method": {
             "enum": ["auto", *estimates.METHODS],
             "default": "auto",
-            "description": "auto chooses by the image's state, the host's tools, free space and the expected "
-            "savings of each.",
+            "description": _(
+                "auto chooses by the image's state, the host's tools, free space and the expected savings of each."
+            ),
         },
         "compression": {
             "enum": ["auto", "zlib", "zstd"],
             "default": "auto",
-            "description": "For compress: auto uses zstd where the image and the host's qemu-img support it, "
-            "else zlib.",
+            "description": _(
+                "For compress: auto uses zstd where the image and the host's qemu-img support it, else zlib."
+            ),
         },
         **REWRITE_OPTIONS,
     }
-    methods = {"in_place": "Punch holes in place"}
+    methods = {"in_place": _("Punch holes in place")}
     frees_space = True
-    no_undo = "the image's content stays the same"
-    guarantee = (
+    no_undo = _("the image's content stays the same")
+    guarantee = _(
         "The file itself is changed: blocks of zeros become holes. Its content reads the same at every moment. A guest "
         "start stops the job."
     )
@@ -76,7 +81,10 @@ class Reclaim(Rewriting):
                 scratch=0, refusals=_cannot(image, method, options),
                 warnings=_warnings_in_place(image) + undone,
             )  # fmt: skip
-        why = why.replace("compressed copy", f"copy compressed with {compression},") if compression else why
+        if compression and why == str(_SENTENCES["compress"]):
+            why = gettext(
+                "A copy compressed with {compression}, without zeros and unused clusters replaces the image"
+            ).format(compression=compression)
         return Choice(
             method, _reason(image, why, after, won), _copy(image, below, method, compression, options),
             after, low, high, won, scratch=high if high is not None else image.allocated_size,
@@ -113,28 +121,29 @@ def chosen_method(image: Image, options: dict[str, Any]) -> tuple[str, str]:
     network.
     """
     if options["method"] != "auto":
-        return options["method"], _SENTENCES[options["method"]]
+        return options["method"], str(_SENTENCES[options["method"]])
     possible = estimates.offered(image)
     if not possible:
-        known = bool(image.declared_format)
-        return "compress", "No reclaim method supports images of this format" if known else _SENTENCES["compress"]
+        none = gettext("No reclaim method supports images of this format")
+        return "compress", none if image.declared_format else str(_SENTENCES["compress"])
     if "in_place" in possible and (image.snapshots or image.nlink > 1):
-        kept = "its internal snapshots" if image.snapshots else "the other names of its file"
-        return "in_place", f"Only punching holes in place keeps {kept}. {_SENTENCES['in_place']}"
+        only = gettext("Only punching holes in place keeps the other names of its file. {what}")
+        if image.snapshots:
+            only = gettext("Only punching holes in place keeps its internal snapshots. {what}")
+        return "in_place", only.format(what=_SENTENCES["in_place"])
     fitting = [method for method in possible if method == "in_place" or _fits(image, method, options)]
     if fitting == ["in_place"]:
-        return "in_place", (
-            f"A copy does not fit into the space that is free and not reserved for jobs. {_SENTENCES['in_place']}"
-        )
+        full = gettext("A copy does not fit into the space that is free and not reserved for jobs. {what}")
+        return "in_place", full.format(what=_SENTENCES["in_place"])
     best = prediction.best((image.estimate or {}).get("methods") or {}, fitting)
     best = best or next(iter(method for method in ("compress", "in_place", "copy") if method in fitting), possible[0])
-    return best, _SENTENCES[best]
+    return best, str(_SENTENCES[best])
 
 
 _SENTENCES = {
-    "compress": "A compressed copy without zeros and unused clusters replaces the image",
-    "copy": "An uncompressed copy without zeros and unused clusters replaces the image",
-    "in_place": "Blocks of zeros are returned to the filesystem, in the file itself and without scratch space",
+    "compress": _("A compressed copy without zeros and unused clusters replaces the image"),
+    "copy": _("An uncompressed copy without zeros and unused clusters replaces the image"),
+    "in_place": _("Blocks of zeros are returned to the filesystem, in the file itself and without scratch space"),
 }
 
 
@@ -157,54 +166,68 @@ def chosen_compression(image: Image, asked: str) -> str:
 
 def _cannot(image: Image, method: str, options: dict[str, Any]) -> list[Refusal]:
     if method == "in_place" and image.from_header("capabilities"):
-        why = f"{image.name} has file capabilities (setcap), which punching holes would remove. Reclaim it by a copy."
+        why = gettext(
+            "{image} has file capabilities (setcap), which punching holes would remove. Reclaim it by a copy."
+        ).format(image=image.name)
         return [Refusal("unsupported_subformat", why)]
     if method == "in_place" and image.pool.network:
-        why = f"{image.pool.name} is on a network filesystem. Nobody on another machine could be kept from writing to "
-        return [Refusal("unsupported_pool", f"{why}{image.name} while holes are punched in it. Reclaim it by a copy.")]
+        why = gettext(
+            "{pool} is on a network filesystem. Nobody on another machine could be kept from writing to {image} while "
+            "holes are punched in it. Reclaim it by a copy."
+        ).format(pool=image.pool.name, image=image.name)
+        return [Refusal("unsupported_pool", why)]
     if not image.declared_format or image.declared_format in estimates.FORMATS[method]:
         return []
-    can = " and ".join(estimates.FORMATS[method])
+    can = gettext(" and ").join(estimates.FORMATS[method])
     if options["method"] == "auto":
-        why = f"No reclaim method supports {image.declared_format} images. Convert it instead: that leaves out "
-        why += "zeros, and a qcow2 can be compressed."
+        why = gettext(
+            "No reclaim method supports {format} images. Convert it instead: that leaves out zeros, and a qcow2 can be "
+            "compressed."
+        ).format(format=image.declared_format)
     elif method == "compress":
-        why = f"{image.declared_format} images cannot hold compressed data; only qcow2 images can."
+        why = gettext("{format} images cannot hold compressed data; only qcow2 images can.").format(
+            format=image.declared_format
+        )
     else:
-        why = f"{image.declared_format} images cannot be reclaimed by {method}; only {can} images can."
+        why = gettext("{format} images cannot be reclaimed by {method}; only {can} images can.").format(
+            format=image.declared_format, method=method, can=can
+        )
     return [Refusal("unsupported_subformat", why)]
 
 
 def _reason(image: Image, why: str, after: int | None, won: int | None) -> str:
     if after is None or won is None:
-        return f"{why}. Its savings are unknown until the image is sampled."
+        return gettext("{why}. Its savings are unknown until the image is sampled.").format(why=why)
     if shared := estimates.shared_bytes(image):
-        return (
-            f"{why}. This frees {max(won, 0):,} bytes: {shared:,} of the image are shared with other files "
-            "and stay allocated."
-        )
+        return gettext(
+            "{why}. This frees {won:,} bytes: {shared:,} of the image are shared with other files and stay allocated."
+        ).format(why=why, won=max(won, 0), shared=shared)
     if after >= image.occupied_bytes:
-        return f"{why}, but it would free nothing: the image is already that small."
-    return f"{why}. Expected savings by sampling: {won:,} bytes."
+        return gettext("{why}, but it would free nothing: the image is already that small.").format(why=why)
+    return gettext("{why}. Expected savings by sampling: {won:,} bytes.").format(why=why, won=won)
 
 
 def _warnings(image: Image, method: str, options: dict[str, Any]) -> list[str]:
     warnings = []
     if image.reclaimable_bytes is None:
         warnings.append(
-            "The image has not been sampled: the space check assumes that the copy needs as much as the original."
+            gettext(
+                "The image has not been sampled: the space check assumes that the copy needs as much as the original."
+            )
         )
     if method == "compress":
         if options["compression"] == "zstd" and image.from_header("compat") == "0.10":
-            warnings.append("zstd needs an image of compat 1.1; this one is 0.10. Choose zlib.")
-        warnings.append("Later guest writes are stored uncompressed; the image grows again as it is used.")
+            warnings.append(gettext("zstd needs an image of compat 1.1; this one is 0.10. Choose zlib."))
+        warnings.append(gettext("Later guest writes are stored uncompressed; the image grows again as it is used."))
     return warnings
 
 
 def _warnings_in_place(image: Image) -> list[str]:
-    warnings = ["The file itself is changed, without an undo copy; what a guest reads stays the same."]
+    warnings = [gettext("The file itself is changed, without an undo copy; what a guest reads stays the same.")]
     if neighbours.of(image).has_undo_copy:
-        warnings.append("An undo copy of an earlier job exists: after this, only an admin can undo that job, by force.")
+        warnings.append(
+            gettext("An undo copy of an earlier job exists: after this, only an admin can undo that job, by force.")
+        )
     return warnings
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 from django.db.models import Q, QuerySet
 from django.utils import timezone
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 
 from images.kinds import recover_without_journal
 from images.kinds.scan import HostKind
@@ -34,10 +36,10 @@ class Recover(HostKind):
     """Reads the journals in a host's pools; each tells whether its image was replaced already."""
 
     name = "recover"
-    title = "Recover"
-    description = (
-        "Finishes or reverts what interrupted jobs left on the host, by their journals; removes leftover "
-        "benchmark files."
+    title = _("Recover")
+    description = _(
+        "Finishes or reverts what interrupted jobs left on the host, by their journals; removes leftover benchmark "
+        "files."
     )
     verb = "recover"
     single = True
@@ -45,7 +47,9 @@ class Recover(HostKind):
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         host = self.resolve(target_id).host
         return Plan(
-            reason=f"Looks for journals of interrupted jobs and for scratch files in {host.pools.count()} pools.",
+            reason=gettext("Looks for journals of interrupted jobs and for scratch files in {count} pools.").format(
+                count=host.pools.count()
+            ),
             refusals=tuple(refusals.without_agent(host)),
         )
 
@@ -153,7 +157,7 @@ class Recover(HostKind):
 def _where(kept: QuerySet[Job]) -> list[dict[str, str]]:
     """Where these jobs' undo copies should wait: beside their images."""
     jobs = list(kept.filter(target_kind="image").values_list("uid", "target_id"))
-    images = Image.every.select_related("pool").in_bulk({image for _, image in jobs})
+    images = Image.every.select_related("pool").in_bulk({image for __, image in jobs})
     return [
         {
             "job": uid,

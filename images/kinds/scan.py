@@ -4,6 +4,8 @@ from collections import Counter
 from typing import Any
 
 from django.db.models import Exists, OuterRef, QuerySet
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 
 from images.models import Image
 from images.rewrite import estimates, refusals
@@ -37,7 +39,7 @@ class HostKind(JobKind):
     def resolve(self, target_id: int) -> Target:
         host = Host.objects.filter(pk=target_id).first()
         if host is None:
-            raise NotFoundError(f"Host {target_id} does not exist.")
+            raise NotFoundError(gettext("Host {target} does not exist.").format(target=target_id))
         return Target(kind="host", id=host.pk, host=host, label=host.name)
 
 
@@ -45,8 +47,8 @@ class Scan(HostKind):
     """Walks the pools of a host, reads the headers of what is new or changed, and asks libvirt for guests."""
 
     name = "scan"
-    title = "Scan"
-    description = "Reads the current images and guests of the host. Changes nothing on the host."
+    title = _("Scan")
+    description = _("Reads the current images and guests of the host. Changes nothing on the host.")
     verb = "scan"
     single = True
     share = 0.8
@@ -57,7 +59,12 @@ class Scan(HostKind):
 
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         host = self.resolve(target_id).host
-        return Plan(reason=f"Reads {plural(host.pools.count(), 'pool,pools')} of {host.name}.", facts_at=host.last_seen)
+        return Plan(
+            reason=gettext("Reads {pools} of {host}.").format(
+                pools=plural(host.pools.count(), gettext("pool,pools")), host=host.name
+            ),
+            facts_at=host.last_seen,
+        )
 
     def only_looks(self, options: dict[str, Any]) -> bool:  # noqa: ARG002 (whatever its options)
         return True
@@ -143,7 +150,7 @@ class Scan(HostKind):
             run.take(event)
             recorder.tick()
             if recorder.cancel_requested:
-                raise StoppedError(protocol.CANCELLED, "Cancelled; the results of the previous scan are kept.")
+                raise StoppedError(protocol.CANCELLED, gettext("Cancelled; the results of the previous scan are kept."))
         return {}
 
     def on_event(self, job: Job, event: dict[str, Any]) -> None:

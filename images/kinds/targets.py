@@ -3,6 +3,8 @@
 from abc import abstractmethod
 from typing import Any, ClassVar
 
+from django.utils.translation import gettext, gettext_noop
+
 from images.models import Image
 from images.rewrite import neighbours
 from images.scan import look
@@ -23,7 +25,7 @@ def find(image_id: int) -> Image:
     """
     image = Image.objects.select_related("host", "pool").filter(pk=image_id).first()
     if image is None:
-        raise NotFoundError(f"Image {image_id} does not exist.")
+        raise NotFoundError(gettext("Image {image} does not exist.").format(image=image_id))
     return image
 
 
@@ -104,14 +106,16 @@ class RewriteKind(ImageKind):
     rewrites = True
     unsuccessful = {
         "": Unsuccessful(
-            "The image is the original or the finished result, never a mixture.",
-            "This job did not replace the image, and removed what it had written.",
+            gettext_noop("The image is the original or the finished result, never a mixture."),
+            gettext_noop("This job did not replace the image, and removed what it had written."),
         ),
         "in_place": Unsuccessful(
-            "What is read from the image is unchanged; some of its blocks of zeros may be freed.",
-            "This job changed no byte that is read from the image.",
+            gettext_noop("What is read from the image is unchanged; some of its blocks of zeros may be freed."),
+            gettext_noop("This job changed no byte that is read from the image."),
         ),
-        "check": Unsuccessful("This job only reads the image.", "This job only reads the image."),
+        "check": Unsuccessful(
+            gettext_noop("This job only reads the image."), gettext_noop("This job only reads the image.")
+        ),
     }
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:  # noqa: ARG002 (the same for all)

@@ -4,6 +4,8 @@ import contextlib
 from typing import Any
 
 from django.db.models import Q
+from django.utils.translation import gettext, gettext_noop
+from django.utils.translation import gettext_lazy as _
 
 from images.kinds.targets import ancestors, facts, find, locks_on, silent_storage
 from images.ledger import lines
@@ -33,12 +35,12 @@ from storage_admin.jobs.models import Job, JobLog
 from storage_admin.jobs.plans import Affected, Plan, Refusal
 
 PUT_BACK = Unsuccessful(
-    "The image is the original or what it was before this job, never a mixture.",
-    "This job did not put the original back, and removed nothing.",
+    gettext_noop("The image is the original or what it was before this job, never a mixture."),
+    gettext_noop("This job did not put the original back, and removed nothing."),
 )
 REMOVED = Unsuccessful(
-    "The undo copy is there or removed; the image itself is not changed.",
-    "This job did not remove the undo copy, and changed nothing of the image.",
+    gettext_noop("The undo copy is there or removed; the image itself is not changed."),
+    gettext_noop("This job did not remove the undo copy, and changed nothing of the image."),
     open_from="",
 )
 
@@ -57,13 +59,16 @@ class OfJob(JobKind):
     def _job(job_id: int) -> Job:
         job = Job.objects.select_related("host").filter(pk=job_id).first()
         if job is None:
-            raise NotFoundError(f"Job {job_id} does not exist.")
+            raise NotFoundError(gettext("Job {job} does not exist.").format(job=job_id))
         return job
 
     @staticmethod
     def _image(job: Job) -> Image:
         if job.target_kind != "image":
-            raise RefusedError("undo_missing", f"Job {job.pk} ({job.kind}) did not rewrite an image.")
+            raise RefusedError(
+                "undo_missing",
+                gettext("Job {job} ({kind}) did not rewrite an image.").format(job=job.pk, kind=job.kind),
+            )
         return find(job.target_id)
 
     def look(self, target_id: int, job: Job | None = None) -> None:
@@ -75,14 +80,13 @@ class OfJob(JobKind):
         if job.undo_available:
             return self._cut_off(job)
         words = {
-            Job.UndoState.UNDONE: "is already undone",
-            Job.UndoState.DISCARDED: "has had its undo copy discarded",
-            Job.UndoState.EXPIRED: "no longer has an undo copy: its undo window has closed",
-            Job.UndoState.MISSING: "has lost its undo copy: it was deleted outside this dashboard",
+            Job.UndoState.UNDONE: gettext("Job {job} is already undone."),
+            Job.UndoState.DISCARDED: gettext("Job {job} has had its undo copy discarded."),
+            Job.UndoState.EXPIRED: gettext("Job {job} no longer has an undo copy: its undo window has closed."),
+            Job.UndoState.MISSING: gettext("Job {job} has lost its undo copy: it was deleted outside this dashboard."),
         }
-        return [
-            Refusal("undo_missing", f"Job {job.pk} {words.get(Job.UndoState(job.undo_state), 'keeps no undo copy')}.")
-        ]
+        sentence = words.get(Job.UndoState(job.undo_state), gettext("Job {job} keeps no undo copy."))
+        return [Refusal("undo_missing", sentence.format(job=job.pk))]
 
     @staticmethod
     def _cut_off(job: Job) -> list[Refusal]:
@@ -91,10 +95,9 @@ class OfJob(JobKind):
         other = Job.objects.filter(there, needs_recovery=True).first()
         if other is None:
             return []
-        sentence = (
-            f"Job {other.pk} ({other.kind}) was interrupted while working on it. {job.host.name} is recovered "
-            "first, automatically."
-        )
+        sentence = gettext(
+            "Job {other} ({kind}) was interrupted while working on it. {host} is recovered first, automatically."
+        ).format(other=other.pk, kind=other.kind, host=job.host.name)
         return [Refusal("busy", sentence)]
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:  # noqa: ARG002 (the same for all)
@@ -123,8 +126,8 @@ class Undo(OfJob):
     """Puts the original back where a job's new image stands now."""
 
     name = "undo"
-    title = "Undo"
-    description = (
+    title = _("Undo")
+    description = _(
         "Restores the original from its undo copy. Refused if the new image was written to since, unless forced."
     )
     verb = "undo"
@@ -135,7 +138,7 @@ class Undo(OfJob):
         "force": {
             "type": "boolean",
             "default": False,
-            "description": "Also when the new image was written to since; those writes are lost (admin).",
+            "description": _("Also when the new image was written to since; those writes are lost (admin)."),
         }
     }
 
@@ -149,7 +152,9 @@ class Undo(OfJob):
         against += _against_what_goes(job, image, options)
         return Plan(
             method="undo",
-            reason=f"The original of {image.name} is restored from its undo copy and replaces the new image.",
+            reason=gettext("The original of {image} is restored from its undo copy and replaces the new image.").format(
+                image=image.name
+            ),
             facts_at=image.last_scanned,
             before_bytes=image.allocated_size,
             predicted_after_bytes=job.undo_bytes or None,
@@ -157,7 +162,7 @@ class Undo(OfJob):
             undo_bytes=0,
             refusals=tuple(against),
             warnings=_warnings(job, options),
-            affected_images=(Affected(image.pk, image.name, "replaced by its original"),),
+            affected_images=(Affected(image.pk, image.name, gettext("replaced by its original")),),
             options=options,
         )
 
@@ -215,8 +220,8 @@ class DiscardUndo(OfJob):
     """Removes an undo copy before its window closes."""
 
     name = "discard_undo"
-    title = "Discard the undo copy"
-    description = "Removes a job's undo copy and frees its space. The job can no longer be undone."
+    title = _("Discard the undo copy")
+    description = _("Removes a job's undo copy and frees its space. The job can no longer be undone.")
     verb = "discard_undo"
     asks = False
     unsuccessful = {"": REMOVED}
@@ -225,8 +230,10 @@ class DiscardUndo(OfJob):
         "force": {
             "type": "boolean",
             "default": False,
-            "description": "Also where the image is gone, damaged, or not known to be the job's result, or "
-            "the copy was written to: the copy may be the only good one left.",
+            "description": _(
+                "Also where the image is gone, damaged, or not known to be the job's result, or the copy was written "
+                "to: the copy may be the only good one left."
+            ),
         }
     }
 
@@ -235,14 +242,16 @@ class DiscardUndo(OfJob):
         image = self._image(job)
         return Plan(
             method="discard_undo",
-            reason=f"The undo copy of {image.name} is removed; the job can no longer be undone.",
+            reason=gettext("The undo copy of {image} is removed; the job can no longer be undone.").format(
+                image=image.name
+            ),
             facts_at=image.last_scanned,
             before_bytes=image.allocated_size,
             predicted_after_bytes=image.allocated_size,
             scratch_bytes=0,
             undo_bytes=0,
             refusals=(*self._missing(job), *([] if options["force"] else refusals.only_copy(image))),
-            affected_images=(Affected(image.pk, image.name, "not changed; its undo copy is removed"),),
+            affected_images=(Affected(image.pk, image.name, gettext("not changed; its undo copy is removed")),),
             options=options,
         )
 
@@ -286,9 +295,9 @@ class DiscardUndo(OfJob):
 def _takes_away(undone: Job, options: dict[str, Any]) -> str:
     """What an undo takes from those who need the image as it is now, in a sentence; empty where they lose nothing."""
     if len(set(moving.paths_of(undone))) > 1:
-        return "They use the image under its current name and would lose it: flatten its overlays first."
+        return gettext("They use the image under its current name and would lose it: flatten its overlays first.")
     if options["force"] or (undone.kind == "check" and undone.options.get("repair") == "all"):
-        return "They depend on the image's current content: flatten its overlays first."
+        return gettext("They depend on the image's current content: flatten its overlays first.")
     return ""
 
 
@@ -312,13 +321,18 @@ def undone_for_good(undo: Job, undone: Job, image: Image | None, gone: int, free
 
 
 def _warnings(job: Job, options: dict[str, Any]) -> tuple[str, ...]:
-    warnings = ["Data written to the new image since then is lost."] if options["force"] else []
+    warnings = [gettext("Data written to the new image since then is lost.")] if options["force"] else []
     paths = moving.paths_of(job)
     if len(set(paths)) > 1:
-        warnings.append(f"It gets its original name again: {display(paths[0])}.")
+        warnings.append(gettext("It gets its original name again: {paths}.").format(paths=display(paths[0])))
     if guests := [guest["name"] for guest in job.kept.get("guests", [])]:
-        warnings.append(f"The definition of {', '.join(guests)} names the original again.")
-    warnings += [f"The configuration of {one['name']} names {one['old']} again." for one in job.kept.get("volumes", [])]
+        warnings.append(
+            gettext("The definition of {guests} names the original again.").format(guests=", ".join(guests))
+        )
+    warnings += [
+        gettext("The configuration of {name} names {old} again.").format(name=one["name"], old=one["old"])
+        for one in job.kept.get("volumes", [])
+    ]
     return tuple(warnings)
 
 

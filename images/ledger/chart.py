@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from images.ledger.selectors import Sums
 from images.ledger.sums import OfMonth, Summary
 from storage_admin.words import size
@@ -30,10 +32,10 @@ def charts_of(summary: Summary) -> list[Chart]:
     if not summary.months:
         return []
     months = in_a_row(summary.months)
-    found = [_chart("ledger-months", "By month (UTC)", "Month (UTC)", months, months[-MONTHS:], broad=True)]
+    found = [_chart("ledger-months", _("By month (UTC)"), _("Month (UTC)"), months, months[-MONTHS:], broad=True)]
     hosts = [(host.name or "unknown", host.sums) for host in summary.hosts]
     pools = [(f"{pool.host} / {pool.name or 'unknown'}", pool.sums) for pool in summary.pools]
-    for name, title, rows in (("ledger-hosts", "By host", hosts), ("ledger-pools", "By pool", pools)):
+    for name, title, rows in (("ledger-hosts", _("By host"), hosts), ("ledger-pools", _("By pool"), pools)):
         if len(rows) > 1:
             found.append(_chart(name, title, title.removeprefix("By ").capitalize(), rows, _told_apart(rows[:NAMES])))
     return found
@@ -64,11 +66,11 @@ def _chart(
     name: str, title: str, head: str, rows: Sequence[tuple[str, Sums]], drawn: Sequence[tuple[str, Sums]], *,
     broad: bool = False,
 ) -> Chart:  # fmt: skip
-    sets = [_dataset("Freed", WON_COLOUR, [sums.won_bytes for _, sums in drawn])]
-    if any(sums.taken_bytes for _, sums in drawn):
-        sets.append(_dataset("Consumed", TAKEN_COLOUR, [-sums.taken_bytes for _, sums in drawn]))
+    sets = [_dataset("Freed", WON_COLOUR, [sums.won_bytes for __, sums in drawn])]
+    if any(sums.taken_bytes for __, sums in drawn):
+        sets.append(_dataset("Consumed", TAKEN_COLOUR, [-sums.taken_bytes for __, sums in drawn]))
     axes = {"x": {"type": "category", "stacked": True}, "y": {"beginAtZero": True, "stacked": True}}
-    labels = [label for label, _ in drawn]
+    labels = [label for label, __ in drawn]
     config = {"type": "bar", "unit": "B", "data": {"labels": labels, "datasets": sets}, "options": {"scales": axes}}
     heads = (head, "Freed", "Consumed", "Net", "Held by undo copies", "Jobs")
     return Chart(name, title, config, heads, tuple(_row(label, sums) for label, sums in rows), broad)

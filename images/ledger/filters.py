@@ -5,6 +5,7 @@ from typing import Any
 import django_filters
 from django.db.models import Q, QuerySet, Value
 from django.db.models.lookups import Exact
+from django.utils.translation import gettext_lazy as _
 from drf_spectacular.utils import extend_schema_field
 
 from images.ledger.selectors import HELD, ORDERINGS, POLICY, ordered, unindexed, with_image, with_number
@@ -16,7 +17,7 @@ from storage_admin.moments import period_filters
 
 
 def _kinds() -> list[tuple[str, str]]:
-    return [(kind.name, kind.title) for kind in kinds.every()]
+    return [(kind.name, str(kind.title)) for kind in kinds.every()]
 
 
 class LedgerFilters(period_filters("at")):  # type: ignore[misc]  # an untyped library
@@ -24,17 +25,19 @@ class LedgerFilters(period_filters("at")):  # type: ignore[misc]  # an untyped l
 
     host = HostFilter(method="by_host")
     pool = PoolFilter(method="by_pool")
-    image = WholeNumberFilter(method="by_image", label="Id of an image.")
+    image = WholeNumberFilter(method="by_image", label=_("Id of an image."))
     kind = django_filters.ChoiceFilter(choices=_kinds, method="by_kind")
-    by = django_filters.CharFilter(field_name="created_by", max_length=150, label="Who asked for the job, in full.")
-    policy = django_filters.CharFilter(method="by_policy", max_length=100, label="Name of a policy, in full.")
+    by = django_filters.CharFilter(field_name="created_by", max_length=150, label=_("Who asked for the job, in full."))
+    policy = django_filters.CharFilter(method="by_policy", max_length=100, label=_("Name of a policy, in full."))
     held = django_filters.ChoiceFilter(
-        choices=[("true", "true"), ("false", "false")], method="by_held", label="Whether an undo copy holds the space."
+        choices=[("true", "true"), ("false", "false")],
+        method="by_held",
+        label=_("Whether an undo copy holds the space."),
     )
     ordering = django_filters.ChoiceFilter(
         choices=[(sign + name, sign + name) for name in ORDERINGS for sign in ("", "-")],
         method="by_order",
-        label="What is unknown comes last.",
+        label=_("What is unknown comes last."),
     )
 
     def by_host(self, rows: QuerySet[Job], _name: str, host: Host) -> QuerySet[Job]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from django.db import models
 from django.db.models import Q
+from django.utils.translation import gettext_lazy as _
 
 from images.indexes import FilterIndex
 from storage_admin.guests.models import GuestDisk
@@ -26,13 +27,13 @@ class Image(PartialRows):
     class State(models.TextChoices):
         OK = "ok"
         MISSING = "missing"
-        CHAIN_BROKEN = "chain_broken", "chain broken"
-        CHAIN_CYCLE = "chain_cycle", "chain cycle"
-        OUTSIDE_POOL = "outside_pool", "base outside every pool"
-        FORMAT_MISMATCH = "format_mismatch", "format mismatch"
+        CHAIN_BROKEN = "chain_broken", _("chain broken")
+        CHAIN_CYCLE = "chain_cycle", _("chain cycle")
+        OUTSIDE_POOL = "outside_pool", _("base outside every pool")
+        FORMAT_MISMATCH = "format_mismatch", _("format mismatch")
         UNREADABLE = "unreadable"
         MODIFYING = "modifying"
-        SET_ASIDE = "set_aside", "set aside"
+        SET_ASIDE = "set_aside", _("set aside")
         DELETED = "deleted"
 
     #: What is not where it was: it counts in no sum, and as nobody's base.

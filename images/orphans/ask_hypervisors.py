@@ -7,6 +7,9 @@ not exist for them: of that it says no more than that it is there.
 import os
 from collections.abc import Iterator
 
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
 from images.models import Image
 from images.orphans import sharing
 from images.orphans.evidence import number_of
@@ -17,7 +20,7 @@ from storage_admin.hosts.libvirt import reader
 from storage_admin.hosts.models import Host
 
 #: Why nothing is known of another host's guests.
-_UNTOLD = "Another host with this storage does not report which images its guests use."
+_UNTOLD = _("Another host with this storage does not report which images its guests use.")
 
 
 def refuse_named(image: Image) -> None:
@@ -39,18 +42,37 @@ def _refuse_on(host: Host, path: bytes, image: Image) -> None:
     for guest, is_there in _guests(host, tells=host.pk == image.host_id):
         is_told = is_there and host.pk == image.host_id
         if any(os.fsencode(disk.path) == path for disk in guest.disks if disk.path):
-            who = f"Guest {guest.name} on {host.name}" if is_told else "A guest of another host that has this storage"
-            raise RefusedError("not_orphan", f"{who} names {image.name} by now: scan the host.")
+            who = (
+                gettext("Guest {guest} on {host}").format(guest=guest.name, host=host.name)
+                if is_told
+                else gettext("A guest of another host that has this storage")
+            )
+            raise RefusedError(
+                "not_orphan", gettext("{who} names {image} by now: scan the host.").format(who=who, image=image.name)
+            )
         if guest.unread:
-            whose = f"{guest.name} on {host.name}" if is_told else "a guest of another host that has this storage"
+            whose = (
+                gettext("{guest} on {host}").format(guest=guest.name, host=host.name)
+                if is_told
+                else gettext("a guest of another host that has this storage")
+            )
             line = f": {guest.unread[0]}" if is_told else "."
             raise RefusedError(
                 "guests_unknown",
-                f"The definition of {whose} has lines that are not understood, and may name it{line}",
+                gettext("The definition of {whose} has lines that are not understood, and may name it{line}").format(
+                    whose=whose, line=line
+                ),
             )
         if guest.lock and guest.uid == number:
-            whose = f"{guest.name}, locked ({guest.lock})" if is_told else "a guest of another host, which is locked"
-            raise RefusedError("guest_locked", f"By its name it is a disk of {whose}: wait until that ends.")
+            whose = (
+                gettext("{guest}, locked ({lock})").format(guest=guest.name, lock=guest.lock)
+                if is_told
+                else gettext("a guest of another host, which is locked")
+            )
+            raise RefusedError(
+                "guest_locked",
+                gettext("By its name it is a disk of {whose}: wait until that ends.").format(whose=whose),
+            )
 
 
 def _guests(host: Host, *, tells: bool) -> Iterator[tuple[GuestFacts, bool]]:
@@ -65,17 +87,21 @@ def _guests(host: Host, *, tells: bool) -> Iterator[tuple[GuestFacts, bool]]:
     try:
         facts = reader.read(host)
         if facts is None and host.capabilities.get("libvirt") == "present":
-            raise HostError("libvirt no longer listens there.")
+            raise HostError(gettext("libvirt no longer listens there."))
         for guest in facts.domains if facts is not None else ():
             yield guest, True
     except HostError as error:
         if host.capabilities.get("libvirt") == "present":
             why = error.detail if tells else _UNTOLD
-            raise RefusedError("guests_unknown", f"{why} No image is set aside until libvirt reports this.") from error
+            raise RefusedError(
+                "guests_unknown", gettext("{why} No image is set aside until libvirt reports this.").format(why=why)
+            ) from error
     for told in hypervisors.ask(host):
         if told.unknown:
             why = told.unknown if tells else _UNTOLD
-            raise RefusedError("guests_unknown", f"{why} Until that is known, no image is set aside.")
+            raise RefusedError(
+                "guests_unknown", gettext("{why} Until that is known, no image is set aside.").format(why=why)
+            )
         # What other nodes' guests have on storages of the same name counts as well.
         node = told.proxmox.node if told.proxmox is not None else ""
         away = [one.facts for one in (told.proxmox.guests if told.proxmox is not None else ()) if one.node != node]

@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from images.models import Image
 from images.rewrite import neighbours, refusals
@@ -35,18 +36,23 @@ def _host(image: Image) -> list[Refusal]:
     host = image.host
     found = refusals.without_agent(host)
     if host.status == Host.Status.UNREACHABLE:
-        found.append(Refusal("host_unreachable", f"{host.name} does not answer: {host.status_detail} Scan it first."))
+        found.append(
+            Refusal(
+                "host_unreachable",
+                _("{host} does not answer: {why} Scan it first.").format(host=host.name, why=host.status_detail),
+            )
+        )
     return [*found, *refusals.for_pool(image.pool)]
 
 
 def _state(image: Image) -> list[Refusal]:
     match image.state:
         case Image.State.SET_ASIDE:
-            return [Refusal("set_aside", f"{image.name} is already set aside.")]
+            return [Refusal("set_aside", _("{image} is already set aside.").format(image=image.name))]
         case Image.State.MISSING | Image.State.DELETED:
-            return [Refusal("stale_plan", "The image is no longer in its place: scan the host again.")]
+            return [Refusal("stale_plan", _("The image is no longer in its place: scan the host again."))]
         case Image.State.MODIFYING:
-            return [Refusal("busy", image.state_detail or "A job is rewriting it.")]
+            return [Refusal("busy", image.state_detail or _("A job is rewriting it."))]
     return []
 
 
@@ -55,28 +61,52 @@ def _needed(image: Image) -> list[Refusal]:
         return []
     because = " ".join(map(str, image.orphan_evidence))
     if image.orphan is None:
-        why = because or image.pool.owners_unknown or image.host.owners_unknown or "It was not scanned yet."
-        return [Refusal("guests_unknown", f"{why} It is not set aside until it is known who uses it.")]
+        why = because or image.pool.owners_unknown or image.host.owners_unknown or _("It was not scanned yet.")
+        return [
+            Refusal("guests_unknown", _("{why} It is not set aside until it is known who uses it.").format(why=why))
+        ]
     near = neighbours.of(image)
     if near.guests:
-        named = f"Guest {near.guests[0].name} uses it."
-        return [Refusal("not_orphan", f"{image.name} is not an orphan: {because or named}")]
+        named = _("Guest {name} uses it.").format(name=near.guests[0].name)
+        return [
+            Refusal(
+                "not_orphan",
+                _("{image} is not an orphan: {because}").format(image=image.name, because=because or named),
+            )
+        ]
     if near.above:
-        return [Refusal("has_overlays", f"{near.above[0].name} uses {image.name} as its backing file.")]
+        return [
+            Refusal(
+                "has_overlays",
+                _("{name} uses {image} as its backing file.").format(name=near.above[0].name, image=image.name),
+            )
+        ]
     if image.in_use:
-        return [Refusal("image_in_use", f"It is in use ({image.in_use_detail}).")]
-    return [Refusal("not_orphan", f"{image.name} is not an orphan: {because or 'something uses it.'}")]
+        return [Refusal("image_in_use", _("It is in use ({why}).").format(why=image.in_use_detail))]
+    return [
+        Refusal(
+            "not_orphan",
+            _("{image} is not an orphan: {because}").format(
+                image=image.name, because=because or _("something uses it.")
+            ),
+        )
+    ]
 
 
 def _content(image: Image) -> list[Refusal]:
     found = []
     if image.from_header("data_file"):
-        found.append(Refusal("external_data_file", "Its data is in a separate data file, which would stay behind."))
+        found.append(Refusal("external_data_file", _("Its data is in a separate data file, which would stay behind.")))
     if image.from_header("extents"):
-        found.append(Refusal("unsupported_subformat", "It consists of several files; the others would stay behind."))
+        found.append(Refusal("unsupported_subformat", _("It consists of several files; the others would stay behind.")))
     if image.nlink > 1:
         found.append(
-            Refusal("hard_linked", f"The file has {image.nlink} names (hard links): it would be free only without all.")
+            Refusal(
+                "hard_linked",
+                _("The file has {nlink} names (hard links): it would be free only without all.").format(
+                    nlink=image.nlink
+                ),
+            )
         )
     return found
 
@@ -84,20 +114,29 @@ def _content(image: Image) -> list[Refusal]:
 def _not_aside(image: Image) -> list[Refusal]:
     if image.state == Image.State.SET_ASIDE and image.aside_job_id is not None:
         return []
-    return [Refusal("aside_missing", f"{image.name} is not set aside.")]
+    return [Refusal("aside_missing", _("{image} is not set aside.").format(image=image.name))]
 
 
 def _grace(image: Image) -> list[Refusal]:
     if step := elapsed.jump():
-        sentence = f"The dashboard's clock was set by {step:+,.0f} s: it is not known whether the grace period is over."
-        return [Refusal("clock_unsure", f"{sentence} Set the clock right, then delete {image.name}.")]
+        sentence = _(
+            "The dashboard's clock was set by {step:+,.0f} s: it is not known whether the grace period is over."
+        ).format(step=step)
+        return [
+            Refusal(
+                "clock_unsure",
+                _("{sentence} Set the clock right, then delete {image}.").format(sentence=sentence, image=image.name),
+            )
+        ]
     if image.aside_until is None or image.aside_until <= timezone.now():
         return []
     until = f"{image.aside_until:%Y-%m-%d %H:%M} UTC"
     return [
         Refusal(
             "grace_period",
-            f"{image.name} is not deleted: its grace period ends at {until}. Until then it can be restored.",
+            _("{image} is not deleted: its grace period ends at {until}. Until then it can be restored.").format(
+                image=image.name, until=until
+            ),
         )
     ]
 
@@ -107,13 +146,18 @@ def _missed(image: Image) -> list[Refusal]:
     key = path_key(bytes(image.path_bytes))
     overlay = Image.objects.filter(host=image.host_id, backing_key=key).exclude(state__in=Image.NOT_THERE).first()
     if overlay is not None:
-        return [Refusal("has_overlays", f"{overlay.name} misses it as its base: restore it.")]
+        return [Refusal("has_overlays", _("{overlay} misses it as its base: restore it.").format(overlay=overlay.name))]
     disk = GuestDisk.objects.filter(guest__host=image.host_id, path_key=key).select_related("guest").first()
     if disk is not None:
-        return [Refusal("not_orphan", f"Guest {disk.guest.name} now names it: restore it.")]
+        return [Refusal("not_orphan", _("Guest {guest} now names it: restore it.").format(guest=disk.guest.name))]
     overlays = neighbours.of(image).above
     if overlays:
-        return [Refusal("has_overlays", f"{overlays[0].name} uses {image.name} as its backing file.")]
+        return [
+            Refusal(
+                "has_overlays",
+                _("{name} uses {image} as its backing file.").format(name=overlays[0].name, image=image.name),
+            )
+        ]
     return []
 
 
@@ -123,10 +167,12 @@ def warnings(image: Image) -> list[str]:
     changed = changed_at(image)
     if changed is not None and timezone.now() - changed < YOUNG:
         found.append(
-            f"It was last changed at {changed:%Y-%m-%d %H:%M} UTC, not long ago: somebody may be about to use it."
+            _(
+                "It was last changed at {changed:%Y-%m-%d %H:%M} UTC, not long ago: somebody may be about to use it."
+            ).format(changed=changed)
         )
     if neighbours.of(image).has_undo_copy:
-        found.append("An undo copy of an earlier job exists and cannot be restored while the image is set aside.")
+        found.append(_("An undo copy of an earlier job exists and cannot be restored while the image is set aside."))
     return found
 
 

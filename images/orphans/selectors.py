@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 
 from django.db.models import Count, F, OrderBy, QuerySet, Sum
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from images.models import Image
 from images.orphans.host_facts import could_have_guests
@@ -81,7 +82,11 @@ def unknown_for(actor: Actor) -> list[Unknown]:
     rest = reasons[REASONS:]
     if not rest:
         return reasons
-    others = Unknown(f"{len(rest)} other reasons.", sum(one.count for one in rest), sum(one.allocated for one in rest))
+    others = Unknown(
+        _("{count} other reasons.").format(count=len(rest)),
+        sum(one.count for one in rest),
+        sum(one.allocated for one in rest),
+    )
     return [*reasons[:REASONS], others]
 
 
@@ -97,8 +102,8 @@ def evidence(image: Image) -> list[str]:
 
 
 def _changed(at: datetime | None) -> str:
-    return f"Its content was last changed at {at:%Y-%m-%d %H:%M} UTC." if at else ""
+    return _("Its content was last changed at {at:%Y-%m-%d %H:%M} UTC.").format(at=at) if at else ""
 
 
 def _asked(host: Host) -> str:
-    return f"All of that was seen at {host.last_seen:%Y-%m-%d %H:%M} UTC." if host.last_seen else ""
+    return _("All of that was seen at {at:%Y-%m-%d %H:%M} UTC.").format(at=host.last_seen) if host.last_seen else ""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from django.db.models import QuerySet
+from django.utils.translation import gettext as _
 
 from images import selectors
 from images.models import Image
@@ -60,7 +61,7 @@ def planned(
     for candidate in candidates:
         plan = _plan(rules, candidate, images)
         if plan is None:
-            found.append(Planned(candidate, None, Refusal("gone", "It is no longer there.")))
+            found.append(Planned(candidate, None, Refusal("gone", _("It is no longer there."))))
             continue
         against = (*plan.refusals, *plan.by_hand)
         refusal = against[0] if against else _not_worth(rules, candidate, plan)
@@ -132,9 +133,13 @@ class Speeds:
         speed = self._of(host_id) if read and not self._rules.on_pools else None
         if not read or not speed or read / speed <= left.total_seconds():
             return None
-        detail = (
-            f"It would take about {seconds(read / speed)} at the {size(int(speed))}/s of the last {self._rules.kind} "
-            f"jobs there; the window ends in {seconds(max(left.total_seconds(), 0))}."
+        detail = _(
+            "It would take about {seconds} at the {speed}/s of the last {kind} jobs there; the window ends in {left}."
+        ).format(
+            seconds=seconds(read / speed),
+            speed=size(int(speed)),
+            kind=self._rules.kind,
+            left=seconds(max(left.total_seconds(), 0)),
         )
         return Refusal("too_long", detail)
 

@@ -115,7 +115,7 @@ def preview(
     found = first[chosen_from:end] if is_first else plans(chosen_from, end)
     refused = [one.candidate for one in first[:PLANNED_TOGETHER] if one.refusal is not None]
     meant = [LeftOut(name, word_of(name), count, meant=True) for name, count in choice.skipped_by_code]
-    others = [LeftOut(name, NOT_MEANT[name], count, meant=False) for name, count in choice.not_meant.most_common()]
+    others = [LeftOut(name, str(NOT_MEANT[name]), count, meant=False) for name, count in choice.not_meant.most_common()]
     gains = [one.gain for one in choice.chosen if one.gain is not None]
     return Preview(
         windows, found, len(choice.chosen), skips, skipped, [*meant, *others], sum(gains) if gains else None,

@@ -3,19 +3,24 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext_lazy as _
+
 from images.models import Image
 from storage_admin.words import between, exact, size, tenths
 
 #: Left out because the policy is not meant for them: counted, and listed page by page when somebody asks.
 NOT_MEANT = {
-    "gone": "No longer there since the last scan, or set aside.",
-    "listed_elsewhere": "Listed by another host that mounts the same storage: it is looked at there.",
-    "lister_not_named": "On a storage that a host of the policy mounts too, but listed and processed by "
-    "another host that the policy does not name: add that host.",
-    "other_host": "On a host that the policy does not name.",
-    "other_pool": "In a pool that the policy does not name.",
-    "other_name": "Its name does not match the policy's patterns.",
-    "other_format": "Of a format that the policy does not name.",
+    "gone": _("No longer there since the last scan, or set aside."),
+    "listed_elsewhere": _("Listed by another host that mounts the same storage: it is looked at there."),
+    "lister_not_named": _(
+        "On a storage that a host of the policy mounts too, but listed and processed by another host that the policy "
+        "does not name: add that host."
+    ),
+    "other_host": _("On a host that the policy does not name."),
+    "other_pool": _("In a pool that the policy does not name."),
+    "other_name": _("Its name does not match the policy's patterns."),
+    "other_format": _("Of a format that the policy does not name."),
 }
 
 
@@ -36,53 +41,73 @@ class Skip(NamedTuple):
     @property
     def reason(self) -> str:
         """Why, in a sentence."""
-        return NOT_MEANT[self.code] if self.code in NOT_MEANT else _SENTENCES[self.code](*self.facts)
+        return str(NOT_MEANT[self.code]) if self.code in NOT_MEANT else _SENTENCES[self.code](*self.facts)
 
 
 def _too_little(gain: int, percent: float, least: int, least_percent: int) -> str:
-    gained, asked = f"about {size(gain)}", size(least)
+    gained, asked = gettext("about {size}").format(size=size(gain)), size(least)
     if gain < least and size(gain) == asked:
-        gained, asked = f"{exact(gain)} bytes", f"{exact(least)} bytes"
+        gained, asked = (gettext("{count} bytes").format(count=exact(one)) for one in (gain, least))
     # Rounded down: less than is asked for never reads as that.
-    wins = f"It would free {gained} ({tenths(percent)} %)" if gain > 0 else "It would free nothing"
-    wanted = [f"at least {asked}"] if least else []
+    wanted = [gettext("at least {size}").format(size=asked)] if least else []
     wanted += [f"{least_percent} %"] if least_percent else []
-    return f"{wins}; the policy requires {' and '.join(wanted)}." if wanted else f"{wins}."
+    if gain > 0 and wanted:
+        sentence = gettext("It would free {gained} ({percent} %); the policy requires {wanted}.")
+    elif gain > 0:
+        sentence = gettext("It would free {gained} ({percent} %).")
+    else:
+        sentence = (
+            gettext("It would free nothing; the policy requires {wanted}.")
+            if wanted
+            else gettext("It would free nothing.")
+        )
+    return sentence.format(gained=gained, percent=tenths(percent), wanted=gettext(" and ").join(wanted))
 
 
 def _in_state(detail: str) -> str:
-    return detail or "Its state must be resolved first."
+    return detail or gettext("Its state must be resolved first.")
 
 
 #: In the order in which the rules are asked (:mod:`images.policies.rules`).
 _SENTENCES: dict[str, Callable[..., str]] = {
     **{state: _in_state for state in Image.State.values if state not in {Image.State.OK, *Image.NOT_THERE}},
-    "format_undeclared": lambda looks: (
-        f"Its format is not declared; its content looks like {looks}. Declare it on the image's page first."
+    "format_undeclared": lambda looks: gettext(
+        "Its format is not declared; its content looks like {looks}. Declare it on the image's page first."
+    ).format(looks=looks),
+    "encrypted": lambda: gettext("It is encrypted: no space can be reclaimed from outside."),
+    "immutable": lambda: gettext(
+        "It is protected (chattr +i or +a), or the disk of a Proxmox VE template: it is not changed."
     ),
-    "encrypted": lambda: "It is encrypted: no space can be reclaimed from outside.",
-    "immutable": lambda: "It is protected (chattr +i or +a), or the disk of a Proxmox VE template: it is not changed.",
-    "busy": lambda kind, job: f"Job {job} ({kind}) is already running on it, or queued.",
-    "guest_running": lambda detail: f"It is in use: {detail}. A policy never shuts a guest down.",
-    "guests_unknown": lambda detail: f"Who uses it is not known. {detail or 'It was not scanned yet.'}",
-    "chain_too_short": lambda depth, least: (
-        f"Its chain has {depth} image{'s' if depth > 1 else ''}; the policy requires {least} or more."
+    "busy": lambda kind, job: gettext("Job {job} ({kind}) is already running on it, or queued.").format(
+        job=job, kind=kind
     ),
-    "chain_too_deep": lambda depth, most: f"Its chain has {depth} images; more than {most} are refused.",
-    "preallocated": lambda how: (
-        f"It is preallocated ({how}), and a job would undo that. It is left out unless the policy includes such images."
+    "guest_running": lambda detail: gettext("It is in use: {detail}. A policy never shuts a guest down.").format(
+        detail=detail
     ),
-    "undone": lambda kind, job: (
-        f"Its last {kind} (job {job}) was undone. It is left out until someone starts one manually."
+    "guests_unknown": lambda detail: gettext("Who uses it is not known. {detail}").format(
+        detail=detail or gettext("It was not scanned yet.")
     ),
-    "decayed": lambda won, grown, job, finished, at: (
-        f"It grew back: job {job} freed {size(won)}, and {between(finished, at)} later it had "
-        f"grown by {size(grown)} again. It is left out from now on, unless the policy includes "
-        "such images."
+    "chain_too_short": lambda depth, least: ngettext(
+        "Its chain has {depth} image; the policy requires {least} or more.",
+        "Its chain has {depth} images; the policy requires {least} or more.",
+        depth,
+    ).format(depth=depth, least=least),
+    "chain_too_deep": lambda depth, most: gettext("Its chain has {depth} images; more than {most} are refused.").format(
+        depth=depth, most=most
     ),
-    "too_young": lambda kind, job, finished, hours: (
-        f"Its last {kind} (job {job}) ended at {finished:%Y-%m-%d %H:%M} UTC; the policy waits {hours} hours."
-    ),
+    "preallocated": lambda how: gettext(
+        "It is preallocated ({how}), and a job would undo that. It is left out unless the policy includes such images."
+    ).format(how=how),
+    "undone": lambda kind, job: gettext(
+        "Its last {kind} (job {job}) was undone. It is left out until someone starts one manually."
+    ).format(kind=kind, job=job),
+    "decayed": lambda won, grown, job, finished, at: gettext(
+        "It grew back: job {job} freed {won}, and {between} later it had grown by {grown} again. It is left out from "
+        "now on, unless the policy includes such images."
+    ).format(job=job, won=size(won), between=between(finished, at), grown=size(grown)),
+    "too_young": lambda kind, job, finished, hours: gettext(
+        "Its last {kind} (job {job}) ended at {finished:%Y-%m-%d %H:%M} UTC; the policy waits {hours} hours."
+    ).format(kind=kind, job=job, finished=finished, hours=hours),
     "not_analyzed": lambda why="it has not been analyzed since it changed.", what="Its savings are not known": (
         f"{what}: {why}"
     ),
@@ -90,26 +115,26 @@ _SENTENCES: dict[str, Callable[..., str]] = {
 }
 #: What each code means, without the numbers of one image.
 WORDS = NOT_MEANT | {
-    "not_analyzed": "not analyzed, so that savings or preallocation are unknown",
-    "too_little": "savings too small",
-    "too_young": "too soon after the last one",
-    "undone": "the last one was undone",
-    "decayed": "grew back after it was reclaimed",
-    "chain_too_short": "chain too short",
-    "chain_too_deep": "chain too deep",
-    "preallocated": "preallocated",
-    "immutable": "protected, or the disk of a template",
-    "guest_running": "in use",
-    "guests_unknown": "who uses it is not known",
-    "busy": "another job has it",
-    "done_meanwhile": "done by another job meanwhile",
-    "too_long": "would not be done before the window ends",
-    "window_closed": "its turn did not come",
-    "policy_stopped": "the run was stopped",
-    "gone": "no longer there",
+    "not_analyzed": _("not analyzed, so that savings or preallocation are unknown"),
+    "too_little": _("savings too small"),
+    "too_young": _("too soon after the last one"),
+    "undone": _("the last one was undone"),
+    "decayed": _("grew back after it was reclaimed"),
+    "chain_too_short": _("chain too short"),
+    "chain_too_deep": _("chain too deep"),
+    "preallocated": _("preallocated"),
+    "immutable": _("protected, or the disk of a template"),
+    "guest_running": _("in use"),
+    "guests_unknown": _("who uses it is not known"),
+    "busy": _("another job has it"),
+    "done_meanwhile": _("done by another job meanwhile"),
+    "too_long": _("would not be done before the window ends"),
+    "window_closed": _("its turn did not come"),
+    "policy_stopped": _("the run was stopped"),
+    "gone": _("no longer there"),
 }
 
 
 def word_of(code: str) -> str:
     """What a code means, in words; a refusal's own where it is one."""
-    return WORDS.get(code, code.replace("_", " "))
+    return str(WORDS.get(code, code.replace("_", " ")))

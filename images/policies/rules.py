@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from django.db.models import BigIntegerField, Case, Count, F, QuerySet, Value, When
 from django.db.models.fields.json import KT
 from django.db.models.functions import Cast, NullIf
+from django.utils.translation import gettext as _
 
 from images.models import Image
 from images.policies import growth, history
@@ -184,7 +185,7 @@ def left_out_by_now(rules: Rules, ids: Collection[int], now: datetime) -> dict[i
         if code := members.stranger(row.host_id, row.pool_id, row.name, row.format):
             # It was on a host of the policy when it was chosen: another node lists its storage by now.
             code = "lister_not_named" if code == "other_host" else code
-            found[row.id] = (code, NOT_MEANT[code])
+            found[row.id] = (code, str(NOT_MEANT[code]))
         else:
             meant.append(row)
     judge = _Judge(rules, now, meant, ids)
@@ -292,8 +293,14 @@ def _unknown(row: _Row) -> str:
     if row.unknown:
         return row.unknown
     if row.format not in estimates.SAMPLED_FORMATS:
-        return f"{row.format} images are not analyzed; {', '.join(estimates.SAMPLED_FORMATS)} are."
-    return "it has not been analyzed yet." if row.analyzed_at is None else "it has not been analyzed since it changed."
+        return _("{format} images are not analyzed; {sampled_formats} are.").format(
+            format=row.format, sampled_formats=", ".join(estimates.SAMPLED_FORMATS)
+        )
+    return (
+        _("it has not been analyzed yet.")
+        if row.analyzed_at is None
+        else _("it has not been analyzed since it changed.")
+    )
 
 
 def looks_at_gain(rules: Rules) -> bool:

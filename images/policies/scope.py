@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from django.db.models import QuerySet
+from django.utils.translation import gettext as _
 
 from images.models import Policy
 from images.policies.shape import IMAGE_KINDS
@@ -72,7 +73,7 @@ def policy_for(actor: Actor, policy_id: int) -> Policy:
     """
     policy = policies_for(actor).filter(pk=policy_id).first()
     if policy is None:
-        raise NotFoundError(f"There is no policy {policy_id}.")
+        raise NotFoundError(_("There is no policy {policy}.").format(policy=policy_id))
     return policy
 
 
@@ -89,4 +90,6 @@ def require_reach(actor: Actor, policy: Policy, role: Role) -> None:
         return
     for slug in Host.objects.filter(pk__in=reached).values_list("slug", flat=True):
         if not actor.sees(slug):
-            raise ForbiddenError(f"The {actor.name} is limited to some hosts; this policy works on others too.")
+            raise ForbiddenError(
+                _("The {actor} is limited to some hosts; this policy works on others too.").format(actor=actor.name)
+            )

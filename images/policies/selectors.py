@@ -132,7 +132,7 @@ def skips_of(runs: Iterable[PolicyRun], *, limited: bool = False) -> dict[int, l
         meant = sorted(counted[run.pk].items(), key=lambda one: (-one[1], one[0]))
         found[run.pk] = [LeftOut(code, word_of(code), count, meant=True) for code, count in meant]
         found[run.pk] += [
-            LeftOut(code, NOT_MEANT[code], count, meant=False)
+            LeftOut(code, str(NOT_MEANT[code]), count, meant=False)
             for code, count in forgetting.not_meant(run).items()
             if not limited or code in _OF_ITS_HOSTS
         ]

@@ -5,6 +5,7 @@ from typing import Any
 
 from django.db import IntegrityError, transaction
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from images.models import Policy, PolicyRun
 from images.policies import alerts, bell, runs
@@ -70,7 +71,7 @@ def _locked(policy: Policy) -> Policy:
     """
     row = Policy.objects.select_for_update().filter(pk=policy.pk).first()
     if row is None:
-        raise NotFoundError(f"There is no policy {policy.pk} any more.")
+        raise NotFoundError(_("There is no policy {policy} any more.").format(policy=policy.pk))
     return row
 
 
@@ -104,14 +105,17 @@ def run_now(actor: Actor, policy: Policy, now: datetime | None = None) -> Policy
     now = now or timezone.now()
     switch = automation.state()
     if switch.paused:
-        raise RefusedError("automation_paused", f"Automation was paused by {switch.by}: resume it first.")
+        raise RefusedError(
+            "automation_paused", _("Automation was paused by {by}: resume it first.").format(by=switch.by)
+        )
     with transaction.atomic():
         policy = _locked(policy)
         rules = Rules.of(policy)
         at_work = policy.runs.filter(state=PolicyRun.State.RUNNING).first()
         if at_work is not None:
             raise RefusedError(
-                "busy", f"Its run of {at_work.due:%Y-%m-%d %H:%M} UTC is still running: wait, or stop it."
+                "busy",
+                _("Its run of {due:%Y-%m-%d %H:%M} UTC is still running: wait, or stop it.").format(due=at_work.due),
             )
         run = PolicyRun.objects.create(
             policy=policy, due=now, ends=rules.schedule.by_hand(now).closes, rules=rules.as_json(), by=actor.name,
@@ -135,7 +139,9 @@ def stop(actor: Actor, run: PolicyRun) -> PolicyRun:
         _locked(run.policy)
         if not _stop(run, f"Stopped by {actor.name}."):
             run.refresh_from_db()
-            raise RefusedError("ended", f"This run is already {run.state}: there is nothing to stop.")
+            raise RefusedError(
+                "ended", _("This run is already {state}: there is nothing to stop.").format(state=run.state)
+            )
         audit(actor, "policy run stopped", run.policy.name, after={"run": run.pk})
     run.refresh_from_db()
     return run
@@ -161,6 +167,6 @@ def _save(actor: Actor, policy: Policy, what: str, *, before: dict[str, Any] | N
             policy.save(force_insert=before is None, force_update=before is not None)
             audit(actor, what, policy.name, before=before, after=shown(policy))
     except IntegrityError:
-        detail = f"There is a policy named {policy.name} already: choose another name."
+        detail = _("There is a policy named {policy} already: choose another name.").format(policy=policy.name)
         raise InvalidError(detail, {"name": detail}) from None
     return policy

@@ -5,6 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from django.utils import timezone
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 
 from images.filters import FORMATS
 from images.models import Policy
@@ -27,13 +29,13 @@ BOUNDS = {
 }
 #: What a policy does not do, whatever its options ask for.
 _NEVER = {
-    "when_running": ("refuse", "A policy never waits for a guest, and never shuts one down: leave this out."),
-    "start_after": (False, "A policy starts no guests: leave this out."),
+    "when_running": ("refuse", _("A policy never waits for a guest, and never shuts one down: leave this out.")),
+    "start_after": (False, _("A policy starts no guests: leave this out.")),
     "repair": (
         "none leaks",
-        "A policy cannot repair all errors, which may change what a guest reads: an admin can do that manually.",
+        _("A policy cannot repair all errors, which may change what a guest reads: an admin can do that manually."),
     ),
-    "down_to": (None, "It names one image; a policy works on many: leave this out."),
+    "down_to": (None, _("It names one image; a policy works on many: leave this out.")),
 }
 Fields = dict[str, str]
 
@@ -64,29 +66,31 @@ def clean(policy: Policy, actor: Actor) -> Policy:
 def _name(policy: Policy, fields: Fields) -> None:
     policy.name = policy.name.strip()
     if not policy.name or not policy.name.isprintable() or len(policy.name) > 100:
-        fields["name"] = "A policy needs a name of at most 100 printable characters."
+        fields["name"] = gettext("A policy needs a name of at most 100 printable characters.")
     # A draft, which nobody has made, does not tell what names there are: it may be looked at without making a policy,
     # by those for whom a policy of other hosts does not exist.
     elif policy.created_by and Policy.objects.filter(name=policy.name).exclude(pk=policy.pk).exists():
-        fields["name"] = "Another policy has this name already: choose another."
+        fields["name"] = gettext("Another policy has this name already: choose another.")
 
 
 def _names(policy: Policy, kept: Policy | None, fields: Fields) -> None:
     if kept is not None and kept.name_pattern == policy.name_pattern:
         return
     if not policy.name_pattern.replace("\n", " ").replace("\r", " ").replace("\t", " ").isprintable():
-        fields["name_pattern"] = "Patterns are printable characters, with white space between them."
+        fields["name_pattern"] = gettext("Patterns are printable characters, with white space between them.")
     elif len(policy.name_pattern) > 500:
-        fields["name_pattern"] = "At most 500 characters."
+        fields["name_pattern"] = gettext("At most 500 characters.")
     elif "!" in policy.name_pattern.split():
-        fields["name_pattern"] = "An exclusion follows its exclamation mark without a space, as in “!*-template*”."
+        fields["name_pattern"] = gettext(
+            "An exclusion follows its exclamation mark without a space, as in “!*-template*”."
+        )
 
 
 def _numbers(policy: Policy, fields: Fields) -> None:
     for name, (least, most) in BOUNDS.items():
         value = getattr(policy, name)
         if not isinstance(value, int) or not least <= value <= most:
-            fields[name] = f"A whole number from {least:,} to {most:,}."
+            fields[name] = gettext("A whole number from {least:,} to {most:,}.").format(least=least, most=most)
 
 
 def _places(policy: Policy, kept: Policy | None, actor: Actor, fields: Fields) -> None:
@@ -96,24 +100,32 @@ def _places(policy: Policy, kept: Policy | None, actor: Actor, fields: Fields) -
         setattr(policy, name, given)
         known = {*seen_by(actor).filter(pk__in=given).values_list("pk", flat=True), *getattr(kept, name, ())}
         if missing := [str(one) for one in given if one not in known]:
-            fields[name] = f"There is no such {name.removesuffix('s')}: {', '.join(missing)}."
+            fields[name] = gettext("There is no such {thing}: {missing}.").format(
+                thing=name.removesuffix("s"), missing=", ".join(missing)
+            )
     if not {"hosts", "pools"} & fields.keys() and policy.hosts and policy.pools:
         outside = pools_for(actor).filter(pk__in=policy.pools).exclude(host__in=policy.hosts)
         if (pool := outside.first()) is not None:
-            fields["pools"] = f"{pool.name} is on {pool.host.name}, which is not among the hosts."
+            fields["pools"] = gettext("{pool} is on {host}, which is not among the hosts.").format(
+                pool=pool.name, host=pool.host.name
+            )
 
 
 def _formats(policy: Policy, kept: Policy | None, fields: Fields) -> None:
     policy.formats = sorted(set(policy.formats))
     if unknown := [one for one in policy.formats if one not in {*FORMATS, *getattr(kept, "formats", ())}]:
-        fields["formats"] = f"There is no format {unknown[0]}: choose among {', '.join(FORMATS)}."
+        fields["formats"] = gettext("There is no format {unknown}: choose among {formats}.").format(
+            unknown=unknown[0], formats=", ".join(FORMATS)
+        )
     elif policy.formats and policy.kind not in IMAGE_KINDS and policy.kind in KINDS:
-        fields["formats"] = f"{policy.kind} works on pools, which have no format: leave this empty."
+        fields["formats"] = gettext("{kind} works on pools, which have no format: leave this empty.").format(
+            kind=policy.kind
+        )
 
 
 def _job(policy: Policy, fields: Fields) -> None:
     if policy.kind not in KINDS:
-        fields["kind"] = f"Choose one of {', '.join(KINDS)}."
+        fields["kind"] = gettext("Choose one of {kinds}.").format(kinds=", ".join(KINDS))
         return
     try:
         policy.options = kinds.get(policy.kind).clean(policy.options)

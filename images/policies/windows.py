@@ -14,13 +14,16 @@ from itertools import islice, pairwise
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from cronsim import CronSim, CronSimError
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 
 from storage_admin.errors import InvalidError
 from storage_admin.moments import zones
+from storage_admin.words import Translatable
 
-_EXAMPLE = "as in “0 22 * * 1-5”: at 22:00 from Monday to Friday"
-_NO_DAY = "There is no such day within fifty years: choose another time."
-_NO_ZONE = "There is no such time zone: give a name such as Europe/Berlin, or UTC."
+_EXAMPLE = _("as in “0 22 * * 1-5”: at 22:00 from Monday to Friday")
+_NO_DAY = _("There is no such day within fifty years: choose another time.")
+_NO_ZONE = _("There is no such time zone: give a name such as Europe/Berlin, or UTC.")
 #: So many windows are looked at to find one that is too short: the repeats of a week by the minute are not counted.
 _LOOKED_AT = 200
 #: No clock change leaves out more than a day (Samoa's did, when it changed the side of the date line).
@@ -96,10 +99,10 @@ class Schedule:
         shortest = min(seen, key=lambda window: window.closes - window.opens)
         if shortest.last_start <= shortest.opens:
             minutes = (shortest.closes - shortest.opens) // timedelta(minutes=1)
-            detail = (
-                f"The window that opens at {shortest.opens:%Y-%m-%d %H:%M} has {minutes} minutes: with "
-                f"the last {self.quiet_minutes} quiet, no job could start in it."
-            )
+            detail = gettext(
+                "The window that opens at {opens:%Y-%m-%d %H:%M} has {minutes} minutes: with the last {quiet} quiet, "
+                "no job could start in it."
+            ).format(opens=shortest.opens, minutes=minutes, quiet=self.quiet_minutes)
             raise _wrong("quiet_minutes", detail)
 
     @property
@@ -136,11 +139,19 @@ def openings(cron: str, timezone: str, after: datetime) -> Iterator[datetime]:
 def _parsed(cron: str, timezone: str) -> ZoneInfo:
     fields = cron.split()
     if len(fields) != 5:
-        raise _wrong("cron", f"Five fields (minute, hour, day of the month, month, day of the week), {_EXAMPLE}.")
+        raise _wrong(
+            "cron",
+            gettext("Five fields (minute, hour, day of the month, month, day of the week), {example}.").format(
+                example=_EXAMPLE
+            ),
+        )
     if (what := _unreadable(cron)) is not None:
         if what == "day-of-month" and _unreadable(f"0 0 {fields[2]} * *") is None:
             raise _wrong("cron", _NO_DAY)  # it can be read, but none of the months has that day
-        raise _wrong("cron", f"The field for the {what} cannot be read. Write it {_EXAMPLE}.")
+        raise _wrong(
+            "cron",
+            gettext("The field for the {what} cannot be read. Write it {example}.").format(what=what, example=_EXAMPLE),
+        )
     try:
         return ZoneInfo(timezone)
     except (ZoneInfoNotFoundError, ValueError, OSError):
@@ -156,8 +167,8 @@ def _unreadable(cron: str) -> str | None:
     return None
 
 
-def _wrong(field: str, detail: str) -> InvalidError:
-    return InvalidError(f"{field}: {detail}", {field: detail})
+def _wrong(field: str, detail: Translatable) -> InvalidError:
+    return InvalidError(f"{field}: {detail}", {field: str(detail)})
 
 
 def _exists(wall: datetime, zone: ZoneInfo) -> datetime:

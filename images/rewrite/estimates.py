@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from django.db.models import F, Q, QuerySet
+from django.utils.translation import gettext as _
 
 from images.models import Image
 from images.rewrite import refusals
@@ -116,12 +117,17 @@ def undone_preallocation(image: Image, method: str = "") -> list[str]:
         if (image.preallocation, method) == ("metadata", "in_place"):
             return []
         return [
-            f"The image is preallocated ({image.preallocation}); afterwards it is not: writes allocate space again."
+            _("The image is preallocated ({preallocation}); afterwards it is not: writes allocate space again.").format(
+                preallocation=image.preallocation
+            )
         ]
     if (image.estimate or {}).get("preallocation") == preallocation.FILLED:
-        why = "that looks the same to a reclaim as an image filled with zeros."
-        full = "If it was created with preallocation=full and should stay so, leave it as it is"
-        return [f"Nearly all of the image is allocated. {full}: {why}"]
+        return [
+            _(
+                "Nearly all of the image is allocated. If it was created with preallocation=full and should stay so, "
+                "leave it as it is: that looks the same to a reclaim as an image filled with zeros."
+            )
+        ]
     return []
 
 

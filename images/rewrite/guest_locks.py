@@ -14,6 +14,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from images.models import Image
 from images.orphans import sharing
 from images.rewrite import neighbours
@@ -63,24 +65,36 @@ def refusals(image: Image, undo_hours: float) -> list[Refusal]:
     """
     if not are_needed(image):
         return []
-    why = (
-        f"{image.pool.name} is on a network, and QEMU of Proxmox VE takes no image locks: the guests that "
-        f"use {image.name} must be locked"
-    )
+    why = _(
+        "{pool} is on a network, and QEMU of Proxmox VE takes no image locks: the guests that use {image} must be "
+        "locked"
+    ).format(pool=image.pool.name, image=image.name)
     guests = _guests(image)
     if not guests:
-        return [_unknown(f"{why}, and none is known. Move it to a local storage first.")]
+        return [_unknown(_("{why}, and none is known. Move it to a local storage first.").format(why=why))]
     others = [guest for guest in guests if guest.kind != Guest.Kind.VM]
     if others:
-        return [_unknown(f"{why}, and {others[0].name} is no VM. Move its disk to a local storage first.")]
+        return [
+            _unknown(
+                _("{why}, and {name} is no VM. Move its disk to a local storage first.").format(
+                    why=why, name=others[0].name
+                )
+            )
+        ]
     if _is_also_elsewhere(image, {(guest.uid, guest.name) for guest in guests}):
-        return [_unknown(f"{why}, and a guest of another cluster names it, too.")]
+        return [_unknown(_("{why}, and a guest of another cluster names it, too.").format(why=why))]
     if not (transport.is_here(image.host) or image.host.transport in (Host.Transport.SSH, Host.Transport.API_SSH)):
         return [
-            _unknown(f"{why}, which only root on the node can do: give {image.host.name} an SSH account that is root.")
+            _unknown(
+                _("{why}, which only root on the node can do: give {host} an SSH account that is root.").format(
+                    why=why, host=image.host.name
+                )
+            )
         ]
     if not undo_hours:
-        return [_unknown(f"{why}. If one is started anyway, the original is needed: keep an undo copy.")]
+        return [
+            _unknown(_("{why}. If one is started anyway, the original is needed: keep an undo copy.").format(why=why))
+        ]
     return []
 
 
@@ -93,10 +107,10 @@ def warnings(image: Image) -> list[str]:
     if not are_needed(image):
         return []
     names = ", ".join(guest.name for guest in _guests(image))
-    sentence = (
-        f"Proxmox VE keeps {names} locked ({HELD_LOCK}) for a minute or two while the files are "
-        "exchanged; starts, backups and snapshots are refused during that time."
-    )
+    sentence = _(
+        "Proxmox VE keeps {names} locked ({lock}) for a minute or two while the files are exchanged; starts, backups "
+        "and snapshots are refused during that time."
+    ).format(names=names, lock=HELD_LOCK)
     return [sentence]
 
 
@@ -168,14 +182,14 @@ def _lock(job: Job, api: Api, config: Config, one: Kept) -> None:
         raise
     job.kept = job.kept | {"locked": [asdict(kept) for kept in [*before, replace(one, taken=True)]]}
     if read_config(api, config.guest).now.get("lock") != HELD_LOCK:
-        raise HostError(f"Proxmox VE accepted the lock of {one.name} but does not show it.")
+        raise HostError(_("Proxmox VE accepted the lock of {one} but does not show it.").format(one=one.name))
     claims.log(job, f"Proxmox VE: {one.name} is locked ({HELD_LOCK})")
 
 
 def _owe(job: Job, locked: list[Kept]) -> None:
     kept = job.kept | {"locked": [asdict(one) for one in locked]}
     if not job.ours().update(kept=kept, unlock_due=bool(locked)):
-        raise RefusedError("stale_plan", "Another worker has taken over this job.")
+        raise RefusedError("stale_plan", _("Another worker has taken over this job."))
     job.kept = kept
 
 
@@ -210,7 +224,10 @@ def _listed(api: Api, nodes: Collection[str] = ()) -> _Listed:
                 found.setdefault(str(row.get("vmid")), []).append(row | {"node": name})
         except HostError as error:
             failed = HostError(
-                f"Node {name} does not report which of its guests are running: {error.detail}", error.code
+                _("Node {name} does not report which of its guests are running: {detail}").format(
+                    name=name, detail=error.detail
+                ),
+                error.code,
             )
     return _Listed(found, failed)
 
@@ -219,17 +236,28 @@ def _all_off(api: Api, uids: Mapping[str, str], lock: str = "", nodes: Collectio
     """Makes sure that guests are off, as these nodes tell, or every one of the cluster; the node of each, by number."""
     listed = _listed(api, nodes)
     if listed.why_not_all is not None:
-        raise RefusedError("guests_unknown", f"{listed.why_not_all.detail} Try again once it does.")
+        raise RefusedError(
+            "guests_unknown", _("{detail} Try again once it does.").format(detail=listed.why_not_all.detail)
+        )
     for uid, name in uids.items():
         rows = listed.rows.get(uid, [])
         if len(rows) != 1:
             raise RefusedError(
-                "guests_unknown", f"{name} is on {len(rows)} nodes of the cluster instead of one: scan again."
+                "guests_unknown",
+                _("{name} is on {count} nodes of the cluster instead of one: scan again.").format(
+                    name=name, count=len(rows)
+                ),
             )
         if rows[0].get("status") not in OFF_STATES:
-            raise RefusedError("guest_running", f"{name} is running on {rows[0]['node']}: shut it down first.")
+            raise RefusedError(
+                "guest_running",
+                _("{name} is running on {node}: shut it down first.").format(name=name, node=rows[0]["node"]),
+            )
         if lock and rows[0].get("lock") != lock:
-            raise RefusedError("guests_unknown", f"{name} was unlocked by someone else: it could have been started.")
+            raise RefusedError(
+                "guests_unknown",
+                _("{name} was unlocked by someone else: it could have been started.").format(name=name),
+            )
     return {uid: str(listed.rows[uid][0]["node"]) for uid in uids}
 
 
@@ -241,8 +269,10 @@ def _free(host: Host, api: Api, guest: GuestRef, name: str) -> Config:
     if config.now != config.next:
         raise RefusedError(
             "stale_plan",
-            f"A pending change of {name} takes effect at its next start: start it or revert the change, then "
-            "try again.",
+            _(
+                "A pending change of {name} takes effect at its next start: start it or revert the change, then try "
+                "again."
+            ).format(name=name),
         )
     hidden_lines.refuse_dropping(host, api, config, name)
     return config

@@ -7,6 +7,8 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 from django.utils import timezone
+from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext_lazy as _
 
 from images.kinds.targets import RewriteKind, ancestors, facts, find
 from images.ledger import lines
@@ -33,7 +35,7 @@ from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs.kinds import Target
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Affected, Plan, Refusal
-from storage_admin.words import plural
+from storage_admin.words import Translatable
 
 #: Options that every rewriting kind takes.
 REWRITE_OPTIONS: dict[str, dict[str, Any]] = {
@@ -42,7 +44,7 @@ REWRITE_OPTIONS: dict[str, dict[str, Any]] = {
         "minimum": 0,
         "maximum": 8760,
         "default": 24,
-        "description": "Hours to keep the original beside the new image; 0 keeps none.",
+        "description": _("Hours to keep the original beside the new image; 0 keeps none."),
     },
     **rewriting.SPEED_OPTIONS,
     **wait_for_guests.WAIT_OPTIONS,
@@ -89,9 +91,9 @@ class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
     forecasts: ClassVar[bool] = False
     #: Where it does not replace the image: why no undo copy is needed, what holds at every moment, and what becomes of
     #: the image, as in "disk.qcow2 …".
-    no_undo: ClassVar[str] = ""
-    guarantee: ClassVar[str] = ""
-    unchanged: ClassVar[str] = ""
+    no_undo: ClassVar[Translatable] = ""
+    guarantee: ClassVar[Translatable] = ""
+    unchanged: ClassVar[Translatable] = ""
 
     def replaces(self, method: str, options: dict[str, Any]) -> bool:  # noqa: ARG002 (for those where it depends)
         """Whether another file takes the image's place, so that its original would be gone without an undo copy."""
@@ -161,7 +163,10 @@ class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
             ),
             affected_images=(
                 Affected(image.pk, image.name, choice.below.get(image.pk, "rewritten")),
-                *(Affected(base.pk, base.name, choice.below.get(base.pk, "read, not changed")) for base in below),
+                *(
+                    Affected(base.pk, base.name, choice.below.get(base.pk, gettext("read, not changed")))
+                    for base in below
+                ),
                 *(Affected(overlay.pk, overlay.name, READS_ON) for overlay in near.above),
             ),
             affected_guests=tuple(
@@ -178,7 +183,7 @@ class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
             return
         pool = StoragePool.objects.filter(pk=plan.scratch_pool).first()
         if pool is None:
-            raise RefusedError("stale_plan", "Its pool is no longer registered: scan the host again.")
+            raise RefusedError("stale_plan", gettext("Its pool is no longer registered: scan the host again."))
         for refusal in space.Admitted().against(pool, target.host, space.planned_need(plan, target.host)):
             raise RefusedError(refusal.code, refusal.detail)
 
@@ -300,12 +305,18 @@ def _lasting(above: list[Image], options: dict[str, Any], *, replaces: bool) -> 
     warnings = []
     if above:
         warnings.append(
-            f"{plural(len(above), 'overlay uses,overlays use')} this image. The data it gives them stays identical."
+            ngettext(
+                "{count:,} overlay uses this image. The data it gives them stays identical.",
+                "{count:,} overlays use this image. The data it gives them stays identical.",
+                len(above),
+            ).format(count=len(above))
         )
     if not replaces:
         return warnings
     if not options["undo_hours"]:
-        warnings.append("No undo copy: the original is removed as soon as the verified new image is in place.")
+        warnings.append(gettext("No undo copy: the original is removed as soon as the verified new image is in place."))
     else:
-        warnings.append("Until the undo copy is removed, the pool holds both files: no space is freed before that.")
+        warnings.append(
+            gettext("Until the undo copy is removed, the pool holds both files: no space is freed before that.")
+        )
     return warnings

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from images.models import Image
 from images.rewrite import neighbours
 from storage_admin.accounts.roles import SYSTEM
@@ -72,38 +74,52 @@ def refusals(image: Image, *, down_to_base: bool) -> list[Refusal]:
             where = f"the section {disk.only_in} of " if disk.only_in else ""
             found.append(
                 _recorded(
-                    f"{where}{guest.name} uses it as a linked clone ({disk.volume}): delete that snapshot or change "
-                    "first, or move the disk to another storage, which makes a full copy."
+                    _(
+                        "{where}{guest} uses it as a linked clone ({volume}): delete that snapshot or change first, or "
+                        "move the disk to another storage, which makes a full copy."
+                    ).format(where=where, guest=guest.name, volume=disk.volume)
                 )
             )
         elif disk.target.startswith("unused"):
             found.append(
                 _recorded(
-                    f"{guest.name} has it as {disk.target}, not as a drive: attach it to a bus (qm set {guest.uid} "
-                    f"--scsi1 {disk.volume}) and flatten it then, or remove it."
+                    _(
+                        "{guest} has it as {target}, not as a drive: attach it to a bus (qm set {uid} --scsi1 "
+                        "{volume}) and flatten it then, or remove it."
+                    ).format(guest=guest.name, target=disk.target, uid=guest.uid, volume=disk.volume)
                 )
             )
         elif disk.target in guest.waiting:
             found.append(
                 Refusal(
                     "stale_plan",
-                    f"A pending change of {disk.target} of {guest.name} takes effect at its next start: start it or "
-                    "revert the change, then scan again.",
+                    _(
+                        "A pending change of {target} of {guest} takes effect at its next start: start it or revert "
+                        "the change, then scan again."
+                    ).format(target=disk.target, guest=guest.name),
                 )
             )
         elif disk.volume.rpartition("/")[2].startswith("base-"):
-            found.append(Refusal("immutable", f"{guest.name} is a template: Proxmox VE protects its disks."))
+            found.append(
+                Refusal(
+                    "immutable", _("{guest} is a template: Proxmox VE protects its disks.").format(guest=guest.name)
+                )
+            )
         elif down_to_base:
             found.append(
                 _recorded(
-                    f"{guest.name} uses it as a linked clone: flatten it down to no backing file (leave down_to out)."
+                    _(
+                        "{guest} uses it as a linked clone: flatten it down to no backing file (leave down_to out)."
+                    ).format(guest=guest.name)
                 )
             )
         elif not _has_a_way(image.host):
             found.append(
                 _recorded(
-                    f"{guest.name} uses it as a linked clone ({disk.volume}), and its configuration cannot be changed "
-                    f"from here: give {image.host.name} an API token, or an SSH account that is root."
+                    _(
+                        "{guest} uses it as a linked clone ({volume}), and its configuration cannot be changed from "
+                        "here: give {host} an API token, or an SSH account that is root."
+                    ).format(guest=guest.name, volume=disk.volume, host=image.host.name)
                 )
             )
     return found
@@ -112,7 +128,11 @@ def refusals(image: Image, *, down_to_base: bool) -> list[Refusal]:
 def against_replacing(image: Image) -> list[Refusal]:
     """What stands against putting a whole copy in the image's place by another way than flattening."""
     return [
-        _recorded(f"{disk.guest.name} uses it as a linked clone ({disk.volume}): flatten it first.")
+        _recorded(
+            _("{guest} uses it as a linked clone ({volume}): flatten it first.").format(
+                guest=disk.guest.name, volume=disk.volume
+            )
+        )
         for disk in _linked(image)[:1]
     ]
 
@@ -120,8 +140,9 @@ def against_replacing(image: Image) -> list[Refusal]:
 def warnings(image: Image) -> list[str]:
     """What happens to the configurations."""
     return [
-        f"The configuration of {disk.guest.name} will name the disk {disk.target} by {own_id(disk.volume)}; "
-        "an undo restores it."
+        _("The configuration of {guest} will name the disk {target} by {volume}; an undo restores it.").format(
+            guest=disk.guest.name, target=disk.target, volume=own_id(disk.volume)
+        )
         for disk in _linked(image)
     ]
 
@@ -179,7 +200,7 @@ def check(job: Job, image: Image) -> None:
     if not begun:
         kept = {"volumes": [asdict(one) for one in found]}
         if not job.ours().update(kept=kept):
-            raise RefusedError("stale_plan", "Another worker has taken over this job.")
+            raise RefusedError("stale_plan", _("Another worker has taken over this job."))
         job.kept = kept
 
 
@@ -191,13 +212,17 @@ def _looked_at(api: Api, node: str, disk: GuestDisk, begun: dict[str, Any] | Non
     except NotThereError as error:
         raise RefusedError(
             "guest_records_chain",
-            f"{guest.name} is not on {node}: flatten its disk on the node that has it. {error.detail}",
+            _("{guest} is not on {node}: flatten its disk on the node that has it. {detail}").format(
+                guest=guest.name, node=node, detail=error.detail
+            ),
         ) from error
     config.check_free(begun["digest"] if begun else "")
     hidden_lines.refuse_dropping(guest.host, api, config, guest.name)
     targets = changes.naming(config, naming.old)
     if not targets:
-        raise RefusedError("stale_plan", f"{guest.name} no longer names {naming.old}: scan again.")
+        raise RefusedError(
+            "stale_plan", _("{guest} no longer names {old}: scan again.").format(guest=guest.name, old=naming.old)
+        )
     for target in targets:
         config.drive(target)  # that nothing waits to take its place
     _check_off(api, naming)
@@ -205,7 +230,9 @@ def _looked_at(api: Api, node: str, disk: GuestDisk, begun: dict[str, Any] | Non
         if any(_volume(text) in (naming.old, naming.new) for text in values.values()):
             raise RefusedError(
                 "has_internal_snapshots",
-                f"The snapshot {name} of {guest.name} names {naming.old}: delete the snapshot first.",
+                _("The snapshot {name} of {guest} names {old}: delete the snapshot first.").format(
+                    name=name, guest=guest.name, old=naming.old
+                ),
             )
     return Naming(**(asdict(naming) | {"digest": config.digest}))
 
@@ -230,7 +257,9 @@ def _check_off(api: Api, naming: Naming) -> None:
         if str(row.get("vmid")) == naming.uid and row.get("status") != "stopped":
             raise RefusedError(
                 "guest_running",
-                f"{naming.name} is running: shut it down first. Its configuration is changed only while it is off.",
+                _("{naming} is running: shut it down first. Its configuration is changed only while it is off.").format(
+                    naming=naming.name
+                ),
             )
 
 
@@ -244,7 +273,7 @@ def lead_to_the_flat_one(job: Job) -> None:
     if not job.kept.get("volumes"):
         return
     if not job.ours().update(repoint_due=True):
-        raise RefusedError("stale_plan", "Another worker has taken over this job.")
+        raise RefusedError("stale_plan", _("Another worker has taken over this job."))
     led = job.kept.setdefault("led", [])
     with _api(job.host) as api:
         for naming in _kept(job):
@@ -284,14 +313,20 @@ def _put(job: Job, api: Api, naming: Naming, volume: str, *, digest: str = "") -
     config = read_config(api, _ref(naming))
     if other not in _named(config):
         if digest and digest != config.digest:
-            raise RefusedError("stale_plan", f"The configuration of {naming.name} was changed meanwhile.")
+            raise RefusedError(
+                "stale_plan", _("The configuration of {naming} was changed meanwhile.").format(naming=naming.name)
+            )
         return
     _check_off(api, naming)
     if not digest:  # else it is the configuration that was looked at
         hidden_lines.refuse_dropping(job.host, api, config, naming.name)
     done = changes.repoint(api, _ref(naming), other, volume, digest=digest or config.digest)
     if done.left:
-        raise HostError(f"{', '.join(done.left)} of {naming.name} still has the id {other} of the same file.")
+        raise HostError(
+            _("{left} of {naming} still has the id {other} of the same file.").format(
+                left=", ".join(done.left), naming=naming.name, other=other
+            )
+        )
     what = f"{naming.name} names {volume} now"
     claims.log(job, f"Proxmox VE: {what}")
     audit(SYSTEM, "volume renamed", naming.name, after={"job": job.pk, "before": other, "now": volume})

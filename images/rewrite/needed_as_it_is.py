@@ -2,11 +2,13 @@
 
 from typing import Any
 
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
 from images.kinds.aside import looked_through
 from images.models import Image
 from images.rewrite import neighbours
 from storage_admin.jobs.plans import Refusal
-from storage_admin.words import plural
 
 
 def refusals(image: Image, advice: str) -> list[Refusal]:
@@ -16,11 +18,19 @@ def refusals(image: Image, advice: str) -> list[Refusal]:
         advice: what becomes of those who need it, or what to do instead, as a sentence.
     """
     near = neighbours.of(image)
-    overlays = plural(image.overlays_count, "overlay uses,overlays use")
-    standing = [f"{overlays} the image as backing file."] if image.overlays_count else []
+    overlays = ngettext(
+        "{count:,} overlay uses the image as backing file.",
+        "{count:,} overlays use the image as backing file.",
+        image.overlays_count,
+    )
+    standing = [overlays.format(count=image.overlays_count)] if image.overlays_count else []
     found = [Refusal("has_overlays", f"{why} {advice}") for why in [*standing, *near.needed_by]]
     if why := near.needs_unknown:
-        found.append(Refusal("guests_unknown", f"{why} The image is not changed until it is known who uses it."))
+        found.append(
+            Refusal(
+                "guests_unknown", _("{why} The image is not changed until it is known who uses it.").format(why=why)
+            )
+        )
     return found
 
 

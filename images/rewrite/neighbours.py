@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from django.db.models import Prefetch, QuerySet
 from django.db.models.expressions import RawSQL
+from django.utils.translation import gettext as _
 
 from images.models import Image, ImageUse
 from images.orphans import host_facts
@@ -150,12 +151,16 @@ class Surroundings:
         seen, step = {self._image.pk}, self._image.backing_id
         while step is not None:
             if step in seen:
-                raise RefusedError("chain_cycle", f"The backing chain of {self._image.name} loops back on itself.")
+                raise RefusedError(
+                    "chain_cycle",
+                    _("The backing chain of {image} loops back on itself.").format(image=self._image.name),
+                )
             seen.add(step)
             base = self._fetched.bases.get(step)
             if base is None:
                 raise RefusedError(
-                    "chain_broken", f"The backing file of {self._image.name} is gone: scan the host again."
+                    "chain_broken",
+                    _("The backing file of {image} is gone: scan the host again.").format(image=self._image.name),
                 )
             found.append(base)
             step = base.backing_id

@@ -8,6 +8,8 @@ were exchanged, when both are still there.
 from collections.abc import Iterator
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from images.models import Image
 from images.orphans import sharing
 from images.rewrite import refusals
@@ -35,12 +37,13 @@ def refuse_used(image: Image, *, named: bool = True) -> None:
     for pool, path in _others(image):
         told = _ask(pool, path, image, [int(image.inode)])
         if told["used"]:
-            raise _used(image, "Shut down what uses it there and try again.")
+            raise _used(image, _("Shut down what uses it there and try again."))
         if named and told["inode"] != int(image.inode):
             raise RefusedError(
                 "stale_plan",
-                f"Another host that shares the storage of {image.name} finds another file there. Scan both and try "
-                "again.",
+                _(
+                    "Another host that shares the storage of {image} finds another file there. Scan both and try again."
+                ).format(image=image.name),
             )
 
 
@@ -57,11 +60,16 @@ def look_again(job: Job, image: Image) -> None:
         told = _ask(pool, path, image, [went, came])
         used.update(told["used"])
         if told["inode"] == went:
-            raise RefusedError("guests_unknown", f"Another host still finds the former file of {image.name}.")
+            raise RefusedError(
+                "guests_unknown", _("Another host still finds the former file of {image}.").format(image=image.name)
+            )
     if used >= {went, came}:
-        raise RefusedError("guests_unknown", f"Both files of {image.name} are open on hosts that share its storage.")
+        raise RefusedError(
+            "guests_unknown",
+            _("Both files of {image} are open on hosts that share its storage.").format(image=image.name),
+        )
     if went in used:
-        raise _used(image, "It was opened during the swap.")
+        raise _used(image, _("It was opened during the swap."))
 
 
 def _others(image: Image) -> Iterator[tuple[StoragePool, bytes]]:
@@ -82,8 +90,10 @@ def _ask(pool: StoragePool, path: bytes, image: Image, inodes: list[int]) -> dic
     except (HostError, RefusedError) as error:
         raise RefusedError(
             "guests_unknown",
-            f"Another registered host shares the storage of {image.name} and did not report who uses the "
-            f"image ({error.code}). Scan that host and try again.",
+            _(
+                "Another registered host shares the storage of {image} and did not report who uses the image ({code}). "
+                "Scan that host and try again."
+            ).format(image=image.name, code=error.code),
         ) from error
 
 

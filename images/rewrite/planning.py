@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from images.kinds.targets import ImageKind
 from images.models import Image
 from images.rewrite.kind import Rewriting
@@ -30,7 +32,7 @@ def image_kind(name: str) -> ImageKind:
     for kind in image_kinds():
         if kind.name == name:
             return kind
-    raise InvalidError(f"{name!r} is not a kind of job for images.")
+    raise InvalidError(_("{name!r} is not a kind of job for images.").format(name=name))
 
 
 def plan_for(actor: Actor, kind: ImageKind, image: Image, options: dict[str, Any]) -> Plan:

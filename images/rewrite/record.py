@@ -10,6 +10,7 @@ from typing import Any
 from django.db import transaction
 from django.db.models import Sum
 from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
 
 from images.ledger import lines
 from images.models import Image
@@ -28,12 +29,12 @@ SPEED_OPTIONS: dict[str, dict[str, Any]] = {
         "type": ["integer", "null"],
         "minimum": 1_048_576,
         "default": None,
-        "description": "Limit in bytes per second; null for the host default, which may be no limit.",
+        "description": _("Limit in bytes per second; null for the host default, which may be no limit."),
     },
     "idle_io": {
         "type": ["boolean", "null"],
         "default": None,
-        "description": "Idle I/O priority; null for the host default, which is on initially.",
+        "description": _("Idle I/O priority; null for the host default, which is on initially."),
     },
 }
 

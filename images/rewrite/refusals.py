@@ -1,12 +1,10 @@
 """Why an image may not be rewritten, as far as the database knows. The agent looks again, on the spot."""
 
-from collections.abc import Iterator
-
 from django.db.models import Q
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from images.models import Image
-from storage_admin.agent.host import attributes
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.libvirt import alone
 from storage_admin.hosts.models import Host, StoragePool
@@ -52,10 +50,10 @@ def only_copy(image: Image) -> list[Refusal]:
     """What stands against removing an undo copy of this image."""
     if image.state not in MAY_BE_LOST:
         return []
-    sentence = (
-        f"The undo copy is not removed: {image.name} is {Image.State(image.state).label.lower()}, and the "
-        "copy may be the only good one left. Repair the image, or force the removal."
-    )
+    sentence = _(
+        "The undo copy is not removed: {image} is {label}, and the copy may be the only good one left. Repair the "
+        "image, or force the removal."
+    ).format(image=image.name, label=Image.State(image.state).label.lower())
     return [Refusal("stale_plan", sentence)]
 
 
@@ -64,71 +62,12 @@ def for_bases(image: Image, below: list[Image]) -> list[Refusal]:
     away = next((base for base in below if base.pool.state == StoragePool.SILENT), None)
     undeclared = [base for base in below if not base.declared_format and not image.backing_format]
     return (silent(away.pool) if away is not None else []) + [
-        Refusal("format_undeclared", f"The format of its backing file {base.name} is not declared: declare it first.")
+        Refusal(
+            "format_undeclared",
+            _("The format of its backing file {base} is not declared: declare it first.").format(base=base.name),
+        )
         for base in undeclared
     ]
-
-
-def for_taken(image: Image, taken: list[Image]) -> tuple[list[Refusal], list[Refusal]]:
-    """What stands against writing the content of bases into an image that belongs to somebody who may not read them.
-
-    Args:
-        taken: the bases whose content moves into the image.
-
-    Returns:
-        What is refused to everybody, and what an admin has allowed for a pool, which policies leave alone.
-    """
-    refused, allowed = [], []
-    for base in taken:
-        if (kept_out := _kept_out(image, base)) is None:
-            continue
-        uid, owns = kept_out
-        sentence = f"User {uid} owns {owns} and would get the content of {base.name}, which that user may not read."
-        if base.pool.share_bases:
-            allowed.append(
-                Refusal("foreign_base", f"{sentence} An admin can allow this for the pool {base.pool.name}.")
-            )
-        else:
-            what_to_do = f"Let that user read it, or have an admin allow this in the settings of {base.pool.name}."
-            refused.append(Refusal("foreign_base", f"{sentence} {what_to_do}"))
-    return refused, allowed
-
-
-def _kept_out(image: Image, base: Image) -> tuple[int, str] | None:
-    """Who may not read a base and would get its content, and what of the image is that user's; ``None`` for nobody.
-
-    As far as the last scan tells. What it does not, as of bases far below in closed folders, the agent looks at.
-    """
-    rights = _rights(base)
-    if rights is None:
-        return None
-    for who, owns, closed in _readers(image):
-        stopped = closed and image.backing_id == base.pk
-        if who.uid not in (0, rights.uid) and (stopped or not rights.allow(who, attributes.READ)):
-            return who.uid, owns
-    return None
-
-
-def _readers(image: Image) -> Iterator[tuple[attributes.Who, str, bool]]:
-    """Who gets what is written into an image: its owner, and who owns its folder, if he may read it.
-
-    With each of them, what is his, and whether a folder keeps him from the base.
-    """
-    rights, groups, keeper = _rights(image), image.from_header("groups"), image.from_header("keeper")
-    if rights is None:
-        return
-    owner = attributes.Who(rights.uid, frozenset([rights.gid] if groups is None else groups))
-    yield owner, image.name, bool(image.from_header("backing_closed"))
-    if keeper is not None and rights.allow(who := attributes.Who(keeper[0], frozenset(keeper[1:])), attributes.READ):
-        yield who, f"the folder of {image.name}", bool(image.from_header("keeper_closed"))
-
-
-def _rights(image: Image) -> attributes.Rights | None:
-    """Who may read a file, as the last scan found it; ``None`` where none has told."""
-    uid, gid, mode = (image.from_header(name) for name in ("uid", "gid", "mode"))
-    if None in (uid, gid, mode):
-        return None
-    return attributes.Rights(uid, gid, mode, bytes.fromhex(image.from_header("acl") or ""))
 
 
 def _host(image: Image) -> list[Refusal]:
@@ -136,10 +75,18 @@ def _host(image: Image) -> list[Refusal]:
     refusals = without_agent(host)
     if host.status == Host.Status.UNREACHABLE:
         refusals.append(
-            Refusal("host_unreachable", f"{host.name} does not answer: {host.status_detail} Scan it again first.")
+            Refusal(
+                "host_unreachable",
+                _("{host} does not answer: {why} Scan it again first.").format(host=host.name, why=host.status_detail),
+            )
         )
     if not refusals and host.capabilities and not host.capabilities.get("qemu_img"):
-        refusals.append(Refusal("tool_missing", f"qemu-img is not installed on {host.name}: install qemu-utils there."))
+        refusals.append(
+            Refusal(
+                "tool_missing",
+                _("qemu-img is not installed on {host}: install qemu-utils there.").format(host=host.name),
+            )
+        )
     return [*refusals, *_unconfined(image), *for_pool(image.pool)]
 
 
@@ -150,10 +97,10 @@ def _unconfined(image: Image) -> list[Refusal]:
     uid, mode = image.from_header("uid"), image.from_header("mode")
     if uid == 0 and not (mode or 0) & 0o022:
         return []
-    sentence = (
-        f"Users other than root can write to {image.name}, and {image.host.name} cannot restrict qemu-img "
-        "to the files of its job. Change the file's owner to root, or use kernel 5.13 or newer."
-    )
+    sentence = _(
+        "Users other than root can write to {image}, and {host} cannot restrict qemu-img to the files of its job. "
+        "Change the file's owner to root, or use kernel 5.13 or newer."
+    ).format(image=image.name, host=image.host.name)
     return [Refusal("not_confined", sentence)]
 
 
@@ -172,14 +119,19 @@ def for_pool(pool: StoragePool) -> list[Refusal]:
         refusals.append(Refusal(code, f"{pool.name}: {pool.state_detail}"))
     if pool.kind not in FOLDERS:
         refusals.append(
-            Refusal("unsupported_pool", f"Images in a {pool.kind} pool are not files and cannot be rewritten.")
+            Refusal(
+                "unsupported_pool",
+                _("Images in a {kind} pool are not files and cannot be rewritten.").format(kind=pool.kind),
+            )
         )
     if pool.network and not pool.all_hosts_registered:
         refusals.append(
             Refusal(
                 "shared_pool",
-                f"{pool.name} is on a network filesystem. An admin must first declare that every host that uses "
-                "it is registered here.",
+                _(
+                    "{pool} is on a network filesystem. An admin must first declare that every host that uses it is "
+                    "registered here."
+                ).format(pool=pool.name),
             )
         )
     return refusals
@@ -192,8 +144,10 @@ def silent(pool: StoragePool) -> list[Refusal]:
     return [
         Refusal(
             "pool_silent",
-            f"The storage pool {pool.name} does not answer; no job is started there. {pool.state_detail} "
-            "Check its server and the network, then scan the host.",
+            _(
+                "The storage pool {pool} does not answer; no job is started there. {why} Check its server and the "
+                "network, then scan the host."
+            ).format(pool=pool.name, why=pool.state_detail),
         )
     ]
 
@@ -204,7 +158,10 @@ def not_a_file(image: Image) -> list[Refusal]:
         return []
     return [
         Refusal(
-            "unsupported_pool", f"{image.name} is a volume of a {image.pool.kind} pool, not a file: it is not read."
+            "unsupported_pool",
+            _("{image} is a volume of a {kind} pool, not a file: it is not read.").format(
+                image=image.name, kind=image.pool.kind
+            ),
         )
     ]
 
@@ -215,43 +172,60 @@ def _state(image: Image) -> list[Refusal]:
         case Image.State.OK:
             pass
         case Image.State.MISSING | Image.State.DELETED:
-            return [Refusal("stale_plan", "The image is no longer in its place: scan the host again.")]
+            return [Refusal("stale_plan", _("The image is no longer in its place: scan the host again."))]
         case Image.State.SET_ASIDE:
-            return [Refusal("set_aside", f"{image.name} is set aside: restore it first.")]
+            return [Refusal("set_aside", _("{image} is set aside: restore it first.").format(image=image.name))]
         case Image.State.UNREADABLE:
             code = "dirty_or_corrupt" if image.format in READ_FORMATS else "unsupported_subformat"
-            return [Refusal(code, f"Its header cannot be read: {detail}")]
+            return [Refusal(code, _("Its header cannot be read: {detail}").format(detail=detail))]
         case Image.State.MODIFYING:
-            return [Refusal("busy", detail or "A job is rewriting it.")]
+            return [Refusal("busy", detail or _("A job is rewriting it."))]
         case _:
             return [Refusal(str(state), detail)]
     refusals = []
     if not image.declared_format:
-        looks = f"its content looks like {image.format}, but anyone who can write to the file could fake that"
+        looks = _("its content looks like {format}, but anyone who can write to the file could fake that").format(
+            format=image.format
+        )
         refusals.append(
-            Refusal("format_undeclared", f"The format of {image.name} is not declared: {looks}. Declare it first.")
+            Refusal(
+                "format_undeclared",
+                _("The format of {image} is not declared: {looks}. Declare it first.").format(
+                    image=image.name, looks=looks
+                ),
+            )
         )
     if image.chain_depth > DEEPEST_CHAIN:
         refusals.append(
-            Refusal("chain_too_deep", f"Its chain has {image.chain_depth} images; the limit is {DEEPEST_CHAIN}.")
+            Refusal(
+                "chain_too_deep",
+                _("Its chain has {depth} images; the limit is {deepest}.").format(
+                    depth=image.chain_depth, deepest=DEEPEST_CHAIN
+                ),
+            )
         )
     return refusals
 
 
 def _named(guest: Guest, image: Image) -> str:
     """One of another host, on a storage that both mount, may not exist for whoever reads the sentence."""
-    return f"Guest {guest.name}" if guest.host_id == image.host_id else "A guest of another host"
+    return (
+        _("Guest {guest}").format(guest=guest.name) if guest.host_id == image.host_id else _("A guest of another host")
+    )
 
 
 def _use(image: Image) -> list[Refusal]:
     if image.in_use is None:
-        why = image.pool.owners_unknown or image.host.owners_unknown or "It has not been scanned yet."
-        return [Refusal("guests_unknown", f"{why} The image is not changed until it is known who uses it.")]
+        why = image.pool.owners_unknown or image.host.owners_unknown or _("It has not been scanned yet.")
+        return [
+            Refusal(
+                "guests_unknown", _("{why} The image is not changed until it is known who uses it.").format(why=why)
+            )
+        ]
     locked = [disk.guest for disk in image.disks if disk.guest.lock]
     if locked:
-        sentence = (
-            f"{_named(locked[0], image)} is locked ({locked[0].lock}): wait until the lock is released, or "
-            "unlock it there."
+        sentence = _("{who} is locked ({lock}): wait until the lock is released, or unlock it there.").format(
+            who=_named(locked[0], image), lock=locked[0].lock
         )
         return [Refusal("guest_locked", sentence)]
     if not image.in_use:
@@ -261,12 +235,15 @@ def _use(image: Image) -> list[Refusal]:
         return [
             Refusal(
                 "guest_running",
-                f"{_named(running[0], image)} is {running[0].state} and uses it: shut it down first.",
+                _("{who} is {state} and uses it: shut it down first.").format(
+                    who=_named(running[0], image), state=running[0].state
+                ),
             )
         ]
     return [
         Refusal(
-            "image_in_use", f"It is in use ({image.in_use_detail}): shut down or stop what uses it, then try again."
+            "image_in_use",
+            _("It is in use ({why}): shut down or stop what uses it, then try again.").format(why=image.in_use_detail),
         )
     ]
 
@@ -278,44 +255,55 @@ def _content(image: Image) -> list[Refusal]:
         refusals.append(
             Refusal(
                 "immutable",
-                f"{image.name} is protected (chattr +i or +a), or is the disk of a Proxmox VE template that "
-                "linked clones use. It is not changed; reclaim the clones instead.",
+                _(
+                    "{image} is protected (chattr +i or +a), or is the disk of a Proxmox VE template that linked "
+                    "clones use. It is not changed; reclaim the clones instead."
+                ).format(image=image.name),
             )
         )
     if image.encrypted:
-        refusals.append(Refusal("encrypted", "It is encrypted: without its key, its data cannot be told from noise."))
+        refusals.append(
+            Refusal("encrypted", _("It is encrypted: without its key, its data cannot be told from noise."))
+        )
     if image.snapshots:
         refusals.append(
             Refusal(
                 "has_internal_snapshots",
-                f"It has {len(image.snapshots)} internal snapshots, which a rewrite would drop. Delete those that "
-                "are not needed first (qemu-img snapshot -d).",
+                _(
+                    "It has {count} internal snapshots, which a rewrite would drop. Delete those that are not needed "
+                    "first (qemu-img snapshot -d)."
+                ).format(count=len(image.snapshots)),
             )
         )
     if image.from_header("data_file"):
         refusals.append(
-            Refusal("external_data_file", "Its data is in a separate data file, which a rewrite would not copy.")
+            Refusal("external_data_file", _("Its data is in a separate data file, which a rewrite would not copy."))
         )
     other_size = image.from_header("other_size")
     if other_size is not None:
         refusals.append(
             Refusal(
                 "unsupported_subformat",
-                f"Programs disagree about its size: {image.virtual_size or 0:,} bytes by its geometry, "
-                f"{other_size:,} by its footer. A rewrite could truncate it: use the program that created it.",
+                _(
+                    "Programs disagree about its size: {virtual:,} bytes by its geometry, {other_size:,} by its "
+                    "footer. A rewrite could truncate it: use the program that created it."
+                ).format(virtual=image.virtual_size or 0, other_size=other_size),
             )
         )
     if image.from_header("dirty") or image.from_header("corrupt"):
         refusals.append(
             Refusal(
-                "dirty_or_corrupt", "It was not closed cleanly, or is marked corrupt. Check it first (qemu-img check)."
+                "dirty_or_corrupt",
+                _("It was not closed cleanly, or is marked corrupt. Check it first (qemu-img check)."),
             )
         )
     if image.nlink > 1:
         refusals.append(
             Refusal(
                 "hard_linked",
-                f"The file has {image.nlink} names (hard links); a rewrite would separate them and free nothing.",
+                _("The file has {nlink} names (hard links); a rewrite would separate them and free nothing.").format(
+                    nlink=image.nlink
+                ),
             )
         )
     return refusals
@@ -329,17 +317,20 @@ def for_space(pool: StoragePool, scratch_bytes: int | None, others_bytes: int = 
     reserve = reserve_of(capacity)
     if available - reserve >= scratch_bytes + others_bytes:
         return []
-    others = f"queued and running jobs up to {others_bytes:,} more, " if others_bytes else ""
-    what_to_do = (
-        "wait until they finish, cancel some, or keep no undo copies" if others else "reclaim smaller images first"
+    sentence = _(
+        "It needs up to {scratch:,} bytes beside the original, and {reserve:,} must stay free; {pool} has "
+        "{available:,} free. Free some space, or reclaim smaller images first."
     )
-    return [
-        Refusal(
-            "not_enough_space",
-            f"It needs up to {scratch_bytes:,} bytes beside the original, {others}and {reserve:,} must stay "
-            f"free; {pool.name} has {available:,} free. Free some space, or {what_to_do}.",
+    if others_bytes:
+        sentence = _(
+            "It needs up to {scratch:,} bytes beside the original, queued and running jobs up to {others:,} more, and "
+            "{reserve:,} must stay free; {pool} has {available:,} free. Free some space, or wait until they finish, "
+            "cancel some, or keep no undo copies."
         )
-    ]
+    told = sentence.format(
+        scratch=scratch_bytes, others=others_bytes, reserve=reserve, pool=pool.name, available=available
+    )
+    return [Refusal("not_enough_space", told)]
 
 
 def reserve_of(capacity_bytes: int) -> int:
@@ -352,5 +343,7 @@ def age_warning(image: Image) -> list[str]:
     if image.last_scanned is None or (timezone.now() - image.last_scanned).total_seconds() < 3600:
         return []
     return [
-        f"The facts are from {image.last_scanned:%Y-%m-%d %H:%M} UTC; the agent checks them again before it starts."
+        _("The facts are from {at:%Y-%m-%d %H:%M} UTC; the agent checks them again before it starts.").format(
+            at=image.last_scanned
+        )
     ]

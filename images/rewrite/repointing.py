@@ -15,6 +15,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 from django.db.models import Q
+from django.utils.translation import gettext as _
 
 from images.models import Image
 from images.rewrite import guest_locks, linked_clones, running_guests
@@ -55,19 +56,41 @@ def refusals(image: Image, move: Move) -> list[Refusal]:
     disks = image.disks
     if disks and not move.repoint:
         guest = disks[0].guest.name
-        return [_named(f"Guest {guest} names {image.name} and would not find it: choose to change its definition.")]
+        return [
+            _named(
+                _("Guest {guest} names {image} and would not find it: choose to change its definition.").format(
+                    guest=guest, image=image.name
+                )
+            )
+        ]
     if disks and (why := why_read_only(image.host)):
         return [Refusal("tool_missing", why)]
     found = []
     for disk in disks:
         if disk.guest.kind != Guest.Kind.DOMAIN:
             found.append(
-                _named(f"{disk.guest.name} is not a libvirt guest: its definition cannot be changed from here.")
+                _named(
+                    _("{guest} is not a libvirt guest: its definition cannot be changed from here.").format(
+                        guest=disk.guest.name
+                    )
+                )
             )
         elif disk.only_in not in {"", "pending"}:
-            found.append(_named(f"Guest {disk.guest.name} names the image in {disk.only_in}: delete that first."))
+            found.append(
+                _named(
+                    _("Guest {guest} names the image in {only_in}: delete that first.").format(
+                        guest=disk.guest.name, only_in=disk.only_in
+                    )
+                )
+            )
         elif _new_path(bytes(disk.path_bytes), move) is None:
-            found.append(_named(f"Guest {disk.guest.name} names the image as {disk.path}: change that by hand first."))
+            found.append(
+                _named(
+                    _("Guest {guest} names the image as {path}: change that by hand first.").format(
+                        guest=disk.guest.name, path=disk.path
+                    )
+                )
+            )
     return found
 
 
@@ -77,7 +100,7 @@ def _named(sentence: str) -> Refusal:
 
 def _new_path(named: bytes, move: Move) -> bytes | None:
     """What a definition is to name; ``None`` where it names the image by a link of another name."""
-    folder, _, name = named.rpartition(b"/")
+    folder, __, name = named.rpartition(b"/")
     if name != move.before.rpartition(b"/")[2]:
         return None
     return folder + b"/" + move.after.rpartition(b"/")[2]
@@ -98,7 +121,10 @@ def look(image: Image, move: Move) -> list[dict[str, Any]]:
     guests = []
     for domain, disks in running_guests.domains_that_name(image):
         if not move.repoint:
-            raise RefusedError("guest_names_image", f"Guest {domain.name} names {image.name} and would not find it.")
+            raise RefusedError(
+                "guest_names_image",
+                _("Guest {domain} names {image} and would not find it.").format(domain=domain.name, image=image.name),
+            )
         edits = [_edit(domain, target, path, move) for target, path in disks]
         changed = {disk.target: disk for disk in control.repoint(image.host, domain.uid, edits, write=False)}
         guests.append(
@@ -120,7 +146,10 @@ def look(image: Image, move: Move) -> list[dict[str, Any]]:
 def _edit(domain: GuestFacts, target: str, path: str, move: Move) -> Edit:
     new = _new_path(os.fsencode(path), move)
     if new is None:
-        raise RefusedError("guest_names_image", f"Guest {domain.name} names the image as {path}: change that first.")
+        raise RefusedError(
+            "guest_names_image",
+            _("Guest {domain} names the image as {path}: change that first.").format(domain=domain.name, path=path),
+        )
     return Edit(target.removesuffix(NEXT_START), path, os.fsdecode(new), DRIVERS[move.format])
 
 
@@ -139,7 +168,7 @@ def lead_to_the_new_one(job: Job, image: Image, move: Move) -> None:
         }  # fmt: skip
     guests = kept["guests"]
     if not job.ours().update(kept=kept, repoint_due=bool(guests)):
-        raise RefusedError("stale_plan", "Another worker has taken over this job.")
+        raise RefusedError("stale_plan", _("Another worker has taken over this job."))
     job.kept = kept
     for guest in guests:
         _define(job, guest, forward=True, check=True)

@@ -4,6 +4,8 @@ import contextlib
 import os
 from pathlib import Path
 
+from django.utils.translation import gettext as _
+
 from images.kinds.targets import descendants
 from images.models import Image
 from images.scan import hypervisors
@@ -25,7 +27,10 @@ def check_guests_off(image: Image) -> None:
         _check_proxmox(image)
     for domain in running_domains(image):
         raise RefusedError(
-            "guest_running", f"Guest {domain.name} is {domain.state} and uses {image.name}: shut it down first."
+            "guest_running",
+            _("Guest {domain} is {state} and uses {image}: shut it down first.").format(
+                domain=domain.name, state=domain.state, image=image.name
+            ),
         )
 
 
@@ -33,18 +38,26 @@ def _check_proxmox(image: Image) -> None:
     """The same for guests of Proxmox VE, by its files as they are now."""
     for told in hypervisors.ask(image.host):
         if told.unknown:
-            raise RefusedError("guests_unknown", f"{told.unknown} Until that is known, no image is changed.")
+            raise RefusedError(
+                "guests_unknown", _("{unknown} Until that is known, no image is changed.").format(unknown=told.unknown)
+            )
         needed = {bytes(one.path_bytes) for one in (image, *descendants(image))}
         for guest in told.guests:
             if not needed & _paths(guest):
                 continue
             if guest.lock:
                 raise RefusedError(
-                    "guest_locked", f"Guest {guest.name} is locked ({guest.lock}): wait until the lock is released."
+                    "guest_locked",
+                    _("Guest {guest} is locked ({lock}): wait until the lock is released.").format(
+                        guest=guest.name, lock=guest.lock
+                    ),
                 )
             if guest.state not in OFF_STATES:
                 raise RefusedError(
-                    "guest_running", f"Guest {guest.name} is {guest.state} and uses {image.name}: shut it down first."
+                    "guest_running",
+                    _("Guest {guest} is {state} and uses {image}: shut it down first.").format(
+                        guest=guest.name, state=guest.state, image=image.name
+                    ),
                 )
 
 
@@ -70,13 +83,16 @@ def _domains(host: Host) -> tuple[GuestFacts, ...]:
         # Also where none was at the scan: a daemon that was started since may have brought guests with it.
         facts = reader.read(host)
         if facts is None and known_to_have_guests:
-            raise HostError("libvirt no longer listens there.")
+            raise HostError(_("libvirt no longer listens there."))
         return facts.domains if facts is not None else ()
     except HostError as error:
         if not known_to_have_guests:
             return ()  # a socket that nobody listens at, on a host without any guest's definition
         raise RefusedError(
-            "guests_unknown", f"{error.detail} No image is changed until libvirt reports which guests are running."
+            "guests_unknown",
+            _("{detail} No image is changed until libvirt reports which guests are running.").format(
+                detail=error.detail
+            ),
         ) from error
 
 

@@ -6,6 +6,8 @@ stays as it is: nothing is flattened or converted out of it, and of the files be
 
 from dataclasses import dataclass
 
+from django.utils.translation import gettext as _
+
 from images.models import Image
 from images.rewrite import neighbours
 from storage_admin.agent.rewrite import volume_chains
@@ -30,8 +32,8 @@ class Part:
     @property
     def sentence(self) -> str:
         """For a page."""
-        what = f"snapshot {self.snapshot} of VM {self.number}"
-        return f"Disk on the {what}" if self.is_disk else f"The {what}"
+        what = _("snapshot {snapshot} of VM {number}").format(snapshot=self.snapshot, number=self.number)
+        return _("Disk on the {what}").format(what=what) if self.is_disk else _("The {what}").format(what=what)
 
 
 def part_of(image: Image) -> Part | None:
@@ -41,7 +43,7 @@ def part_of(image: Image) -> Part | None:
     readings = volume_chains.readings(path)
     if readings:
         sections = {disk.only_in for disk in neighbours.of(image).own_disks}
-        names = [display(snapshot) for snapshot, _ in readings]
+        names = [display(snapshot) for snapshot, __ in readings]
         return Part(next((name for name in names if name in sections), names[0]), number, is_disk=False)
     below = bytes(image.backing_path_bytes) if image.backing_file else b""
     snapshot = volume_chains.snapshot_below(path, below) if below else b""

@@ -19,6 +19,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
 
 from images.kinds.targets import ancestors
 from images.models import Image
@@ -41,19 +42,19 @@ WAIT_OPTIONS: dict[str, dict[str, Any]] = {
     "when_running": {
         "enum": ["refuse", "wait"],
         "default": "refuse",
-        "description": "If a guest is running on the image: refuse, or wait until it has been shut down.",
+        "description": _("If a guest is running on the image: refuse, or wait until it has been shut down."),
     },
     "wait_hours": {
         "type": "number",
         "minimum": 0,
         "maximum": 168,
         "default": 24,
-        "description": "Hours to wait; then the job fails.",
+        "description": _("Hours to wait; then the job fails."),
     },
     "start_after": {
         "type": "boolean",
         "default": False,
-        "description": "Start the guest again when the job has ended and the image is intact.",
+        "description": _("Start the guest again when the job has ended and the image is intact."),
     },
 }
 

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from images.models import Image
 from storage_admin.agent.folders.names import is_ours
 from storage_admin.agent.protocol import HostError, b64
@@ -73,7 +75,7 @@ def facts_of(host: Host) -> LibvirtFacts:
     except HostError as error:
         raise HostError(error.detail, "host_unreachable") from error
     if facts is None:
-        raise HostError(f"No libvirt listens on {host.name}: start it there.", "host_unreachable")
+        raise HostError(_("No libvirt listens on {host}: start it there.").format(host=host.name), "host_unreachable")
     return facts
 
 
@@ -112,7 +114,7 @@ def _events(
     volumes: Mapping[str, tuple[VolumeFacts, ...] | str],
 ) -> Iterator[dict[str, Any]]:
     """The ``image`` and ``pool`` events, as an agent would send them. A pool that is not active has no volumes."""
-    for _, facts in pools:
+    for __, facts in pools:
         listed = volumes.get(facts.name, "")
         seen.paths |= {_key(volume.path) for volume in listed if isinstance(volume, VolumeFacts)}
     for row, facts in pools:
@@ -190,7 +192,7 @@ def _place(facts: PoolFacts) -> dict[str, Any]:
 
 def _is_image(volume: VolumeFacts, *, named: bool) -> bool:
     """Whether a file of a folder is an image, by the rules that the agent goes by."""
-    stem, _, extension = volume.name.rpartition(".")
+    stem, __, extension = volume.name.rpartition(".")
     if named or (stem and extension.lower() in EXTENSIONS and not is_ours(volume.name)):
         return True
     if volume.format not in NO_FORMAT:
@@ -258,5 +260,5 @@ def _key(path: str) -> str:
 
 def _nanoseconds(seconds: str) -> int:
     """libvirt writes times as seconds, a point, and nine digits."""
-    whole, _, part = seconds.partition(".")
+    whole, __, part = seconds.partition(".")
     return int(whole) * 10**9 + int(part[:9].ljust(9, "0")) if whole.isdecimal() and part.isdecimal() else 0

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from django.utils.translation import gettext as _
+
 from images.scan import from_proxmox
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.guests.models import Guest
@@ -122,7 +124,10 @@ def containers_of(host: Host) -> Told:
     except openvz.AbsentError:
         return Told(kinds, tools=tools)
     except HostError as error:
-        raise HostError(f"The containers of {host.name} are not known: {error.detail}", error.code) from error
+        raise HostError(
+            _("The containers of {host} are not known: {detail}").format(host=host.name, detail=error.detail),
+            error.code,
+        ) from error
 
 
 def _facts(host: Host) -> ProxmoxFacts:

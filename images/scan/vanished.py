@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 
 from django.db import transaction
 from django.db.models import Q, QuerySet
+from django.utils.translation import gettext as _
 
 from images.models import Image
 from images.scan import bulk_write
@@ -32,13 +33,16 @@ def forget(actor: Actor, image: Image) -> None:
         host = Host.objects.select_for_update().get(pk=image.host_id)
         if not _gone().filter(pk=image.pk).exists():
             raise InvalidError(
-                f"{image.name} still exists. Only an image that vanished or was deleted can be forgotten."
+                _("{image} still exists. Only an image that vanished or was deleted can be forgotten.").format(
+                    image=image.name
+                )
             )
         if _keeping().filter(target_id=image.pk).exists():
             raise RefusedError(
                 "busy",
-                f"A job is running on {image.name}, or keeps an undo copy of it. Wait until it ends, or "
-                "discard the copy.",
+                _(
+                    "A job is running on {image}, or keeps an undo copy of it. Wait until it ends, or discard the copy."
+                ).format(image=image.name),
             )
         audit(actor, "image forgotten", image.path, before={"missing_since": str(image.missing_since)}, after=None)
         _remove(host, [image.pk])

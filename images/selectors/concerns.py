@@ -5,6 +5,8 @@ from datetime import timedelta
 
 from django.db.models import Count, Exists, OuterRef, QuerySet
 from django.utils import timezone
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 
 from images.models import Image
 from images.orphans.host_facts import could_have_guests
@@ -20,12 +22,12 @@ NAMED = 5
 FAILED_WITHIN = timedelta(days=7)
 
 IMAGE_STATES = {
-    Image.State.CHAIN_BROKEN: ("Chains with a missing base", "danger"),
-    Image.State.CHAIN_CYCLE: ("Circular backing chains", "danger"),
-    Image.State.FORMAT_MISMATCH: ("Content contradicts the declared format", "danger"),
-    Image.State.OUTSIDE_POOL: ("Bases outside of every pool", "warning"),
-    Image.State.UNREADABLE: ("Images that cannot be read", "warning"),
-    Image.State.MISSING: ("Images that vanished", "warning"),
+    Image.State.CHAIN_BROKEN: (_("Chains with a missing base"), "danger"),
+    Image.State.CHAIN_CYCLE: (_("Circular backing chains"), "danger"),
+    Image.State.FORMAT_MISMATCH: (_("Content contradicts the declared format"), "danger"),
+    Image.State.OUTSIDE_POOL: (_("Bases outside of every pool"), "warning"),
+    Image.State.UNREADABLE: (_("Images that cannot be read"), "warning"),
+    Image.State.MISSING: (_("Images that vanished"), "warning"),
 }
 
 
@@ -57,15 +59,22 @@ def _hosts(hosts: list[Host]) -> list[Concern]:
         return [ConcernItem("host", host.pk, host.name, host.status_detail) for host in hosts if host.status == status]
 
     return [
-        *_concern("host_unreachable", "Hosts that do not answer", "danger", items(Host.Status.UNREACHABLE)),
-        *_concern("host_degraded", "Hosts that something is missing on", "warning", items(Host.Status.DEGRADED)),
+        *_concern("host_unreachable", gettext("Hosts that do not answer"), "danger", items(Host.Status.UNREACHABLE)),
+        *_concern(
+            "host_degraded", gettext("Hosts that something is missing on"), "warning", items(Host.Status.DEGRADED)
+        ),
     ]
 
 
 def _pools(pools: list[StoragePool], rows: Iterable[PoolRow]) -> list[Concern]:
     full = [
         ConcernItem(
-            "pool", row.id, f"{row.host} / {row.name}", f"{row.used_percent} % used, warns at {row.warn_percent} %"
+            "pool",
+            row.id,
+            f"{row.host} / {row.name}",
+            gettext("{used_percent} % used, warns at {warn_percent} %").format(
+                used_percent=row.used_percent, warn_percent=row.warn_percent
+            ),
         )
         for row in rows
         if row.over_threshold
@@ -74,8 +83,8 @@ def _pools(pools: list[StoragePool], rows: Iterable[PoolRow]) -> list[Concern]:
         ConcernItem("pool", pool.pk, str(pool), pool.state_detail) for pool in pools if pool.state not in {"ok", "new"}
     ]
     return [
-        *_concern("pool_over_threshold", "Pools over their threshold", "danger", full),
-        *_concern("pool_unreadable", "Pools that cannot be read", "danger", bad),
+        *_concern("pool_over_threshold", gettext("Pools over their threshold"), "danger", full),
+        *_concern("pool_unreadable", gettext("Pools that cannot be read"), "danger", bad),
     ]
 
 
@@ -88,7 +97,7 @@ def _image_states(images: QuerySet[Image]) -> list[Concern]:
         first = images.filter(state=state).order_by("-allocated_size", "id")
         first = first.only("name", "state_detail")[:NAMED]
         items = [ConcernItem("image", image.pk, image.name, image.state_detail) for image in first]
-        found += _concern(state, title, severity, items, count)
+        found += _concern(state, str(title), severity, items, count)
     return found
 
 
@@ -98,7 +107,7 @@ def _orphans(images: QuerySet[Image], hosts: list[Host]) -> list[Concern]:
     orphans = images.filter(orphan=True, host__in=having).exclude(state__in=Image.NOT_THERE)
     first = orphans.order_by("-allocated_size", "id").only("name", "orphan_evidence")[:NAMED]
     items = [ConcernItem("image", image.pk, image.name, "; ".join(map(str, image.orphan_evidence))) for image in first]
-    return _concern("orphan", "Unused images (orphans)", "warning", items, orphans.count() if items else 0)
+    return _concern("orphan", gettext("Unused images (orphans)"), "warning", items, orphans.count() if items else 0)
 
 
 def _jobs(jobs: QuerySet[Job]) -> list[Concern]:
@@ -113,8 +122,8 @@ def _jobs(jobs: QuerySet[Job]) -> list[Concern]:
     recent = jobs.filter(finished__gte=timezone.now() - FAILED_WITHIN).exclude(Exists(done_since))
     found = []
     titles = {
-        Job.State.FAILED: "Jobs that failed in the last 7 days",
-        Job.State.INTERRUPTED: "Jobs that were interrupted in the last 7 days",
+        Job.State.FAILED: gettext("Jobs that failed in the last 7 days"),
+        Job.State.INTERRUPTED: gettext("Jobs that were interrupted in the last 7 days"),
     }
     counts = dict(recent.filter(state__in=titles).order_by().values_list("state").annotate(Count("id")))
     for state, title in titles.items():

@@ -3,6 +3,7 @@
 import os
 
 from django.db.models import Prefetch, QuerySet
+from django.utils.translation import gettext as _
 
 from images.models import ImageUse
 from storage_admin.accounts.roles import Actor
@@ -26,13 +27,13 @@ def why_no_image(disk: GuestDisk) -> str:
         or path.startswith(bytes(pool.path_bytes).rstrip(b"/") + b"/")
     ]
     if not pools:
-        return "in no pool that is known here"
+        return _("in no pool that is known here")
     pool = max(pools, key=lambda pool: len(bytes(pool.path_bytes)))
     if pool.last_scanned is None:
-        return f"unknown: {pool.name} was not listed yet"
+        return _("unknown: {pool} was not listed yet").format(pool=pool.name)
     if pool.state != "ok" or pool.state_detail:
-        return f"unknown: {pool.name} could not be listed here"
-    return f"not among the images of {pool.name}"
+        return _("unknown: {pool} could not be listed here").format(pool=pool.name)
+    return _("not among the images of {pool}").format(pool=pool.name)
 
 
 def guests_for(actor: Actor) -> QuerySet[Guest]:

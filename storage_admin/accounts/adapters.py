@@ -8,6 +8,8 @@ from allauth.mfa.adapter import DefaultMFAAdapter
 from allauth.mfa.models import Authenticator
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 
 from storage_admin import sealing
 from storage_admin.accounts import second_factor, sessions
@@ -19,12 +21,13 @@ from storage_admin.accounts.services import audit
 
 #: What is said when something was changed, by the name that it has there.
 SENTENCES = {
-    "mfa/messages/totp_activated.txt": "The authenticator app is set up.",
-    "mfa/messages/totp_deactivated.txt": "The authenticator app is removed.",
-    "mfa/messages/webauthn_added.txt": "The passkey is added.",
-    "mfa/messages/webauthn_removed.txt": "The passkey is removed.",
-    "mfa/messages/recovery_codes_generated.txt": "New recovery codes are made. Keep them where you find them without "
-    "your device.",
+    "mfa/messages/totp_activated.txt": _("The authenticator app is set up."),
+    "mfa/messages/totp_deactivated.txt": _("The authenticator app is removed."),
+    "mfa/messages/webauthn_added.txt": _("The passkey is added."),
+    "mfa/messages/webauthn_removed.txt": _("The passkey is removed."),
+    "mfa/messages/recovery_codes_generated.txt": _(
+        "New recovery codes are made. Keep them where you find them without your device."
+    ),
 }
 
 
@@ -44,7 +47,7 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
         return tries_of(request) or "unknown"
 
     def respond_user_inactive(self, _request: HttpRequest, _user: User) -> HttpResponse:
-        raise DeniedError("An admin has deactivated your account here.")
+        raise DeniedError(gettext("An admin has deactivated your account here."))
 
     def login(self, request: HttpRequest, user: User) -> None:
         """The end of each sign-in, however it began."""
@@ -71,8 +74,8 @@ class SecondFactorAdapter(DefaultMFAAdapter):  # type: ignore[misc]
     """Secrets are sealed as those of hosts are; a role's last second factor stays."""
 
     error_messages = DefaultMFAAdapter.error_messages | {
-        "cannot_delete_authenticator": "Your role requires a second factor: set up another one first.",
-        "incorrect_code": "This code is wrong, or was used already.",
+        "cannot_delete_authenticator": _("Your role requires a second factor: set up another one first."),
+        "incorrect_code": _("This code is wrong, or was used already."),
     }
 
     def encrypt(self, text: str) -> str:
@@ -86,7 +89,7 @@ class SecondFactorAdapter(DefaultMFAAdapter):  # type: ignore[misc]
 
     def generate_authenticator_name(self, user: User, type: Any) -> str:  # noqa: A002 (its name there)
         count = Authenticator.objects.filter(user=user, type=type).count()
-        return f"Passkey {count + 1}" if count else "Passkey"
+        return gettext("Passkey {count}").format(count=count + 1) if count else gettext("Passkey")
 
     def get_totp_label(self, user: User) -> str:
         return user.username

@@ -6,6 +6,7 @@ from typing import Any
 
 from django.http import HttpRequest
 from django.utils import timezone
+from django.utils.translation import gettext as _
 from rest_framework import authentication, exceptions
 from rest_framework.request import Request
 
@@ -50,10 +51,12 @@ class TokenAuthentication(authentication.BaseAuthentication):
         token = Token.objects.filter(digest=digest_of(secret.strip())).order_by().first()
         if token is None:
             refusals.token_refused(request, None)
-            raise exceptions.AuthenticationFailed("Unknown token: it was deleted or mistyped.")
+            raise exceptions.AuthenticationFailed(_("Unknown token: it was deleted or mistyped."))
         if token.expired:
             refusals.token_refused(request, token.name)
-            raise exceptions.AuthenticationFailed(f"The token {token.name} has expired: ask an admin for a new one.")
+            raise exceptions.AuthenticationFailed(
+                _("The token {token} has expired: ask an admin for a new one.").format(token=token.name)
+            )
         now = timezone.now()
         if token.last_used is None or now - token.last_used > LAST_USED_EVERY:
             Token.objects.filter(pk=token.pk).update(last_used=now)

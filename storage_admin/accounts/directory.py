@@ -13,6 +13,7 @@ from django.conf import settings
 from django.contrib.auth.models import AbstractUser
 from django.core.exceptions import ImproperlyConfigured
 from django.db import IntegrityError, transaction
+from django.utils.translation import gettext as _
 
 from storage_admin.accounts import second_factor
 from storage_admin.accounts.models import Session, User
@@ -102,9 +103,9 @@ def admit(source: str, external_id: str, username: str, groups: Iterable[str], *
         else:
             _update(user, rights, email)
     if user is not None and not user.is_active:
-        raise DeniedError("An admin has deactivated your account here.")
+        raise DeniedError(_("An admin has deactivated your account here."))
     if rights is None or user is None:
-        raise DeniedError("None of your groups is let in here. Ask an admin of the dashboard.")
+        raise DeniedError(_("None of your groups is let in here. Ask an admin of the dashboard."))
     return user
 
 
@@ -112,7 +113,11 @@ def _add(source: str, external_id: str, username: str, rights: Rights, email: st
     username = AbstractUser.normalize_username(username.strip())
     taken = User.objects.filter(username__iexact=username).exists()
     if taken or username.lower() in RESERVED:
-        raise DeniedError(f"The name {username} belongs to another account here. Ask an admin of the dashboard.")
+        raise DeniedError(
+            _("The name {username} belongs to another account here. Ask an admin of the dashboard.").format(
+                username=username
+            )
+        )
     user = User(
         username=username, source=source, external_id=external_id, role=rights.role.label, hosts=list(rights.hosts),
         email=email if len(email) <= 254 else "",
@@ -123,7 +128,7 @@ def _add(source: str, external_id: str, username: str, rights: Rights, email: st
         with transaction.atomic():
             user.save()
     except (ValueError, InvalidError, IntegrityError):
-        raise DeniedError("Your name in the directory cannot be one here. Ask an admin of the dashboard.") from None
+        raise DeniedError(_("Your name in the directory cannot be one here. Ask an admin of the dashboard.")) from None
     after = {"role": user.role, "hosts": user.hosts, "source": source}
     audit(DIRECTORY, "user added", user.username, after=after)
     return user

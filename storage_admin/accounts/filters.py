@@ -6,6 +6,8 @@ import django_filters
 from django.core.exceptions import ValidationError
 from django.db.models import Q, QuerySet
 from django.forms import CharField, GenericIPAddressField
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.moments import period_filters
@@ -18,7 +20,7 @@ class PlainText(CharField):
 
     def clean(self, value: Any) -> Any:
         if "\0" in str(value or ""):
-            raise ValidationError("A NUL character is no text.")
+            raise ValidationError(gettext("A NUL character is no text."))
         return super().clean(value)
 
 
@@ -40,15 +42,15 @@ class AddressFilter(django_filters.Filter):  # type: ignore[misc]  # an untyped 
 class AuditFilters(period_filters("at")):  # type: ignore[misc]  # an untyped library
     """``search`` looks into who, what and on what."""
 
-    search = TextFilter(method="search_for", label="Part of who, what or target.")
-    who = TextFilter(label="Part of who it was.")
-    what = TextFilter(label="Part of what was done, such as “token created”.")
-    target = TextFilter(label="Part of what it was done to.")
+    search = TextFilter(method="search_for", label=_("Part of who, what or target."))
+    who = TextFilter(label=_("Part of who it was."))
+    what = TextFilter(label=_("Part of what was done, such as “token created”."))
+    target = TextFilter(label=_("Part of what it was done to."))
     refused = django_filters.TypedChoiceFilter(
         choices=(("true", "refused"), ("false", "done")), coerce=lambda text: text == "true",
-        label="Whether it was refused.",
+        label=_("Whether it was refused."),
     )  # fmt: skip
-    address = AddressFilter(label="The address it came from.")
+    address = AddressFilter(label=_("The address it came from."))
 
     class Meta:
         model = AuditEntry

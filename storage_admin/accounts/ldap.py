@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 from django.conf import settings
+from django.utils.translation import gettext as _
 from django_auth_ldap.backend import LDAPBackend, ldap_error
 
 from storage_admin.accounts import directory
@@ -34,7 +35,7 @@ class LdapBackend(LDAPBackend):  # type: ignore[misc]
         if User.objects.filter(username__iexact=username).exclude(source=directory.LDAP).exists():
             return None
         if not _room.acquire(blocking=False):
-            raise TooManyTriesError("Too many sign-ins at this moment.", 5)
+            raise TooManyTriesError(_("Too many sign-ins at this moment."), 5)
         try:
             found: User | None = super().authenticate(request, username=username, password=password, **more)
             return found
@@ -48,7 +49,11 @@ class LdapBackend(LDAPBackend):  # type: ignore[misc]
         stable = _first(attributes, settings.LDAP_ID_ATTRIBUTE)
         if not stable:
             # Neither a name nor a DN does: both are given to somebody else one day.
-            raise directory.DeniedError(f"The directory tells no {settings.LDAP_ID_ATTRIBUTE} of you. Ask an admin.")
+            raise directory.DeniedError(
+                _("The directory tells no {attribute} of you. Ask an admin.").format(
+                    attribute=settings.LDAP_ID_ATTRIBUTE
+                )
+            )
         groups = {*ldap_user.group_names, *(dn.lower() for dn in ldap_user.group_dns)}
         email = _first(attributes, "mail")
         return directory.admit(directory.LDAP, stable, name.lower(), groups, email=email), False
@@ -62,7 +67,9 @@ def _first(attributes: Any, name: str) -> str:
 
 
 def _away(exception: Exception, **_more: Any) -> None:
-    raise DirectoryAwayError(f"The directory does not answer as it should: {type(exception).__name__}.")
+    raise DirectoryAwayError(
+        _("The directory does not answer as it should: {name}.").format(name=type(exception).__name__)
+    )
 
 
 def listen() -> None:

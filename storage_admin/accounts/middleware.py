@@ -11,6 +11,7 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
 
 from storage_admin.accounts import refusals, second_factor, sessions
 from storage_admin.accounts.addresses import address_of
@@ -26,10 +27,10 @@ ZONE_COOKIE = "timezone"
 #: A page that refreshes itself says so with this header: nobody did anything.
 REFRESH = "SA-Refresh"
 TOO_MANY_REQUESTS = 429
-AWAY = "The directory does not answer, so your password was not checked. Try again later, or use a local account."
+AWAY = _("The directory does not answer, so your password was not checked. Try again later, or use a local account.")
 log = logging.getLogger(__name__)
-CHANGE_FIRST = "You signed in with a one-time password; choose a new one."
-SET_UP_FIRST = "Your role requires a second factor; set one up first."
+CHANGE_FIRST = _("You signed in with a one-time password; choose a new one.")
+SET_UP_FIRST = _("Your role requires a second factor; set one up first.")
 
 
 class SessionRules:
@@ -87,9 +88,9 @@ class ReadersZone:
 def _to_do_first(request: HttpRequest) -> tuple[str, str, str] | None:
     """What somebody has to do before anything else: the page, the code and the sentence for it."""
     if isinstance(request.user, User) and request.user.must_change_password:
-        return reverse("password"), "password_change_needed", CHANGE_FIRST
+        return reverse("password"), "password_change_needed", str(CHANGE_FIRST)
     if request.session.get(second_factor.FIRST):
-        return reverse("mfa_index"), "second_factor_needed", SET_UP_FIRST
+        return reverse("mfa_index"), "second_factor_needed", str(SET_UP_FIRST)
     return None
 
 

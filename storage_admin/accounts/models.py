@@ -11,6 +11,7 @@ from django.contrib.sessions.base_session import AbstractBaseSession
 from django.db import models
 from django.db.models import Q
 from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
 
 from storage_admin.accounts.roles import ROLE_CHOICES, Actor, Role
 
@@ -19,7 +20,7 @@ class User(AbstractUser):
     """Somebody who signs in."""
 
     class Source(models.TextChoices):
-        LOCAL = "", "local"
+        LOCAL = "", _("local")
         OIDC = "oidc", "OpenID Connect"
         LDAP = "ldap", "LDAP"
 

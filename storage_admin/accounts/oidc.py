@@ -18,6 +18,8 @@ from django.conf import settings
 from django.contrib.auth.decorators import login_not_required
 from django.http import Http404, HttpRequest, HttpResponse, QueryDict
 from django.urls import path
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_safe
 from requests import RequestException
 
@@ -27,7 +29,7 @@ from storage_admin.accounts.directory import DeniedError
 log = logging.getLogger(__name__)
 #: As it stands in the callback's address.
 PROVIDER = "oidc"
-AWAY = "The sign-in at your organisation was not completed. Try again, or sign in with a local account."
+AWAY = _("The sign-in at your organisation was not completed. Try again, or sign in with a local account.")
 
 
 class SiteAdapter(DefaultSocialAccountAdapter):  # type: ignore[misc]
@@ -56,17 +58,17 @@ class SiteAdapter(DefaultSocialAccountAdapter):  # type: ignore[misc]
     def pre_social_login(self, _request: HttpRequest, sociallogin: Any) -> None:
         """Makes or updates the account; raises DeniedError where nobody is let in."""
         if sociallogin.state.get("process") != AuthProcess.LOGIN:
-            raise DeniedError("Accounts cannot be linked there; it is only for sign-in.")
+            raise DeniedError(gettext("Accounts cannot be linked there; it is only for sign-in."))
         told = sociallogin.account.extra_data
         token, more = told.get("id_token") or {}, told.get("userinfo") or {}
         if not token or token.get("sub") != more.get("sub"):
-            raise DeniedError("The identity data of your organisation is inconsistent. Ask an admin.")
+            raise DeniedError(gettext("The identity data of your organisation is inconsistent. Ask an admin."))
         claims = more | token
         user = directory.admit(
             directory.OIDC, f"{token['iss']} {token['sub']}", str(claims.get("preferred_username") or token["sub"]),
             _groups(claims.get(settings.OIDC_GROUPS_CLAIM)), email=str(claims.get("email") or ""),
         )  # fmt: skip
-        account, _ = SocialAccount.objects.get_or_create(
+        account, __ = SocialAccount.objects.get_or_create(
             provider=sociallogin.account.provider, uid=sociallogin.account.uid, defaults={"user": user}
         )
         if account.user_id != user.pk:

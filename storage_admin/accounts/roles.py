@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from django.utils.translation import gettext as _
+
 
 class Role(IntEnum):
     """Each role may do all that the ones below it may."""
@@ -21,7 +23,7 @@ class Role(IntEnum):
         try:
             return cls[name.upper()]
         except KeyError:
-            raise ValueError(f"{name!r} is no role: choose viewer, operator or admin.") from None
+            raise ValueError(_("{name!r} is no role: choose viewer, operator or admin.").format(name=name)) from None
 
     @property
     def label(self) -> str:
@@ -62,9 +64,13 @@ class Actor:
             ForbiddenError: the role is too low, or the host outside of the actor's scope.
         """
         if self.role < role:
-            raise ForbiddenError(f"This needs the role {role.label}; {self.name} has the role {self.role.label}.")
+            raise ForbiddenError(
+                _("This needs the role {label}; {name} has the role {role_label}.").format(
+                    label=role.label, name=self.name, role_label=self.role.label
+                )
+            )
         if host is not None and not self.sees(host):
-            raise ForbiddenError(f"{self._named} is limited to other hosts than {host}.")
+            raise ForbiddenError(_("{who} is limited to other hosts than {host}.").format(who=self._named, host=host))
 
     def require_everywhere(self, role: Role) -> None:
         """Lets the call go on if it concerns no single host: tokens, users, the audit trail.
@@ -74,7 +80,9 @@ class Actor:
         """
         self.require(role)
         if self.hosts is not None:
-            raise ForbiddenError(f"{self._named} is limited to some hosts; this concerns all of them.")
+            raise ForbiddenError(
+                _("{who} is limited to some hosts; this concerns all of them.").format(who=self._named)
+            )
 
     @property
     def _named(self) -> str:

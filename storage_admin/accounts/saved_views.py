@@ -14,6 +14,7 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models import Exists, OuterRef, Q, QuerySet, Value
 from django.utils.module_loading import import_string
+from django.utils.translation import gettext as _
 
 from storage_admin.accounts.models import DefaultView, SavedView
 from storage_admin.accounts.roles import Actor, ForbiddenError, Role
@@ -57,13 +58,17 @@ class ListPage:
             ValueError: it is too long.
         """
         if len(query) > 4 * LONGEST_QUERY:
-            raise ValueError(f"These filters are too long: at most {LONGEST_QUERY} characters.")
+            raise ValueError(
+                _("These filters are too long: at most {longest} characters.").format(longest=LONGEST_QUERY)
+            )
         given = {key: value.replace("\0", "").strip() for key, value in parse_qsl(query.removeprefix("?"))}
         known = [(key, given[key]) for key in sorted(given) if key in self.keys and given[key]]
-        has_dates = any(key in DATES for key, _ in known)
+        has_dates = any(key in DATES for key, __ in known)
         cleaned = urlencode([(key, value) for key, value in known if key != "zone" or has_dates])
         if len(cleaned) > LONGEST_QUERY:
-            raise ValueError(f"These filters are too long: at most {LONGEST_QUERY} characters.")
+            raise ValueError(
+                _("These filters are too long: at most {longest} characters.").format(longest=LONGEST_QUERY)
+            )
         return cleaned
 
 
@@ -166,14 +171,20 @@ def save(
     values = {"query": page.clean(query), "shared": shared}
     name = _named(name)
     if actor.user_id is None and (default or not shared):
-        raise ValueError("A token has no views of its own, and no page that opens: it shares one, or a user saves it.")
+        raise ValueError(
+            _("A token has no views of its own, and no page that opens: it shares one, or a user saves it.")
+        )
     if shared:
         actor.require_everywhere(Role.OPERATOR)
     with transaction.atomic():
         there = SavedView.objects.filter(user=actor.user_id, page=page.name)
         old = there.filter(name=name).first()
         if old is None and there.count() >= MOST:
-            raise ValueError(f"There are {MOST} views of {page.title} already: delete one, or save under its name.")
+            raise ValueError(
+                _("There are {most} views of {title} already: delete one, or save under its name.").format(
+                    most=MOST, title=_(page.title)
+                )
+            )
         if old is not None:
             _require_change(actor, old)
         before = _facts(old) if old else None
@@ -199,7 +210,7 @@ def change(
     """
     _require_change(actor, view)
     if view.user_id is None and shared is False:
-        raise ValueError("This view was created by a token and has no owner. Delete it if it is no longer needed.")
+        raise ValueError(_("This view was created by a token and has no owner. Delete it if it is no longer needed."))
     before = _facts(view)
     if name is not None:
         view.name = _named(name)
@@ -212,7 +223,11 @@ def change(
     with transaction.atomic():
         same = SavedView.objects.filter(user=view.user_id, page=view.page, name=view.name).exclude(pk=view.pk)
         if same.exists():
-            raise ValueError(f"There is a view named {view.name} already: delete it first, or choose another name.")
+            raise ValueError(
+                _("There is a view named {view} already: delete it first, or choose another name.").format(
+                    view=view.name
+                )
+            )
         view.save(update_fields=["name", "query", "shared"])
         _ended_sharing(view, before)
         _audit(actor, view, before)
@@ -239,7 +254,7 @@ def set_default(actor: Actor, view: SavedView, *, on: bool) -> None:
         ValueError: the actor is a token, for which no page opens.
     """
     if actor.user_id is None:
-        raise ValueError("A token opens no pages: only a user has a view that a page opens with.")
+        raise ValueError(_("A token opens no pages: only a user has a view that a page opens with."))
     chosen = DefaultView.objects.filter(user=actor.user_id, page=view.page)
     if on:
         DefaultView.objects.update_or_create(user_id=actor.user_id, page=view.page, defaults={"view": view})
@@ -250,7 +265,9 @@ def set_default(actor: Actor, view: SavedView, *, on: bool) -> None:
 def _page(actor: Actor, name: str) -> ListPage:
     page = pages().get(name)
     if page is None:
-        raise ValueError(f"There is no list {name[:40]!r}: {', '.join(sorted(pages()))}.")
+        raise ValueError(
+            _("There is no list {name!r}: {pages}.").format(name=name[:40], pages=", ".join(sorted(pages())))
+        )
     (actor.require_everywhere if page.everywhere else actor.require)(page.role)
     return page
 
@@ -258,13 +275,15 @@ def _page(actor: Actor, name: str) -> ListPage:
 def _named(name: str) -> str:
     name = name.strip()
     if not 1 <= len(name) <= LONGEST_NAME or not name.isprintable():
-        raise ValueError(f"A view needs a name of 1 to {LONGEST_NAME} visible characters.")
+        raise ValueError(_("A view needs a name of 1 to {longest} visible characters.").format(longest=LONGEST_NAME))
     return name
 
 
 def _require_change(actor: Actor, view: SavedView) -> None:
     if not may_change(actor, view):
-        raise ForbiddenError(f"The view {view.name} is another's: only they or an admin of all hosts change it.")
+        raise ForbiddenError(
+            _("The view {view} is another's: only they or an admin of all hosts change it.").format(view=view.name)
+        )
 
 
 def _ended_sharing(view: SavedView, before: dict[str, object] | None) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from allauth.mfa.models import Authenticator
 from django.conf import settings
 from django.db import transaction
+from django.utils.translation import gettext as _
 
 from storage_admin.accounts.models import Session, SignInRules, User
 from storage_admin.accounts.roles import Actor, Role
@@ -71,13 +72,13 @@ def require_for(actor: Actor, roles: Iterable[Role]) -> None:
     actor.require_everywhere(Role.ADMIN)
     wanted = sorted({role.label for role in roles})
     with transaction.atomic():
-        row, _ = SignInRules.objects.select_for_update().get_or_create(pk=SignInRules.ONLY)
+        row, __ = SignInRules.objects.select_for_update().get_or_create(pk=SignInRules.ONLY)
         before = row.second_factor_roles
         if before == wanted:
             return
         own = User.objects.filter(pk=actor.user_id or 0, role__in=wanted).first()
         if own is not None and own.source != User.Source.OIDC and not has_one(own):
-            raise InvalidError("Set up a second factor for your own account first.", code="own_account")
+            raise InvalidError(_("Set up a second factor for your own account first."), code="own_account")
         row.second_factor_roles = wanted
         row.save()
         audit(actor, "second factor required", "sign-in", before={"roles": before}, after={"roles": wanted})
@@ -96,7 +97,7 @@ def reset(actor: Actor, user: User) -> list[str]:
     """
     actor.require_everywhere(Role.ADMIN)
     if user.pk == actor.user_id:
-        raise InvalidError("That is your own account: change it on the page Second factor.", code="own_account")
+        raise InvalidError(_("That is your own account: change it on the page Second factor."), code="own_account")
     with transaction.atomic():
         kinds = kinds_of(user)
         Authenticator.objects.filter(user=user).delete()

@@ -8,6 +8,7 @@ from typing import Any
 
 from django.db import transaction
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from storage_admin.accounts import scopes
 from storage_admin.accounts.models import AuditEntry, Token, User
@@ -88,11 +89,11 @@ def create_token(
     actor.require_everywhere(Role.ADMIN)
     name, limit, wrong = name.strip(), list[str](), dict[str, str]()
     if not name:
-        wrong["name"] = "A token needs a name; the audit trail shows it."
+        wrong["name"] = _("A token needs a name; the audit trail shows it.")
     elif len(name) > LONGEST_TOKEN_NAME or not name.isprintable():
-        wrong["name"] = f"At most {LONGEST_TOKEN_NAME} characters that can be seen."
+        wrong["name"] = _("At most {longest} characters that can be seen.").format(longest=LONGEST_TOKEN_NAME)
     if expires is not None and expires <= timezone.now():
-        wrong["expires"] = "This token would have expired already: choose a later time."
+        wrong["expires"] = _("This token would have expired already: choose a later time.")
     try:
         limit = scopes.checked(hosts)
     except InvalidError as error:
@@ -100,7 +101,9 @@ def create_token(
     secret = TOKEN_PREFIX + secrets.token_urlsafe(32)
     with transaction.atomic():
         if "name" not in wrong and Token.objects.filter(name=name).exists():
-            wrong["name"] = f"There is a token named {name} already: delete it first, or choose another name."
+            wrong["name"] = _("There is a token named {name} already: delete it first, or choose another name.").format(
+                name=name
+            )
         if wrong:
             raise InvalidError(" ".join(wrong.values()), wrong)
         token = Token.objects.create(

@@ -8,6 +8,7 @@ from typing import Any
 from django.conf import settings
 from django.contrib.sessions.backends import db
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from storage_admin.accounts.addresses import address_of
 from storage_admin.accounts.models import Session
@@ -60,9 +61,9 @@ def ended(request: Any, now: datetime) -> str:
     if kept is None:
         return ""
     if now - _time(kept["since"]) > settings.SESSION_LIFETIME:
-        return "Your session has reached its maximum length. Sign in again."
+        return _("Your session has reached its maximum length. Sign in again.")
     if now - _time(kept["seen"]) > settings.SESSION_IDLE:
-        return "Your session expired after inactivity. Sign in again."
+        return _("Your session expired after inactivity. Sign in again.")
     return ""
 
 
@@ -85,7 +86,7 @@ def browser_of(agent: str) -> str:
     """A browser in short, such as ``Firefox on Linux``."""
     browser = next((word for sign, word in _BROWSERS if re.search(sign, agent, re.IGNORECASE)), "")
     system = next((word for sign, word in _SYSTEMS if sign in agent), "")
-    return " on ".join(part for part in (browser or "another browser", system) if part)
+    return " on ".join(part for part in (browser or _("another browser"), system) if part)
 
 
 def _time(text: str) -> datetime:

@@ -17,6 +17,7 @@ from typing import Any
 
 from django.conf import settings
 from django.contrib.auth.hashers import PBKDF2PasswordHasher
+from django.utils.translation import gettext as _
 
 from storage_admin.accounts import refusals
 from storage_admin.accounts.addresses import address_of, tries_of
@@ -110,7 +111,7 @@ def count(request: Any) -> None:
     if is_news:
         why = f"more than {settings.SIGN_IN_TRIES_PER_MINUTE} tries a minute"
         refusals.refused(refusals.NOBODY, "too many sign-ins", "", address=address_of(request), why=why)
-    raise TooManyTriesError("Too many sign-in attempts from your address.", seconds)
+    raise TooManyTriesError(_("Too many sign-in attempts from your address."), seconds)
 
 
 class Hasher(PBKDF2PasswordHasher):
@@ -125,7 +126,7 @@ class Hasher(PBKDF2PasswordHasher):
 @contextmanager
 def _hashing() -> Iterator[None]:
     if not _room.acquire(blocking=False):
-        raise TooManyTriesError("Too many sign-ins at this moment.", 3)
+        raise TooManyTriesError(_("Too many sign-ins at this moment."), 3)
     try:
         with _turn:
             yield

@@ -8,6 +8,7 @@ from uuid import UUID
 from django.contrib.auth.models import AbstractUser
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
+from django.utils.translation import gettext as _
 
 from storage_admin.accounts import scopes, second_factor
 from storage_admin.accounts.models import Session, User
@@ -40,7 +41,9 @@ def add_user(
     password = _one_time(user)
     wrong |= _faults(user)
     if username.lower() in RESERVED:
-        wrong["username"] = f"{username} stands for something else in the audit trail: choose another name."
+        wrong["username"] = _("{username} stands for something else in the audit trail: choose another name.").format(
+            username=username
+        )
     try:
         with transaction.atomic():
             if "username" not in wrong and User.objects.filter(username__iexact=username).exists():
@@ -74,12 +77,14 @@ def change_user(actor: Actor, user: User, **wanted: Any) -> User:
             return user
         if user.pk == actor.user_id and values.keys() - {"email"}:
             raise InvalidError(
-                "That is your own account: have another admin change its role, its hosts or whether it is active.",
+                _("That is your own account: have another admin change its role, its hosts or whether it is active."),
                 code="own_account",
             )
         if user.source != User.Source.LOCAL and values.keys() & {"role", "hosts"}:
             raise InvalidError(
-                f"Role and hosts of {user.username} come from groups of the directory: change those.",
+                _("Role and hosts of {user} come from groups of the directory: change those.").format(
+                    user=user.username
+                ),
                 code="directory_user",
             )
         for name, value in values.items():
@@ -105,9 +110,11 @@ def reset_password(actor: Actor, user: User) -> str:
     """
     actor.require_everywhere(Role.ADMIN)
     if user.pk == actor.user_id:
-        raise InvalidError("That is your own account: change your password on its page.", code="own_account")
+        raise InvalidError(_("That is your own account: change your password on its page."), code="own_account")
     if user.source != User.Source.LOCAL:
-        raise InvalidError(f"The password of {user.username} is kept in the directory.", code="directory_user")
+        raise InvalidError(
+            _("The password of {user} is kept in the directory.").format(user=user.username), code="directory_user"
+        )
     password = _one_time(user)
     with transaction.atomic():
         user.save(update_fields=["password", "must_change_password"])
@@ -138,7 +145,7 @@ def choose_zone(actor: Actor, user: User, name: str) -> None:
         InvalidError: there is no such zone.
     """
     if name and zone_named(name) is None:
-        raise InvalidError("There is no such time zone: choose one of the list.")
+        raise InvalidError(_("There is no such time zone: choose one of the list."))
     before, user.time_zone = user.time_zone, name
     if name != before:
         with transaction.atomic():
@@ -238,7 +245,9 @@ def _keep_an_admin(admins: list[User], changed: User) -> None:
     stays = is_local and changed.is_active and changed.role == Role.ADMIN.label and not changed.hosts
     if not others and not stays and any(not admin.hosts for admin in admins):
         raise InvalidError(
-            f"{changed.username} is the last active local admin of all hosts: make somebody else one first.",
+            _("{changed} is the last active local admin of all hosts: make somebody else one first.").format(
+                changed=changed.username
+            ),
             code="last_admin",
         )
 
@@ -268,4 +277,4 @@ def _shown(user: User) -> dict[str, Any]:
 
 
 def _taken(username: str) -> str:
-    return f"There is a user named {username} already: choose another name."
+    return _("There is a user named {username} already: choose another name.").format(username=username)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from django.utils.translation import gettext_lazy as _
 from rest_framework import serializers
 
 from storage_admin.accounts.models import AuditEntry, Session, Token, User
@@ -23,7 +24,7 @@ class TokenSerializer(serializers.ModelSerializer[Token]):
 class NewTokenSerializer(TokenSerializer):
     """A token right after it was made, with its secret, which is shown here only."""
 
-    secret = serializers.CharField(read_only=True, help_text="For “Authorization: Bearer …”. It is not shown again.")
+    secret = serializers.CharField(read_only=True, help_text=_("For “Authorization: Bearer …”. It is not shown again."))
 
     class Meta:
         model = Token
@@ -61,7 +62,7 @@ class UserSerializer(serializers.ModelSerializer[User]):
 class NewUserSerializer(UserSerializer):
     """A user right after they were added, with the one-time password, which is shown here only."""
 
-    password = serializers.CharField(read_only=True, help_text="It has to be changed at the first sign-in.")
+    password = serializers.CharField(read_only=True, help_text=_("It has to be changed at the first sign-in."))
 
     class Meta:
         model = User
@@ -74,7 +75,7 @@ class UserChanges(Body):
 
     role = serializers.ChoiceField(choices=ROLE_CHOICES, required=False)
     hosts = serializers.ListField(
-        child=StrictText(max_length=100), required=False, max_length=1000, help_text="Slugs; empty: every host."
+        child=StrictText(max_length=100), required=False, max_length=1000, help_text=_("Slugs; empty: every host.")
     )
     email = serializers.EmailField(required=False, allow_blank=True, max_length=254)
     is_active = StrictBoolean(required=False)
@@ -86,7 +87,7 @@ class UserBody(Body):
     username = StrictText(max_length=150)
     role = serializers.ChoiceField(choices=ROLE_CHOICES)
     hosts = serializers.ListField(
-        child=serializers.SlugField(), required=False, max_length=1000, help_text="Slugs; empty: every host."
+        child=serializers.SlugField(), required=False, max_length=1000, help_text=_("Slugs; empty: every host.")
     )
     email = serializers.EmailField(required=False, allow_blank=True, max_length=254)
 
@@ -131,8 +132,8 @@ class LockoutSerializer(serializers.Serializer[Any]):
     id = serializers.IntegerField()
     username = serializers.CharField()
     address = serializers.CharField(allow_null=True)
-    failures = serializers.IntegerField(help_text="Wrong passwords since the last right one.")
-    until = serializers.DateTimeField(help_text="When it expires.")
+    failures = serializers.IntegerField(help_text=_("Wrong passwords since the last right one."))
+    until = serializers.DateTimeField(help_text=_("When it expires."))
 
 
 class AuditEntrySerializer(serializers.ModelSerializer[AuditEntry]):

@@ -4,6 +4,7 @@ from typing import Any, ClassVar
 from uuid import UUID
 
 from axes.models import AccessAttempt
+from django.utils.translation import gettext_lazy as _
 from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_view
 from rest_framework import mixins, status
 from rest_framework.decorators import action
@@ -45,15 +46,15 @@ class AdminEndpoints(EndpointSet):
 
 
 @extend_schema_view(
-    list=extend_schema(summary="API tokens (admin)"), destroy=extend_schema(summary="Delete a token (admin)")
+    list=extend_schema(summary=_("API tokens (admin)")), destroy=extend_schema(summary=_("Delete a token (admin)"))
 )
 class TokenEndpoints(mixins.ListModelMixin, mixins.DestroyModelMixin, AdminEndpoints):
     queryset = Token.objects.all()
     serializer_class = TokenSerializer
 
     @extend_schema(
-        summary="Create a token (admin)",
-        description="The answer carries the token's secret. It is not kept, and cannot be shown again.",
+        summary=_("Create a token (admin)"),
+        description=_("The answer carries the token's secret. It is not kept, and cannot be shown again."),
         request=TokenBody,
         responses={201: NewTokenSerializer},
     )
@@ -75,14 +76,16 @@ class TokenEndpoints(mixins.ListModelMixin, mixins.DestroyModelMixin, AdminEndpo
         delete_token(self.actor, instance)
 
 
-@extend_schema_view(list=extend_schema(summary="Users (admin)"), retrieve=extend_schema(summary="One user (admin)"))
+@extend_schema_view(
+    list=extend_schema(summary=_("Users (admin)")), retrieve=extend_schema(summary=_("One user (admin)"))
+)
 class UserEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, AdminEndpoints):
     queryset = User.objects.order_by("username")
     serializer_class = UserSerializer
     parameters: ClassVar[dict[str, frozenset[str]]] = {"sessions": frozenset({"limit", "offset"})}
 
     @extend_schema(
-        summary="Add a user (admin)",
+        summary=_("Add a user (admin)"),
         description="The answer carries a one-time password. It is not kept, and has to be changed at the first "
         "sign-in.",
         request=UserBody,
@@ -98,7 +101,7 @@ class UserEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, AdminEndpo
         return Response(NewUserSerializer(user).data, status=status.HTTP_201_CREATED)
 
     @extend_schema(
-        summary="Change a user (admin)",
+        summary=_("Change a user (admin)"),
         description="Takes effect with the user's next request; a deactivated user is signed out "
         "everywhere. Refused with `last_admin` and `own_account` where it would lock out "
         "everybody, or the requesting user.",
@@ -113,8 +116,8 @@ class UserEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, AdminEndpo
         return Response(UserSerializer(users.change_user(self.actor, user, **given)).data)
 
     @extend_schema(
-        summary="Give a user a one-time password (admin)",
-        description="All their sessions end.",
+        summary=_("Give a user a one-time password (admin)"),
+        description=_("All their sessions end."),
         request=NothingBody,
         responses=PasswordSerializer,
     )
@@ -125,8 +128,8 @@ class UserEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, AdminEndpo
         return Response({"password": users.reset_password(self.actor, user)})
 
     @extend_schema(
-        summary="Remove a user's second factor (admin)",
-        description="Authenticator app, passkeys and recovery codes, as the device is lost. All their sessions end.",
+        summary=_("Remove a user's second factor (admin)"),
+        description=_("Authenticator app, passkeys and recovery codes, as the device is lost. All their sessions end."),
         request=NothingBody,
         responses=RemovedSerializer,
     )
@@ -136,16 +139,16 @@ class UserEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, AdminEndpo
         _given(request, NothingBody)
         return Response({"removed": second_factor.reset(self.actor, user)})
 
-    @extend_schema(summary="Active sessions of a user (admin)", responses=SessionSerializer(many=True))
+    @extend_schema(summary=_("Active sessions of a user (admin)"), responses=SessionSerializer(many=True))
     @action(detail=True, methods=["get"])
     def sessions(self, _request: Request, **_where: Any) -> Response:
         rows = self.paginate_queryset(selectors.sessions_of(self.get_object()))
         return self.get_paginated_response(SessionSerializer(rows, many=True).data)
 
     @extend_schema(
-        summary="Sign a user out of one browser (admin)",
+        summary=_("Sign a user out of one browser (admin)"),
         responses={204: None},
-        parameters=[OpenApiParameter("uid", UUID, OpenApiParameter.PATH, description="The session's `id`.")],
+        parameters=[OpenApiParameter("uid", UUID, OpenApiParameter.PATH, description=_("The session's `id`."))],
     )
     @action(detail=True, methods=["delete"], url_path="sessions/<uuid:uid>", url_name="session")
     def end_session(self, _request: Request, uid: UUID, **_where: Any) -> Response:
@@ -154,8 +157,8 @@ class UserEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, AdminEndpo
         return Response(status=status.HTTP_204_NO_CONTENT)
 
     @extend_schema(
-        summary="Sign a user out everywhere (admin)",
-        description="Tokens are not affected.",
+        summary=_("Sign a user out everywhere (admin)"),
+        description=_("Tokens are not affected."),
         request=NothingBody,
         responses=EndedSerializer,
     )
@@ -166,7 +169,7 @@ class UserEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, AdminEndpo
         return Response({"ended": users.end_sessions(self.actor, user)})
 
 
-@extend_schema_view(list=extend_schema(summary="Locked accounts (admin)"))
+@extend_schema_view(list=extend_schema(summary=_("Locked accounts (admin)")))
 class LockoutEndpoints(AdminEndpoints):
     queryset = AccessAttempt.objects.none()
     serializer_class = LockoutSerializer
@@ -175,7 +178,7 @@ class LockoutEndpoints(AdminEndpoints):
         rows: Any = self.paginate_queryset(_Listed(lockouts.lockouts()))
         return self.get_paginated_response(LockoutSerializer(rows, many=True).data)
 
-    @extend_schema(summary="Lift a lockout (admin)", responses={204: None})
+    @extend_schema(summary=_("Lift a lockout (admin)"), responses={204: None})
     def destroy(self, _request: Request, pk: int) -> Response:
         found = next((one for one in lockouts.lockouts() if one.id == pk), None)
         if found is None:
@@ -186,7 +189,7 @@ class LockoutEndpoints(AdminEndpoints):
 
 @extend_schema_view(
     list=extend_schema(
-        summary="Activity, newest first (admin)",
+        summary=_("Activity, newest first (admin)"),
         description="What was refused again and again stands there once, and once more with how often, after ten "
         "minutes.",
     )

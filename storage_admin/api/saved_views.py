@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 import django_filters
 from django.db import transaction
 from django.db.models import QuerySet
+from django.utils.translation import gettext_lazy as _
 from drf_spectacular.utils import extend_schema, extend_schema_view
 from rest_framework import mixins, serializers, status
 from rest_framework.exceptions import ValidationError
@@ -27,12 +28,12 @@ def _choices() -> list[tuple[str, str]]:
 class SavedViewSerializer(serializers.ModelSerializer[SavedView]):
     """A list's filters under a name."""
 
-    page = serializers.CharField(read_only=True, help_text="The list: images, jobs, hosts, ...")
-    query = serializers.CharField(read_only=True, help_text="The query string of the page.")
-    shared = serializers.BooleanField(read_only=True, help_text="Visible to every user who may open the page.")
-    mine = serializers.SerializerMethodField(help_text="Whether it belongs to the requesting user.")
+    page = serializers.CharField(read_only=True, help_text=_("The list: images, jobs, hosts, ..."))
+    query = serializers.CharField(read_only=True, help_text=_("The query string of the page."))
+    shared = serializers.BooleanField(read_only=True, help_text=_("Visible to every user who may open the page."))
+    mine = serializers.SerializerMethodField(help_text=_("Whether it belongs to the requesting user."))
     default = serializers.BooleanField(
-        source="opens_first", read_only=True, help_text="Whether it is the requesting user's default view."
+        source="opens_first", read_only=True, help_text=_("Whether it is the requesting user's default view.")
     )
     created_by = serializers.CharField(source="by", read_only=True)
 
@@ -50,8 +51,8 @@ class NewSavedViewBody(Body):
 
     name = StrictText(max_length=LONGEST_NAME)
     query = StrictText(max_length=LONGEST_QUERY, required=False, default="", allow_blank=True)
-    shared = StrictBoolean(required=False, default=False, help_text="Visible to all users (operator).")
-    default = StrictBoolean(required=False, default=False, help_text="Makes it this user's default view.")
+    shared = StrictBoolean(required=False, default=False, help_text=_("Visible to all users (operator)."))
+    default = StrictBoolean(required=False, default=False, help_text=_("Makes it this user's default view."))
 
     def get_fields(self) -> Any:
         # Which lists there are is known when all their modules are loaded.
@@ -64,7 +65,7 @@ class SavedViewBody(Body):
     name = StrictText(max_length=LONGEST_NAME, required=False)
     query = StrictText(max_length=LONGEST_QUERY, required=False, allow_blank=True)
     shared = StrictBoolean(required=False)
-    default = StrictBoolean(required=False, help_text="For this user, also of another's shared one.")
+    default = StrictBoolean(required=False, help_text=_("For this user, also of another's shared one."))
 
 
 class SavedViewFilters(GivenFilters):
@@ -76,8 +77,8 @@ class SavedViewFilters(GivenFilters):
 
 
 @extend_schema_view(
-    list=extend_schema(summary="Saved views: one's own, and shared ones"),
-    destroy=extend_schema(summary="Delete a view; another user's shared view: admin"),
+    list=extend_schema(summary=_("Saved views: one's own, and shared ones")),
+    destroy=extend_schema(summary=_("Delete a view; another user's shared view: admin")),
 )
 class SavedViewEndpoints(mixins.ListModelMixin, mixins.DestroyModelMixin, EndpointSet):
     queryset = SavedView.objects.none()
@@ -89,7 +90,7 @@ class SavedViewEndpoints(mixins.ListModelMixin, mixins.DestroyModelMixin, Endpoi
         return saved_views.with_defaults(self.actor, saved_views.views_for(self.actor))
 
     @extend_schema(
-        summary="Keep a list's filters under a name",
+        summary=_("Keep a list's filters under a name"),
         description="One's own view of that name on that page takes them over (200). What the page does not know to "
         "filter by is left out of `query`. What a token saves is shared.",
         request=NewSavedViewBody,
@@ -109,7 +110,7 @@ class SavedViewEndpoints(mixins.ListModelMixin, mixins.DestroyModelMixin, Endpoi
         return self._shown(view, status.HTTP_201_CREATED if new else status.HTTP_200_OK)
 
     @extend_schema(
-        summary="Rename a view, share it, or give it other filters", request=SavedViewBody,
+        summary=_("Rename a view, share it, or give it other filters"), request=SavedViewBody,
         responses=SavedViewSerializer,
     )  # fmt: skip
     def partial_update(self, request: Request, **_where: Any) -> Response:

@@ -10,6 +10,8 @@ import ipaddress
 from fnmatch import fnmatchcase
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
+from django.utils.translation import gettext as _
+
 from storage_admin.errors import InvalidError, of_field
 
 LONGEST = 500
@@ -38,30 +40,38 @@ def checked(url: str) -> str:
     url = url.strip()
     parts = _split(url)
     if HIDDEN in url:
-        raise _bad(f"Give the whole address: {HIDDEN} stands for what is not shown of the one that there is.")
+        raise _bad(
+            _("Give the whole address: {hidden} stands for what is not shown of the one that there is.").format(
+                hidden=HIDDEN
+            )
+        )
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise _bad("Give the whole URL, starting with https:// or http://.")
+        raise _bad(_("Give the whole URL, starting with https:// or http://."))
     if parts.username is not None or parts.password is not None:
         raise _bad(
-            "Leave out user and password: they would be sent and logged in clear text. The signature identifies us."
+            _("Leave out user and password: they would be sent and logged in clear text. The signature identifies us.")
         )
     if len(url) > LONGEST or not url.isascii() or not url.isprintable() or " " in url:
-        raise _bad(f"At most {LONGEST} characters, ASCII and without spaces: write others as %XX, names as xn--….")
+        raise _bad(
+            _("At most {longest} characters, ASCII and without spaces: write others as %XX, names as xn--….").format(
+                longest=LONGEST
+            )
+        )
     if parts.fragment:
-        raise _bad("Leave out the part after #: it is never sent.")
+        raise _bad(_("Leave out the part after #: it is never sent."))
     if not _is_name(parts.hostname):
-        raise _bad("Its name cannot be: between two dots there are 1 to 63 characters.")
+        raise _bad(_("Its name cannot be: between two dots there are 1 to 63 characters."))
     if forbidden(parts.hostname):
-        raise _bad("This is a link-local address (such as cloud metadata), which is not allowed.")
+        raise _bad(_("This is a link-local address (such as cloud metadata), which is not allowed."))
     return url
 
 
 def _split(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
-        _ = parts.port
+        __ = parts.port
     except ValueError:
-        raise _bad("Invalid URL. Check that the port is a number from 1 to 65535.") from None
+        raise _bad(_("Invalid URL. Check that the port is a number from 1 to 65535.")) from None
     return parts
 
 
@@ -123,7 +133,7 @@ def server(url: str) -> str:
 def without(url: str, text: str) -> str:
     """A text, such as a receiver's answer, without what of an address stands behind its server."""
     parts = urlsplit(url)
-    told = [f"{parts.path}?{parts.query}", parts.path, parts.query, *(value for _, value in parse_qsl(parts.query))]
+    told = [f"{parts.path}?{parts.query}", parts.path, parts.query, *(value for __, value in parse_qsl(parts.query))]
     # Who answers may tell a part alone, or write the slashes otherwise; what is short is a word like others.
     told += [part for part in parts.path.split("/") if len(part) > 7]
     for part in told:
@@ -143,7 +153,7 @@ def shown(url: str) -> str:
 
 
 def _shown(part: str) -> str:
-    name, _, value = part.partition("=")
+    name, __, value = part.partition("=")
     # What ends in = may be Base64.
     return f"{name}={HIDDEN}" if value.strip("=") else part and HIDDEN
 

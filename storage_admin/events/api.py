@@ -5,6 +5,7 @@ from typing import Any, ClassVar, TypeVar
 
 from django.db.models import QuerySet
 from django.shortcuts import get_object_or_404
+from django.utils.translation import gettext_lazy as _
 from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_view
 from rest_framework import mixins, status
 from rest_framework.decorators import action
@@ -52,8 +53,8 @@ def _body(request: Request, shape: type[Body]) -> dict[str, Any]:
 
 
 @extend_schema_view(
-    list=extend_schema(summary="Alerts, newest first", description="`?state=open`: what is wrong now."),
-    retrieve=extend_schema(summary="One alert"),
+    list=extend_schema(summary=_("Alerts, newest first"), description=_("`?state=open`: what is wrong now.")),
+    retrieve=extend_schema(summary=_("One alert")),
 )
 class AlertEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet):
     serializer_class = AlertSerializer
@@ -65,8 +66,8 @@ class AlertEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
         return selectors.alerts_for(self.actor)
 
     @extend_schema(
-        summary="Acknowledge an alert",
-        description="The first acknowledgement is kept.",
+        summary=_("Acknowledge an alert"),
+        description=_("The first acknowledgement is kept."),
         request=Nothing,
         responses=AlertSerializer,
     )
@@ -77,7 +78,7 @@ class AlertEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
 
 
 @extend_schema_view(
-    list=extend_schema(summary="Webhooks (admin)"), retrieve=extend_schema(summary="One webhook (admin)")
+    list=extend_schema(summary=_("Webhooks (admin)")), retrieve=extend_schema(summary=_("One webhook (admin)"))
 )
 class WebhookEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet):
     queryset = Webhook.objects.none()
@@ -95,7 +96,7 @@ class WebhookEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoin
         return selectors.webhooks()
 
     @extend_schema(
-        summary="Create a webhook (admin)",
+        summary=_("Create a webhook (admin)"),
         description="The answer carries the secret of its signatures, which cannot be shown again. See docs/alerts.md.",
         request=WebhookBody,
         responses={201: NewWebhookSerializer},
@@ -108,8 +109,8 @@ class WebhookEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoin
         return Response(NewWebhookSerializer(shown).data, status=status.HTTP_201_CREATED)
 
     @extend_schema(
-        summary="Change a webhook (admin)",
-        description="Pending deliveries are dropped when it is disabled.",
+        summary=_("Change a webhook (admin)"),
+        description=_("Pending deliveries are dropped when it is disabled."),
         request=WebhookChanges,
         responses=WebhookSerializer,
     )
@@ -119,12 +120,12 @@ class WebhookEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoin
         _taken(lambda: writes.update(self.actor, hook, **given))
         return Response(WebhookSerializer(self.get_object()).data)
 
-    @extend_schema(summary="Delete a webhook, with the history of its deliveries (admin)", responses={204: None})
+    @extend_schema(summary=_("Delete a webhook, with the history of its deliveries (admin)"), responses={204: None})
     def destroy(self, _request: Request, **_where: Any) -> Response:
         writes.remove(self.actor, self.get_object())
         return Response(status=status.HTTP_204_NO_CONTENT)
 
-    @extend_schema(summary="Rotate the secret (admin)", request=Nothing, responses=SecretSerializer)
+    @extend_schema(summary=_("Rotate the secret (admin)"), request=Nothing, responses=SecretSerializer)
     @action(detail=True, methods=["post"], url_path="rotate-secret")
     def rotate_secret(self, request: Request, **_where: Any) -> Response:
         _body(request, Nothing)
@@ -132,7 +133,7 @@ class WebhookEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoin
         secret = writes.rotate(self.actor, hook)
         return Response(SecretSerializer({"secret": secret, "old_secret_until": hook.old_secret_until}).data)
 
-    @extend_schema(summary="Send it a test (admin)", request=Nothing, responses={202: DeliverySerializer})
+    @extend_schema(summary=_("Send it a test (admin)"), request=Nothing, responses={202: DeliverySerializer})
     @action(detail=True, methods=["post"])
     def test(self, request: Request, **_where: Any) -> Response:
         _body(request, Nothing)
@@ -140,7 +141,7 @@ class WebhookEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoin
         delivery = _taken(lambda: writes.send_test(self.actor, hook))
         return Response(DeliverySerializer(delivery).data, status=status.HTTP_202_ACCEPTED)
 
-    @extend_schema(summary="Its deliveries, newest first (admin)", responses=DeliverySerializer(many=True))
+    @extend_schema(summary=_("Its deliveries, newest first (admin)"), responses=DeliverySerializer(many=True))
     @action(detail=True, methods=["get"], filterset_class=DeliveryFilters)
     def deliveries(self, _request: Request, **_where: Any) -> Response:
         return self._listed(selectors.deliveries().filter(webhook=self.get_object()), DeliverySerializer)
@@ -153,7 +154,7 @@ class WebhookEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoin
         return self.get_paginated_response(shape(page, many=True).data)
 
     @extend_schema(
-        summary="Send a delivery once more (admin)",
+        summary=_("Send a delivery once more (admin)"),
         request=Nothing,
         responses={202: DeliverySerializer},
         parameters=[OpenApiParameter("delivery", int, OpenApiParameter.PATH)],
@@ -166,8 +167,8 @@ class WebhookEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoin
         return Response(DeliverySerializer(again).data, status=status.HTTP_202_ACCEPTED)
 
     @extend_schema(
-        summary="Send every address of ALERT_EMAILS a test (admin)",
-        description="Where no address is set, 400 says so.",
+        summary=_("Send every address of ALERT_EMAILS a test (admin)"),
+        description=_("Where no address is set, 400 says so."),
         request=Nothing,
         responses={202: MailSerializer(many=True)},
         operation_id="webhooks_mail_test",
@@ -179,7 +180,7 @@ class WebhookEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoin
         return Response(MailSerializer(sent, many=True).data, status=status.HTTP_202_ACCEPTED)
 
     @extend_schema(
-        summary="Mails of events, newest first (admin)",
+        summary=_("Mails of events, newest first (admin)"),
         responses=MailSerializer(many=True),
         operation_id="webhooks_mail_deliveries_list",
     )
@@ -188,7 +189,7 @@ class WebhookEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoin
         return self._listed(selectors.deliveries().filter(webhook=None), MailSerializer)
 
     @extend_schema(
-        summary="Send a mail once more (admin)",
+        summary=_("Send a mail once more (admin)"),
         request=Nothing,
         responses={202: MailSerializer},
         parameters=[OpenApiParameter("delivery", int, OpenApiParameter.PATH)],

@@ -3,6 +3,7 @@
 from django.db import models
 from django.db.models import Q
 from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
 
 
 class Alert(models.Model):
@@ -88,7 +89,7 @@ class Delivery(models.Model):
     class State(models.TextChoices):
         DUE = "due"
         SENT = "sent"
-        GIVEN_UP = "given_up", "given up"
+        GIVEN_UP = "given_up", _("given up")
 
     event = models.ForeignKey(Event, on_delete=models.CASCADE, related_name="deliveries")
     webhook = models.ForeignKey(Webhook, null=True, on_delete=models.CASCADE, related_name="deliveries")

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from django.utils.translation import gettext_lazy as _
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
@@ -26,7 +27,7 @@ class AlertSerializer(Shown, serializers.ModelSerializer[Alert]):
     """Something that is wrong, or was: ``closed`` is null as long as it lasts."""
 
     kind = serializers.ChoiceField(choices=list(KINDS.items()), read_only=True)
-    host = TextOrNull(help_text="Slug; null where it concerns no single one.")
+    host = TextOrNull(help_text=_("Slug; null where it concerns no single one."))
     target = serializers.SerializerMethodField()
     acknowledged_by = TextOrNull()
     closed = serializers.DateTimeField(read_only=True, allow_null=True)
@@ -51,12 +52,12 @@ class WebhookSerializer(serializers.ModelSerializer[Webhook]):
     """An address that is told of events. Its path and the values of its query are not shown; its secret neither."""
 
     url = serializers.SerializerMethodField()
-    events = serializers.ListField(child=serializers.CharField(), read_only=True, help_text="Empty: all of them.")
+    events = serializers.ListField(child=serializers.CharField(), read_only=True, help_text=_("Empty: all of them."))
     old_secret_until = serializers.DateTimeField(
-        read_only=True, allow_null=True, help_text="Until then signatures are made with the secret before, too."
+        read_only=True, allow_null=True, help_text=_("Until then signatures are made with the secret before, too.")
     )
-    on_their_way = serializers.IntegerField(read_only=True, help_text="Pending deliveries.")
-    failing = serializers.IntegerField(read_only=True, help_text="Of these, those that were tried already.")
+    on_their_way = serializers.IntegerField(read_only=True, help_text=_("Pending deliveries."))
+    failing = serializers.IntegerField(read_only=True, help_text=_("Of these, those that were tried already."))
     given_up = serializers.IntegerField(read_only=True)
     last_sent = serializers.DateTimeField(read_only=True, allow_null=True)
 
@@ -75,7 +76,7 @@ class WebhookSerializer(serializers.ModelSerializer[Webhook]):
 class NewWebhookSerializer(WebhookSerializer):
     """A webhook right after it was made, with its secret, which is shown here only."""
 
-    secret = serializers.CharField(read_only=True, help_text="The key of the signatures. It is not shown again.")
+    secret = serializers.CharField(read_only=True, help_text=_("The key of the signatures. It is not shown again."))
 
     class Meta:
         model = Webhook
@@ -115,8 +116,8 @@ class DeliverySerializer(serializers.ModelSerializer[Delivery]):
     event_id = serializers.IntegerField(read_only=True)
     at = serializers.DateTimeField(source="event.at", read_only=True)
     webhook = serializers.IntegerField(source="webhook_id", read_only=True)
-    next_try = serializers.SerializerMethodField(help_text="Null when it is no longer pending.")
-    problem = TextOrNull(help_text="Why the last attempt failed.")
+    next_try = serializers.SerializerMethodField(help_text=_("Null when it is no longer pending."))
+    problem = TextOrNull(help_text=_("Why the last attempt failed."))
 
     class Meta:
         model = Delivery

@@ -10,6 +10,7 @@ from typing import Any
 from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
 
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.accounts.services import audit
@@ -21,10 +22,10 @@ ALERT_WORSE = "alert.worse"
 ALERT_CLOSED = "alert.closed"
 #: What a webhook can be told of, with what it means; ``test`` is sent by the button alone, to one webhook.
 NAMES = {
-    JOB_FINISHED: "a job has finished, with any result",
-    ALERT_OPENED: "a new alert was opened",
-    ALERT_WORSE: "a warning has become a danger",
-    ALERT_CLOSED: "an alert was resolved",
+    JOB_FINISHED: _("a job has finished, with any result"),
+    ALERT_OPENED: _("a new alert was opened"),
+    ALERT_WORSE: _("a warning has become a danger"),
+    ALERT_CLOSED: _("an alert was resolved"),
 }
 #: Of these, mail is sent to ``settings.ALERT_EMAILS``.
 MAILED = (ALERT_OPENED, ALERT_WORSE, ALERT_CLOSED)
@@ -46,21 +47,21 @@ JOB_STALLED = "job_stalled"
 DELIVERY_GIVEN_UP = "delivery_given_up"
 #: Every kind of alert and its words.
 KINDS = {
-    POOL_OVER_THRESHOLD: "pool over its threshold",
-    POOL_DAYS_UNTIL_FULL: "pool forecast to fill up",
-    POOL_OVERCOMMIT: "pool overcommitted",
-    BROKEN_CHAIN: "broken chain",
-    FORMAT_MISMATCH: "format mismatch",
-    HOST_UNREACHABLE: "host unreachable",
-    POOL_SILENT: "pool does not answer",
-    POOL_CHANGED: "pool's folder replaced or not listed",
-    POLICY_FAILED: "policy failed",
-    UNDO_HELD: "undo copies hold much",
-    UNDO_KEPT: "undo copy may be the last good copy",
-    CLOCK_JUMPED: "clock was set",
-    BENCHMARK_REGRESSION: "slower than before",
-    JOB_STALLED: "job without progress",
-    DELIVERY_GIVEN_UP: "cannot be told",
+    POOL_OVER_THRESHOLD: _("pool over its threshold"),
+    POOL_DAYS_UNTIL_FULL: _("pool forecast to fill up"),
+    POOL_OVERCOMMIT: _("pool overcommitted"),
+    BROKEN_CHAIN: _("broken chain"),
+    FORMAT_MISMATCH: _("format mismatch"),
+    HOST_UNREACHABLE: _("host unreachable"),
+    POOL_SILENT: _("pool does not answer"),
+    POOL_CHANGED: _("pool's folder replaced or not listed"),
+    POLICY_FAILED: _("policy failed"),
+    UNDO_HELD: _("undo copies hold much"),
+    UNDO_KEPT: _("undo copy may be the last good copy"),
+    CLOCK_JUMPED: _("clock was set"),
+    BENCHMARK_REGRESSION: _("slower than before"),
+    JOB_STALLED: _("job without progress"),
+    DELIVERY_GIVEN_UP: _("cannot be told"),
 }
 #: What of an open alert follows what is found.
 _FOLLOWS = ("severity", "title", "detail", "host", "told_under", "target_kind", "target_id", "target_label")

@@ -7,6 +7,7 @@ from typing import Any
 from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from storage_admin import sealing
 from storage_admin.accounts.roles import Actor, Role
@@ -126,7 +127,9 @@ def send_test(actor: Actor, hook: Webhook) -> Delivery:
     """
     actor.require_everywhere(Role.ADMIN)
     if not hook.enabled:
-        raise InvalidError(f"{hook.name} is disabled: enable it first.", {"enabled": "It is switched off."})
+        raise InvalidError(
+            _("{hook} is disabled: enable it first.").format(hook=hook.name), {"enabled": _("It is switched off.")}
+        )
     with transaction.atomic():
         delivery = Delivery.objects.create(event=_test(actor), webhook=hook)
         audit(actor, "webhook tested", hook.name)
@@ -143,7 +146,7 @@ def send_test_mail(actor: Actor) -> list[Delivery]:
     """
     actor.require_everywhere(Role.ADMIN)
     if not settings.ALERT_EMAILS:
-        raise InvalidError("Mail is not set up: set ALERT_EMAILS and EMAIL_URL (docs/alerts.md), and restart.")
+        raise InvalidError(_("Mail is not set up: set ALERT_EMAILS and EMAIL_URL (docs/alerts.md), and restart."))
     with transaction.atomic():
         event = _test(actor)
         sent = [Delivery.objects.create(event=event, recipients=[address]) for address in settings.ALERT_EMAILS]
@@ -161,11 +164,15 @@ def resend(actor: Actor, delivery: Delivery) -> Delivery:
     """
     actor.require_everywhere(Role.ADMIN)
     if sending.is_for_nobody(delivery):
-        raise InvalidError(f"{delivery.recipients[0]} is no longer in ALERT_EMAILS: nothing is sent there.")
+        raise InvalidError(
+            _("{recipients} is no longer in ALERT_EMAILS: nothing is sent there.").format(
+                recipients=delivery.recipients[0]
+            )
+        )
     if delivery.webhook is not None and not delivery.webhook.enabled:
-        raise InvalidError(f"{delivery.webhook.name} is disabled: enable it first.")
+        raise InvalidError(_("{webhook} is disabled: enable it first.").format(webhook=delivery.webhook.name))
     if delivery.state == Delivery.State.DUE and not delivery.attempts:
-        raise InvalidError("It is already pending.")
+        raise InvalidError(_("It is already pending."))
     with transaction.atomic():
         sending.put_again(Delivery.objects.filter(pk=delivery.pk), timezone.now())
         audit(actor, "delivery sent again", delivery.webhook or delivery.recipients[0], after={"delivery": delivery.pk})
@@ -207,16 +214,19 @@ def _checked(given: dict[str, Any], hook: Webhook | None) -> dict[str, Any]:
 def _named(name: str, hook: Webhook | None) -> str:
     name = name.strip()
     if not name or len(name) > LONGEST_NAME or not name.isprintable():
-        raise of_field("name", f"Give it a name of at most {LONGEST_NAME} characters.")
+        raise of_field("name", _("Give it a name of at most {longest} characters.").format(longest=LONGEST_NAME))
     if Webhook.objects.filter(name=name).exclude(pk=hook.pk if hook else 0).exists():
-        raise of_field("name", f"There is a webhook named {name} already: choose another name.")
+        raise of_field("name", _("There is a webhook named {name} already: choose another name.").format(name=name))
     return name
 
 
 def _known(events: Iterable[str]) -> list[str]:
     wanted = set(events)
     if unknown := sorted(wanted - NAMES.keys()):
-        raise of_field("events", f"There is no event {unknown[0]!r}; there are {', '.join(NAMES)}.")
+        raise of_field(
+            "events",
+            _("There is no event {unknown!r}; there are {names}.").format(unknown=unknown[0], names=", ".join(NAMES)),
+        )
     return sorted(wanted)
 
 

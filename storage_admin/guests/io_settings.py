@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.guests import proxmox_vms
 from storage_admin.guests.models import Guest
@@ -82,26 +84,50 @@ def refusals(guest: Guest, setting: Setting) -> Iterator[tuple[str, str]]:
         if host.status == Host.Status.UNREACHABLE:
             yield "host_unreachable", f"{host.name} does not answer: {host.status_detail}"
         if guest.lock:
-            yield "guest_locked", f"{guest.name} is locked ({guest.lock}): wait until that is over."
+            yield (
+                "guest_locked",
+                _("{guest} is locked ({lock}): wait until that is over.").format(guest=guest.name, lock=guest.lock),
+            )
     container = guest.kind == Guest.Kind.CONTAINER
     if not guest.takes_io:
-        yield "invalid", f"{guest.name} is a container of Proxmox VE, which has no I/O priority or limits for those."
+        yield (
+            "invalid",
+            _("{guest} is a container of Proxmox VE, which has no I/O priority or limits for those.").format(
+                guest=guest.name
+            ),
+        )
         return
     if setting.priority is not None and not container:
-        yield "invalid", f"{guest.name} is no container: it takes a weight and limits, no priority."
+        yield (
+            "invalid",
+            _("{guest} is no container: it takes a weight and limits, no priority.").format(guest=guest.name),
+        )
     if container and (setting.weight is not None or setting.limits is not None):
-        yield "invalid", f"{guest.name} is a container: it takes a priority of 0 to 7, no weight and no limits."
+        yield (
+            "invalid",
+            _("{guest} is a container: it takes a priority of 0 to 7, no weight and no limits.").format(
+                guest=guest.name
+            ),
+        )
     if guest.kind == Guest.Kind.DOMAIN and (why := why_read_only(host)):
         yield "tool_missing", why
     targets = {disk.target for disk in guest.disks.all()}
     if setting.disk is not None and setting.disk not in targets:
-        yield "invalid", f"{guest.name} has no disk {setting.disk[:40]}; it has {', '.join(sorted(targets)) or 'none'}."
+        yield (
+            "invalid",
+            _("{guest} has no disk {disk}; it has {targets}.").format(
+                guest=guest.name, disk=setting.disk[:40], targets=", ".join(sorted(targets)) or "none"
+            ),
+        )
 
 
 def _refusals_of_vm(guest: Guest, setting: Setting) -> Iterator[tuple[str, str]]:
     yield from proxmox_vms.offline(guest)
     if setting.weight is not None:
-        yield "invalid", f"{guest.name} is a VM of Proxmox VE: it takes limits, and has no I/O weight."
+        yield (
+            "invalid",
+            _("{guest} is a VM of Proxmox VE: it takes limits, and has no I/O weight.").format(guest=guest.name),
+        )
     if setting.limits is not None:
         try:
             proxmox_limits.check(setting.limits)
@@ -110,16 +136,16 @@ def _refusals_of_vm(guest: Guest, setting: Setting) -> Iterator[tuple[str, str]]
         paths = {disk.target: disk.path for disk in guest.disks.all() if not disk.volume and not disk.only_in}
         for target in targets_of(guest, setting):
             if target in guest.waiting:
-                sentence = (
-                    f"A change of {target} of {guest.name} waits for its next start: start it, or revert the change, "
-                    "then scan again."
-                )
+                sentence = _(
+                    "A change of {target} of {guest} waits for its next start: start it, or revert the change, then "
+                    "scan again."
+                ).format(target=target, guest=guest.name)
                 yield "stale_plan", sentence
             if paths.get(target, "").startswith("/"):
-                sentence = (
-                    f"{target} of {guest.name} is the path {paths[target]}: Proxmox VE lets only root@pam set such a "
-                    f"drive, and no token. Name another disk, or do it on the node (qm set {guest.uid} --{target} …)."
-                )
+                sentence = _(
+                    "{target} of {guest} is the path {paths}: Proxmox VE lets only root@pam set such a drive, and no "
+                    "token. Name another disk, or do it on the node (qm set {uid} --{target} …)."
+                ).format(target=target, guest=guest.name, paths=paths[target], uid=guest.uid)
                 yield RIGHT_MISSING, sentence
 
 
@@ -154,16 +180,16 @@ def warnings(guest: Guest, setting: Setting) -> Iterator[str]:
     """What an admin should know before."""
     if guest.kind == Guest.Kind.CONTAINER and is_edited(guest):
         files = " or ".join(f"{folder}/{guest.uid}.conf" for folder in openvz.FOLDERS)
-        yield (
-            f"There is no vzctl on {guest.host.name}: {files} is edited to say "
-            f'IOPRIO="{setting.priority}", which counts from the next start.'
-        )
+        yield _(
+            'There is no vzctl on {host}: {files} is edited to say IOPRIO="{priority}", which counts from the next '
+            "start."
+        ).format(host=guest.host.name, files=files, priority=setting.priority)
     elif guest.off and guest.kind == Guest.Kind.CONTAINER:
-        yield "It is not running: the priority counts from its next start."
+        yield _("It is not running: the priority counts from its next start.")
     if guest.kind == Guest.Kind.VM and by_api_alone.is_alone(guest.host):
-        yield proxmox_vms.UNCHECKED
+        yield str(proxmox_vms.UNCHECKED)
     if setting.priority is not None:
-        yield "The value is relative: it sets who goes first when the disks are busy. It is not a limit."
+        yield _("The value is relative: it sets who goes first when the disks are busy. It is not a limit.")
 
 
 def is_edited(guest: Guest) -> bool:
@@ -228,12 +254,14 @@ def apply(guest: Guest, setting: Setting, recorder: Recorder) -> Outcome:
             with proxmox_vms.opened(guest) as vm:
                 return _vm(vm, setting, recorder)
         case _:
-            raise HostError(f"{guest.name} is of a kind that this version cannot set anything of.")
+            raise HostError(
+                _("{guest} is of a kind that this version cannot set anything of.").format(guest=guest.name)
+            )
 
 
 def _container(guest: Guest, setting: Setting, recorder: Recorder) -> Outcome:
     if setting.priority is None:
-        raise RefusedError("invalid", "Give a priority.")
+        raise RefusedError("invalid", _("Give a priority."))
 
     def told(run: openvz.CommandRun) -> None:
         if run.argv[0] != "sh":  # those that look and edit: what they come to stands in the result
@@ -287,18 +315,24 @@ def _vm(vm: Vm, setting: Setting, recorder: Recorder) -> Outcome:
         except (RefusedError, HostError) as error:
             if not done:
                 raise
-            raise HostError(f"{error.detail} Set before that: {', '.join(done)}.", error.code) from error
+            raise HostError(
+                _("{detail} Set before that: {done}.").format(detail=error.detail, done=", ".join(done)), error.code
+            ) from error
         done.append(target)
         waiting += [target] if one.waits else []
         recorder.log(f"{target}: {_limits_in_words(one.before)} before, {_limits_in_words(one.after)} now")
         recorder.tick()
     if not done:
-        raise RefusedError("stale_plan", f"{vm.guest.name} has no disk that takes limits: scan its host again.")
+        raise RefusedError(
+            "stale_plan", _("{guest} has no disk that takes limits: scan its host again.").format(guest=vm.guest.name)
+        )
     now, runs = limits_of(vm.again().next), vm.runs()
     effect = "next_start" if waiting or not runs else "now"
-    since = "It is off: they count from its next start." if not runs else "They are in effect."
+    since = _("It is off: they count from its next start.") if not runs else _("They are in effect.")
     if waiting:
-        since = f"Those of {', '.join(waiting)} wait for its next start: disks are left out of its hotplug."
+        since = _("Those of {waiting} wait for its next start: disks are left out of its hotplug.").format(
+            waiting=", ".join(waiting)
+        )
     words = "; ".join(
         f"{one} had {_limits_in_words(before.get(one))}, has {_limits_in_words(now.get(one))}" for one in done
     )

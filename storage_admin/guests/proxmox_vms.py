@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext_lazy as _
+
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError, StoppedError
@@ -26,7 +29,6 @@ from storage_admin.hosts.proxmox.tasks import Outcome
 from storage_admin.jobs.models import JobLog
 from storage_admin.jobs.plans import Refusal
 from storage_admin.jobs.recorder import Recorder
-from storage_admin.words import plural
 
 #: Seconds that an answer may take while somebody waits for a plan.
 PLAN_SECONDS = 8.0
@@ -42,13 +44,15 @@ ACCEPT: dict[str, dict[str, Any]] = {
         "type": ["string", "null"],
         "maxLength": 40,
         "default": None,
-        "description": "Where a node is reached by its API alone, which does not show lines that Proxmox VE would "
-        "drop: the digest of the configuration for which an admin accepts that. It is asked for once.",
+        "description": _(
+            "Where a node is reached by its API alone, which does not show lines that Proxmox VE would drop: the "
+            "digest of the configuration for which an admin accepts that. It is asked for once."
+        ),
     }
 }
 
 
-UNCHECKED = (
+UNCHECKED = _(
     "Lines that the API does not show cannot be checked without ssh; this write drops them. An admin has accepted that "
     "for the configuration as it is."
 )
@@ -113,16 +117,26 @@ def offline(guest: Guest) -> Iterator[tuple[str, str]]:
     """Codes and sentences of what stands against it as the database knows: nobody is asked."""
     host = guest.host
     if guest.kind != Guest.Kind.VM:
-        yield INVALID, f"{guest.name} is no VM of Proxmox VE."
+        yield INVALID, gettext("{guest} is no VM of Proxmox VE.").format(guest=guest.name)
     elif not host.token_id:
         yield (
             "tool_missing",
-            f"{host.name} is known without its API: add the node with an API token, by which VMs are changed.",
+            gettext(
+                "{host} is known without its API: add the node with an API token, by which VMs are changed."
+            ).format(host=host.name),
         )
     if host.status == Host.Status.UNREACHABLE:
-        yield "host_unreachable", f"{host.name} does not answer: {host.status_detail}"
+        yield (
+            "host_unreachable",
+            gettext("{host} does not answer: {why}").format(host=host.name, why=host.status_detail),
+        )
     if guest.lock:
-        yield "guest_locked", f"{guest.name} is locked by Proxmox VE ({guest.lock}): wait until that has ended."
+        yield (
+            "guest_locked",
+            gettext("{guest} is locked by Proxmox VE ({lock}): wait until that has ended.").format(
+                guest=guest.name, lock=guest.lock
+            ),
+        )
 
 
 @contextlib.contextmanager
@@ -142,8 +156,9 @@ def opened(guest: Guest, seconds: float = ANSWER_SECONDS) -> Iterator[Vm]:
             config = read_config(client, GuestRef(host.node, int(guest.uid)))
         except NotThereError as error:
             raise HostError(
-                f"There is no VM {guest.uid} on {host.node} now: if another node has it, choose it there. "
-                f"{error.detail}",
+                gettext("There is no VM {uid} on {node} now: if another node has it, choose it there. {detail}").format(
+                    uid=guest.uid, node=host.node, detail=error.detail
+                ),
                 error.code,
             ) from error
         config.check_free()
@@ -174,7 +189,7 @@ def check_writing(vm: Vm, accepted: str | None) -> list[str]:
     for refusal in unchecked(vm.guest, vm.config.digest, accepted):
         raise RefusedError(refusal.code, refusal.detail)
     hidden_lines.refuse_dropping(vm.guest.host, vm.client, vm.config, vm.guest.name)
-    return [UNCHECKED] if by_api_alone.is_alone(vm.guest.host) else []
+    return [str(UNCHECKED)] if by_api_alone.is_alone(vm.guest.host) else []
 
 
 def unchecked(guest: Guest, digest: str, accepted: str | None) -> list[Refusal]:
@@ -186,13 +201,19 @@ def unchecked(guest: Guest, digest: str, accepted: str | None) -> list[Refusal]:
     """
     if not by_api_alone.is_alone(guest.host) or (digest and digest in (guest.accepted_digest, accepted)):
         return []
-    asks = f"accept it for this configuration (accept_hidden_lines: {digest})" if digest else "scan the host first"
+    asks = (
+        gettext("accept it for this configuration (accept_hidden_lines: {digest})").format(digest=digest)
+        if digest
+        else gettext("scan the host first")
+    )
     return [
         Refusal(
             hidden.CODE,
-            f"Whether the configuration of {guest.name} has lines that the API of Proxmox VE does not show cannot be "
-            "checked without ssh: any write by the API drops them. Give the host ssh as well, or, as an admin, "
-            f"{asks}.",
+            gettext(
+                "Whether the configuration of {guest} has lines that the API of Proxmox VE does not show cannot be "
+                "checked without ssh: any write by the API drops them. Give the host ssh as well, or, as an admin, "
+                "{asks}."
+            ).format(guest=guest.name, asks=asks),
         )
     ]
 
@@ -212,14 +233,19 @@ def still_needed(guest: Guest, target: str) -> list[Refusal]:
     use = getattr(disk, "use", None)
     if use is None:
         return []
-    image, found, keep = use.image, [], "keep the old volume (delete_source off)."
+    image, found, keep = use.image, [], gettext("keep the old volume (delete_source off).")
     if image.overlays_count:
-        overlays = plural(image.overlays_count, "overlay uses,overlays use")
-        sentence = f"{overlays} {image.name} as backing file: flatten these first, or {keep}"
+        sentence = ngettext(
+            "{count:,} overlay uses {image} as backing file: flatten these first, or {keep}",
+            "{count:,} overlays use {image} as backing file: flatten these first, or {keep}",
+            image.overlays_count,
+        ).format(count=image.overlays_count, image=image.name, keep=keep)
         found.append(Refusal("has_overlays", sentence))
     others = set(image.uses.exclude(disk__guest=guest).values_list("disk__guest__name", flat=True))
     if others:
-        sentence = f"{image.name} is a disk of {', '.join(sorted(others)[:3])} as well: {keep}"
+        sentence = gettext("{image} is a disk of {others} as well: {keep}").format(
+            image=image.name, others=", ".join(sorted(others)[:3]), keep=keep
+        )
         found.append(Refusal("guest_names_image", sentence))
     return found
 
@@ -280,7 +306,9 @@ def follow(vm: Vm, upid: str, stage: str, recorder: Recorder, stopping: Callable
         recorder.tick()
         if recorder.cancel_requested or stopping():
             recorder.log("stopping the task", JobLog.Level.WARNING)
-            raise StoppedError(protocol.CANCELLED, f"Cancelled; Proxmox VE has ended its task {upid}.")
+            raise StoppedError(
+                protocol.CANCELLED, gettext("Cancelled; Proxmox VE has ended its task {upid}.").format(upid=upid)
+            )
 
     return tasks.follow(
         vm.client,

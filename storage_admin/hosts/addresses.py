@@ -11,6 +11,7 @@ import struct
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key
+from django.utils.translation import gettext as _
 
 from storage_admin.errors import InvalidError
 
@@ -34,7 +35,7 @@ def address(text: str) -> str:
         return str(ipaddress.IPv6Address(given)) if ":" in given and "%" not in given else _name(given)
     except ValueError:
         raise _bad(
-            "address", "Give a host's name or its address alone, such as hv1.example.org or 192.0.2.7."
+            "address", _("Give a host's name or its address alone, such as hv1.example.org or 192.0.2.7.")
         ) from None
 
 
@@ -54,7 +55,7 @@ def port(value: object, default: int) -> int:
     if isinstance(value, str) and re.fullmatch(r"[0-9]{1,5}", value, re.ASCII):
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 65535:
-        raise _bad("port", "A port is a number from 1 to 65535.")
+        raise _bad("port", _("A port is a number from 1 to 65535."))
     return value
 
 
@@ -62,7 +63,7 @@ def user(text: str) -> str:
     """The name of a user; raises InvalidError."""
     given = text.strip() if isinstance(text, str) else ""
     if not _USER.fullmatch(given):
-        raise _bad("user", "Give the name of a user there, such as root.")
+        raise _bad("user", _("Give the name of a user there, such as root."))
     return given
 
 
@@ -86,7 +87,9 @@ def host_key(text: str) -> str:
             raise ValueError(kind)
     except (IndexError, ValueError, struct.error):
         known = ", ".join(sorted(HOST_KEYS))
-        raise _bad("host_key", f"Give the host's public key as in a .pub file; known are {known}.") from None
+        raise _bad(
+            "host_key", _("Give the host's public key as in a .pub file; known are {known}.").format(known=known)
+        ) from None
     return f"{kind} {encoded}"
 
 
@@ -108,10 +111,10 @@ def private_key(text: str) -> str:
         load(given.encode("ascii"), password=None)
     except TypeError:
         raise _bad(
-            "private_key", "This key needs a passphrase, which cannot be entered here. Use a key without one."
+            "private_key", _("This key needs a passphrase, which cannot be entered here. Use a key without one.")
         ) from None
     except (ValueError, UnsupportedAlgorithm):
-        raise _bad("private_key", "Not a private key. Paste the whole file that ssh-keygen created.") from None
+        raise _bad("private_key", _("Not a private key. Paste the whole file that ssh-keygen created.")) from None
     return given
 
 

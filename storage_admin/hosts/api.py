@@ -5,6 +5,8 @@ from functools import partial
 from typing import Any, ClassVar
 
 from django.db.models import QuerySet
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 from drf_spectacular.utils import extend_schema, extend_schema_view
 from rest_framework import mixins, status
 from rest_framework.request import Request
@@ -56,7 +58,7 @@ def _with_key(
         return work(actor, given)
     kind, how = (known.kind, known.transport) if known else (given["kind"], given["transport"])
     if given.get("private_key") or kind == Host.Kind.LOCAL or (kind == Host.Kind.LIBVIRT and how != "ssh"):
-        sentence = "A key pair is created for a host that is reached by ssh, and without private_key."
+        sentence = gettext("A key pair is created for a host that is reached by ssh, and without private_key.")
         raise InvalidError(sentence, {"create_key": sentence})
     port = "ssh_port" if kind == Host.Kind.PROXMOX else "port"
     place: dict[str, Any] = {name: getattr(known, name, None) for name in ("address", port)} | given
@@ -96,7 +98,7 @@ _ADD: dict[str, Callable[[Actor, dict[str, Any]], Host]] = {
 }  # fmt: skip
 
 
-@extend_schema_view(list=extend_schema(summary="Hosts"), retrieve=extend_schema(summary="One host"))
+@extend_schema_view(list=extend_schema(summary=_("Hosts")), retrieve=extend_schema(summary=_("One host")))
 class HostEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet):
     queryset = Host.objects.none()
     serializer_class = HostSerializer
@@ -107,8 +109,8 @@ class HostEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSe
         return hosts_for(self.actor)
 
     @extend_schema(
-        summary="Add a host that is reached over a network (admin)",
-        description="The connection is tried before anything is saved: the agent is installed, and answers as root.",
+        summary=_("Add a host that is reached over a network (admin)"),
+        description=_("The connection is tried before anything is saved: the agent is installed, and answers as root."),
         request=NewHostBody,
         responses={201: HostSerializer},
     )
@@ -120,7 +122,7 @@ class HostEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSe
         return Response(HostSerializer(host).data, status=status.HTTP_201_CREATED)
 
     @extend_schema(
-        summary="Change a host's name, limits or connection (admin)", request=HostBody, responses=HostSerializer
+        summary=_("Change a host's name, limits or connection (admin)"), request=HostBody, responses=HostSerializer
     )
     def partial_update(self, request: Request, **_where: Any) -> Response:
         host = self.get_object()
@@ -134,7 +136,7 @@ class HostEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSe
             host = update_host(self.actor, host, **given)
         return Response(HostSerializer(host).data)
 
-    @extend_schema(summary="Forget a host; nothing on it is touched (admin)", responses={204: None})
+    @extend_schema(summary=_("Forget a host; nothing on it is touched (admin)"), responses={204: None})
     def destroy(self, _request: Request, **_where: Any) -> Response:
         remove_host(self.actor, self.get_object())
         return Response(status=status.HTTP_204_NO_CONTENT)

@@ -5,6 +5,8 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import HostError, RefusedError, Request
 from storage_admin.hosts.models import Host
@@ -45,20 +47,24 @@ def ask(
                 if time.monotonic() > deadline:
                     session.give_up()
                     raise HostError(
-                        f"The agent on {host.name} has not answered within {seconds:.0f} s: perhaps a disk "
-                        "there answers no more.",
+                        _(
+                            "The agent on {host} has not answered within {seconds:.0f} s: perhaps a disk there answers "
+                            "no more."
+                        ).format(host=host.name, seconds=seconds),
                         "host_unreachable",
                     )
                 continue
             if event["event"] == protocol.HELLO and event.get("uid") != 0:
-                raise HostError(f"The agent on {host.name} does not run as root.", "host_unreachable")
+                raise HostError(
+                    _("The agent on {host} does not run as root.").format(host=host.name), "host_unreachable"
+                )
             if event["event"] == protocol.RESULT:
                 return dict(event["data"])
             if event["event"] == protocol.ERROR:
                 _raise(str(event.get("code")), str(event.get("detail")))
             if take is not None:
                 take(event)
-    raise HostError(f"The agent on {host.name} ended without an answer.", protocol.INTERRUPTED)
+    raise HostError(_("The agent on {host} ended without an answer.").format(host=host.name), protocol.INTERRUPTED)
 
 
 def _raise(code: str, detail: str) -> None:

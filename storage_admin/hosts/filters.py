@@ -7,6 +7,7 @@ from django.core.exceptions import ValidationError
 from django.db.models import Model, QuerySet
 from django.forms import IntegerField, ModelChoiceField
 from django.http import HttpRequest
+from django.utils.translation import gettext as _
 
 from storage_admin.accounts.authentication import actor_of
 from storage_admin.hosts.models import Host, StoragePool
@@ -27,7 +28,7 @@ class RowField(ModelChoiceField):  # type: ignore[type-arg]
         elif rows is not None and rows.model is Host and text.isprintable():  # PostgreSQL takes no NUL
             found = rows.filter(slug=text).first()
         if found is None:
-            raise ValidationError("Not found, or no access.")
+            raise ValidationError(_("Not found, or no access."))
         return found
 
 
@@ -51,12 +52,12 @@ class WholeNumberFilter(django_filters.NumberFilter):  # type: ignore[misc]  # a
 
 def HostFilter(**options: Any) -> RowFilter:  # noqa: N802 (reads as a filter where it is used)
     """By host: id or slug."""
-    return RowFilter(queryset=_hosts, label="Id or slug of a host.", **options)
+    return RowFilter(queryset=_hosts, label=_("Id or slug of a host."), **options)
 
 
 def PoolFilter(**options: Any) -> RowFilter:  # noqa: N802
     """By pool: id."""
-    return RowFilter(queryset=_pools, label="Id of a pool.", **options)
+    return RowFilter(queryset=_pools, label=_("Id of a pool."), **options)
 
 
 def _hosts(request: HttpRequest | None) -> QuerySet[Host]:

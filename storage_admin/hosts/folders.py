@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from django.conf import settings
+from django.utils.translation import gettext as _
 
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.agent.folders import image_folders
@@ -47,7 +48,7 @@ def look(host: Host, path: bytes) -> Found:
     """
     if transport.is_here(host):
         if not _answers(path):
-            return Found("unknown", detail="it does not answer")
+            return Found("unknown", detail=_("it does not answer"))
         if os.geteuid() == 0:
             return _of(host, folder.look(path))
     return _of(host, _asked(host, {"path_b64": b64(path)}))
@@ -107,7 +108,7 @@ def _of(host: Host, told: dict[str, Any]) -> Found:
         and not forbidden
         and (image_folders.is_beneath(path, mine) or any(image_folders.is_beneath(one, [path]) for one in mine))
     ):
-        forbidden = "holds this dashboard"
+        forbidden = _("holds this dashboard")
     return Found(told["kind"], path, str(told["detail"]), told["root"], forbidden, str(told["refusal"]))
 
 

@@ -2,6 +2,7 @@
 
 import django_filters
 from django.db.models import F, OrderBy, Q, QuerySet
+from django.utils.translation import gettext_lazy as _
 
 from storage_admin.given_filters import GivenFilters
 from storage_admin.hosts.models import Host
@@ -14,7 +15,7 @@ class HostFilters(GivenFilters):
 
     kind = django_filters.ChoiceFilter(choices=Host.Kind.choices)
     status = django_filters.ChoiceFilter(choices=Host.Status.choices)
-    search = django_filters.CharFilter(method="by_text", max_length=200, label="Part of the name, slug or address.")
+    search = django_filters.CharFilter(method="by_text", max_length=200, label=_("Part of the name, slug or address."))
     ordering = django_filters.ChoiceFilter(
         choices=[(sign + name, sign + name) for name in ORDERINGS for sign in ("", "-")], method="by_order"
     )

@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from django.db import transaction
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.accounts.services import audit
@@ -82,8 +83,10 @@ def used(pair: KeyPair | None, *, is_pinned: bool, is_forced: bool = False) -> I
     try:
         if pair.is_new and is_pinned:
             raise UnconfirmedError(
-                f"A key pair was created. Add the public key to the authorized_keys file on {pair.address}, then try "
-                "again.",
+                _(
+                    "A key pair was created. Add the public key to the authorized_keys file on {address}, then try "
+                    "again."
+                ).format(address=pair.address),
                 {},
                 "key_pair_created",
             )

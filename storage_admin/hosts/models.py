@@ -2,6 +2,7 @@
 
 from django.db import models
 from django.db.models import F, Q
+from django.utils.translation import gettext_lazy as _
 
 from storage_admin.partial_rows import PartialRows
 
@@ -16,13 +17,13 @@ class Host(PartialRows):
         PROXMOX = "proxmox"
 
     class Transport(models.TextChoices):
-        LOCAL = "local", "this machine"
+        LOCAL = "local", _("this machine")
         SSH = "ssh"
-        FORCED = "forced", "ssh, with a key that can only run the agent"
-        PLAIN = "plain", "ssh, plain commands (no Python 3 there)"
+        FORCED = "forced", _("ssh, with a key that can only run the agent")
+        PLAIN = "plain", _("ssh, plain commands (no Python 3 there)")
         TLS = "tls", "TLS"
-        API = "api", "the API alone"
-        API_SSH = "api+ssh", "the API and ssh"
+        API = "api", _("the API alone")
+        API_SSH = "api+ssh", _("the API and ssh")
 
     class Status(models.TextChoices):
         OK = "ok"
@@ -115,11 +116,11 @@ class StoragePool(PartialRows):
     class Source(models.TextChoices):
         """Who named the pool; it also decides which files in it are volumes."""
 
-        ADMIN = "admin", "registered by an admin"
-        STANDARD = "standard", "libvirt's standard folder"
+        ADMIN = "admin", _("registered by an admin")
+        STANDARD = "standard", _("libvirt's standard folder")
         LIBVIRT = "libvirt", "libvirt"
         PROXMOX = "proxmox", "Proxmox VE"
-        DEMO = "demo", "the demo"
+        DEMO = "demo", _("the demo")
 
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="pools")
     name = models.CharField(max_length=200)

@@ -26,6 +26,8 @@ Debian 12 to 13 and Ubuntu up to 24.04 have no package whose changelog names any
 import re
 from dataclasses import dataclass
 
+from django.utils.translation import gettext as _
+
 from storage_admin.hosts.models import Host
 
 Version = tuple[int, ...]
@@ -120,7 +122,11 @@ class Bug:
         """What mends it: the package of the build's vendor where one is known, else the upstream version."""
         known = [one for one in self.packages if build is not None and one.vendor == build.vendor]
         upstream = ".".join(map(str, self.upstream[-1]))
-        return f"{known[0].package} {known[0].revision} or newer" if known else f"QEMU {upstream} or newer"
+        return (
+            _("{package} {revision} or newer").format(package=known[0].package, revision=known[0].revision)
+            if known
+            else _("QEMU {upstream} or newer").format(upstream=upstream)
+        )
 
 
 _MOVED_OFF = "Move the disk while the guest is off."
@@ -185,11 +191,12 @@ def against(host: Host, kind: str, running: str = "") -> list[str]:
     now = Build.parse(running) if running else build
     if build is not None and now is not None and now.version[:3] == build.version[:3]:
         now = build
-    said = "of an unknown version" if now is None else ".".join(map(str, now.version))
+    said = _("of an unknown version") if now is None else ".".join(map(str, now.version))
     said = f"{said} ({now.revision})" if now is not None and now.revision else said
     return [
-        f"{bug.what} QEMU {said} there has that bug, or is not known to be without it. {bug.instead} "
-        f"It is mended by {bug.cure(build)}."
+        _(
+            "{what} QEMU {said} there has that bug, or is not known to be without it. {instead} It is mended by {cure}."
+        ).format(what=bug.what, said=said, instead=bug.instead, cure=bug.cure(build))
         for bug in BUGS
         if kind in bug.kinds and bug.affects(now)
     ]

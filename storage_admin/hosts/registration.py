@@ -7,6 +7,8 @@ from typing import Any
 
 from django.db import transaction
 from django.utils.text import slugify
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.accounts.scopes import GONE
@@ -24,9 +26,9 @@ from storage_admin.hosts.services import LONGEST_NAME, STANDARD_FOLDER, add_pool
 DEFAULT_PORT = 22
 _NO_NAME = f"A host needs a name of at most {LONGEST_NAME} characters."
 #: How an admin installs the agent where the key may not do it.
-INSTALL_HINT = (
-    "With a forced command the agent is installed by an admin of that host: run there as root what "
-    "`manage.py agent_installer` prints."
+INSTALL_HINT = _(
+    "With a forced command the agent is installed by an admin of that host: run there as root what `manage.py "
+    "agent_installer` prints."
 )
 
 
@@ -116,7 +118,9 @@ def _try_libvirt(host: Host) -> None:
     if answer is None:
         raise RefusedError(
             "host_unreachable",
-            f"No libvirt listens on {host.address}: install it there, or start it (systemctl start libvirtd).",
+            gettext(
+                "No libvirt listens on {address}: install it there, or start it (systemctl start libvirtd)."
+            ).format(address=host.address),
         )
 
 
@@ -182,7 +186,9 @@ def change_connection(actor: Actor, host: Host, values: dict[str, Any]) -> Host:
     """
     actor.require(Role.ADMIN, host.slug)
     if host.kind == Host.Kind.LOCAL:
-        raise InvalidError("This machine is not reached over a network.", {"address": "Leave it out."})
+        raise InvalidError(
+            gettext("This machine is not reached over a network."), {"address": gettext("Leave it out.")}
+        )
     if host.transport == Host.Transport.TLS:
         changed = _checked_tls(
             WantedLibvirt(
@@ -233,7 +239,9 @@ def changed_to(actor: Actor, host: Host, changed: Host) -> Host:
     moves = any(getattr(host, name) != getattr(changed, name) for name in ("address", "port", "ssh_port", "node"))
     if moves and host.jobs.filter(state="running", rewrites=True).exists():
         raise InvalidError(
-            f"A job is running on {host.name}: wait until it ends, or cancel it, then change the address."
+            gettext("A job is running on {host}: wait until it ends, or cancel it, then change the address.").format(
+                host=host.name
+            )
         )
     before = _shown(host)
     for column in CONNECTION:
@@ -253,18 +261,26 @@ def remove_host(actor: Actor, host: Host) -> None:
     """
     actor.require(Role.ADMIN, host.slug)
     if host.kind == Host.Kind.LOCAL:
-        raise InvalidError("This machine itself stays: remove its pools, if it is not to be managed.")
+        raise InvalidError(gettext("This machine itself stays: remove its pools, if it is not to be managed."))
     with transaction.atomic():
         Host.objects.select_for_update().get(pk=host.pk)  # no job is submitted meanwhile
         if host.jobs.filter(state__in=("queued", "running")).exists():
-            raise InvalidError(f"A job is queued or running on {host.name}: wait until it ends, or cancel it first.")
+            raise InvalidError(
+                gettext("A job is queued or running on {host}: wait until it ends, or cancel it first.").format(
+                    host=host.name
+                )
+            )
         if host.jobs.filter(undo_state="available").exists():
             raise InvalidError(
-                f"{host.name} has undo copies, which nothing would remove afterwards: undo or discard them first."
+                gettext(
+                    "{host} has undo copies, which nothing would remove afterwards: undo or discard them first."
+                ).format(host=host.name)
             )
         if host.images.filter(aside_since__isnull=False).exists():
             raise InvalidError(
-                f"Images are set aside on {host.name}, and nobody would find them again: restore or delete them first."
+                gettext(
+                    "Images are set aside on {host}, and nobody would find them again: restore or delete them first."
+                ).format(host=host.name)
             )
         audit(actor, "host removed", host, before=_shown(host))
         forget_host(actor, host.slug)
@@ -320,8 +336,10 @@ def _unconfirmed(address: str, port: int) -> UnconfirmedError:
     kind = keys[0].split(maxsplit=1)[0].removeprefix("ssh-").partition("-")[0]
     shown = addresses.fingerprint(keys[0])
     return UnconfirmedError(
-        f"{address} has the host key {shown} ({kind}). Run `ssh-keygen -lf /etc/ssh/ssh_host_{kind}_key.pub` on the "
-        "host and compare. Confirm only if the fingerprints match.",
+        gettext(
+            "{address} has the host key {shown} ({kind}). Run `ssh-keygen -lf /etc/ssh/ssh_host_{kind}_key.pub` on the "
+            "host and compare. Confirm only if the fingerprints match."
+        ).format(address=address, shown=shown, kind=kind),
         {"host_key": keys[0], "fingerprint": shown},
     )
 

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any
 
 from django.db import transaction
+from django.utils.translation import gettext as _
 
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.accounts.services import audit
@@ -45,7 +46,7 @@ def ensure_local_host() -> Host:
     It says which machine that is. It stays another one's where it is that already (:func:`machine.take`).
     """
     with transaction.atomic():
-        host, _ = Host.objects.get_or_create(
+        host, __ = Host.objects.get_or_create(
             slug="local", defaults={"name": socket.gethostname() or "this machine", "kind": Host.Kind.LOCAL}
         )
         if machine.take(host) and os.path.isdir(STANDARD_FOLDER):
@@ -55,7 +56,7 @@ def ensure_local_host() -> Host:
 
 def add_pool(host: Host, path: bytes, source: str, *, name: str = "", kind: str = StoragePool.Kind.DIR) -> StoragePool:
     """The pool at ``path``, made where there is none. A pool that an admin registered stays theirs."""
-    pool, _ = StoragePool.objects.get_or_create(
+    pool, __ = StoragePool.objects.get_or_create(
         host=host,
         path_key=path_key(path),
         defaults={
@@ -88,7 +89,7 @@ def register_folder(actor: Actor, host: Host, path: str, *, name: str = "", add_
     found = _folder(host, path)
     raw = found.path
     if StoragePool.objects.filter(host=host, path_key=path_key(raw)).exists():
-        raise _bad_path(f"{display(raw)} is a pool already.")
+        raise _bad_path(_("{raw} is a pool already.").format(raw=display(raw)))
     added = bool(found.refusal) and add_to_list
     found = _listed(host, found, add_to_list=add_to_list)
     with transaction.atomic():
@@ -131,22 +132,30 @@ def _listed(host: Host, found: Found, *, add_to_list: bool) -> Found:
 
 def _folder(host: Host, path: str) -> Found:
     if not path.startswith("/") or "\0" in path:
-        raise _bad_path("Give the folder's absolute path, such as /srv/images.")
+        raise _bad_path(_("Give the folder's absolute path, such as /srv/images."))
     try:
         given = path.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise _bad_path("This path cannot be looked at: it is not a valid name.") from None
+        raise _bad_path(_("This path cannot be looked at: it is not a valid name.")) from None
     found = folders.look(host, given)
     if found.kind == "missing":
         raise _bad_path(
-            f"{display(given)} does not exist on {host.name}. Create the folder first, or check the spelling."
+            _("{given} does not exist on {host}. Create the folder first, or check the spelling.").format(
+                given=display(given), host=host.name
+            )
         )
     if found.kind == "unknown":
-        raise _bad_path(f"This path cannot be looked at: {found.detail}.")
+        raise _bad_path(_("This path cannot be looked at: {detail}.").format(detail=found.detail))
     if found.kind != "folder":
-        raise _bad_path(f"{display(given)} is a file, not a folder. Register the folder that it lies in.")
+        raise _bad_path(
+            _("{given} is a file, not a folder. Register the folder that it lies in.").format(given=display(given))
+        )
     if found.forbidden:
-        raise _bad_path(f"{display(found.path)} {found.forbidden}. Register the folder that holds the images alone.")
+        raise _bad_path(
+            _("{path} {forbidden}. Register the folder that holds the images alone.").format(
+                path=display(found.path), forbidden=found.forbidden
+            )
+        )
     return found
 
 
@@ -175,7 +184,7 @@ def update_pool(
     actor.require(Role.ADMIN, pool.host.slug)
     wrong = _wrong_name(name, pool.name)
     if warn_percent is not None and not 1 <= warn_percent <= 100:
-        wrong["warn_percent"] = "From 1 to 100."
+        wrong["warn_percent"] = _("From 1 to 100.")
     given = {"name": name, "warn_percent": warn_percent, "all_hosts_registered": all_hosts_registered}
     given["share_bases"] = share_bases
     ends = {"warn_overcommit": warn_overcommit, "warn_days": warn_days, "warn_undo_percent": warn_undo_percent}
@@ -183,7 +192,7 @@ def update_pool(
     for key, value in thresholds.items():
         least, most = THRESHOLDS[key]
         if value is not None and not least <= value <= most:
-            wrong[key] = f"From {least} to {most}."
+            wrong[key] = _("From {least} to {most}.").format(least=least, most=most)
     _refuse(wrong)
     _change(actor, pool, "pool changed", {key: value for key, value in given.items() if value is not None} | thresholds)
     return pool
@@ -199,7 +208,9 @@ def remove_pool(actor: Actor, pool: StoragePool) -> None:
     actor.require(Role.ADMIN, pool.host.slug)
     if pool.source not in {StoragePool.Source.ADMIN, StoragePool.Source.DEMO}:
         raise InvalidError(
-            f"{pool.name} comes from {pool.get_source_display()}: remove it there, and it goes with the next scan."
+            _("{pool} comes from {source}: remove it there, and it goes with the next scan.").format(
+                pool=pool.name, source=pool.get_source_display()
+            )
         )
     with transaction.atomic():
         Host.objects.select_for_update().get(pk=pool.host_id)  # no job is submitted meanwhile
@@ -213,12 +224,16 @@ def in_the_way_of_removal(pool: StoragePool) -> str:
     """Why a pool may not be forgotten now: a sentence, empty where nothing speaks against it."""
     jobs = pool.host.jobs
     if jobs.filter(state__in=("queued", "running"), rewrites=True).exists():
-        return f"A job is running on {pool.host.name}: wait until it ends, or cancel it first."
+        return _("A job is running on {host}: wait until it ends, or cancel it first.").format(host=pool.host.name)
     images = pool.images.values("pk")
     if jobs.filter(undo_state="available", target_kind="image", target_id__in=images).exists():
-        return f"{pool.name} holds undo copies, which nothing would remove afterwards: undo or discard them first."
+        return _("{pool} holds undo copies, which nothing would remove afterwards: undo or discard them first.").format(
+            pool=pool.name
+        )
     if pool.images.filter(aside_since__isnull=False).exists():
-        return f"Images of {pool.name} are set aside, and nobody would find them again: restore or delete them first."
+        return _(
+            "Images of {pool} are set aside, and nobody would find them again: restore or delete them first."
+        ).format(pool=pool.name)
     return ""
 
 
@@ -244,12 +259,14 @@ def update_host(
     actor.require(Role.ADMIN, host.slug)
     wrong = _wrong_name(name, host.name)
     if max_jobs is not None and not 1 <= max_jobs <= 64:
-        wrong["max_jobs"] = "From 1 to 64."
+        wrong["max_jobs"] = _("From 1 to 64.")
     given: dict[str, Any] = {"name": name, "max_jobs": max_jobs, "idle_io": idle_io}
     given = {key: value for key, value in given.items() if value is not None}
     if bandwidth_bytes_sec is not UNCHANGED:
         if bandwidth_bytes_sec is not None and not LEAST_BANDWIDTH <= bandwidth_bytes_sec < 1 << 63:
-            wrong["bandwidth_bytes_sec"] = f"At least {LEAST_BANDWIDTH:,} bytes a second (1 MiB/s), or no limit."
+            wrong["bandwidth_bytes_sec"] = _("At least {least:,} bytes a second (1 MiB/s), or no limit.").format(
+                least=LEAST_BANDWIDTH
+            )
         given["bandwidth_bytes_sec"] = bandwidth_bytes_sec
     _refuse(wrong)
     _change(actor, host, "host changed", given)
@@ -261,8 +278,12 @@ def _wrong_name(name: str | None, before: str) -> dict[str, str]:
     if name is None or name == before:
         return {}
     if not name.strip():
-        return {"name": "Give it a name."}
-    return {} if is_name(name) else {"name": f"At most {LONGEST_NAME} characters that can be seen."}
+        return {"name": _("Give it a name.")}
+    return (
+        {}
+        if is_name(name)
+        else {"name": _("At most {longest} characters that can be seen.").format(longest=LONGEST_NAME)}
+    )
 
 
 def is_name(name: str) -> bool:

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
 
+from django.utils.translation import gettext as _
+
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import HostError, RefusedError, Request
 
@@ -204,7 +206,7 @@ class AgentSession:
                 yield event
                 if event["event"] in {protocol.RESULT, protocol.ERROR}:
                     return
-        detail = f"The agent ended without an answer{self._why()}."
+        detail = _("The agent ended without an answer{why}.").format(why=self._why())
         if not self._greeted:
             raise UngreetedError(detail, self._process.returncode, b"".join(self._stderr))
         raise HostError(detail, protocol.INTERRUPTED)
@@ -230,7 +232,7 @@ class AgentSession:
                     return
                 rest += chunk
                 if len(rest) > protocol.MAX_LINE + CHUNK:
-                    raise HostError("The agent sent a line beyond the limit.", protocol.INTERRUPTED)
+                    raise HostError(_("The agent sent a line beyond the limit."), protocol.INTERRUPTED)
                 if b"\n" in chunk:
                     *lines, tail = bytes(rest).split(b"\n")
                     rest = bytearray(tail)
@@ -241,25 +243,29 @@ class AgentSession:
         try:
             yield from protocol.decode_all(lines)
         except ValueError as error:
-            raise HostError(f"The agent said something that is no event: {error}.", protocol.INTERRUPTED) from error
+            raise HostError(
+                _("The agent said something that is no event: {error}.").format(error=error), protocol.INTERRUPTED
+            ) from error
 
     def _check_time(self) -> None:
         now = time.monotonic()
         if not self._greeted and now > self._started + HELLO_TIMEOUT:
-            raise UngreetedError(f"The agent did not greet within {HELLO_TIMEOUT:.0f} s.")
+            raise UngreetedError(_("The agent did not greet within {seconds:.0f} s.").format(seconds=HELLO_TIMEOUT))
         if self._stop_asked is not None and now - max(self._stop_asked, self._heard) > STOP_TIMEOUT:
             self.give_up()
             raise HostError(
-                f"The agent was told to stop and has said nothing for {STOP_TIMEOUT:.0f} s: perhaps a disk there "
-                "answers no more. What it has left is put right as soon as the host is recovered.",
+                _(
+                    "The agent was told to stop and has said nothing for {seconds:.0f} s: perhaps a disk there answers "
+                    "no more. What it has left is put right as soon as the host is recovered."
+                ).format(seconds=STOP_TIMEOUT),
                 protocol.INTERRUPTED,
             )
 
     def _check_hello(self, event: dict[str, Any]) -> None:
         if event["event"] != protocol.HELLO or event.get("protocol") != protocol.VERSION:
-            raise RefusedError("agent_outdated", "The agent there speaks another protocol: install the current one.")
+            raise RefusedError("agent_outdated", _("The agent there speaks another protocol: install the current one."))
         if event.get("hash") != self._expected_hash:
-            raise RefusedError("agent_outdated", "The agent there is of another version: install the current one.")
+            raise RefusedError("agent_outdated", _("The agent there is of another version: install the current one."))
 
     def _say(self, line: bytes) -> None:
         # A broken pipe means that the agent is gone; reading its events tells why.

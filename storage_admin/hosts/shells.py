@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from django.utils.translation import gettext as _
+
 from storage_admin.agent.protocol import HostError
 
 
@@ -56,10 +58,14 @@ class LocalShell:
                 list(argv), input=stdin, capture_output=True, timeout=seconds, check=False, env=self._env
             )
         except subprocess.TimeoutExpired:
-            raise HostError(f"{argv[0]} did not end within {seconds:.0f} s.") from None
+            raise HostError(
+                _("{program} did not end within {seconds:.0f} s.").format(program=argv[0], seconds=seconds)
+            ) from None
         except FileNotFoundError:
             return Done(127, b"", f"{argv[0]}: not found".encode())
         except OSError as error:
-            raise HostError(f"{argv[0]} could not be started: {error.strerror}.") from error
+            raise HostError(
+                _("{program} could not be started: {strerror}.").format(program=argv[0], strerror=error.strerror)
+            ) from error
         code = done.returncode if done.returncode >= 0 else 128 - done.returncode
         return Done(code, done.stdout, done.stderr)

@@ -19,6 +19,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from django.utils.translation import gettext as _
+
 from storage_admin.agent.protocol import HostError
 from storage_admin.hosts.shells import Done
 
@@ -162,7 +164,9 @@ class SshShell:
         ended = Done(int(code), done.stdout, said)
         if ended.exit_code in TIME_IS_UP and time.monotonic() - began >= seconds:
             raise HostError(
-                f"{argv[0]} did not end within {seconds:.0f} s on {self._endpoint.address} and was ended there."
+                _("{program} did not end within {seconds:.0f} s on {address} and was ended there.").format(
+                    program=argv[0], seconds=seconds, address=self._endpoint.address
+                )
             )
         return ended
 
@@ -179,7 +183,11 @@ class SshShell:
             try:
                 done = subprocess.run(command, input=stdin, capture_output=True, timeout=seconds, check=False)
             except subprocess.TimeoutExpired:
-                raise HostError(f"{self._endpoint.address} did not answer within {seconds:.0f} s.") from None
+                raise HostError(
+                    _("{address} did not answer within {seconds:.0f} s.").format(
+                        address=self._endpoint.address, seconds=seconds
+                    )
+                ) from None
         return Done(done.returncode, done.stdout, done.stderr)
 
     def _connected(self, done: Done) -> Done:
@@ -198,14 +206,18 @@ def why_not(endpoint: Endpoint, stderr: bytes) -> str:
     said = stderr.decode("utf-8", "replace").strip()
     where = f"{endpoint.user}@{endpoint.address}:{endpoint.port}"
     if "HOST IDENTIFICATION HAS CHANGED" in said or "Host key verification failed" in said:
-        return (
-            f"{where} shows another host key than the one that is pinned. If the host was installed anew, take its new "
+        return _(
+            "{where} shows another host key than the one that is pinned. If the host was installed anew, take its new "
             "key after you have compared it; else somebody may be in between."
-        )
+        ).format(where=where)
     if "Permission denied" in said:
-        return f"{where} rejected the key. Add its public key to ~{endpoint.user}/.ssh/authorized_keys there."
+        return _("{where} rejected the key. Add its public key to ~{user}/.ssh/authorized_keys there.").format(
+            where=where, user=endpoint.user
+        )
     if "no matching host key type" in said:
-        return f"{where} no longer has a host key of the pinned kind. Compare its new key, and accept that."
+        return _("{where} no longer has a host key of the pinned kind. Compare its new key, and accept that.").format(
+            where=where
+        )
     last = said.rsplit("\n", 1)[-1][-200:]
     return f"{where} cannot be reached: {last or 'the connection ended'}"
 
@@ -221,9 +233,14 @@ def scan_keys(address: str, port: int) -> list[str]:
     try:
         done = subprocess.run(command, capture_output=True, timeout=3 * CONNECT_TIMEOUT, check=False)
     except subprocess.TimeoutExpired:
-        raise HostError(f"{address}, port {port}, does not answer.", "host_unreachable") from None
+        raise HostError(
+            _("{address}, port {port}, does not answer.").format(address=address, port=port), "host_unreachable"
+        ) from None
     found = [line.split(None, 1)[1] for line in done.stdout.decode("ascii", "replace").splitlines() if " " in line]
     keys = [key for kind in kinds for key in found if key.startswith(("ssh-" + kind, kind + "-"))]
     if not keys:
-        raise HostError(f"{address}, port {port}, does not answer as an SSH server.", "host_unreachable")
+        raise HostError(
+            _("{address}, port {port}, does not answer as an SSH server.").format(address=address, port=port),
+            "host_unreachable",
+        )
     return keys

@@ -18,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from django.conf import settings
+from django.utils.translation import gettext as _
 
 from storage_admin.agent import bundle
 from storage_admin.agent.protocol import HostError, RefusedError
@@ -89,7 +90,7 @@ def shell(host: Host) -> Shell:
     if is_here(host):
         return LocalShell()
     if not by_ssh(host) or host.transport == Host.Transport.FORCED:
-        raise RefusedError("host_unreachable", f"{host.name} takes no commands by ssh.")
+        raise RefusedError("host_unreachable", _("{host} takes no commands by ssh.").format(host=host.name))
     return ssh.SshShell(endpoint(host))
 
 
@@ -110,11 +111,16 @@ def agent_command(host: Host, word: str = "") -> Iterator[list[str]]:
     if not by_ssh(host):
         raise RefusedError("host_unreachable", no_way_to(host))
     if host.transport == Host.Transport.PLAIN:
-        raise RefusedError("host_unreachable", f"There is no Python 3 on {host.name}, so that no agent can run there.")
+        raise RefusedError(
+            "host_unreachable",
+            _("There is no Python 3 on {host}, so that no agent can run there.").format(host=host.name),
+        )
     where = endpoint(host)
     if host.transport == Host.Transport.FORCED:
         if word:
-            raise RefusedError("host_unreachable", f"The key of {host.name} can run the agent, and nothing else.")
+            raise RefusedError(
+                "host_unreachable", _("The key of {host} can run the agent, and nothing else.").format(host=host.name)
+            )
         with _unreachable_where_it_is(where), ssh.connection(where, None) as command:
             yield command
         return
@@ -137,21 +143,26 @@ def _unreachable_where_it_is(where: ssh.Endpoint) -> Iterator[None]:
             raise HostError(ssh.why_not(where, error.said), "host_unreachable") from error
         if error.exit_code is None:
             raise HostError(
-                f"{where.address}: connected, but the agent did not start. {error.detail}", "host_unreachable"
+                _("{address}: connected, but the agent did not start. {detail}").format(
+                    address=where.address, detail=error.detail
+                ),
+                "host_unreachable",
             ) from error
         raise
 
 
 def no_python(where: ssh.Endpoint) -> str:
     """Why no agent can run there, in a sentence."""
-    return f"There is no python3 on {where.address}: install it there."
+    return _("There is no python3 on {address}: install it there.").format(address=where.address)
 
 
 def no_way_to(host: Host) -> str:
     """Why neither the agent nor a plain command reaches a host from here, in a sentence."""
     if host.kind == Host.Kind.LOCAL:
-        return f"{host.name} is the machine of `manage.py up`: only a worker that runs there can reach it."
-    return f"{host.name} is reached by its API alone, where no agent can run."
+        return _("{host} is the machine of `manage.py up`: only a worker that runs there can reach it.").format(
+            host=host.name
+        )
+    return _("{host} is reached by its API alone, where no agent can run.").format(host=host.name)
 
 
 def local_command() -> list[str]:
@@ -171,8 +182,10 @@ def local_command() -> list[str]:
     if sudo is None or not _allows(sudo, "true"):
         raise RefusedError(
             "host_unreachable",
-            "Images belong to root here, and this program may not become root. Run here: "
-            f"manage.py agent_installer --user {getpass.getuser()} | sudo sh",
+            _(
+                "Images belong to root here, and this program may not become root. Run here: manage.py agent_installer "
+                "--user {user} | sudo sh"
+            ).format(user=getpass.getuser()),
         )
     return [sudo, "-n", *command]
 
@@ -233,15 +246,22 @@ def install(where: ssh.Endpoint) -> None:
         raise HostError(no_python(where), "tool_missing")
     if found.exit_code == NO_ROOT:
         raise HostError(
-            f"{where.user} may not become root on {where.address} ({found.words()}). Run there as root what "
-            f"`manage.py agent_installer --user {where.user}` prints: it lets {where.user} run the agent as root, and "
-            "nothing else.",
+            _(
+                "{user} may not become root on {address} ({words}). Run there as root what `manage.py agent_installer "
+                "--user {user}` prints: it lets {user} run the agent as root, and nothing else."
+            ).format(user=where.user, address=where.address, words=found.words()),
             "host_unreachable",
         )
     if found.exit_code != NOT_INSTALLED:
-        raise HostError(f"{where.address} cannot be asked: {found.words()}", "host_unreachable")
+        raise HostError(
+            _("{address} cannot be asked: {words}").format(address=where.address, words=found.words()),
+            "host_unreachable",
+        )
     content = agent_bundle().path.read_bytes()
     argv = ["sh", "-c", INSTALL, "sh", FOLDER, remote_file(), agent_bundle().hash]
     done = remote.run(argv, stdin=content, seconds=60)
     if done.exit_code:
-        raise HostError(f"The agent cannot be installed on {where.address}: {done.words()}", "host_unreachable")
+        raise HostError(
+            _("The agent cannot be installed on {address}: {words}").format(address=where.address, words=done.words()),
+            "host_unreachable",
+        )

@@ -3,6 +3,8 @@
 from typing import Any, ClassVar
 
 from django.db.models import QuerySet
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_view
 from rest_framework import mixins, status
@@ -49,7 +51,7 @@ class JobKindEndpoints(EndpointSet):
     serializer_class = JobKindSerializer
     pagination_class = LimitPagination
 
-    @extend_schema(summary="Kinds of jobs, with their options", operation_id="job_kinds_list")
+    @extend_schema(summary=_("Kinds of jobs, with their options"), operation_id="job_kinds_list")
     def list(self, _request: Request) -> Response:
         page: Any = self.paginate_queryset(_Counted(kinds.every()))
         return self.get_paginated_response(JobKindSerializer(page, many=True).data)
@@ -62,7 +64,7 @@ class _Counted(list[kinds.JobKind]):
         return len(self)
 
 
-@extend_schema_view(list=extend_schema(summary="Jobs, newest first"), retrieve=extend_schema(summary="One job"))
+@extend_schema_view(list=extend_schema(summary=_("Jobs, newest first")), retrieve=extend_schema(summary=_("One job")))
 class JobEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet):
     queryset = Job.objects.none()
     serializer_class = JobSerializer
@@ -81,14 +83,14 @@ class JobEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet
         return jobs_for(self.actor)
 
     @extend_schema(
-        summary="Submit a job, or get its plan",
+        summary=_("Submit a job, or get its plan"),
         description="`dry_run` answers 200 with the plan, also when the job would be refused. Otherwise 202 with the "
         "job, or 409 with the code of the first refusal.",
         request=JobBody,
         parameters=[
             OpenApiParameter(
                 "Idempotency-Key", OpenApiTypes.STR, OpenApiParameter.HEADER,
-                description="The same key gets the first answer's job again.",
+                description=_("The same key gets the first answer's job again."),
             )
         ],
         responses={200: PlanSerializer, 202: JobSerializer},
@@ -105,28 +107,28 @@ class JobEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet
         return self._accepted(job)
 
     @extend_schema(
-        summary="Cancel: a running job puts everything back first", request=EmptyBody, responses={202: JobSerializer}
+        summary=_("Cancel: a running job puts everything back first"), request=EmptyBody, responses={202: JobSerializer}
     )
     @action(detail=True, methods=["post"])
     def cancel(self, _request: Request, **_where: Any) -> Response:
         self._body(EmptyBody)
         return self._accepted(services.cancel(self.actor, self.get_object()))
 
-    @extend_schema(summary="Submit the same again", request=EmptyBody, responses={202: JobSerializer})
+    @extend_schema(summary=_("Submit the same again"), request=EmptyBody, responses={202: JobSerializer})
     @action(detail=True, methods=["post"])
     def retry(self, _request: Request, **_where: Any) -> Response:
         self._body(EmptyBody)
         return self._accepted(services.retry(self.actor, self.get_object()))
 
-    @extend_schema(summary="Restore the original", request=UndoBody, responses={202: JobSerializer})
+    @extend_schema(summary=_("Restore the original"), request=UndoBody, responses={202: JobSerializer})
     @action(detail=True, methods=["post"])
     def undo(self, _request: Request, **_where: Any) -> Response:
         force = self._body(UndoBody)["force"]
         return self._accepted(services.undo(self.actor, self.get_object(), force=force))
 
     @extend_schema(
-        summary="Remove the undo copy, which frees what it holds (admin)",
-        description="With `force` also where the image is gone or damaged, or somebody wrote to the copy.",
+        summary=_("Remove the undo copy, which frees what it holds (admin)"),
+        description=_("With `force` also where the image is gone or damaged, or somebody wrote to the copy."),
         request=UndoBody,
         responses={202: JobSerializer},
     )
@@ -136,9 +138,9 @@ class JobEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet
         return self._accepted(services.discard_undo(self.actor, self.get_object(), force=force))
 
     @extend_schema(
-        summary="The log",
+        summary=_("The log"),
         parameters=[
-            OpenApiParameter("after", AFTER, description="Only lines with a larger `seq`."),
+            OpenApiParameter("after", AFTER, description=_("Only lines with a larger `seq`.")),
             PAGE[0],
         ],
         responses=page_of(JobLogSerializer),
@@ -161,14 +163,25 @@ class JobEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet
 def _target(kind: kinds.JobKind, given: dict[str, Any]) -> int:
     wrong = [name for name in TARGETS if name in given and name != kind.target]
     if wrong:
-        raise ValidationError(dict.fromkeys(wrong, f"{kind.name} works on a {kind.target}: give “{kind.target}”."))
+        raise ValidationError(
+            dict.fromkeys(
+                wrong,
+                gettext("{kind} works on a {target}: give “{target}”.").format(kind=kind.name, target=kind.target),
+            )
+        )
     if kind.target not in given:
-        raise ValidationError({kind.target: f"{kind.name} works on a {kind.target}: give its id."})
+        raise ValidationError(
+            {
+                kind.target: gettext("{kind} works on a {target}: give its id.").format(
+                    kind=kind.name, target=kind.target
+                )
+            }
+        )
     return int(given[kind.target])
 
 
 def _idempotency_key(request: Request) -> str:
     key = request.headers.get("Idempotency-Key", "")
     if len(key) > LONGEST_KEY:
-        raise ValidationError({"Idempotency-Key": f"At most {LONGEST_KEY} characters."})
+        raise ValidationError({"Idempotency-Key": gettext("At most {longest} characters.").format(longest=LONGEST_KEY)})
     return str(key)

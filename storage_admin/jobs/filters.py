@@ -4,6 +4,7 @@ from typing import Any
 
 import django_filters
 from django.db.models import QuerySet
+from django.utils.translation import gettext_lazy as _
 
 from storage_admin.hosts.filters import HostFilter, WholeNumberFilter
 from storage_admin.jobs import kinds
@@ -18,16 +19,18 @@ ORDERINGS = {"kind": "kind", "state": "state", "on": "target_label", "by": "crea
 
 
 def _kinds() -> list[tuple[str, str]]:
-    return [(kind.name, kind.title) for kind in kinds.every()]
+    return [(kind.name, str(kind.title)) for kind in kinds.every()]
 
 
 class JobFilters(period_filters("created")):  # type: ignore[misc]  # an untyped library
     """``from`` and ``to`` are of when a job was asked for."""
 
-    state = django_filters.ChoiceFilter(choices=[(ACTIVE, "queued or running"), *Job.State.choices], method="by_state")
+    state = django_filters.ChoiceFilter(
+        choices=[(ACTIVE, _("queued or running")), *Job.State.choices], method="by_state"
+    )
     kind = django_filters.ChoiceFilter(choices=_kinds)
     active = django_filters.ChoiceFilter(
-        choices=[("true", "true"), ("false", "false")], method="by_activity", label="Queued or running."
+        choices=[("true", "true"), ("false", "false")], method="by_activity", label=_("Queued or running.")
     )
     host = HostFilter()
     image = WholeNumberFilter(method="by_target")
@@ -37,10 +40,10 @@ class JobFilters(period_filters("created")):  # type: ignore[misc]  # an untyped
         field_name="created_by",
         lookup_expr="icontains",
         max_length=150,
-        label="Part of the name of the user or token that requested it.",
+        label=_("Part of the name of the user or token that requested it."),
     )
     search = django_filters.CharFilter(
-        field_name="target_label", lookup_expr="icontains", max_length=1100, label="Part of the target's name."
+        field_name="target_label", lookup_expr="icontains", max_length=1100, label=_("Part of the target's name.")
     )
 
     def by_state(self, rows: QuerySet[Job], _name: str, value: str) -> QuerySet[Job]:

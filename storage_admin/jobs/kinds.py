@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import jsonschema
 from django.conf import settings
 from django.utils.module_loading import import_string
+from django.utils.translation import gettext, gettext_noop
 
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.errors import InvalidError
@@ -17,7 +18,7 @@ from storage_admin.hosts.models import Host
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plans import Plan
 from storage_admin.jobs.recorder import Recorder
-from storage_admin.words import words
+from storage_admin.words import Translatable, words
 
 
 def _is_whole(_checker: jsonschema.TypeChecker, value: Any) -> bool:
@@ -87,8 +88,8 @@ class JobKind(ABC):
     """
 
     name: ClassVar[str]
-    title: ClassVar[str]
-    description: ClassVar[str]
+    title: ClassVar[Translatable]
+    description: ClassVar[Translatable]
     target: ClassVar[str]
     role: ClassVar[Role] = Role.OPERATOR
     #: The agent's verb; most kinds are named like it. Empty for a kind that needs no agent.
@@ -112,11 +113,11 @@ class JobKind(ABC):
     #: Whether its progress is counted in bytes, or in something else, as steps.
     progress_in_bytes: ClassVar[bool] = True
     #: What is said of a job that did not succeed, by the method of its plan; that of "" goes for all others.
-    unsuccessful: ClassVar[dict[str, Unsuccessful]] = {"": Unsuccessful("How far it came is not known.")}
+    unsuccessful: ClassVar[dict[str, Unsuccessful]] = {"": Unsuccessful(gettext_noop("How far it came is not known."))}
     #: JSON Schema of each option, with its default.
     properties: ClassVar[dict[str, dict[str, Any]]] = {}
     #: Words of the methods whose own name says too little.
-    methods: ClassVar[dict[str, str]] = {}
+    methods: ClassVar[dict[str, Translatable]] = {}
 
     @property
     def options_schema(self) -> dict[str, Any]:
@@ -125,7 +126,7 @@ class JobKind(ABC):
 
     def method_word(self, method: str) -> str:
         """A method's word, as on the button that starts it."""
-        return self.methods.get(method) or words(method).capitalize()
+        return str(self.methods.get(method) or words(method).capitalize())
 
     def at_most(self, job: Job) -> int | None:
         """How many bytes a second it may move: as its options say, else as its host does; ``None`` for no limit."""
@@ -146,10 +147,13 @@ class JobKind(ABC):
             if error.validator == "additionalProperties":
                 unknown = sorted(set(options) - set(self.properties))
                 known = ", ".join(sorted(self.properties)) or "none"
-                fields |= dict.fromkeys(unknown, f"{self.name} has no such option; it knows: {known}.")
+                fields |= dict.fromkeys(
+                    unknown,
+                    gettext("{name} has no such option; it knows: {known}.").format(name=self.name, known=known),
+                )
             elif error.validator == "required":
                 missing = [name for name in error.validator_value if name not in options]
-                fields |= dict.fromkeys(missing, "has to be given.")
+                fields |= dict.fromkeys(missing, gettext("has to be given."))
             else:
                 fields[str(error.path[0]) if error.path else "options"] = _sentence(error)
         if fields:
@@ -299,11 +303,11 @@ def _shortest(value: Any) -> Any:
 def _sentence(error: jsonschema.ValidationError) -> str:
     wanted: Any = error.validator_value
     if error.validator == "enum":
-        return f"choose one of {', '.join(map(str, wanted))}."
+        return gettext("choose one of {path}.").format(path=", ".join(map(str, wanted)))
     if error.validator == "minimum":
-        return f"at least {wanted}."
+        return gettext("at least {wanted}.").format(wanted=wanted)
     if error.validator == "maximum":
-        return f"at most {wanted}."
+        return gettext("at most {wanted}.").format(wanted=wanted)
     if error.validator == "type":
         return f"must be of type {wanted if isinstance(wanted, str) else ' or '.join(wanted)}."
     return error.message
@@ -348,5 +352,6 @@ def get(name: str) -> JobKind:
     except (KeyError, TypeError):
         known = ", ".join(_table())
         raise InvalidError(
-            f"There is no job kind {name!r}; choose one of {known}.", {"kind": f"One of {known}."}
+            gettext("There is no job kind {name!r}; choose one of {known}.").format(name=name, known=known),
+            {"kind": gettext("One of {known}.").format(known=known)},
         ) from None

@@ -8,6 +8,7 @@ from typing import Any
 from django.db import models
 from django.db.models import Q, QuerySet
 from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
 
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.partial_rows import PartialRows
@@ -46,7 +47,7 @@ class Job(PartialRows):
         UNDONE = "undone"
         DISCARDED = "discarded"
         EXPIRED = "expired"
-        MISSING = "missing", "deleted by somebody else"
+        MISSING = "missing", _("deleted by somebody else")
 
     #: Names the job's files on the host (``.sa-<uid>.new``): two dashboards may work on one pool.
     uid = models.CharField(max_length=40, unique=True, default=_uid)

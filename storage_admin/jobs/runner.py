@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from django.db import InterfaceError, OperationalError, connection, transaction
+from django.utils.translation import gettext as _
 
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import HostError, RefusedError, Request, StoppedError
@@ -106,7 +107,7 @@ def _work(job: Job, kind: JobKind, recorder: Recorder) -> dict[str, Any]:
     if kind.in_controller(job):
         recorder.flush()
         if recorder.cancel_requested:
-            raise StoppedError(protocol.CANCELLED, "Cancelled before it began.")
+            raise StoppedError(protocol.CANCELLED, _("Cancelled before it began."))
         return kind.work(job, recorder)
     with agent_command(job.host) as command, AgentSession(command, agent_bundle().hash) as session:
         # The agent starts while its request is gathered: a scan asks libvirt for that.
@@ -119,7 +120,7 @@ def _work(job: Job, kind: JobKind, recorder: Recorder) -> dict[str, Any]:
         )
         recorder.flush()
         if recorder.cancel_requested:
-            raise StoppedError(protocol.CANCELLED, "Cancelled before the agent was asked.")
+            raise StoppedError(protocol.CANCELLED, _("Cancelled before the agent was asked."))
         session.send(request)
         silence = Silence(job, kind, session, recorder)
         for event in session.events():
@@ -139,7 +140,7 @@ def _work(job: Job, kind: JobKind, recorder: Recorder) -> dict[str, Any]:
                     _let_go(job, kind, session, event)
             else:
                 _take(job, kind, recorder, event)
-    raise HostError("The agent ended without an answer.", protocol.INTERRUPTED)
+    raise HostError(_("The agent ended without an answer."), protocol.INTERRUPTED)
 
 
 def _let_go(job: Job, kind: JobKind, session: AgentSession, ready: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 import shlex
 from typing import Any
 
+from django.utils.translation import gettext_lazy as _
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
@@ -40,27 +41,27 @@ class PlanSerializer(serializers.Serializer[Any]):
     method = serializers.CharField(allow_blank=True)
     reason = serializers.CharField(allow_blank=True)
     commands = serializers.ListField(child=serializers.CharField())
-    facts_at = serializers.DateTimeField(allow_null=True, help_text="When what the plan rests on was scanned.")
+    facts_at = serializers.DateTimeField(allow_null=True, help_text=_("When what the plan rests on was scanned."))
     before_bytes = serializers.IntegerField(allow_null=True)
     predicted_after_bytes = serializers.IntegerField(allow_null=True)
     predicted_low = serializers.IntegerField(allow_null=True)
     predicted_high = serializers.IntegerField(allow_null=True)
-    won_bytes = serializers.IntegerField(allow_null=True, help_text="Of a reclaim: what it would free.")
-    predicted_seconds = serializers.IntegerField(allow_null=True, help_text="By how fast the last such jobs were.")
+    won_bytes = serializers.IntegerField(allow_null=True, help_text=_("Of a reclaim: what it would free."))
+    predicted_seconds = serializers.IntegerField(allow_null=True, help_text=_("By how fast the last such jobs were."))
     predicted_seconds_low = serializers.IntegerField(allow_null=True)
     predicted_seconds_high = serializers.IntegerField(allow_null=True)
     scratch_bytes = serializers.IntegerField(allow_null=True, help_text="What the work takes at most, in scratch_pool.")
     scratch_pool = serializers.IntegerField(allow_null=True, help_text="Id of the pool that the new file comes into.")
     lasting_bytes = serializers.IntegerField(
-        allow_null=True, help_text="How much of the scratch space is still taken when the job has ended."
+        allow_null=True, help_text=_("How much of the scratch space is still taken when the job has ended.")
     )
-    undo_bytes = serializers.IntegerField(allow_null=True, help_text="What the undo copy would hold until its end.")
+    undo_bytes = serializers.IntegerField(allow_null=True, help_text=_("What the undo copy would hold until its end."))
     refusals = RefusalSerializer(many=True)
-    by_hand = RefusalSerializer(many=True, help_text="Why policies never do it; a user may.")
+    by_hand = RefusalSerializer(many=True, help_text=_("Why policies never do it; a user may."))
     warnings = serializers.ListField(child=serializers.CharField())
     affected_images = AffectedSerializer(many=True)
     affected_guests = AffectedSerializer(many=True)
-    options = serializers.DictField(help_text="The options with the defaults of those that were not given.")
+    options = serializers.DictField(help_text=_("The options with the defaults of those that were not given."))
 
 
 class UndoSerializer(serializers.Serializer[Any]):
@@ -68,7 +69,7 @@ class UndoSerializer(serializers.Serializer[Any]):
 
     available = serializers.BooleanField()
     expires = serializers.DateTimeField(allow_null=True)
-    bytes = serializers.IntegerField(help_text="What the copy holds, and so keeps from being free.")
+    bytes = serializers.IntegerField(help_text=_("What the copy holds, and so keeps from being free."))
     state = serializers.ChoiceField(choices=Job.UndoState.choices)
 
 
@@ -80,7 +81,7 @@ class JobSerializer(Shown, serializers.ModelSerializer[Job]):
     image = serializers.SerializerMethodField()
     guest = serializers.SerializerMethodField()
     pool = serializers.SerializerMethodField()
-    job = serializers.SerializerMethodField(help_text="The job that this one undoes, or whose undo copy it removes.")
+    job = serializers.SerializerMethodField(help_text=_("The job that this one undoes, or whose undo copy it removes."))
     options = serializers.DictField(read_only=True)
     plan = serializers.DictField(read_only=True, help_text="The plan at its submission; see the answer of a dry run.")
     result = serializers.DictField(read_only=True, allow_null=True)
@@ -152,8 +153,8 @@ class JobKindSerializer(serializers.Serializer[JobKind]):
     description = serializers.CharField()
     target = serializers.ChoiceField(choices=TARGETS, help_text="The key of a submission that names what it works on.")
     rewrites = serializers.BooleanField()
-    options_schema = serializers.DictField(help_text="JSON Schema, with the defaults.")
-    roles = serializers.SerializerMethodField(help_text="The role that may submit it.")
+    options_schema = serializers.DictField(help_text=_("JSON Schema, with the defaults."))
+    roles = serializers.SerializerMethodField(help_text=_("The role that may submit it."))
 
     def get_roles(self, kind: JobKind) -> list[str]:
         return [role.label for role in Role if role >= kind.role]
@@ -169,7 +170,7 @@ class JobBody(Body):
     guest = StrictInteger(required=False, min_value=1)
     job = StrictInteger(required=False, min_value=1)
     options = serializers.DictField(required=False)
-    dry_run = StrictBoolean(required=False, default=False, help_text="Answer with the plan and do nothing.")
+    dry_run = StrictBoolean(required=False, default=False, help_text=_("Answer with the plan and do nothing."))
 
 
 class UndoBody(Body):

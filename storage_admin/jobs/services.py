@@ -7,6 +7,7 @@ from typing import Any
 
 from django.db import IntegrityError, transaction
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.accounts.services import audit
@@ -72,7 +73,9 @@ def submit(
     target = _target(actor, chosen, target_id, chosen.role)
     options = chosen.clean(options)
     if len(idempotency_key) > LONGEST_KEY or not idempotency_key.isprintable():
-        raise InvalidError(f"An Idempotency-Key has at most {LONGEST_KEY} characters, all of them printable.")
+        raise InvalidError(
+            _("An Idempotency-Key has at most {longest} characters, all of them printable.").format(longest=LONGEST_KEY)
+        )
     request_digest = hashlib.sha256(json.dumps([kind, target_id, options], sort_keys=True).encode()).hexdigest()
     if idempotency_key and (first := _first_answer(actor, idempotency_key, request_digest)):
         return first
@@ -110,7 +113,7 @@ def submit(
 def _target(actor: Actor, kind: JobKind, target_id: int, role: Role) -> Target:
     target = kind.resolve(target_id)
     if not actor.sees(target.host.slug):
-        raise NotFoundError(f"There is no {kind.target} {target_id}.")
+        raise NotFoundError(_("There is no {kind} {id}.").format(kind=kind.target, id=target_id))
     actor.require(role, target.host.slug)
     return target
 
@@ -120,7 +123,7 @@ def _first_answer(actor: Actor, key: str, request_digest: str) -> Job | None:
     if answer is None:
         return None
     if answer.request_digest != request_digest:
-        raise InvalidError("This Idempotency-Key was used for another request: use a new one for each request.")
+        raise InvalidError(_("This Idempotency-Key was used for another request: use a new one for each request."))
     return answer.job
 
 
@@ -150,8 +153,12 @@ def _lock(job: Job, wanted: list[Lock]) -> None:
         if held.exclusive or held.key in exclusive:
             other = held.job
             # On a storage that hosts share it may be another host's, which may not exist for who reads this.
-            who = f"Job {other.pk} ({other})" if other.host_id == job.host_id else "A job on another host"
-            raise RefusedError("busy", f"{who} needs the same image: wait for its end, or cancel it.")
+            who = (
+                _("Job {other} ({kind})").format(other=other.pk, kind=other)
+                if other.host_id == job.host_id
+                else _("A job on another host")
+            )
+            raise RefusedError("busy", _("{who} needs the same image: wait for its end, or cancel it.").format(who=who))
     ResourceLock.objects.bulk_create(ResourceLock(job=job, key=key, exclusive=key in exclusive) for key in keys)
 
 
@@ -170,7 +177,7 @@ def cancel(actor: Actor, job: Job) -> Job:
         if waited:
             ResourceLock.objects.filter(job=job).delete()
         elif Job.objects.filter(pk=job.pk, state=Job.State.RUNNING).update(cancel_requested=True) != 1:
-            raise InvalidError(f"Job {job.pk} has ended already: there is nothing to cancel.")
+            raise InvalidError(_("Job {job} has ended already: there is nothing to cancel.").format(job=job.pk))
         claims.log(job, f"cancel requested by {actor.name}")
         audit(actor, "job cancelled", job, after={"job": job.pk})
         if waited:
@@ -212,7 +219,11 @@ def retry(actor: Actor, job: Job) -> Job:
         ForbiddenError, NotFoundError, RefusedError: as for :func:`submit`.
     """
     if job.active or job.state == Job.State.SUCCEEDED:
-        raise InvalidError(f"Job {job.pk} is {job.state}: only a failed, cancelled or interrupted job can be retried.")
+        raise InvalidError(
+            _("Job {job} is {state}: only a failed, cancelled or interrupted job can be retried.").format(
+                job=job.pk, state=job.state
+            )
+        )
     return submit(actor, job.kind, job.target_id, job.options)
 
 

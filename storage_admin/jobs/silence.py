@@ -12,6 +12,7 @@ from typing import Any
 
 from django.db import InterfaceError, OperationalError, connection
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from storage_admin.accounts.roles import SYSTEM
 from storage_admin.agent import protocol
@@ -56,7 +57,10 @@ class Silence:
             self._note(UNKNOWN)
         if self._since is not None and not self._kind.rewrites:
             self._leave()
-            raise HostError(f"{self._named} stopped answering; run it again when the storage is back.", POOL_SILENT)
+            raise HostError(
+                _("{who} stopped answering; run it again when the storage is back.").format(who=self._named),
+                POOL_SILENT,
+            )
 
     def end_cancelled(self) -> None:
         """Ends a job that is to stop, and whose agent cannot; nothing where that can.
@@ -70,13 +74,17 @@ class Silence:
         if self._session.let_go or not self._kind.asks:
             raise StoppedError(
                 protocol.INTERRUPTED,
-                f"Stopped while {self._named} did not answer, right when the image was to be replaced. A recovery says "
-                "which of both files it is as soon as the storage answers.",
+                _(
+                    "Stopped while {who} did not answer, right when the image was to be replaced. A recovery says "
+                    "which of both files it is as soon as the storage answers."
+                ).format(who=self._named),
             )
         raise StoppedError(
             protocol.CANCELLED,
-            f"Cancelled while {self._named} did not answer. The image is as it was; what the job has left beside it is "
-            "removed as soon as the storage answers.",
+            _(
+                "Cancelled while {who} did not answer. The image is as it was; what the job has left beside it is "
+                "removed as soon as the storage answers."
+            ).format(who=self._named),
         )
 
     def _leave(self) -> None:

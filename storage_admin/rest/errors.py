@@ -7,6 +7,8 @@ from django.core.exceptions import PermissionDenied
 from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 from rest_framework import exceptions, status
 from rest_framework.response import Response
 from rest_framework.views import set_rollback
@@ -21,7 +23,7 @@ from storage_admin.errors import InvalidError, NotFoundError, UnconfirmedError
 #: Seconds after which a database that was locked is worth asking again.
 RETRY_SECONDS = 5
 
-NOT_FOUND = "Not found, or no access. API addresses end with a slash."
+NOT_FOUND = _("Not found, or no access. API addresses end with a slash.")
 
 
 def handle(error: Exception, context: dict[str, Any]) -> Response | None:
@@ -58,18 +60,18 @@ def _answer(error: Exception, context: dict[str, Any]) -> tuple[str, int, str, d
         case exceptions.ParseError() | exceptions.UnsupportedMediaType():
             return "invalid", status.HTTP_400_BAD_REQUEST, _parse_sentence(error), {}
         case exceptions.NotAcceptable():
-            return "invalid", status.HTTP_406_NOT_ACCEPTABLE, "Only JSON and YAML are available.", {}
+            return "invalid", status.HTTP_406_NOT_ACCEPTABLE, gettext("Only JSON and YAML are available."), {}
         case exceptions.NotAuthenticated():
-            detail = "Sign in, or send the header “Authorization: Bearer TOKEN”."
+            detail = gettext("Sign in, or send the header “Authorization: Bearer TOKEN”.")
             return "not_authenticated", status.HTTP_401_UNAUTHORIZED, detail, {}
         case exceptions.AuthenticationFailed():
             return "not_authenticated", status.HTTP_401_UNAUTHORIZED, str(error.detail), {}
         case ForbiddenError() | exceptions.PermissionDenied() | PermissionDenied():
-            return "forbidden", status.HTTP_403_FORBIDDEN, str(error) or "This is not allowed.", {}
+            return "forbidden", status.HTTP_403_FORBIDDEN, str(error) or gettext("This is not allowed."), {}
         case NotFoundError():
             return "not_found", status.HTTP_404_NOT_FOUND, error.detail, {}
         case Http404() | exceptions.NotFound():
-            return "not_found", status.HTTP_404_NOT_FOUND, NOT_FOUND, {}
+            return "not_found", status.HTTP_404_NOT_FOUND, str(NOT_FOUND), {}
         case exceptions.MethodNotAllowed():
             return "method_not_allowed", status.HTTP_405_METHOD_NOT_ALLOWED, _not_allowed(context), {}
         case _:
@@ -86,12 +88,12 @@ def unavailable(error: OperationalError | InterfaceError) -> str:
     """What a database that cannot be used means to whoever asked, in a sentence."""
     said = str(error).lower()
     if "locked" in said:
-        why = "The database is locked by another process."
+        why = gettext("The database is locked by another process.")
     elif any(word in said for word in ("full", "no space")):
-        why = "The disk of the database is full."
+        why = gettext("The disk of the database is full.")
     else:
-        why = "The database does not answer."
-    return f"{why} Try again in a moment."
+        why = gettext("The database does not answer.")
+    return gettext("{why} Try again in a moment.").format(why=why)
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
@@ -104,7 +106,7 @@ def server_error(request: HttpRequest) -> HttpResponse:
     code, number = ("database_unavailable", 503) if away else ("bug", 500)
     sentence = unavailable(error) if isinstance(error, OperationalError | InterfaceError) else ""
     if request.path_info.startswith("/api/"):
-        detail = sentence or "This is a bug in the dashboard. See its log for details."
+        detail = sentence or gettext("This is a bug in the dashboard. See its log for details.")
         answer: HttpResponse = JsonResponse({"code": code, "detail": detail, "fields": {}}, status=number)
     else:
         answer = render(None, "500.html", {"sentence": sentence}, status=number)
@@ -149,7 +151,7 @@ def _sentence(fields: dict[str, str]) -> str:
 
 def _parse_sentence(error: exceptions.APIException) -> str:
     if isinstance(error, exceptions.UnsupportedMediaType):
-        return "Send the body as JSON, with the header “Content-Type: application/json”."
+        return gettext("Send the body as JSON, with the header “Content-Type: application/json”.")
     return str(error.detail)
 
 
@@ -158,4 +160,6 @@ def _not_allowed(context: dict[str, Any]) -> str:
     if special := getattr(view, "not_allowed", {}).get(request.method):
         return str(special)
     answers = ", ".join(method for method in view.allowed_methods if method != "OPTIONS")
-    return f"{request.method} does not work on {request.path}; it answers {answers}."
+    return gettext("{method} does not work on {path}; it answers {answers}.").format(
+        method=request.method, path=request.path, answers=answers
+    )

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from django.utils.translation import gettext as _
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 from rest_framework.fields import empty
@@ -14,7 +15,9 @@ class Body(serializers.Serializer[Any]):
     def to_internal_value(self, data: Any) -> Any:
         if isinstance(data, dict) and (unknown := sorted(str(key) for key in data if key not in self.fields)):
             known = ", ".join(self.fields) or "nothing"
-            raise serializers.ValidationError(dict.fromkeys(unknown, f"Unknown field. Known fields: {known}."))
+            raise serializers.ValidationError(
+                dict.fromkeys(unknown, _("Unknown field. Known fields: {known}.").format(known=known))
+            )
         return super().to_internal_value(data)
 
 
@@ -23,7 +26,7 @@ class StrictBoolean(serializers.BooleanField):
 
     def run_validation(self, data: Any = empty) -> Any:
         if data is not empty and not isinstance(data, bool):
-            raise serializers.ValidationError("Must be true or false.")
+            raise serializers.ValidationError(_("Must be true or false."))
         return super().run_validation(data)
 
 
@@ -35,7 +38,7 @@ class StrictInteger(serializers.IntegerField):
 
     def to_internal_value(self, data: Any) -> int:
         if isinstance(data, bool) or not isinstance(data, int):
-            raise serializers.ValidationError("Must be a whole number.")
+            raise serializers.ValidationError(_("Must be a whole number."))
         return data
 
 
@@ -44,13 +47,13 @@ class StrictNumber(serializers.FloatField):
 
     def to_internal_value(self, data: Any) -> float:
         if isinstance(data, bool) or not isinstance(data, int | float):
-            raise serializers.ValidationError("Must be a number.")
+            raise serializers.ValidationError(_("Must be a number."))
         try:
             number = float(data)
         except OverflowError:
             number = math.inf
         if not math.isfinite(number):
-            raise serializers.ValidationError("Must be finite.")
+            raise serializers.ValidationError(_("Must be finite."))
         return number
 
 
@@ -59,7 +62,7 @@ class StrictText(serializers.CharField):
 
     def to_internal_value(self, data: Any) -> str:
         if not isinstance(data, str):
-            raise serializers.ValidationError("Must be a text.")
+            raise serializers.ValidationError(_("Must be a text."))
         return super().to_internal_value(data)
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from django.db.models import Model, QuerySet
+from django.utils.translation import gettext as _
 from drf_spectacular.utils import OpenApiParameter, inline_serializer
 from rest_framework import serializers
 from rest_framework.exceptions import NotFound, ValidationError
@@ -28,7 +29,7 @@ def whole_number(request: Request, name: str, default: int, least: int, most: in
     if given is None:
         return default
     if not (given.isascii() and given.isdigit() and len(given) < 20 and least <= int(given) <= most):
-        raise ValidationError({name: f"A whole number from {least} to {most}."})
+        raise ValidationError({name: _("A whole number from {least} to {most}.").format(least=least, most=most)})
     return int(given)
 
 
@@ -103,22 +104,26 @@ class JobPagination(CursorPagination):
     def get_ordering(self, request: Request, *_about: Any) -> tuple[str, ...]:
         given = request.query_params.get("ordering", "-id")
         if given not in {"id", "-id"}:
-            raise ValidationError({"ordering": "Jobs are ordered by id or -id."})
+            raise ValidationError({"ordering": _("Jobs are ordered by id or -id.")})
         return (given,)
 
     def get_schema_operation_parameters(self, _view: APIView) -> list[dict[str, Any]]:
-        cursor = _parameter("cursor", {"type": "string"}, "From “next” or “previous” of an answer.")
-        ordering = _parameter("ordering", {"type": "string", "enum": ["id", "-id"], "default": "-id"}, "Newest first.")
+        cursor = _parameter("cursor", {"type": "string"}, _("From “next” or “previous” of an answer."))
+        ordering = _parameter(
+            "ordering", {"type": "string", "enum": ["id", "-id"], "default": "-id"}, _("Newest first.")
+        )
         return [LIMIT_PARAMETER, cursor, ordering]
 
     def decode_cursor(self, request: Request) -> Any:
         try:
             cursor = super().decode_cursor(request)
         except NotFound:
-            raise ValidationError({"cursor": "Not a cursor: take it from “next” or “previous” of an answer."}) from None
+            raise ValidationError(
+                {"cursor": _("Not a cursor: take it from “next” or “previous” of an answer.")}
+            ) from None
         position = str(cursor.position or 0) if cursor else "0"
         if not (position.isascii() and position.isdigit() and int(position) <= LARGEST):
-            raise ValidationError({"cursor": "Not a cursor: take it from “next” or “previous” of an answer."})
+            raise ValidationError({"cursor": _("Not a cursor: take it from “next” or “previous” of an answer.")})
         return cursor
 
     def get_paginated_response(self, data: Any) -> Response:

@@ -3,6 +3,7 @@
 import json
 from typing import IO, Any
 
+from django.utils.translation import gettext as _
 from rest_framework.exceptions import ParseError
 from rest_framework.parsers import BaseParser
 
@@ -18,11 +19,11 @@ class JsonParser(BaseParser):
     def parse(self, stream: IO[bytes], *_about: Any, **_more: Any) -> Any:
         raw = stream.read(LARGEST_BODY + 1)
         if len(raw) > LARGEST_BODY:
-            raise ParseError("The body is larger than 1 MiB.")
+            raise ParseError(_("The body is larger than 1 MiB."))
         try:
             parsed = json.loads(raw.decode("utf-8"), parse_constant=_no_constant)
         except (ValueError, RecursionError) as error:
-            raise ParseError(f"The body is not valid JSON: {error}.") from None
+            raise ParseError(_("The body is not valid JSON: {error}.").format(error=error)) from None
         _check_text(parsed)
         return parsed
 
@@ -40,4 +41,4 @@ def _check_text(parsed: Any) -> None:
         elif isinstance(value, list):
             waiting += value
         elif isinstance(value, str) and ("\0" in value or any("\ud800" <= char <= "\udfff" for char in value)):
-            raise ParseError("The body holds a NUL character or half of a surrogate pair, which is no text.")
+            raise ParseError(_("The body holds a NUL character or half of a surrogate pair, which is no text."))

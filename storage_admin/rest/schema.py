@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from django.utils.translation import gettext as _
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
 
 ERROR = {
@@ -31,7 +32,11 @@ class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-ca
     name = "token"
 
     def get_security_definition(self, _auto_schema: Any) -> dict[str, Any]:
-        return {"type": "http", "scheme": "bearer", "description": "An API token (tokens/, or manage.py create_token)."}
+        return {
+            "type": "http",
+            "scheme": "bearer",
+            "description": _("An API token (tokens/, or manage.py create_token)."),
+        }
 
 
 def finish(result: dict[str, Any], **_about: Any) -> dict[str, Any]:

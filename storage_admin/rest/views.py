@@ -2,6 +2,7 @@
 
 from typing import Any, ClassVar
 
+from django.utils.translation import gettext as _
 from rest_framework.exceptions import ValidationError
 from rest_framework.negotiation import BaseContentNegotiation
 from rest_framework.parsers import BaseParser
@@ -51,15 +52,15 @@ class Endpoint(APIView):
         action = getattr(self, "action", None) or (request.method or "").lower()
         self.actor.require(self.roles.get(action, Role.VIEWER))
         known = self.known_parameters(action)
-        unknown = {name: "Unknown parameter." for name in request.query_params if name not in known}
+        unknown = {name: _("Unknown parameter.") for name in request.query_params if name not in known}
         if unknown:
-            listed = f"Known: {', '.join(sorted(known))}." if known else "It has none."
+            listed = _("Known: {known}.").format(known=", ".join(sorted(known))) if known else _("It has none.")
             raise ValidationError({name: f"{text} {listed}" for name, text in unknown.items()})
         # A script's empty variable must not list everything either.
         empty = [name for name, value in request.query_params.items() if not value and name != "search"]
         if empty:
-            raise ValidationError(dict.fromkeys(empty, "Empty: give a value, or leave it out."))
-        twice = {name: "Given more than once." for name, values in request.query_params.lists() if len(values) > 1}
+            raise ValidationError(dict.fromkeys(empty, _("Empty: give a value, or leave it out.")))
+        twice = {name: _("Given more than once.") for name, values in request.query_params.lists() if len(values) > 1}
         if twice:
             raise ValidationError(twice)
 

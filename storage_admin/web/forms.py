@@ -9,6 +9,7 @@ from django.db import transaction
 from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
 
 from storage_admin.accounts.roles import Role
 from storage_admin.agent.protocol import RefusedError
@@ -35,9 +36,10 @@ class Wrong:
     refusal: str = ""
 
 
-def refusal_message(error: RefusedError, ending: str = "Nothing was changed.") -> SafeString:
+def refusal_message(error: RefusedError, ending: str = "") -> SafeString:
     """A refusal as a page's message: what speaks against it, what that means, and its code in small print."""
-    return format_html("<b>Refused.</b> {} {} {}", error.detail, ending, refusal_code(error.code))
+    ending = ending or _("Nothing was changed.")
+    return format_html("<b>{}</b> {} {} {}", _("Refused."), error.detail, ending, refusal_code(error.code))
 
 
 def whole_number(text: str) -> int | None:
@@ -64,11 +66,11 @@ class Form:
 
     def whole(self, name: str, *, required: bool = False) -> int | None:
         """A whole number; ``None`` where nothing was typed, or something else."""
-        return self._read(name, int, "Give a whole number.", required=required)
+        return self._read(name, int, _("Give a whole number."), required=required)
 
     def number(self, name: str) -> float | None:
         """A number, whose decimals may follow a comma; ``None`` where nothing was typed, or something else."""
-        return self._read(name, lambda text: float(text.replace(",", ".")), "Give a number.")
+        return self._read(name, lambda text: float(text.replace(",", ".")), _("Give a number."))
 
     def role(self, name: str = "role") -> Role:
         """A role; the least one where there is no such role."""
@@ -85,7 +87,7 @@ class Form:
     def confirmed(self, wanted: str, name: str = "confirm") -> None:
         """Raises InvalidError where something else was typed than what confirms it."""
         if self.text(name).strip() != wanted:
-            sentence = f"Not confirmed: type “{wanted}” to confirm."
+            sentence = _("Not confirmed: type “{wanted}” to confirm.").format(wanted=wanted)
             raise InvalidError(sentence, {name: sentence})
 
     def save(self, work: Callable[[], T], done: str = "") -> T | None:
@@ -114,7 +116,7 @@ class Form:
         """The work, undone at its end, for what it says of the fields that could be read."""
         with transaction.atomic():
             work()
-            raise InvalidError("Some fields cannot be read.")
+            raise InvalidError(_("Some fields cannot be read."))
 
     def _refuse(self, wrong: Wrong) -> None:
         self._request.wrong = wrong  # type: ignore[attr-defined]

@@ -9,6 +9,7 @@ from django.db.models import Model, QuerySet
 from django.http import HttpRequest, HttpResponseRedirect
 from django.urls import reverse
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from storage_admin.accounts import saved_views
 from storage_admin.accounts.roles import Actor
@@ -39,7 +40,7 @@ class Filtered(Generic[M]):
             InvalidError: something was.
         """
         if self.ignored:
-            raise InvalidError(f"Invalid filters: {', '.join(self.ignored)}.")
+            raise InvalidError(_("Invalid filters: {ignored}.").format(ignored=", ".join(self.ignored)))
         return self.rows
 
 
@@ -66,7 +67,9 @@ def filtered(request: HttpRequest, filters: type[django_filters.FilterSet], rows
 
 
 #: Columns of numbers, by their words.
-NUMERIC = frozenset({"Physical", "Virtual", "Reclaimable", "Depth", "Freed", "Took"})
+NUMERIC = frozenset(
+    {"Physical", "Virtual", "Reclaimable", "Depth", "Freed", "Took", "Before", "After", "Predicted", "Held"}
+)
 
 
 def columns(known: tuple[tuple[str | None, str, str], ...], ordering: str) -> list[dict[str, Any]]:
@@ -82,7 +85,7 @@ def columns(known: tuple[tuple[str | None, str, str], ...], ordering: str) -> li
         sorted_by = key is not None and ordering.removeprefix("-") == key
         following = "" if key is None else (key if down else f"-{key}") if sorted_by else f"{first}{key}"
         sort = ("descending" if down else "ascending") if sorted_by else ""
-        shown.append({"word": word, "ordering": following, "sort": sort, "numeric": word in NUMERIC})
+        shown.append({"word": _(word), "ordering": following, "sort": sort, "numeric": word in NUMERIC})
     return shown
 
 

@@ -17,6 +17,8 @@ from django.shortcuts import render
 from django.template.loader import render_to_string
 from django.utils.cache import patch_vary_headers
 from django.utils.http import url_has_allowed_host_and_scheme
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 from django_htmx.middleware import HtmxDetails
 
 from storage_admin.accounts import refusals
@@ -30,7 +32,7 @@ from storage_admin.web.lists import opened_with
 from storage_admin.web.templatetags.busy import job_of
 
 #: Said where Confirm came for a plan that the page had not shown: of other values, or of facts that have changed.
-NOT_PLANNED = "This plan had not been shown yet. Nothing was started: look at it, and confirm it."
+NOT_PLANNED = gettext_noop("This plan had not been shown yet. Nothing was started: look at it, and confirm it.")
 
 CSRF_VALUE = re.compile(r'name="csrfmiddlewaretoken" value="[^"]*"')
 
@@ -110,7 +112,7 @@ def attempt(request: HttpRequest, work: Callable[[], T], done: str = "") -> T | 
         messages.error(request, refusal_message(error))
         return None
     except InvalidError as error:
-        messages.error(request, f"{error.detail} Nothing was changed.")
+        messages.error(request, _("{detail} Nothing was changed.").format(detail=error.detail))
         return None
     if done:
         messages.success(request, done)
@@ -126,7 +128,7 @@ def was_planned(request: HttpRequest, *sent: object) -> bool:
     """Whether the page had shown the plan of just what the form sent; where it had not, the next page says so."""
     if request.POST.get("planned") == plan_digest(*sent):
         return True
-    messages.warning(request, NOT_PLANNED)
+    messages.warning(request, _(NOT_PLANNED))
     return False
 
 

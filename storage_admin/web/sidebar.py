@@ -4,6 +4,7 @@ import zlib
 from typing import Any
 
 from django.http import HttpRequest
+from django.utils.translation import gettext_lazy as _
 
 from storage_admin.accounts.models import User
 from storage_admin.accounts.roles import Actor, Role
@@ -14,20 +15,20 @@ from storage_admin.jobs.models import Job
 
 #: The sidebar: name of the page's URL, its word, its icon, the lowest role that sees it, and its group's title.
 ENTRIES = (
-    ("overview", "Overview", "overview", Role.VIEWER, ""),
-    ("alerts", "Alerts", "alert", Role.VIEWER, ""),
-    ("images", "Images", "image", Role.VIEWER, "Storage"),
-    ("orphans", "Orphans", "orphan", Role.VIEWER, "Storage"),
-    ("guests", "Guests", "guest", Role.VIEWER, "Storage"),
-    ("hosts", "Hosts", "host", Role.VIEWER, "Storage"),
-    ("jobs", "Jobs", "job", Role.VIEWER, "Work"),
-    ("policies", "Policies", "clock", Role.VIEWER, "Work"),
-    ("ledger", "Ledger", "ledger", Role.VIEWER, "Work"),
-    ("benchmarks", "Benchmarks", "gauge", Role.VIEWER, "Work"),
-    ("users", "Users", "user", Role.ADMIN, "Administration"),
-    ("tokens", "Tokens", "token", Role.ADMIN, "Administration"),
-    ("webhooks", "Webhooks", "bell", Role.ADMIN, "Administration"),
-    ("audit", "Audit", "audit", Role.ADMIN, "Administration"),
+    ("overview", _("Overview"), "overview", Role.VIEWER, ""),
+    ("alerts", _("Alerts"), "alert", Role.VIEWER, ""),
+    ("images", _("Images"), "image", Role.VIEWER, _("Storage")),
+    ("orphans", _("Orphans"), "orphan", Role.VIEWER, _("Storage")),
+    ("guests", _("Guests"), "guest", Role.VIEWER, _("Storage")),
+    ("hosts", _("Hosts"), "host", Role.VIEWER, _("Storage")),
+    ("jobs", _("Jobs"), "job", Role.VIEWER, _("Work")),
+    ("policies", _("Policies"), "clock", Role.VIEWER, _("Work")),
+    ("ledger", _("Ledger"), "ledger", Role.VIEWER, _("Work")),
+    ("benchmarks", _("Benchmarks"), "gauge", Role.VIEWER, _("Work")),
+    ("users", _("Users"), "user", Role.ADMIN, _("Administration")),
+    ("tokens", _("Tokens"), "token", Role.ADMIN, _("Administration")),
+    ("webhooks", _("Webhooks"), "bell", Role.ADMIN, _("Administration")),
+    ("audit", _("Audit"), "audit", Role.ADMIN, _("Administration")),
 )
 
 

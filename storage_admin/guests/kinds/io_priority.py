@@ -7,6 +7,9 @@ was set is read again afterwards: the result says what was there, what is there 
 import shlex
 from typing import Any
 
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
 from storage_admin.accounts.roles import Actor
 from storage_admin.agent.protocol import HostError
 from storage_admin.errors import InvalidError, NotFoundError
@@ -25,8 +28,8 @@ class SetIoPriority(JobKind):
     """Sets what a guest may take of the disks."""
 
     name = "set_io_priority"
-    title = "Set I/O priority"
-    description = "Sets a container's I/O priority, or a VM's weight and limits, and reads again what the host took."
+    title = _("Set I/O priority")
+    description = _("Sets a container's I/O priority, or a VM's weight and limits, and reads again what the host took.")
     target = "guest"
     properties = {
         "priority": {
@@ -34,27 +37,29 @@ class SetIoPriority(JobKind):
             "minimum": 0,
             "maximum": 7,
             "default": None,
-            "description": "Of a container: the higher, the more of the disks' time. Null leaves it as it is.",
+            "description": _("Of a container: the higher, the more of the disks' time. Null leaves it as it is."),
         },
         "weight": {
             "type": ["integer", "null"],
             "minimum": 1,
             "maximum": 1000,
             "default": None,
-            "description": "Of a libvirt guest: its share beside others; Proxmox VE has none. Null leaves it as it is.",
+            "description": _(
+                "Of a libvirt guest: its share beside others; Proxmox VE has none. Null leaves it as it is."
+            ),
         },
         "limits": {
             "type": ["object", "null"],
             "default": None,
             "properties": {name: {"type": "integer", "minimum": 0, "maximum": 1 << 50} for name in LIMITS},
             "additionalProperties": False,
-            "description": "Of each disk of a VM; 0 takes a limit away. Null leaves them as they are.",
+            "description": _("Of each disk of a VM; 0 takes a limit away. Null leaves them as they are."),
         },
         "disk": {
             "type": ["string", "null"],
             "maxLength": 40,
             "default": None,
-            "description": "The disk (its target) that the limits are for; null for every disk of the VM.",
+            "description": _("The disk (its target) that the limits are for; null for every disk of the VM."),
         },
         **proxmox_vms.ACCEPT,
     }
@@ -66,7 +71,7 @@ class SetIoPriority(JobKind):
     def clean(self, options: Any) -> dict[str, Any]:
         cleaned = super().clean(options)
         if all(cleaned[name] is None for name in ("priority", "weight", "limits")):
-            raise InvalidError("Set a priority, a weight or limits.", {"priority": "Give 0 to 7."})
+            raise InvalidError(gettext("Set a priority, a weight or limits."), {"priority": gettext("Give 0 to 7.")})
         return cleaned
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:  # noqa: ARG002 (the same for all)
@@ -106,7 +111,7 @@ class SetIoPriority(JobKind):
 def _find(guest_id: int) -> Guest:
     guest = Guest.objects.select_related("host").prefetch_related("disks").filter(pk=guest_id).first()
     if guest is None:
-        raise NotFoundError(f"There is no guest {guest_id}.")
+        raise NotFoundError(gettext("There is no guest {guest}.").format(guest=guest_id))
     return guest
 
 
@@ -118,13 +123,17 @@ def _setting(options: dict[str, Any]) -> Setting:
 def _reason(guest: Guest, setting: Setting) -> str:
     parts = []
     if setting.priority is not None:
-        was = "not set" if guest.io_priority is None else guest.io_priority
-        parts.append(f"its I/O priority becomes {setting.priority} (now {was})")
+        was = gettext("not set") if guest.io_priority is None else guest.io_priority
+        parts.append(
+            gettext("its I/O priority becomes {priority} (now {was})").format(priority=setting.priority, was=was)
+        )
     if setting.weight is not None:
-        was = "not set" if guest.io_weight is None else guest.io_weight
-        parts.append(f"its I/O weight becomes {setting.weight} (now {was})")
+        was = gettext("not set") if guest.io_weight is None else guest.io_weight
+        parts.append(gettext("its I/O weight becomes {weight} (now {was})").format(weight=setting.weight, was=was))
     if setting.limits is not None:
-        where = f"disk {setting.disk}" if setting.disk else "each of its disks"
+        where = gettext("disk {disk}").format(disk=setting.disk) if setting.disk else gettext("each of its disks")
         words = ", ".join(f"{name} {value or 'none'}" for name, value in setting.limits.items())
-        parts.append(f"the limits of {where} become: {words or 'as they are'}")
+        parts.append(
+            gettext("the limits of {where} become: {words}").format(where=where, words=words or gettext("as they are"))
+        )
     return f"{guest.name}: {'; '.join(parts)}."

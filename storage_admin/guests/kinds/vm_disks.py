@@ -1,4 +1,4 @@
-"""The job kinds ``move_disk``, ``resize`` and ``trim``: what Proxmox VE itself does with a VM's disks, by its API.
+"""The job kinds ``move_disk`` and ``resize``: what Proxmox VE itself does with a VM's disks, by its API.
 
 Its tasks do the work; a job asks for one, follows it by its id, and reads the configuration again afterwards.
 """
@@ -10,13 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from django.utils.translation import gettext, gettext_noop
+from django.utils.translation import gettext_lazy as _
+
 from storage_admin.accounts.roles import SYSTEM, Actor
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 from storage_admin.errors import NotFoundError
 from storage_admin.guests import proxmox_vms
 from storage_admin.guests.models import Guest
 from storage_admin.guests.proxmox_vms import Vm
-from storage_admin.hosts.proxmox import actions, drives, guests, reader, volumes
+from storage_admin.hosts.proxmox import actions, reader, volumes
 from storage_admin.hosts.proxmox.drives import Drive
 from storage_admin.hosts.proxmox.storages import StorageFacts
 from storage_admin.jobs import runner, services
@@ -25,8 +28,7 @@ from storage_admin.jobs.models import Job, JobLog
 from storage_admin.jobs.plans import Affected, Plan, Refusal
 from storage_admin.jobs.recorder import Recorder
 
-_DISK = {"type": "string", "minLength": 1, "maxLength": 40, "description": "The disk (its target), such as scsi0."}
-_NOT_DISCARDED = "discard is not on for {}: what the guest trims there stays allocated on the host."
+_DISK = {"type": "string", "minLength": 1, "maxLength": 40, "description": _("The disk (its target), such as scsi0.")}
 
 
 @dataclass
@@ -43,7 +45,9 @@ class VmKind(JobKind):
     """A kind that has Proxmox VE do something with a VM. Its plan asks the node: what a scan knows may be old."""
 
     target = "guest"
-    unsuccessful = {"": Unsuccessful("A task that Proxmox VE started goes on there: see the log, then scan the host.")}
+    unsuccessful = {
+        "": Unsuccessful(gettext_noop("A task that Proxmox VE started goes on there: see the log, then scan the host."))
+    }
     #: What has to be given: options without a default.
     needs: ClassVar[tuple[str, ...]] = ()
     #: Whether Proxmox VE writes the VM's configuration for it.
@@ -128,28 +132,28 @@ class MoveDisk(VmKind):
     """Moves a disk to another storage, while the guest runs or not."""
 
     name = "move_disk"
-    title = "Move a disk"
-    description = "Has Proxmox VE copy a VM's disk to another storage or format, and use that from then on."
+    title = _("Move a disk")
+    description = _("Has Proxmox VE copy a VM's disk to another storage or format, and use that from then on.")
     needs = ("disk", "storage")
     properties = {
         "disk": _DISK,
-        "storage": {"type": "string", "minLength": 1, "maxLength": 100, "description": "The storage to move it to."},
+        "storage": {"type": "string", "minLength": 1, "maxLength": 100, "description": _("The storage to move it to.")},
         "format": {
             "type": ["string", "null"],
             "enum": [None, *actions.FORMATS],
             "default": None,
-            "description": "Of the new image, where the storage knows several; null for the same.",
+            "description": _("Of the new image, where the storage knows several; null for the same."),
         },
         "delete_source": {
             "type": "boolean",
             "default": False,
-            "description": "Remove the old volume when it is moved; else it stays with the VM as an unused disk.",
+            "description": _("Remove the old volume when it is moved; else it stays with the VM as an unused disk."),
         },
         "bandwidth_bytes_sec": {
             "type": ["integer", "null"],
             "minimum": 1_048_576,
             "default": None,
-            "description": "Limit in bytes per second; null for the cluster's setting.",
+            "description": _("Limit in bytes per second; null for the cluster's setting."),
         },
         **proxmox_vms.ACCEPT,
     }
@@ -157,11 +161,18 @@ class MoveDisk(VmKind):
     def draft(self, vm: Vm, options: dict[str, Any]) -> Draft:
         target, name = options["disk"], options["storage"]
         drive = actions.check_move(vm.config, target, name, options["format"] or "")
-        form = f" as {options['format']}" if options["format"] else ""
-        stays = "is removed then" if options["delete_source"] else "stays with the VM as an unused disk"
+        form = gettext(" as {format}").format(format=options["format"]) if options["format"] else ""
+        reason = gettext(
+            "{target} of {guest} ({volume}) is copied to {name}{form} and used from there; the old volume stays with "
+            "the VM as an unused disk."
+        )
+        if options["delete_source"]:
+            reason = gettext(
+                "{target} of {guest} ({volume}) is copied to {name}{form} and used from there; the old volume is "
+                "removed then."
+            )
         draft = Draft(
-            f"{target} of {vm.guest.name} ({drive.volume}) is copied to {name}{form} and used from there; "
-            f"the old volume {stays}.",
+            reason.format(target=target, guest=vm.guest.name, volume=drive.volume, name=name, form=form),
             ["qm", "disk", "move", vm.guest.uid, target, name]
             + (["--format", options["format"]] if options["format"] else [])
             + ["--delete", str(int(options["delete_source"]))],
@@ -174,16 +185,21 @@ class MoveDisk(VmKind):
             draft.refusals.append(
                 Refusal(
                     "has_internal_snapshots",
-                    f"The snapshot {naming[0]} of {vm.guest.name} needs the old volume: keep it, or delete the "
-                    "snapshot first.",
+                    gettext(
+                        "The snapshot {naming} of {guest} needs the old volume: keep it, or delete the snapshot first."
+                    ).format(naming=naming[0], guest=vm.guest.name),
                 )
             )
         elif naming:
-            draft.warnings.append(f"Its snapshots ({', '.join(naming[:5])}) go on to name the old volume.")
+            draft.warnings.append(
+                gettext("Its snapshots ({naming}) go on to name the old volume.").format(naming=", ".join(naming[:5]))
+            )
         if volumes.own_id(drive.volume) != drive.volume:
-            draft.warnings.append("It is a linked clone: the copy stands alone, and needs its base's room as well.")
+            draft.warnings.append(
+                gettext("It is a linked clone: the copy stands alone, and needs its base's room as well.")
+            )
         if not options["delete_source"]:
-            draft.warnings.append("Nothing becomes free on its storage before the old volume is removed.")
+            draft.warnings.append(gettext("Nothing becomes free on its storage before the old volume is removed."))
         return draft
 
     def do(self, vm: Vm, options: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
@@ -197,7 +213,9 @@ class MoveDisk(VmKind):
         now = config.drive(target)
         if now.volume == before.volume or not now.volume.startswith(options["storage"] + ":"):
             raise HostError(
-                f"The task {upid} ended well, and {target} of {vm.guest.name} is {now.volume} all the same."
+                gettext("The task {upid} ended well, and {target} of {guest} is {volume} all the same.").format(
+                    upid=upid, target=target, guest=vm.guest.name, volume=now.volume
+                )
             )
         left = [key for key, text in sorted(config.now.items()) if key.startswith("unused") and text == before.volume]
         kept = f"; the old volume stays as {left[0]}" if left else ""
@@ -211,8 +229,8 @@ class Resize(VmKind):
     """Makes a disk larger; Proxmox VE makes none smaller."""
 
     name = "resize"
-    title = "Enlarge a disk"
-    description = "Has Proxmox VE make a VM's disk larger. Its partitions and filesystems are enlarged in the guest."
+    title = _("Enlarge a disk")
+    description = _("Has Proxmox VE make a VM's disk larger. Its partitions and filesystems are enlarged in the guest.")
     needs = ("disk", "size_bytes")
     properties = {
         "disk": _DISK,
@@ -221,7 +239,7 @@ class Resize(VmKind):
             "minimum": 1024,
             "maximum": 1 << 50,
             "multipleOf": 1024,
-            "description": "The new size in bytes, larger than the present one.",
+            "description": _("The new size in bytes, larger than the present one."),
         },
         **proxmox_vms.ACCEPT,
     }
@@ -233,13 +251,27 @@ class Resize(VmKind):
         name = parts[0] if parts else ""
         noted = drive.size_bytes
         draft = Draft(
-            f"{target} of {vm.guest.name} ({drive.volume}) becomes {wanted:,} bytes large; now it has "
-            f"{'a size that is not noted' if noted is None else f'{noted:,}'}.",
+            gettext("{target} of {guest} ({volume}) becomes {wanted:,} bytes large; now it has {noted}.").format(
+                target=target,
+                guest=vm.guest.name,
+                volume=drive.volume,
+                wanted=wanted,
+                noted=gettext("a size that is not noted") if noted is None else f"{noted:,}",
+            ),
             ["qm", "disk", "resize", vm.guest.uid, target, str(wanted)],
-            warnings=["It cannot be made smaller again. Partitions and filesystems are enlarged in the guest."],
+            warnings=[
+                gettext("It cannot be made smaller again. Partitions and filesystems are enlarged in the guest.")
+            ],
         )
         if parts is None:
-            draft.refusals.append(Refusal(INVALID, f"{target} of {vm.guest.name} is no volume of a storage."))
+            draft.refusals.append(
+                Refusal(
+                    INVALID,
+                    gettext("{target} of {guest} is no volume of a storage.").format(
+                        target=target, guest=vm.guest.name
+                    ),
+                )
+            )
             return draft
         draft.refusals += [*_of_template(vm), *proxmox_vms.lacking(vm, "resize", name)]
         naming = vm.snapshots_with(drive.volume)
@@ -247,16 +279,24 @@ class Resize(VmKind):
             draft.refusals.append(
                 Refusal(
                     "has_internal_snapshots",
-                    f"Proxmox VE enlarges no qcow2 with snapshots: delete them first ({', '.join(naming[:5])}).",
+                    gettext("Proxmox VE enlarges no qcow2 with snapshots: delete them first ({naming}).").format(
+                        naming=", ".join(naming[:5])
+                    ),
                 )
             )
         storage, more = _storage(vm, name), wanted - (noted or 0)
         if storage is not None and storage.available_bytes is not None and more > storage.available_bytes:
-            sentence = f"{name} has {storage.available_bytes:,} bytes free, and the disk may take {more:,} more."
+            sentence = gettext("{name} has {available:,} bytes free, and the disk may take {more:,} more.").format(
+                name=name, available=storage.available_bytes, more=more
+            )
             if storage.type == "lvm":
-                draft.refusals.append(Refusal("not_enough_space", f"{sentence} Free some space first."))
+                draft.refusals.append(
+                    Refusal("not_enough_space", gettext("{sentence} Free some space first.").format(sentence=sentence))
+                )
             else:
-                draft.warnings.append(f"{sentence} The guest will see errors when the storage is full.")
+                draft.warnings.append(
+                    gettext("{sentence} The guest will see errors when the storage is full.").format(sentence=sentence)
+                )
         return draft
 
     def do(self, vm: Vm, options: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
@@ -267,7 +307,9 @@ class Resize(VmKind):
         now = vm.again().drive(target)
         if now.size_bytes is None or now.size_bytes < wanted:
             raise HostError(
-                f"The task {upid} ended well, and {target} of {vm.guest.name} has {now.size_bytes} bytes all the same."
+                gettext("The task {upid} ended well, and {target} of {guest} has {size} bytes all the same.").format(
+                    upid=upid, target=target, guest=vm.guest.name, size=now.size_bytes
+                )
             )
         was = "a size that was not noted" if before.size_bytes is None else f"{before.size_bytes:,} bytes"
         return {
@@ -276,68 +318,11 @@ class Resize(VmKind):
         }  # fmt: skip
 
 
-class Trim(VmKind):
-    """Has the agent inside a VM give back what its filesystems do not use."""
-
-    name = "trim"
-    title = "Trim in the guest"
-    methods = {"trim": title}
-    description = "Has the guest agent of a VM trim its filesystems (fstrim); what it trims becomes free on the host."
-    writes = False
-
-    def draft(self, vm: Vm, options: dict[str, Any]) -> Draft:  # noqa: ARG002 (it has none)
-        draft = Draft(
-            f"The guest agent of {vm.guest.name} trims all its filesystems. Nothing stops, and nothing is copied.",
-            ["qm", "guest", "cmd", vm.guest.uid, "fstrim"],
-            refusals=proxmox_vms.lacking(vm, "trim"),
-        )
-        if not guests.has_agent(vm.config.now):
-            draft.refusals.append(
-                Refusal(
-                    "tool_missing",
-                    f"No guest agent is configured for {vm.guest.name}: install qemu-guest-agent in it, and switch it "
-                    "on under its options.",
-                )
-            )
-        elif not vm.runs():
-            draft.refusals.append(Refusal(INVALID, f"{vm.guest.name} is off: only a running guest can be trimmed."))
-        without = sorted(_without_discard(vm))
-        if without:
-            draft.warnings.append(_NOT_DISCARDED.format(", ".join(without)))
-        draft.warnings.append("Proxmox VE cannot stop a running trim: a cancel comes too late.")
-        return draft
-
-    def do(self, vm: Vm, options: dict[str, Any], recorder: Recorder) -> dict[str, Any]:  # noqa: ARG002 (it has none)
-        recorder.progress({"stage": "trimming", "message": "in the guest; no progress is reported"})
-        recorder.flush()
-        trimmed = actions.trim(vm.client, vm.ref)
-        for one in trimmed:
-            if one.error:
-                recorder.log(f"{one.path}: {one.error}", JobLog.Level.WARNING)
-            else:
-                told = "trimmed" if one.trimmed_bytes is None else f"{one.trimmed_bytes:,} bytes trimmed"
-                recorder.log(f"{one.path}: {told}")
-        if trimmed and all(one.error for one in trimmed):
-            raise HostError(f"The guest agent of {vm.guest.name} could trim nothing: {trimmed[0].error}")
-        known = [one.trimmed_bytes for one in trimmed if one.trimmed_bytes is not None]
-        total = sum(known) if known else None
-        good = sum(not one.error for one in trimmed)
-        what = "amount not reported" if total is None else f"{total:,} bytes trimmed"
-        return {
-            "filesystems": [
-                {"path": one.path, "trimmed_bytes": one.trimmed_bytes, "error": one.error} for one in trimmed
-            ],
-            "trimmed_bytes": total,
-            "words": f"{good} of {len(trimmed)} filesystems in {vm.guest.name}: {what}. What that freed on the host, "
-            "the scan that follows reads.",
-        }
-
-
 def find(guest_id: int) -> Guest:
     """The guest with its host and disks; raises NotFoundError."""
     guest = Guest.objects.select_related("host").prefetch_related("disks").filter(pk=guest_id).first()
     if guest is None:
-        raise NotFoundError(f"There is no guest {guest_id}.")
+        raise NotFoundError(gettext("There is no guest {guest}.").format(guest=guest_id))
     return guest
 
 
@@ -357,22 +342,12 @@ def _storage(vm: Vm, name: str) -> StorageFacts | None:
     return next((one for one in reader.read_storages(vm.client, vm.ref.node) if one.name == name), None)
 
 
-def _without_discard(vm: Vm) -> list[str]:
-    """The disks on which a trim frees nothing."""
-    found = []
-    for key, text in vm.config.now.items():
-        if drives.is_drive(key, drives.VM) and not key.startswith(proxmox_vms.BESIDE):
-            with contextlib.suppress(ValueError):
-                drive = Drive.parse(text)
-                if not drive.is_cdrom and not drive.is_empty and drive.option("discard") != "on":
-                    found.append(key)
-    return found
-
-
 def _of_template(vm: Vm) -> list[Refusal]:
     if not vm.is_template:
         return []
-    sentence = f"{vm.guest.name} is a template: linked clones use its disks, which are not changed."
+    sentence = gettext("{guest} is a template: linked clones use its disks, which are not changed.").format(
+        guest=vm.guest.name
+    )
     return [Refusal("immutable", sentence)]
 
 
@@ -384,16 +359,36 @@ def _against_storage(storage: StorageFacts | None, drive: Drive, vm: Vm) -> list
             for one in reader.read_storages(vm.client, vm.ref.node)
             if one.enabled and one.active and "images" in one.content
         ]
-        why = "there is none of that name" if storage is None else "it takes no disks of VMs on this node"
-        return [Refusal(INVALID, f"Storage: {why}. {vm.ref.node} has {', '.join(fit) or 'none'}.")]
+        why = (
+            gettext("there is none of that name")
+            if storage is None
+            else gettext("it takes no disks of VMs on this node")
+        )
+        return [
+            Refusal(
+                INVALID,
+                gettext("Storage: {why}. {node} has {fit}.").format(
+                    why=why, node=vm.ref.node, fit=", ".join(fit) or "none"
+                ),
+            )
+        ]
     if not storage.active:
-        return [Refusal("host_unreachable", f"{vm.ref.node} cannot reach the storage {storage.name} now.")]
+        return [
+            Refusal(
+                "host_unreachable",
+                gettext("{node} cannot reach the storage {storage} now.").format(
+                    node=vm.ref.node, storage=storage.name
+                ),
+            )
+        ]
     size, free = drive.size_bytes, storage.available_bytes
     if size is not None and free is not None and size > free:
         return [
             Refusal(
                 "not_enough_space",
-                f"The copy may take up to {size:,} bytes, and {storage.name} has {free:,} free: free some space first.",
+                gettext(
+                    "The copy may take up to {size:,} bytes, and {storage} has {free:,} free: free some space first."
+                ).format(size=size, storage=storage.name, free=free),
             )
         ]
     return []

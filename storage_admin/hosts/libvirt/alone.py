@@ -3,6 +3,8 @@
 from datetime import datetime
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from storage_admin.hosts import transport
 from storage_admin.hosts.models import Host
 
@@ -14,15 +16,17 @@ def is_alone(host: Host) -> bool:
 
 def why_not(host: Host) -> str:
     """Why no image there is changed, and what to do."""
-    return (
-        f"{host.name} is reached by libvirt alone, and no agent runs there: its images are shown and not changed. "
-        "Register it by ssh to have work done on it."
-    )
+    return _(
+        "{host} is reached by libvirt alone, and no agent runs there: its images are shown and not changed. Register "
+        "it by ssh to have work done on it."
+    ).format(host=host.name)
 
 
 def nobody_looks(host: Host) -> str:
     """Why it is not known who uses an image that no guest names."""
-    return f"No agent runs on {host.name}: libvirt tells of its guests, and nobody looks what else has an image open."
+    return _(
+        "No agent runs on {host}: libvirt tells of its guests, and nobody looks what else has an image open."
+    ).format(host=host.name)
 
 
 def answered(host: Host, at: datetime, capabilities: dict[str, Any]) -> None:

@@ -5,6 +5,8 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.errors import InvalidError
 from storage_admin.hosts.libvirt.disks import Edit, Edited
@@ -64,7 +66,12 @@ def repoint(host: Host, uid: str, edits: list[Edit], *, write: bool, forward: bo
     }  # fmt: skip
     answer = _run(host, ["repoint"], DEFINE_TIMEOUT, json.dumps(request).encode())
     if "contradiction" in answer:
-        raise RefusedError("stale_plan", f"The guest's definition cannot be changed: {answer['contradiction']}.")
+        raise RefusedError(
+            "stale_plan",
+            _("The guest's definition cannot be changed: {contradiction}.").format(
+                contradiction=answer["contradiction"]
+            ),
+        )
     return [Edited(**disk) for disk in answer["disks"]]
 
 
@@ -89,11 +96,13 @@ def set_io(
     refuse_to_write(host)
     weight, limits = checked(weight, limits)
     if not live and not config:
-        raise InvalidError("Choose where to set it.", {"live": "In the running guest, its definition, or both."})
+        raise InvalidError(_("Choose where to set it."), {"live": _("In the running guest, its definition, or both.")})
     request = {"uid": uid, "weight": weight, "limits": limits, "live": live, "config": config}
     answer = _tune(host, request)
     if "contradiction" in answer:
-        raise RefusedError("stale_plan", f"Nothing was set: {answer['contradiction']}.")
+        raise RefusedError(
+            "stale_plan", _("Nothing was set: {contradiction}.").format(contradiction=answer["contradiction"])
+        )
     return outcome(answer, weight, limits, host.capabilities.get("weighing_disks"))
 
 
@@ -105,6 +114,6 @@ def _tune(host: Host, request: dict[str, Any]) -> dict[str, Any]:
 def _run(host: Host, words: list[str], seconds: float, sent: bytes = b"") -> dict[str, Any]:
     with uri_of(host) as uri:
         if uri is None:
-            raise HostError(f"No libvirt listens on {host.name}.")
+            raise HostError(_("No libvirt listens on {host}.").format(host=host.name))
         answer: dict[str, Any] = ask(uri, words, seconds, sent)
         return answer

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
+from django.utils.translation import gettext as _
+
 from storage_admin.errors import InvalidError
 from storage_admin.hosts.libvirt.limits import HIGHEST, SETTABLE, SHOWN
 
@@ -60,7 +62,7 @@ def checked(weight: object, limits: object) -> tuple[int | None, dict[str, dict[
         InvalidError: it is nothing, out of range, or libvirt has no such limit.
     """
     if weight is None and not limits:
-        raise InvalidError("Set a weight or limits.", {"weight": "From 1 to 1000."})
+        raise InvalidError(_("Set a weight or limits."), {"weight": _("From 1 to 1000.")})
     return _weight(weight), _limits(limits)
 
 
@@ -68,7 +70,10 @@ def _weight(weight: object) -> int | None:
     if weight is None:
         return None
     if not _is_number(weight, LEAST_WEIGHT, MOST_WEIGHT):
-        raise _bad("weight", f"A weight is a whole number from {LEAST_WEIGHT} to {MOST_WEIGHT}.")
+        raise _bad(
+            "weight",
+            _("A weight is a whole number from {least} to {most}.").format(least=LEAST_WEIGHT, most=MOST_WEIGHT),
+        )
     return weight
 
 
@@ -76,17 +81,20 @@ def _limits(limits: object) -> dict[str, dict[str, int]] | None:
     if limits is None:
         return None
     if not isinstance(limits, Mapping):
-        raise _bad("limits", "Give limits by disk.")
+        raise _bad("limits", _("Give limits by disk."))
     checked: dict[str, dict[str, int]] = {}
     for target, values in limits.items():
         if not isinstance(target, str) or not _TARGET.fullmatch(target):
-            raise _bad("limits", "Name a disk as its guest knows it, such as vda.")
+            raise _bad("limits", _("Name a disk as its guest knows it, such as vda."))
         if not isinstance(values, Mapping) or set(values) - set(SETTABLE):
-            raise _bad("limits", f"What can be limited of a disk: {', '.join(SETTABLE)}.")
+            raise _bad("limits", _("What can be limited of a disk: {settable}.").format(settable=", ".join(SETTABLE)))
         checked[target] = {}
         for name, value in values.items():
             if not _is_number(value, 0, HIGHEST):
-                raise _bad("limits", f"{name} is a whole number from 0 (no limit) to {HIGHEST:,}.")
+                raise _bad(
+                    "limits",
+                    _("{name} is a whole number from 0 (no limit) to {highest:,}.").format(name=name, highest=HIGHEST),
+                )
             checked[target][name] = value
     return checked
 
@@ -166,24 +174,24 @@ def _or_none(value: int | None) -> str:
 
 def _since(answer: dict[str, Any], *, as_asked: bool) -> str:
     if answer["failed"]:
-        return f"libvirt refused the rest: {answer['failed']}."
+        return _("libvirt refused the rest: {failed}.").format(failed=answer["failed"])
     if not as_asked:
-        return "libvirt now reports other values than requested."
+        return _("libvirt now reports other values than requested.")
     match answer["set"]:
         case ["live", "config"]:
-            return "Set now, and for every start."
+            return _("Set now, and for every start.")
         case ["live"]:
-            return "Set now, until it is shut down."
+            return _("Set now, until it is shut down.")
         case _:
-            return "Set from its next start on."
+            return _("Set from its next start on.")
 
 
 def _where_weighed(weighing: list[str] | None) -> str:
     if weighing:
-        return f"A weight counts on {', '.join(weighing)}, where the kernel weighs guests."
+        return _("A weight counts on {weighing}, where the kernel weighs guests.").format(weighing=", ".join(weighing))
     if weighing is None:
-        return "A weight counts only where the disk's I/O scheduler is BFQ; whether it is there is not known."
-    return (
+        return _("A weight counts only where the disk's I/O scheduler is BFQ; whether it is there is not known.")
+    return _(
         "It has no effect yet: no disk of this host weighs guests. Choose the I/O scheduler BFQ for the disk "
         "(/sys/block/DISK/queue/scheduler), or configure io.cost, and scan the host."
     )
@@ -195,17 +203,23 @@ def _notes(
     if weight is not None and "config" in answer["set"]:
         if answer["can_weigh"] is None:
             yield (
-                "No guest runs there by which to tell whether the host can weigh them: where it cannot, libvirt "
-                "refuses to start one that has a weight."
+                _(
+                    "No guest runs there by which to tell whether the host can weigh them: where it cannot, libvirt "
+                    "refuses to start one that has a weight."
+                )
             )
         elif weight < SAFE_WEIGHT and "live" not in answer["set"]:
-            yield f"Some hosts refuse weights below {SAFE_WEIGHT}, and then the guest does not start."
+            yield _("Some hosts refuse weights below {safe}, and then the guest does not start.").format(
+                safe=SAFE_WEIGHT
+            )
     for scope in answer["set"]:
         old, new = before.get(scope, IoSettings()), now.get(scope, IoSettings())
         for target, limits in old.limits.items():
             gone = [name for name in limits if name.startswith("total_") and name not in new.limits.get(target, {})]
             if gone:
-                yield f"{target}: {', '.join(gone)} became a limit of each direction; both kinds cannot stand together."
+                yield _("{target}: {gone} became a limit of each direction; both kinds cannot stand together.").format(
+                    target=target, gone=", ".join(gone)
+                )
         for target, values in old.others.items():
             kept = new.others.get(target, {})
             ways = ("read", "write")
@@ -217,10 +231,12 @@ def _notes(
                 and not any(name.replace("total", way) in kept for way in ways)
             ]
             if lost:
-                yield f"{target}: {', '.join(lost)} went with the limit that it belonged to."
+                yield _("{target}: {lost} went with the limit that it belonged to.").format(
+                    target=target, lost=", ".join(lost)
+                )
     for one in now.values():
         # A running disk that is in none has one of its own.
         groups = Counter(str(values["group_name"]) for values in one.others.values() if "group_name" in values)
         for group, disks in groups.items():
             if disks > 1:
-                yield f"{disks} disks share their limits, as the group {group}."
+                yield _("{disks} disks share their limits, as the group {group}.").format(disks=disks, group=group)

@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from django.conf import settings
+from django.utils.translation import gettext as _
 
 from storage_admin.agent.protocol import HostError
 
@@ -32,9 +33,13 @@ def ask(uri: str, words: list[str], seconds: float, sent: bytes = b"", *, failed
             command(uri, words), capture_output=True, timeout=seconds, check=False, cwd=settings.BASE_DIR, input=sent
         )
     except subprocess.TimeoutExpired:
-        raise HostError(f"libvirt did not answer within {seconds:.0f} s.") from None
+        raise HostError(_("libvirt did not answer within {seconds:.0f} s.").format(seconds=seconds)) from None
     if done.returncode != 0:
-        raise HostError(f"libvirt could not be asked: {done.stderr.decode('utf-8', 'replace').strip()[-300:]}")
+        raise HostError(
+            _("libvirt could not be asked: {stderr}").format(
+                stderr=done.stderr.decode("utf-8", "replace").strip()[-300:]
+            )
+        )
     answer = json.loads(done.stdout)
     if "error" in answer:
         raise HostError(f"{failed}: {answer['error']}")
@@ -57,7 +62,11 @@ def lines(uri: str, words: list[str], seconds: float, sent: bytes = b"") -> tupl
     except subprocess.TimeoutExpired as error:
         return _documents(error.stdout or b""), False
     if done.returncode != 0:
-        raise HostError(f"libvirt could not be asked: {done.stderr.decode('utf-8', 'replace').strip()[-300:]}")
+        raise HostError(
+            _("libvirt could not be asked: {stderr}").format(
+                stderr=done.stderr.decode("utf-8", "replace").strip()[-300:]
+            )
+        )
     return _documents(done.stdout), True
 
 

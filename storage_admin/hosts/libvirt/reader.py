@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from storage_admin.agent.protocol import HostError
 from storage_admin.hosts.guest_facts import DiskFacts, GuestFacts
 from storage_admin.hosts.libvirt.process import ask, lines
@@ -128,10 +130,10 @@ def read_volumes(host: Host, pools: Iterable[str]) -> dict[str, tuple[VolumeFact
     names = list(pools)
     with uri_of(host) as uri:
         if uri is None:
-            raise HostError(f"No libvirt listens on {host.name}.")
+            raise HostError(_("No libvirt listens on {host}.").format(host=host.name))
         said, ended = lines(uri, ["volumes"], VOLUMES_TIMEOUT, json.dumps(names).encode())
     if said and "pool" not in said[0]:
-        raise HostError(f"libvirt does not answer: {said[0]['error']}")
+        raise HostError(_("libvirt does not answer: {error}").format(error=said[0]["error"]))
     found: dict[str, tuple[VolumeFacts, ...] | str] = {
         pool["pool"]: f"libvirt cannot list its volumes: {pool['error']}"
         if "error" in pool
@@ -141,6 +143,10 @@ def read_volumes(host: Host, pools: Iterable[str]) -> dict[str, tuple[VolumeFact
     silent = [name for name in names if name not in found]
     if silent and not ended:
         why = f"libvirt had not listed its volumes within {VOLUMES_TIMEOUT:.0f} s"
-        stuck = f"{why}." if len(silent) == 1 else f"{why}; it stood still at the pool {silent[0]}."
+        stuck = (
+            f"{why}."
+            if len(silent) == 1
+            else _("{why}; it stood still at the pool {silent}.").format(why=why, silent=silent[0])
+        )
         found |= dict.fromkeys(silent, stuck)
     return found

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Self
 
+from django.utils.translation import gettext as _
+
 from storage_admin.agent import protocol, relay
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.hosts import ssh, transport
@@ -34,10 +36,10 @@ def why_read_only(host: Host) -> str:
     """Why libvirt on a host can be read and not told to do anything, and what to do; empty where it can."""
     if host.transport != Host.Transport.FORCED or transport.is_here(host):
         return ""
-    return (
-        f"{host.name} is reached by a key that can only run the agent: libvirt there can be read, and nothing can be "
-        "changed in it. Do it there by virsh, or register the host with a key that may do more."
-    )
+    return _(
+        "{host} is reached by a key that can only run the agent: libvirt there can be read, and nothing can be changed "
+        "in it. Do it there by virsh, or register the host with a key that may do more."
+    ).format(host=host.name)
 
 
 def refuse_to_write(host: Host) -> None:
@@ -83,12 +85,18 @@ class _Relay:
         try:
             told: dict[str, Any] = protocol.decode(self._line())
         except (ValueError, RecursionError):
-            raise HostError(f"{self._where.address} answered with something that is no agent. {_INSTALL}") from None
+            raise HostError(
+                _("{address} answered with something that is no agent. {advice}").format(
+                    address=self._where.address, advice=_INSTALL
+                )
+            ) from None
         if told["event"] == protocol.ERROR:
             raise HostError(str(told.get("detail", "")))
         if told.get("protocol") != protocol.VERSION or told.get("relay") != protocol.RELAY:
             raise HostError(
-                f"The agent on {self._where.address} is of an earlier version, which cannot ask libvirt. {_INSTALL}"
+                _("The agent on {address} is of an earlier version, which cannot ask libvirt. {advice}").format(
+                    address=self._where.address, advice=_INSTALL
+                )
             )
         return bool(told.get("listens"))
 
@@ -101,7 +109,10 @@ class _Relay:
                 if not selector.select(max(0.0, deadline - time.monotonic())):
                     self.stop()
                     raise HostError(
-                        f"{self._where.address} did not answer within {GREETING_TIMEOUT:.0f} s.", "host_unreachable"
+                        _("{address} did not answer within {greeting:.0f} s.").format(
+                            address=self._where.address, greeting=GREETING_TIMEOUT
+                        ),
+                        "host_unreachable",
                     )
                 byte = os.read(pipe, 1)
                 if not byte:
@@ -173,7 +184,7 @@ class _Door:
         self._accepting.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *__: object) -> None:
         with self._lock:
             self._closed = True
             at_work = dict(self._open)
@@ -187,7 +198,7 @@ class _Door:
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
-                client, _ = self._listener.accept()
+                client, __ = self._listener.accept()
                 self._let_in(client)
 
     def _let_in(self, client: socket.socket) -> None:

@@ -22,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from django.conf import settings
+from django.utils.translation import gettext as _
 
 from storage_admin.agent.protocol import HostError
 from storage_admin.errors import InvalidError
@@ -90,9 +91,13 @@ def _certificates(host: Host) -> Path | None:
     if folder == shared and len(missing) == len(names):
         return None
     if missing:
-        raise HostError(f"In {folder} there is no {', '.join(missing)}: libvirt over TLS needs each of them.")
+        raise HostError(
+            _("In {folder} there is no {missing}: libvirt over TLS needs each of them.").format(
+                folder=folder, missing=", ".join(missing)
+            )
+        )
     if (folder / PRIVATE_KEY).stat().st_mode & 0o077:
-        raise HostError(f"Others may read our key: chmod 600 {folder / PRIVATE_KEY}")
+        raise HostError(_("Others may read our key: chmod 600 {folder}").format(folder=folder / PRIVATE_KEY))
     return folder
 
 
@@ -112,7 +117,11 @@ def _checked(host: Host, where: ssh.Endpoint) -> ssh.Endpoint:
 
 
 def _wrong(host: Host, error: InvalidError) -> HostError:
-    return HostError(f"{host.name} is not asked, because its connection cannot be right. {error.detail}")
+    return HostError(
+        _("{host} is not asked, because its connection cannot be right. {detail}").format(
+            host=host.name, detail=error.detail
+        )
+    )
 
 
 @contextlib.contextmanager
@@ -144,7 +153,12 @@ def _told(process: "subprocess.Popen[bytes]", where: ssh.Endpoint) -> list[str]:
         while b"." not in (lines := [line.strip() for line in said.split(b"\n")[:-1]]):
             if not selector.select(max(0.0, deadline - time.monotonic())):
                 process.terminate()
-                raise HostError(f"{where.address} did not answer within {LOOK_TIMEOUT:.0f} s.", "host_unreachable")
+                raise HostError(
+                    _("{address} did not answer within {seconds:.0f} s.").format(
+                        address=where.address, seconds=LOOK_TIMEOUT
+                    ),
+                    "host_unreachable",
+                )
             chunk = os.read(pipe, 4096)
             if not chunk:
                 raise HostError(ssh.why_not(where, process.stderr.read()), "host_unreachable")

@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 from django.conf import settings
+from django.utils.translation import gettext as _
 
 from storage_admin.agent.protocol import HostError
 from storage_admin.hosts.libvirt.process import command
@@ -31,17 +32,17 @@ def changes(host: Host, tick: float = 0.5) -> Generator[dict[str, str] | None]:
     """
     with uri_of(host) as uri:
         if uri is None:
-            raise HostError(f"No libvirt listens on {host.name}.")
+            raise HostError(_("No libvirt listens on {host}.").format(host=host.name))
         with _started(uri) as process:
             for line in _lines(process, tick):
                 yield None if line is None else _states(line)
-    raise HostError("libvirt has ended the connection.")
+    raise HostError(_("libvirt has ended the connection."))
 
 
 def _states(line: bytes) -> dict[str, str]:
     told: dict[str, Any] = json.loads(line)
     if "error" in told:
-        raise HostError(f"libvirt does not answer: {told['error']}")
+        raise HostError(_("libvirt does not answer: {error}").format(error=told["error"]))
     return {str(uid): str(state) for uid, state in told["states"].items()}
 
 
@@ -55,7 +56,7 @@ def _lines(process: "subprocess.Popen[bytes]", tick: float) -> Iterator[bytes | 
         while True:
             if not selector.select(tick):
                 if not told and time.monotonic() > deadline:
-                    raise HostError(f"libvirt did not answer within {FIRST_LINE:.0f} s.")
+                    raise HostError(_("libvirt did not answer within {seconds:.0f} s.").format(seconds=FIRST_LINE))
                 yield None
                 continue
             chunk = os.read(descriptor, CHUNK)

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from django.utils.translation import gettext as _
+
 from storage_admin.agent.protocol import HostError
 from storage_admin.hosts.guest_facts import DiskFacts, GuestFacts
 from storage_admin.hosts.names import display
@@ -39,7 +41,9 @@ def with_disks(commands: Commands, guests: tuple[GuestFacts, ...], areas: dict[s
 def _ploops(commands: Commands, areas: list[bytes]) -> dict[bytes, list[bytes]]:
     done = commands.script(_PLOOPS, stdin=b"".join(area + b"\n" for area in areas))
     if done.exit_code:
-        raise HostError(f"The private areas of the containers could not be looked into: {plain(done.stderr)}")
+        raise HostError(
+            _("The private areas of the containers could not be looked into: {said}").format(said=plain(done.stderr))
+        )
     found = {}
     for block in done.stdout.split(b"\0\0"):
         area, *files = block.split(b"\0")

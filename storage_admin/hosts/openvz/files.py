@@ -4,6 +4,8 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from django.utils.translation import gettext as _
+
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.hosts.openvz.commands import Commands, is_missing, plain
 from storage_admin.hosts.openvz.ids import is_ctid
@@ -134,14 +136,22 @@ class ConfigFile:
         """
         if self.is_link:
             raise RefusedError(
-                "hard_linked", f"{self.path} is a link, which an edit would part from its file: edit that by hand."
+                "hard_linked",
+                _("{path} is a link, which an edit would part from its file: edit that by hand.").format(
+                    path=self.path
+                ),
             )
         if self.names > 1:
             raise RefusedError(
-                "hard_linked", f"{self.path} has {self.names} names, which an edit would part: remove the others first."
+                "hard_linked",
+                _("{path} has {names} names, which an edit would part: remove the others first.").format(
+                    path=self.path, names=self.names
+                ),
             )
         if b"\0" in self.content:
-            raise RefusedError("dirty_or_corrupt", f"{self.path} is damaged, with zero bytes in it: mend it first.")
+            raise RefusedError(
+                "dirty_or_corrupt", _("{path} is damaged, with zero bytes in it: mend it first.").format(path=self.path)
+            )
 
 
 @dataclass(frozen=True)
@@ -165,15 +175,19 @@ def look(commands: Commands, ctid: str, folders: Sequence[str]) -> Looked:
     """
     settings = folders[0].rpartition("/")[0] + "/vz.conf"
     done = commands.script(_PREAMBLE + _LOOK, ctid, str(LONGEST), settings, *folders)
-    head, _, content = done.stdout.partition(b"content\n")
+    head, __, content = done.stdout.partition(b"content\n")
     facts = dict(line.partition(" ")[::2] for line in head.decode("utf-8", "surrogateescape").splitlines())
     path = facts.get("file", "")
     if done.exit_code:
-        raise HostError(f"{path or 'The configuration of ' + ctid} could not be read: {_words(done)}")
+        what = path or _("The configuration of {ctid}").format(ctid=ctid)
+        raise HostError(_("{what} could not be read: {words}").format(what=what, words=_words(done)))
     if not path:
         return Looked("vzctl" in facts, "vzlist" in facts, None)
     if "odd" in facts or "long" in facts:
-        raise RefusedError("dirty_or_corrupt", f"{path} is no plain file of at most {LONGEST} bytes: see what it is.")
+        raise RefusedError(
+            "dirty_or_corrupt",
+            _("{path} is no plain file of at most {longest} bytes: see what it is.").format(path=path, longest=LONGEST),
+        )
     mode, names, owner = facts["stat"].split()
     free = int(facts["free"]) * 1024 if facts.get("free", "").isdigit() else None
     lock = f"{facts['locks']}/{ctid}.lck" if facts.get("locks", "").startswith("/") else ""
@@ -190,10 +204,10 @@ def read_all(commands: Commands, folders: Sequence[str]) -> dict[str, bytes]:
     mark = secrets.token_hex(16)  # nothing that stands in a file can be taken for the beginning of the next one
     done = commands.script(_READ_ALL, mark, str(LONGEST), *folders)
     if done.exit_code:
-        raise HostError(f"The containers' configurations could not be read: {_words(done)}")
+        raise HostError(_("The containers' configurations could not be read: {words}").format(words=_words(done)))
     found: dict[str, bytes] = {}
     for block in done.stdout.split(mark.encode() + b" ")[1:]:
-        name, _, content = block.partition(b"\n")
+        name, __, content = block.partition(b"\n")
         ctid = name.decode("ascii", "replace").removesuffix(".conf")
         if is_ctid(ctid):
             found.setdefault(ctid, content.removesuffix(b"\n"))
@@ -211,14 +225,18 @@ def replace(commands: Commands, file: ConfigFile, content: bytes) -> None:
         HostError: it could not be written, and the old file stands; or the host fell silent, which the sentence says.
     """
     file.editable()
-    folder, _, name = file.path.rpartition("/")
+    folder, __, name = file.path.rpartition("/")
     # vzlist takes only names that begin with a number for configurations.
     temp = f"{folder}/.{name}.sa-{secrets.token_hex(8)}"
     try:
         written = commands.script(_PREAMBLE + _WRITE, file.path, temp, stdin=content)
         _expect(file, written)
         if written.stdout != content:
-            raise HostError(f"{temp} does not say what was written into it. {file.path} was left as it is.")
+            raise HostError(
+                _("{temp} does not say what was written into it. {path} was left as it is.").format(
+                    temp=temp, path=file.path
+                )
+            )
         _expect(file, _swap(commands, file, temp))
     except (HostError, RefusedError):
         _remove(commands, temp)
@@ -249,7 +267,7 @@ def restore_access(commands: Commands, file: ConfigFile, now: ConfigFile) -> str
     done = commands.run(["chmod", file.mode, file.path])  # after the owner, whose change takes bits away
     if done.exit_code:
         return f"{file.path} had owner and mode {had} before, and has {has} now: {_words(done)}"
-    return f"vzctl gave {file.path} owner and mode {has}; it has {had} again."
+    return _("vzctl gave {path} owner and mode {has}; it has {had} again.").format(path=file.path, has=has, had=had)
 
 
 def _swap(commands: Commands, file: ConfigFile, temp: str) -> Done:
@@ -257,7 +275,9 @@ def _swap(commands: Commands, file: ConfigFile, temp: str) -> Done:
         return commands.script(_PREAMBLE + _SWAP, file.path, temp, file.lock, stdin=file.content)
     except HostError as error:
         raise HostError(
-            f"{error.detail} {file.path} is whole, but whether it says the old or the new is not known: read it again."
+            _("{detail} {path} is whole, but whether it says the old or the new is not known: read it again.").format(
+                detail=error.detail, path=file.path
+            )
         ) from error
 
 
@@ -266,14 +286,27 @@ def _expect(file: ConfigFile, done: Done) -> None:
         return
     if done.exit_code == _CHANGED:
         raise RefusedError(
-            "stale_plan", f"{file.path} was changed by somebody else meanwhile and was left as it is: try again."
+            "stale_plan",
+            _("{path} was changed by somebody else meanwhile and was left as it is: try again.").format(path=file.path),
         )
     words = _words(done)
     if done.exit_code == _LOCKED:
-        raise RefusedError("guest_locked", f"{words}. {file.path} was left as it was: set it again once that is done.")
+        raise RefusedError(
+            "guest_locked",
+            _("{words}. {path} was left as it was: set it again once that is done.").format(
+                words=words, path=file.path
+            ),
+        )
     if "Operation not permitted" in words:
-        raise RefusedError("immutable", f"{file.path} is protected and was left as it is (lsattr shows it): {words}")
-    raise HostError(f"{file.path} could not be replaced and was left as it is: {words}")
+        raise RefusedError(
+            "immutable",
+            _("{path} is protected and was left as it is (lsattr shows it): {words}").format(
+                path=file.path, words=words
+            ),
+        )
+    raise HostError(
+        _("{path} could not be replaced and was left as it is: {words}").format(path=file.path, words=words)
+    )
 
 
 def _words(done: Done) -> str:

@@ -2,6 +2,8 @@
 
 import re
 
+from django.utils.translation import gettext as _
+
 from storage_admin.agent.protocol import INVALID, RefusedError
 
 #: Numbers up to OpenVZ 6; OpenVZ 7 has UUIDs as well. 0 is the host itself.
@@ -21,7 +23,9 @@ def checked_ctid(ctid: str) -> str:
         RefusedError: ``invalid``.
     """
     if not is_ctid(ctid):
-        raise RefusedError(INVALID, f"{ctid[:60]!a} is no container's id: give its number, or its UUID.")
+        raise RefusedError(
+            INVALID, _("{ctid!a} is no container's id: give its number, or its UUID.").format(ctid=ctid[:60])
+        )
     return ctid
 
 
@@ -34,5 +38,8 @@ def checked_priority(priority: int | str) -> int:
         RefusedError: ``invalid``.
     """
     if not _PRIORITY.fullmatch(str(priority)):
-        raise RefusedError(INVALID, f"{str(priority)[:60]!a} is no I/O priority: give a whole number from 0 to 7.")
+        raise RefusedError(
+            INVALID,
+            _("{priority!a} is no I/O priority: give a whole number from 0 to 7.").format(priority=str(priority)[:60]),
+        )
     return int(priority)

@@ -5,6 +5,8 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from django.utils.translation import gettext as _
+
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.hosts.guest_facts import GuestFacts
 from storage_admin.hosts.names import display
@@ -46,7 +48,7 @@ class AbsentError(RefusedError):
 
     def __init__(self) -> None:
         super().__init__(
-            "tool_missing", "There is no OpenVZ on this host: vzlist lists nothing, and no container is configured."
+            "tool_missing", _("There is no OpenVZ on this host: vzlist lists nothing, and no container is configured.")
         )
 
 
@@ -106,7 +108,7 @@ def _one_by_one(commands: Commands, folders: Sequence[str], why: HostError) -> t
     said = commands.script(_EACH, *words, stdin="".join(f"{ctid}\n" for ctid in found).encode(), seconds=seconds).stdout
     guests, told = [], False
     for block in said.split(mark.encode() + b" ")[1:]:
-        first, _, rows = block.partition(b"\n")
+        first, __, rows = block.partition(b"\n")
         ctid, code = _ascii(first).split()
         own = _from_file(ctid, found[ctid])
         rest = [guest for line in rows.split(b"\n") if (guest := _guest(line)) is not None and guest.uid == ctid]
@@ -137,7 +139,7 @@ def vzlist(commands: Commands, *ctids: str) -> Listed:
     if not guests and _NONE_FOUND in done.stderr + done.stdout:
         return Listed((), told=True)
     if done.exit_code or (lines and not guests):
-        raise HostError(f"vzlist failed: {plain(done.stderr + done.stdout) or done.words()}")
+        raise HostError(_("vzlist failed: {said}").format(said=plain(done.stderr + done.stdout) or done.words()))
     if guests:
         return Listed(guests, told=True)
     # Containers whose private area is not mounted are hidden: with OpenVZ's kernel, nothing is an answer.
@@ -155,7 +157,7 @@ def columns_by_ctid(done: Done) -> dict[str, bytes]:
     """The one column after the id, by id."""
     found = {}
     for line in done.stdout.split(b"\n"):
-        first, _, rest = line.strip().partition(b" ")
+        first, __, rest = line.strip().partition(b" ")
         if is_ctid(_ascii(first)):
             found[_ascii(first)] = rest.strip()
     return found
@@ -163,7 +165,7 @@ def columns_by_ctid(done: Done) -> dict[str, bytes]:
 
 def _guest(line: bytes) -> GuestFacts | None:
     """A row; ``None`` for what is none, such as a warning. The name may have blanks in it, so it is what is left."""
-    first, _, rest = line.strip().partition(b" ")
+    first, __, rest = line.strip().partition(b" ")
     ctid = _ascii(first)
     if not is_ctid(ctid):
         return None

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from django.utils.translation import gettext as _
+
 from storage_admin.agent.protocol import HostError
 from storage_admin.hosts.openvz.commands import CommandRun
 from storage_admin.hosts.openvz.config import Recorded
@@ -67,7 +69,11 @@ class PrioritySet:
     def words(self) -> str:
         """In a sentence."""
         said = f"Container {self.ctid}: {self.before.words} before, {self.now.words} now"
-        return f"{said}; {self.effect.words}." if self.as_asked else f"{said}; {self.priority} was asked for."
+        return (
+            _("{said}; {words}.").format(said=said, words=self.effect.words)
+            if self.as_asked
+            else _("{said}; {priority} was asked for.").format(said=said, priority=self.priority)
+        )
 
 
 class NotSetError(HostError):

@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from django.utils.translation import gettext as _
+
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.hosts.openvz import config
 from storage_admin.hosts.openvz.commands import CommandRun, Commands
@@ -79,7 +81,7 @@ def set_priority(
     after = _seen(target, there)
     others = config.without_priority(file.content), config.without_priority(now.content)
     if others[0] != others[1]:
-        notes = (*notes, f"Other lines of {now.path} were changed meanwhile, by somebody else.")
+        notes = (*notes, _("Other lines of {path} were changed meanwhile, by somebody else.").format(path=now.path))
     outcome = PrioritySet(
         ctid=ctid, priority=target.priority, path=now.path, by="file" if done is None else "vzctl",
         before=config.recorded(file.content), now=config.recorded(now.content),
@@ -100,9 +102,11 @@ def _expect_it_saved(tried: Tried, outcome: PrioritySet, before: ConfigFile, *, 
         raise_cut_short(tried.done, outcome, before, was_running=was_running)
     if any(config.without_priority(before.content)) and not any(config.without_priority(tried.now.content)):
         raise NotSetError(
-            f"Container {outcome.ctid}: nothing but the priority stands in {outcome.path} any more. Somebody removed "
-            "or emptied it while this was set, and vzctl made it anew. What it said before stands in the log: see "
-            "whether the container is still there before you do anything about it.",
+            _(
+                "Container {ctid}: nothing but the priority stands in {path} any more. Somebody removed or emptied it "
+                "while this was set, and vzctl made it anew. What it said before stands in the log: see whether the "
+                "container is still there before you do anything about it."
+            ).format(ctid=outcome.ctid, path=outcome.path),
             outcome,
             before.content,
         )
@@ -116,8 +120,10 @@ def _there(target: Target) -> tuple[Looked, ConfigFile]:
     if there.file is None:
         raise RefusedError(
             "stale_plan",
-            f"Container {target.ctid} has no configuration on this host ({' or '.join(target.folders)}): it does not "
-            "exist, or is on another node. Scan the host again.",
+            _(
+                "Container {ctid} has no configuration on this host ({folders}): it does not exist, or is on another "
+                "node. Scan the host again."
+            ).format(ctid=target.ctid, folders=_(" or ").join(target.folders)),
         )
     return there, there.file
 

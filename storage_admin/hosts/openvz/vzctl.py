@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as changed
 
+from django.utils.translation import gettext as _
+
 from storage_admin.agent.protocol import INVALID, TOOL_FAILED, HostError, RefusedError
 from storage_admin.hosts.openvz import config
 from storage_admin.hosts.openvz.commands import Commands, is_missing, plain
@@ -71,7 +73,10 @@ def set_by_vzctl(target: Target, before: ConfigFile, pause: Callable[[float], No
             raise
         said = plain(done.stderr)
         raise HostError(
-            f"{said} Whether container {target.ctid} was changed is not known: scan the host.", error.code
+            _("{said} Whether container {ctid} was changed is not known: scan the host.").format(
+                said=said, ctid=target.ctid
+            ),
+            error.code,
         ) from error
     notes = _mended(target, before, now, done)
     left = read_again(target, "The configuration was put right") if notes else now
@@ -83,8 +88,10 @@ def _expect_room(file: ConfigFile) -> None:
     if file.free is not None and file.free < needed:
         raise RefusedError(
             "not_enough_space",
-            f"The filesystem of {file.path} has room for {file.free:,} bytes; {needed:,} are needed, or vzctl may cut "
-            "the configuration off. Make room there first. Nothing was changed.",
+            _(
+                "The filesystem of {path} has room for {free:,} bytes; {needed:,} are needed, or vzctl may cut the "
+                "configuration off. Make room there first. Nothing was changed."
+            ).format(path=file.path, free=file.free, needed=needed),
         )
 
 
@@ -111,9 +118,16 @@ def read_again(target: Target, after: str) -> ConfigFile:
         file = look(target.commands, target.ctid, target.folders).file
     except (HostError, RefusedError) as error:
         code = error.code if isinstance(error, HostError) else TOOL_FAILED
-        raise HostError(f"{after}, but what is there now could not be read: {error.detail}", code) from error
+        raise HostError(
+            _("{after}, but what is there now could not be read: {detail}").format(after=after, detail=error.detail),
+            code,
+        ) from error
     if file is None:
-        raise HostError(f"{after}, but the configuration of container {target.ctid} is gone: was it removed?")
+        raise HostError(
+            _("{after}, but the configuration of container {ctid} is gone: was it removed?").format(
+                after=after, ctid=target.ctid
+            )
+        )
     return file
 
 
@@ -134,21 +148,32 @@ def raise_for(done: Done, outcome: PrioritySet, *, was_running: bool) -> None:
     elif done.exit_code == LOCKED:
         raise RefusedError(
             "guest_locked",
-            f"Another vzctl has held container {ctid} for {sum(WAITS):.0f} s ({said}). Set it again once that is done. "
-            f"{left}",
+            _(
+                "Another vzctl has held container {ctid} for {seconds:.0f} s ({said}). Set it again once that is done. "
+                "{left}"
+            ).format(ctid=ctid, seconds=sum(WAITS), said=said, left=left),
         )
     elif done.exit_code == BAD_KERNEL:
         raise RefusedError(
             "tool_missing",
-            f"This host does not run OpenVZ's kernel ({said}). Boot it and set it again, or save it for the next "
-            f"start by hand: vzctl set {ctid} --ioprio {outcome.priority} --save --force. {left}",
+            _(
+                "This host does not run OpenVZ's kernel ({said}). Boot it and set it again, or save it for the next "
+                "start by hand: vzctl set {ctid} --ioprio {priority} --save --force. {left}"
+            ).format(said=said, ctid=ctid, priority=outcome.priority, left=left),
         )
     elif done.exit_code == BAD_VALUE:
-        raise RefusedError(INVALID, f"This vzctl does not take {outcome.priority} for container {ctid}: {said}. {left}")
+        raise RefusedError(
+            INVALID,
+            _("This vzctl does not take {priority} for container {ctid}: {said}. {left}").format(
+                priority=outcome.priority, ctid=ctid, said=said, left=left
+            ),
+        )
     elif done.exit_code == NOT_APPLIED:
         raise NotSetError(
-            f"The kernel did not take it for container {ctid}, so vzctl did not save it: {said}. {left} "
-            "Set it while the container is stopped.",
+            _(
+                "The kernel did not take it for container {ctid}, so vzctl did not save it: {said}. {left} Set it "
+                "while the container is stopped."
+            ).format(ctid=ctid, said=said, left=left),
             outcome,
         )
     if done.exit_code == UNHEARD:
@@ -167,17 +192,23 @@ def ended_by(done: Done) -> int | None:
 
 def _left(outcome: PrioritySet) -> str:
     if outcome.now == outcome.before:
-        return f"{outcome.path} was left as it was."
-    return f"All the same {outcome.path} says {outcome.now.words} now, and said {outcome.before.words} before."
+        return _("{path} was left as it was.").format(path=outcome.path)
+    return _("All the same {path} says {words} now, and said {before_words} before.").format(
+        path=outcome.path, words=outcome.now.words, before_words=outcome.before.words
+    )
 
 
 def _kernel(done: Done, outcome: PrioritySet) -> str:
     if NOT_BY_KERNEL in done.stdout + done.stderr:
         return ""
     if done.exit_code == 0 or (done.exit_code == NOT_SAVED and ended_by(done) is None):
-        return f"The container runs, and its kernel has {outcome.priority} already, until its next start."
+        return _("The container runs, and its kernel has {priority} already, until its next start.").format(
+            priority=outcome.priority
+        )
     if done.exit_code == UNHEARD or ended_by(done):
-        return f"The container runs, and its kernel may have {outcome.priority} already, until its next start."
+        return _("The container runs, and its kernel may have {priority} already, until its next start.").format(
+            priority=outcome.priority
+        )
     return ""
 
 
@@ -227,15 +258,17 @@ def _mended(target: Target, before: ConfigFile, now: ConfigFile, done: Done) -> 
         several = f"{now.path} sets it {len(said.lines)} times, and vzctl changed only the first"
         try:
             replace(target.commands, now, config.with_priority(now.content, target.priority))
-            notes.append(f"{several}: all of them say it now.")
+            notes.append(_("{several}: all of them say it now.").format(several=several))
         except (HostError, RefusedError) as error:
             notes.append(f"{several}, while the last one counts. {error.detail}")
     notes.append(restore_access(target.commands, before, now))
     if before.names > 1 and now.names == 1:
         others = f"the other {before.names - 1}" if before.names > 2 else "the other one"
         notes.append(
-            f"{now.path} was one of {before.names} names of a file; vzctl gave it a file of its own, and {others} "
-            "still says what was there before."
+            _(
+                "{path} was one of {names} names of a file; vzctl gave it a file of its own, and {others} still says "
+                "what was there before."
+            ).format(path=now.path, names=before.names, others=others)
         )
     return tuple(note for note in notes if note)
 
@@ -245,7 +278,7 @@ def _put_back(target: Target, before: ConfigFile, now: ConfigFile) -> str:
         replace(target.commands, _itself(target, now), before.content)
     except (HostError, RefusedError) as error:
         return f"The old one could not be put back, and stands in the log: {error.detail}"
-    return "The old one was put back. Make room there, and set it again."
+    return _("The old one was put back. Make room there, and set it again.")
 
 
 def _itself(target: Target, file: ConfigFile) -> ConfigFile:

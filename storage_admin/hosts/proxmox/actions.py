@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 from storage_admin.hosts.proxmox import drives, volumes
 from storage_admin.hosts.proxmox.client import Client
@@ -64,12 +66,21 @@ def check_move(config: Config, target: str, storage: str, format: str) -> Drive:
     drive = config.drive(target)
     _refuse_path(config, target, drive)
     if format and (format not in FORMATS or config.guest.kind == CONTAINER):
-        raise RefusedError(INVALID, f"A drive is moved as {', '.join(FORMATS)}, and a container's as it is.")
+        raise RefusedError(
+            INVALID, _("A drive is moved as {formats}, and a container's as it is.").format(formats=", ".join(FORMATS))
+        )
     parts = volumes.split(drive.volume)
     if parts is None or drive.is_cdrom:
-        raise RefusedError(INVALID, f"{target} of {config.guest.name} is no volume of a storage.")
+        raise RefusedError(
+            INVALID, _("{target} of {guest} is no volume of a storage.").format(target=target, guest=config.guest.name)
+        )
     if parts[0] == storage and (not format or drive.volume.endswith("." + format)):
-        raise RefusedError(INVALID, f"{target} of {config.guest.name} is in {storage} already, in that format.")
+        raise RefusedError(
+            INVALID,
+            _("{target} of {guest} is in {storage} already, in that format.").format(
+                target=target, guest=config.guest.name, storage=storage
+            ),
+        )
     return drive
 
 
@@ -78,8 +89,10 @@ def _refuse_path(config: Config, target: str, drive: Drive) -> None:
     if drive.volume.startswith("/") and not drive.is_cdrom:
         raise RefusedError(
             RIGHT_MISSING,
-            f"{target} of {config.guest.name} is the path {drive.volume}: Proxmox VE leaves such a drive to root@pam, "
-            "and no token may change it. Name another disk, or do it on the node by hand.",
+            _(
+                "{target} of {guest} is the path {volume}: Proxmox VE leaves such a drive to root@pam, and no token "
+                "may change it. Name another disk, or do it on the node by hand."
+            ).format(target=target, guest=config.guest.name, volume=drive.volume),
         )
 
 
@@ -88,20 +101,30 @@ def check_resize(config: Config, target: str, size_bytes: int) -> Drive:
     where it would not be.
     """
     if config.guest.kind != VM:
-        raise RefusedError(INVALID, "Only drives of VMs are enlarged by the API.")
+        raise RefusedError(INVALID, _("Only drives of VMs are enlarged by the API."))
     drive = config.drive(target)
     _refuse_path(config, target, drive)
     if drive.is_cdrom or not drives.is_drive(target, VM) or target.startswith("unused"):
-        raise RefusedError(INVALID, f"{target} of {config.guest.name} is no disk that can be enlarged.")
+        raise RefusedError(
+            INVALID,
+            _("{target} of {guest} is no disk that can be enlarged.").format(target=target, guest=config.guest.name),
+        )
     if drive.volume.endswith((".vmdk", ".subvol")):
         raise RefusedError(
             "unsupported_subformat",
-            f"{target} of {config.guest.name} is {drive.volume}: Proxmox VE enlarges raw and qcow2 images alone. Move "
-            "the disk to one of these formats first.",
+            _(
+                "{target} of {guest} is {volume}: Proxmox VE enlarges raw and qcow2 images alone. Move the disk to one "
+                "of these formats first."
+            ).format(target=target, guest=config.guest.name, volume=drive.volume),
         )
     noted = drive.size_bytes
     if size_bytes <= 0 or (noted is not None and size_bytes <= noted):
-        raise RefusedError(INVALID, f"{target} of {config.guest.name} has {noted} bytes: give a larger size.")
+        raise RefusedError(
+            INVALID,
+            _("{target} of {guest} has {noted} bytes: give a larger size.").format(
+                target=target, guest=config.guest.name, noted=noted
+            ),
+        )
     return drive
 
 
@@ -149,23 +172,29 @@ def trim(client: Client, guest: GuestRef) -> tuple[Trimmed, ...]:
         HostError: no agent answers there; or it takes longer than Proxmox VE waits, then it goes on inside.
     """
     if guest.kind != VM:
-        raise RefusedError(INVALID, "Containers are trimmed on their node, by pct fstrim.")
+        raise RefusedError(INVALID, _("Containers are trimmed on their node, by pct fstrim."))
     try:
         answer = client.post(*guest.path, "agent", "fstrim")
     except NoAnswerError as error:
         raise NoAnswerError(
-            f"{error.detail} The trim goes on inside {guest.name}: look at the image in a while.",
+            _("{detail} The trim goes on inside {guest}: look at the image in a while.").format(
+                detail=error.detail, guest=guest.name
+            ),
             error.code,
             error.status,
         ) from None
     except ApiError as error:
         if error.status != 500 or isinstance(error, NotThereError):
             raise
-        raise HostError(f"The guest agent of {guest.name} cannot be asked. {error.detail}") from None
+        raise HostError(
+            _("The guest agent of {guest} cannot be asked. {detail}").format(guest=guest.name, detail=error.detail)
+        ) from None
     result = answer.get("result") if isinstance(answer, dict) else None
     paths = result.get("paths") if isinstance(result, dict) else None
     if not isinstance(paths, list):
-        raise HostError(f"The guest agent of {guest.name} answers with something else than it should.")
+        raise HostError(
+            _("The guest agent of {guest} answers with something else than it should.").format(guest=guest.name)
+        )
     return tuple(
         Trimmed(
             str(one.get("path") or ""),
@@ -179,6 +208,6 @@ def trim(client: Client, guest: GuestRef) -> tuple[Trimmed, ...]:
 
 def _task(client: Client, upid: Any) -> str:
     if not isinstance(upid, str):
-        raise ApiError(f"{client.who} began no task: it answers with something else.")
+        raise ApiError(_("{who} began no task: it answers with something else.").format(who=client.who))
     node_of(upid)
     return upid

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.proxmox import permissions
 from storage_admin.hosts.proxmox.permissions import MissingRight
@@ -23,18 +25,18 @@ def is_alone(host: Host) -> bool:
 
 def why_not(host: Host) -> str:
     """Why no image there is changed, and what to do."""
-    return (
-        f"{host.name} is reached by the API of Proxmox VE alone, and no agent runs there: its images are shown and not "
+    return _(
+        "{host} is reached by the API of Proxmox VE alone, and no agent runs there: its images are shown and not "
         "changed. Add ssh to it (Hosts → Edit connection) to have work done on them."
-    )
+    ).format(host=host.name)
 
 
 def nobody_looks(host: Host) -> str:
     """Why it is not known who uses a volume that no guest names."""
-    return (
-        f"The API of {host.name} lists its volumes, and nobody looks on the node what else has one open: nothing in "
-        "this storage is changed."
-    )
+    return _(
+        "The API of {host} lists its volumes, and nobody looks on the node what else has one open: nothing in this "
+        "storage is changed."
+    ).format(host=host.name)
 
 
 def rights(missing: Iterable[MissingRight]) -> list[dict[str, str]]:
@@ -68,4 +70,4 @@ def features(host: Host) -> list[Ability]:
     lacking: dict[str, list[str]] = {}
     for right in host.capabilities.get("missing_rights") or []:
         lacking.setdefault(str(right.get("feature")), []).append(str(right.get("detail")))
-    return [Ability(one.title, " ".join(lacking.get(one.name, []))) for one in permissions.FEATURES.values()]
+    return [Ability(str(one.title), " ".join(lacking.get(one.name, []))) for one in permissions.FEATURES.values()]

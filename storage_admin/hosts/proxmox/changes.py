@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from django.utils.translation import gettext as _
+
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 from storage_admin.hosts.proxmox import limits, volumes
 from storage_admin.hosts.proxmox.client import Api
@@ -50,7 +52,9 @@ def set_limits(
     limits.check(wanted)
     config = read_config(client, guest)
     if guest.kind != VM or not is_drive(target, VM) or target.startswith(("unused", "vmstate", "efidisk", "tpmstate")):
-        raise RefusedError(INVALID, f"{target} of {guest.name} is no drive that has I/O limits.")
+        raise RefusedError(
+            INVALID, _("{target} of {guest} is no drive that has I/O limits.").format(target=target, guest=guest.name)
+        )
     config.check_free(digest, unread)
     drive = config.drive(target)
     before = limits.of(drive)
@@ -61,8 +65,9 @@ def set_limits(
     found = limits.of(after.drive(target))
     if found != limits.of(made):
         raise HostError(
-            f"Proxmox VE took the limits of {target} of {guest.name} and now has {_shown(found)} there, not "
-            f"{_shown(limits.of(made))}."
+            _("Proxmox VE took the limits of {target} of {guest} and now has {found} there, not {wanted}.").format(
+                target=target, guest=guest.name, found=_shown(found), wanted=_shown(limits.of(made))
+            )
         )
     holds = limits.of(Drive.parse(after.now[target]))
     return LimitsSet(before, found, holds != found, after.digest)
@@ -107,7 +112,9 @@ def repoint(
         HostError: Proxmox VE refuses it, or says something else afterwards.
     """
     if guest.kind != VM or volumes.own_id(old) != volumes.own_id(new):
-        raise RefusedError(INVALID, f"{old} and {new} are not two names of one file of a VM.")
+        raise RefusedError(
+            INVALID, _("{old} and {new} are not two names of one file of a VM.").format(old=old, new=new)
+        )
     config = read_config(client, guest)
     config.check_free(digest, unread)
     targets = naming(config, old)
@@ -116,11 +123,15 @@ def repoint(
         config = set_config(client, config, {one: str(config.drive(one).with_volume(new)) for one in targets})
         if naming(config, old) or any(_volume(config.now.get(one)) != new for one in targets):
             raise HostError(
-                f"Proxmox VE took the new name of {', '.join(targets)} of {guest.name} and does not have it there: is "
-                "the guest off?"
+                _(
+                    "Proxmox VE took the new name of {targets} of {guest} and does not have it there: is the guest off?"
+                ).format(targets=", ".join(targets), guest=guest.name)
             )
     elif not naming(config, new):
-        raise RefusedError("stale_plan", f"{guest.name} has no drive {old} any more: look again, then try again.")
+        raise RefusedError(
+            "stale_plan",
+            _("{guest} has no drive {old} any more: look again, then try again.").format(guest=guest.name, old=old),
+        )
     for line in _unused(config, old):
         config = set_config(client, config, {line: new})
     return Repointed(_unused(config, old), config.digest)
@@ -152,5 +163,7 @@ def _check_snapshots(client: Api, config: Config, volume: str) -> None:
         if any(_volume(value) == volume for value in values.values()):
             raise RefusedError(
                 "has_internal_snapshots",
-                f"The snapshot {name} of {config.guest.name} names {volume}: delete the snapshot first.",
+                _("The snapshot {name} of {guest} names {volume}: delete the snapshot first.").format(
+                    name=name, guest=config.guest.name, volume=volume
+                ),
             )

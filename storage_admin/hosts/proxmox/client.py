@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 from urllib.parse import quote
 
+from django.utils.translation import gettext as _
 from proxmoxer.backends.https import Backend
 from proxmoxer.core import ProxmoxResource, ResourceException
 from requests import Response
@@ -43,7 +44,7 @@ class Api(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *__: object) -> None:
         self.close()
 
     @abstractmethod
@@ -89,7 +90,11 @@ class Api(ABC):
         return answer
 
     def _strange(self, path: tuple[str | int, ...]) -> ApiError:
-        return ApiError(f"{self.who} answers /{'/'.join(map(str, path))} with something else than it should.")
+        return ApiError(
+            _("{who} answers /{path} with something else than it should.").format(
+                who=self.who, path="/".join(map(str, path))
+            )
+        )
 
 
 class Client(Api):
@@ -147,7 +152,7 @@ class Client(Api):
         except ResourceException as answer:
             failure = self._answered(answer)
         except _NotJsonError:
-            failure = ApiError(f"{self.who} does not answer like its API. Check the address.")
+            failure = ApiError(_("{who} does not answer like its API. Check the address.").format(who=self.who))
         except RequestException as error:
             failure = self._unreachable(error)
         raise failure
@@ -168,14 +173,18 @@ class Client(Api):
         if isinstance(error, SSLError):
             return ApiError(f"{where} shows {_why_not(str(error), bool(self.endpoint.fingerprint))}", UNREACHABLE)
         if isinstance(error, ConnectTimeout):
-            return ApiError(f"{where} cannot be reached: no answer in time.", UNREACHABLE)
+            return ApiError(_("{where} cannot be reached: no answer in time.").format(where=where), UNREACHABLE)
         if isinstance(error, Timeout):
-            return errors.NoAnswerError(f"{where} took the request and did not answer in time.", UNREACHABLE)
+            return errors.NoAnswerError(
+                _("{where} took the request and did not answer in time.").format(where=where), UNREACHABLE
+            )
         if isinstance(error, TooManyRedirects):
-            return ApiError(f"{where} redirects to another address. Check the address.", UNREACHABLE)
+            return ApiError(
+                _("{where} redirects to another address. Check the address.").format(where=where), UNREACHABLE
+            )
         found = re.search(r"\[Errno -?\d+\] ([^'\")]+)", str(error))
-        why = found[1] if found else "the connection broke off"
-        return ApiError(f"{where} cannot be reached: {why}.", UNREACHABLE)
+        why = found[1] if found else _("the connection broke off")
+        return ApiError(_("{where} cannot be reached: {why}.").format(where=where, why=why), UNREACHABLE)
 
     def _scrubbed(self, text: str) -> str:
         return text.replace(self._token.secret, "…")
@@ -185,22 +194,22 @@ def _quoted(part: str | int) -> str:
     """One part of a path, which stays one part whatever is in it."""
     text = str(part)
     if not _PART.fullmatch(text) or text in (".", ".."):
-        raise ApiError(f"{text!r} is no name of Proxmox VE.")
+        raise ApiError(_("{text!r} is no name of Proxmox VE.").format(text=text))
     return quote(text, safe=":@!,")
 
 
 def _why_not(said: str, pinned: bool) -> str:
     """What is wrong with a certificate, from the words of OpenSSL and urllib3."""
     if "ingerprints did not match" in said:
-        return (
+        return _(
             "another certificate than the pinned one. If it was renewed, compare the new fingerprint on the node "
             "itself, then pin that; else somebody is in between."
         )
     if "doesn't match" in said or "mismatch" in said.lower():
-        return "a certificate for another name: pin its fingerprint, or use a name that stands in it."
+        return _("a certificate for another name: pin its fingerprint, or use a name that stands in it.")
     if "CERTIFICATE_VERIFY_FAILED" in said:
-        return "a certificate that no known authority has signed: pin its fingerprint, or give that authority's."
-    return "no proper TLS." if pinned else "no proper TLS, or no certificate that can be checked."
+        return _("a certificate that no known authority has signed: pin its fingerprint, or give that authority's.")
+    return _("no proper TLS.") if pinned else _("no proper TLS, or no certificate that can be checked.")
 
 
 def _as_text(data: Any) -> Any:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from storage_admin.agent.protocol import HostError, unb64
 from storage_admin.hosts.names import display
 from storage_admin.hosts.proxmox import drives, guests, storages, volumes
@@ -74,7 +76,7 @@ def read(answer: Mapping[str, Any]) -> ProxmoxFacts:
         failed = {str(one["name"]): str(one["why"]) for one in answer["failed"]}
         node, running = str(answer["node"]), dict(answer["running"])
     except (KeyError, TypeError, ValueError) as error:
-        raise HostError("The agent's answer about Proxmox VE cannot be read.") from error
+        raise HostError(_("The agent's answer about Proxmox VE cannot be read.")) from error
     return of_files(files, node=node, running=running, failed=failed)
 
 
@@ -245,7 +247,7 @@ class _Reading:
         """Notes a line, and the volume that it names where one can be made out."""
         self._parsed.unread.append(line)
         if not key:
-            key, _, value = line.partition(":")
+            key, __, value = line.partition(":")
         drive = _drive(value.strip())
         parts = volumes.split(drive.volume) if drive else None
         if drive is not None and ((parts and parts[0] in self._storages) or drive.volume.startswith("/")):

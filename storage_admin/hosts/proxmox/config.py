@@ -4,6 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from storage_admin.agent.protocol import INVALID, RefusedError
 from storage_admin.hosts.proxmox.client import Api, Params
 from storage_admin.hosts.proxmox.drives import CONTAINER, VM, Drive
@@ -65,13 +67,20 @@ class Config:
                 its place.
         """
         if target not in self.now and target not in self.next:
-            raise RefusedError(INVALID, f"{self.guest.name} has no drive {target}.")
+            raise RefusedError(
+                INVALID, _("{guest} has no drive {target}.").format(guest=self.guest.name, target=target)
+            )
         if target not in self.now or target not in self.next:
             raise self._waits(target)
         try:
             drive, present = Drive.parse(self.next[target]), Drive.parse(self.now[target])
         except ValueError as error:
-            raise RefusedError(INVALID, f"The drive {target} of {self.guest.name} cannot be read: {error}.") from error
+            raise RefusedError(
+                INVALID,
+                _("The drive {target} of {guest} cannot be read: {error}.").format(
+                    target=target, guest=self.guest.name, error=error
+                ),
+            ) from error
         if drive.volume != present.volume:
             raise self._waits(target)
         return drive
@@ -79,8 +88,10 @@ class Config:
     def _waits(self, target: str) -> RefusedError:
         return RefusedError(
             "stale_plan",
-            f"A change of the drive {target} of {self.guest.name} waits for its next start: start it, or revert the "
-            "change, then try again.",
+            _(
+                "A change of the drive {target} of {guest} waits for its next start: start it, or revert the change, "
+                "then try again."
+            ).format(target=target, guest=self.guest.name),
         )
 
     def check_free(self, digest: str = "", unread: Iterable[str] = ()) -> None:
@@ -102,8 +113,10 @@ class Config:
         if lines:
             raise RefusedError(
                 "hidden_lines",
-                f"The configuration of {self.guest.name} has lines that Proxmox VE drops when it writes the file, "
-                f"such as {lines[0][:100]!r}: mend them on the node first.",
+                _(
+                    "The configuration of {guest} has lines that Proxmox VE drops when it writes the file, such as "
+                    "{lines!r}: mend them on the node first."
+                ).format(guest=self.guest.name, lines=lines[0][:100]),
             )
 
 
@@ -114,7 +127,7 @@ def read_config(client: Api, guest: GuestRef) -> Config:
         RefusedError: ``stale_plan``: it changes faster than it can be read.
         HostError: as :meth:`Api.get`.
     """
-    for _ in range(_TRIES):
+    for __ in range(_TRIES):
         now = client.fields(*guest.path, "config", params={"current": 1})
         following = client.fields(*guest.path, "config")
         if now.get("digest") == following.get("digest"):

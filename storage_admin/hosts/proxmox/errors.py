@@ -8,6 +8,8 @@ a 595 or 596, again without a body; what is refused because of a lock or a chang
 import re
 from collections.abc import Mapping
 
+from django.utils.translation import gettext as _
+
 from storage_admin.agent.protocol import TOOL_FAILED, HostError, RefusedError
 
 UNREACHABLE = "host_unreachable"
@@ -84,10 +86,12 @@ def of_answer(
         message: of the body, where there is one.
         fields: the body's ``errors``.
     """
-    said = _one_line(message or reason) or f"status {status}"
+    said = _one_line(message or reason) or _("status {status}").format(status=status)
     if status == 401:
         return ApiError(
-            f"{who} does not take the API token: {said}. Check its id and secret, and that it has not expired.",
+            _(
+                "{who} does not take the API token: {said}. Check its id and secret, and that it has not expired."
+            ).format(who=who, said=said),
             TOKEN_REFUSED, status,
         )  # fmt: skip
     if status == 403:
@@ -96,58 +100,70 @@ def of_answer(
         told = "; ".join(f"{name}: {_one_line(why)}" for name, why in sorted((fields or {}).items()))
         # What is in the way of a change comes as an error of the parameter, too.
         return in_the_way(who, told) or ApiError(
-            f"{who} refuses the request: {told or said}", status=400, fields=fields
+            _("{who} refuses the request: {said}").format(who=who, said=told or said), status=400, fields=fields
         )
     if status == 501:
-        return NotKnownError(f"{who} knows no such call: {said}. Its Proxmox VE may be too old.", status=status)
+        return NotKnownError(
+            _("{who} knows no such call: {said}. Its Proxmox VE may be too old.").format(who=who, said=said),
+            status=status,
+        )
     if status in _NO_ANSWER:
         return NoAnswerError(
-            f"{who} gave no answer ({status} {said}): a node is down, or one of its storages hangs.",
+            _("{who} gave no answer ({status} {said}): a node is down, or one of its storages hangs.").format(
+                who=who, status=status, said=said
+            ),
             UNREACHABLE, status,
         )  # fmt: skip
     if status >= 500:
         return in_the_way(who, said) or _failed(who, status, said)
-    return ApiError(f"{who} answers {status} {said}: is that Proxmox VE?", status=status)
+    return ApiError(
+        _("{who} answers {status} {said}: is that Proxmox VE?").format(who=who, status=status, said=said), status=status
+    )
 
 
 def _denied(who: str, said: str) -> DeniedError:
     found = _DENIED.search(said)
     if found is None:
-        return DeniedError(f"{who} denies it: {said}", "", ())
+        return DeniedError(_("{who} denies it: {said}").format(who=who, said=said), "", ())
     rights = tuple(right.strip() for right in found[2].split("|"))
-    return DeniedError(f"{who} lacks {' or '.join(rights)} on {found[1]}.", found[1], rights)
+    lacking = _("{who} lacks {rights} on {path}.").format(who=who, rights=_(" or ").join(rights), path=found[1])
+    return DeniedError(lacking, found[1], rights)
 
 
 def in_the_way(who: str, said: str) -> RefusedError | None:
     """What these words of Proxmox VE refuse, where it is something that an admin can wait for or undo."""
     locked = _LOCKED.search(said)
     if locked is not None:
-        return guest_locked("The guest", locked[1] or "locked")
+        return guest_locked(_("The guest"), locked[1] or "locked")
     if any(words in said for words in _CHANGED):
         return RefusedError(
-            "stale_plan", "The guest's configuration was changed meanwhile: look again, then try again."
+            "stale_plan", _("The guest's configuration was changed meanwhile: look again, then try again.")
         )
     if _BUSY.search(said):
-        return RefusedError("busy", f"{who} is busy there just now: try again in a minute.")
+        return RefusedError("busy", _("{who} is busy there just now: try again in a minute.").format(who=who))
     return None
 
 
 def _failed(who: str, status: int, said: str) -> ApiError:
     kind = NotThereError if _GONE.search(said) else ApiError
-    return kind(f"{who} says: {said}", NOT_FOUND if kind is NotThereError else TOOL_FAILED, status)
+    return kind(
+        _("{who} says: {said}").format(who=who, said=said), NOT_FOUND if kind is NotThereError else TOOL_FAILED, status
+    )
 
 
 def changed_meanwhile() -> RefusedError:
     """The refusal where a configuration is not what it was when the work was planned."""
-    return RefusedError("stale_plan", "The guest's configuration was changed meanwhile: look again, then try again.")
+    return RefusedError("stale_plan", _("The guest's configuration was changed meanwhile: look again, then try again."))
 
 
 def guest_locked(name: str, lock: str) -> RefusedError:
     """The refusal for a guest whose configuration has a ``lock``."""
     return RefusedError(
         "guest_locked",
-        f"{name} is locked by Proxmox VE ({lock}): wait until that has ended. If nothing is running any more, "
-        "unlock it there.",
+        _(
+            "{name} is locked by Proxmox VE ({lock}): wait until that has ended. If nothing is running any more, "
+            "unlock it there."
+        ).format(name=name, lock=lock),
     )
 
 

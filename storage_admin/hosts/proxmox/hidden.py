@@ -7,6 +7,8 @@ qemu-server 9.2). A trim by the guest agent writes nothing. The API never shows 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from django.utils.translation import gettext as _
+
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.names import display
 from storage_admin.hosts.proxmox.config import Config
@@ -68,6 +70,8 @@ def refuse(name: str, found: Sequence[str]) -> None:
     if found:
         raise RefusedError(
             CODE,
-            f"The configuration of {name} has lines that Proxmox VE drops when it writes the file, such as "
-            f"{found[0][:100]!r}: mend them on the node first.",
+            _(
+                "The configuration of {name} has lines that Proxmox VE drops when it writes the file, such as "
+                "{found!r}: mend them on the node first."
+            ).format(name=name, found=found[0][:100]),
         )

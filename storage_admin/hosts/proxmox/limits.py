@@ -7,6 +7,8 @@ Its "megabytes" are MiB (PVE::QemuServer::Blockdev multiplies by 1,048,576), wit
 from collections.abc import Mapping
 from decimal import Context, Decimal, InvalidOperation
 
+from django.utils.translation import gettext as _
+
 from storage_admin.agent.protocol import INVALID, RefusedError
 from storage_admin.hosts.proxmox.drives import Drive
 
@@ -39,12 +41,19 @@ def check(wanted: Mapping[str, int | None]) -> None:
     """Refuses what is no limit; raises RefusedError(``invalid``)."""
     for name, value in wanted.items():
         if name not in KEYS:
-            raise RefusedError(INVALID, f"There is no limit called {name}; there are {', '.join(KEYS)}.")
+            raise RefusedError(
+                INVALID, _("There is no limit called {name}; there are {keys}.").format(name=name, keys=", ".join(KEYS))
+            )
         if value is None or value == 0:
             continue
         least = SMALLEST_BYTES if name.endswith("bytes_sec") else 1
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST:
-            raise RefusedError(INVALID, f"{name} is a whole number from {least} to {LARGEST}, or 0 for no limit.")
+            raise RefusedError(
+                INVALID,
+                _("{name} is a whole number from {least} to {largest}, or 0 for no limit.").format(
+                    name=name, least=least, largest=LARGEST
+                ),
+            )
 
 
 def changed(drive: Drive, wanted: Mapping[str, int | None]) -> Drive:
@@ -80,15 +89,18 @@ def _check_fits(drive: Drive, key: str, value: int) -> None:
     if value and _number(drive.option(both)):
         raise RefusedError(
             INVALID,
-            f"The drive has a limit for reading and writing together ({both}={drive.option(both)}): take that away in "
-            "Proxmox VE first, qemu has one or the other.",
+            _(
+                "The drive has a limit for reading and writing together ({both}={option}): take that away in Proxmox "
+                "VE first, qemu has one or the other."
+            ).format(both=both, option=drive.option(both)),
         )
     burst = _number(drive.option(f"{key}_max"))
     if value and burst and _EXACT.multiply(burst, MIB if key.startswith("mbps") else Decimal(1)) < value:
         raise RefusedError(
             INVALID,
-            f"The drive's burst ({key}_max={drive.option(f'{key}_max')}) would be below its limit: raise that in "
-            "Proxmox VE first.",
+            _(
+                "The drive's burst ({key}_max={option}) would be below its limit: raise that in Proxmox VE first."
+            ).format(key=key, option=drive.option(f"{key}_max")),
         )
 
 

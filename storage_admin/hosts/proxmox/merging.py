@@ -6,6 +6,8 @@ the API's answer about the same file is what Proxmox VE itself passes over.
 
 from dataclasses import replace
 
+from django.utils.translation import gettext as _
+
 from storage_admin.hosts.guest_facts import DiskFacts
 from storage_admin.hosts.proxmox.guests import HIDDEN, UNKNOWN, ProxmoxGuest
 from storage_admin.hosts.proxmox.permissions import INVENTORY
@@ -32,7 +34,11 @@ def merged(api: ProxmoxFacts, files: ProxmoxFacts) -> ProxmoxFacts:
     # Made since the files were read.
     new = [guest for key, guest in sorted(told.items()) if key not in known]
     found += new
-    unread = [f"Guest {one.vmid} is new since the files were read: scan again." for one in new if not one.digest]
+    unread = [
+        _("Guest {vmid} is new since the files were read: scan again.").format(vmid=one.vmid)
+        for one in new
+        if not one.digest
+    ]
     storages = {one.name: one for one in files.storages} | {one.name: one for one in api.storages}
     return replace(
         api,

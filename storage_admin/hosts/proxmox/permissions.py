@@ -12,8 +12,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
 from storage_admin.hosts.proxmox.client import Api
 from storage_admin.hosts.proxmox.errors import DeniedError
+from storage_admin.words import Translatable
 
 #: Always in the answer, unless there are no rights at all on them.
 _TOPS = ("/", "/access", "/access/groups", "/nodes", "/pool", "/sdn", "/storage", "/vms")
@@ -43,7 +47,7 @@ class Feature:
     """
 
     name: str
-    title: str
+    title: Translatable
     needs: tuple[Need, ...]
     instead: Need | None = None
 
@@ -55,22 +59,22 @@ _STORAGES = Need("/storage", ("Datastore.Audit", "Datastore.AllocateSpace"))
 FEATURES = {
     feature.name: feature
     for feature in (
-        Feature("storages", "see the storages and their space", (_STORAGES,)),
-        Feature("guests", "see the guests and their disks", (Need("/vms", ("VM.Audit",)),)),
+        Feature("storages", _("see the storages and their space"), (_STORAGES,)),
+        Feature("guests", _("see the guests and their disks"), (Need("/vms", ("VM.Audit",)),)),
         Feature(
             "images",
-            "list the images of a storage",
+            _("list the images of a storage"),
             (Need("/storage", ("Datastore.Audit",)), _DISKS),
             Need("/storage", ("Datastore.Allocate",)),
         ),
-        Feature("cluster", "see the cluster and its nodes", (Need("/", ("Sys.Audit",)),)),
-        Feature("limits", "set I/O limits of drives", (_DISKS,)),
-        Feature("flatten", "name a flattened disk anew in its guest's configuration", (_DISKS,)),
-        Feature("move", "move disks to another storage", (_DISKS, _SPACE)),
-        Feature("resize", "enlarge disks", (_DISKS, _SPACE)),
+        Feature("cluster", _("see the cluster and its nodes"), (Need("/", ("Sys.Audit",)),)),
+        Feature("limits", _("set I/O limits of drives"), (_DISKS,)),
+        Feature("flatten", _("name a flattened disk anew in its guest's configuration"), (_DISKS,)),
+        Feature("move", _("move disks to another storage"), (_DISKS, _SPACE)),
+        Feature("resize", _("enlarge disks"), (_DISKS, _SPACE)),
         Feature(
             "trim",
-            "have the guest agent trim its filesystems",
+            _("have the guest agent trim its filesystems"),
             # VM.Monitor is what Proxmox VE 8 and older ask for.
             (Need("/vms", ("VM.GuestAgent.FileSystemMgmt", "VM.GuestAgent.Unrestricted", "VM.Monitor")),),
         ),
@@ -96,7 +100,9 @@ class MissingRight:
     @property
     def sentence(self) -> str:
         """What to do about it."""
-        return f"To {FEATURES[self.feature].title}, the API token needs {' or '.join(self.rights)} on {self.path}."
+        return gettext("To {feature}, the API token needs {rights} on {path}.").format(
+            feature=FEATURES[self.feature].title, rights=gettext(" or ").join(self.rights), path=self.path
+        )
 
 
 class Permissions:

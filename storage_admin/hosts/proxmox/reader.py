@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.hosts.proxmox import guests, permissions, storages, volumes
 from storage_admin.hosts.proxmox.client import Client
@@ -185,7 +187,7 @@ def cluster(client: Client) -> Cluster:
         name,
         tuple(
             NodeFacts(one.name, one.online, one.name in local, one.fingerprint, ips.get(one.name, ""))
-            for _, one in sorted(nodes.items())
+            for __, one in sorted(nodes.items())
         ),
     )
 
@@ -198,13 +200,18 @@ def _chosen(client: Client, known: Cluster, node: str) -> str:
     names = [one.name for one in known.nodes]
     if node:
         if node not in names:
-            raise ApiError(f"{client.who} knows no node {node!r}; its nodes are {', '.join(names) or 'hidden'}.")
+            raise ApiError(
+                _("{who} knows no node {node!r}; its nodes are {names}.").format(
+                    who=client.who, node=node, names=", ".join(names) or "hidden"
+                )
+            )
         return node
     local = [one.name for one in known.nodes if one.local]
     if len(local) != 1:
         raise ApiError(
-            f"{client.who} does not tell which of its nodes it is: name one of {', '.join(names)}, or give the token "
-            "Sys.Audit on /."
+            _(
+                "{who} does not tell which of its nodes it is: name one of {names}, or give the token Sys.Audit on /."
+            ).format(who=client.who, names=", ".join(names))
         )
     return local[0]
 
@@ -236,7 +243,7 @@ def list_volumes(client: Client, node: str, storage: StorageFacts, may: Permissi
     except NoAnswerError as error:
         if not error.status:
             raise
-        return Listing(storage.name, (), f"{error.detail} Have the agent read it.")
+        return Listing(storage.name, (), _("{detail} Have the agent read it.").format(detail=error.detail))
     except ApiError as error:
         if error.code == "host_unreachable":
             raise
@@ -321,7 +328,7 @@ def read_guest(
     """
     vmid = integer(row.get("vmid"))
     if vmid is None:
-        raise ApiError(f"{client.who} lists a guest without a number.")
+        raise ApiError(_("{who} lists a guest without a number.").format(who=client.who))
     config = read_config(client, GuestRef(node, vmid, kind))
     waiting = {key: value for key, value in config.next.items() if config.now.get(key) != value}
     waiting["delete"] = ",".join(key for key in config.now if key not in config.next)

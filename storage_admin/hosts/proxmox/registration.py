@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from storage_admin.accounts.roles import Actor, Role
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.errors import InvalidError, UnconfirmedError
@@ -121,7 +123,7 @@ def tried(actor: Actor, wanted: WantedNode, *, known: Host | None = None) -> Hos
     host.cluster, host.node = _answered(_asked(endpoint, token), wanted.node.strip())
     again = _registered(host.cluster, host.node, endpoint)
     if again is not None and (known is None or again.pk != known.pk):
-        sentence = f"The node {host.node} is registered already, as {again.name}."
+        sentence = _("The node {node} is registered already, as {again}.").format(node=host.node, again=again.name)
         raise InvalidError(sentence, {"node": sentence})
     if ssh is not None:
         host.transport, host.ssh_port, host.user = Host.Transport.API_SSH, ssh.port, ssh.user
@@ -160,11 +162,11 @@ def change_node(actor: Actor, host: Host, values: dict[str, Any]) -> Host:
 
 def _refuse_to_carry(host: Host, wanted: WantedNode) -> None:
     """A stored secret goes to whom it was given for: to another place only where that shows the same certificate."""
-    endpoint, _ = _access(wanted)
+    endpoint, __ = _access(wanted)
     same_place = (endpoint.address, endpoint.port) == (host.address, host.port or DEFAULT_PORT)
     if same_place or (endpoint.fingerprint and endpoint.fingerprint == host.tls_fingerprint):
         return
-    sentence = (
+    sentence = _(
         "Give the token's secret again: the one that is saved is not sent to another address, unless that shows the "
         "certificate that is pinned already."
     )
@@ -210,7 +212,10 @@ def _answered(cluster: reader.Cluster, node: str) -> tuple[str, str]:
     names = [one.name for one in cluster.nodes]
     local = next((one.name for one in cluster.nodes if one.local), names[0] if names else "")
     if node and node not in names:
-        raise InvalidError(f"There is no node {node}: it has {', '.join(names)}.", {"node": "Choose one of these."})
+        raise InvalidError(
+            _("There is no node {node}: it has {names}.").format(node=node, names=", ".join(names)),
+            {"node": _("Choose one of these.")},
+        )
     return cluster.name, node or local
 
 
@@ -220,8 +225,10 @@ def _unconfirmed(endpoint: Endpoint) -> UnconfirmedError:
     except HostError as error:
         return UnconfirmedError(error.detail, {})
     return UnconfirmedError(
-        f"No trusted CA signed the certificate of {endpoint.address}. Its fingerprint is {shown}. Compare it with "
-        "System → Certificates on the node. Confirm only if the fingerprints match.",
+        _(
+            "No trusted CA signed the certificate of {address}. Its fingerprint is {shown}. Compare it with System → "
+            "Certificates on the node. Confirm only if the fingerprints match."
+        ).format(address=endpoint.address, shown=shown),
         {"tls_fingerprint": shown, "fingerprint": shown},
     )
 

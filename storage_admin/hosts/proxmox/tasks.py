@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from django.utils.translation import gettext as _
+
 from storage_admin.agent.protocol import HostError, StoppedError
 from storage_admin.hosts.proxmox import errors
 from storage_admin.hosts.proxmox.client import Client
@@ -49,7 +51,7 @@ def node_of(upid: str) -> str:
     """
     found = _UPID.fullmatch(upid) if isinstance(upid, str) else None
     if found is None:
-        raise ApiError(f"{str(upid)[:80]!r} is no id of a task of Proxmox VE.")
+        raise ApiError(_("{upid!r} is no id of a task of Proxmox VE.").format(upid=str(upid)[:80]))
     return found[1]
 
 
@@ -57,8 +59,8 @@ def follow(
     client: Client,
     upid: str,
     *,
-    progress: Callable[[float], None] = lambda _: None,
-    log: Callable[[str], None] = lambda _: None,
+    progress: Callable[[float], None] = lambda __: None,
+    log: Callable[[str], None] = lambda __: None,
     check: Callable[[], None] = lambda: None,
     interval: float = INTERVAL,
     patience: float = PATIENCE,
@@ -93,7 +95,9 @@ def follow(
             heard = time.monotonic()
         except HostError as error:
             if error.code != UNREACHABLE or time.monotonic() - heard > patience:
-                raise HostError(f"{error.detail} The task {upid} may go on there.", error.code) from None
+                raise HostError(
+                    _("{detail} The task {upid} may go on there.").format(detail=error.detail, upid=upid), error.code
+                ) from None
             ended = None
         if ended is not None:
             return watched.judged(ended)
@@ -147,7 +151,7 @@ class _Task:
             refused = errors.in_the_way(self._client.who, exit_status)
             if refused is not None:
                 raise refused
-            raise HostError(f"Proxmox VE's task failed: {' '.join(exit_status.split())[:600]}")
+            raise HostError(_("Proxmox VE's task failed: {said}").format(said=" ".join(exit_status.split())[:600]))
         warned = _WARNED.fullmatch(exit_status)
         return Outcome(int(warned[1]) if warned else 0)
 
@@ -157,7 +161,9 @@ class _Task:
         end = time.monotonic() + _STOP_LIMIT
         while (ended := self.look()) is None:
             if time.monotonic() > end:
-                raise HostError(f"The task {self._upid} was told to stop and goes on: stop it in Proxmox VE.")
+                raise HostError(
+                    _("The task {upid} was told to stop and goes on: stop it in Proxmox VE.").format(upid=self._upid)
+                )
             time.sleep(0.2)
         return ended
 

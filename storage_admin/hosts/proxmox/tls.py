@@ -6,6 +6,7 @@ import ssl
 import time
 from typing import Any
 
+from django.utils.translation import gettext as _
 from requests import PreparedRequest, Response
 from requests.adapters import HTTPAdapter
 from requests.exceptions import ConnectionError as LostError
@@ -44,7 +45,10 @@ def shown_fingerprint(endpoint: Endpoint, seconds: float = 10.0) -> str:
             certificate = secured.getpeercert(binary_form=True) or b""
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise HostError(f"{endpoint.netloc} does not answer as a server of Proxmox VE: {why}.", UNREACHABLE) from None
+        raise HostError(
+            _("{netloc} does not answer as a server of Proxmox VE: {why}.").format(netloc=endpoint.netloc, why=why),
+            UNREACHABLE,
+        ) from None
     digits = hashlib.sha256(certificate).hexdigest().upper()
     return ":".join(digits[i : i + 2] for i in range(0, 64, 2))
 
@@ -79,7 +83,7 @@ class Adapter(HTTPAdapter):
 
     def build_connection_pool_key_attributes(self, request: PreparedRequest, verify: Any, cert: Any = None) -> Any:
         """No TLS settings of a request's own: requests would add the authorities that it brings along."""
-        host, _ = super().build_connection_pool_key_attributes(request, verify, cert)
+        host, __ = super().build_connection_pool_key_attributes(request, verify, cert)
         return host, {}
 
     def cert_verify(self, conn: Any, url: Any, verify: Any, cert: Any) -> None:
@@ -97,7 +101,7 @@ class Adapter(HTTPAdapter):
             for chunk in response.iter_content(_CHUNK):
                 content += chunk
                 if len(content) > MAX_ANSWER or time.monotonic() > end:
-                    raise LostError("the answer is too long, or takes too long")
+                    raise LostError(_("the answer is too long, or takes too long"))
         finally:
             response.close()
         # As requests itself keeps an answer that it has read.

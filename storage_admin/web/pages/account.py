@@ -5,6 +5,7 @@ from uuid import UUID
 from django.contrib import messages
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
+from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST, require_safe
 
 from storage_admin.accounts import scopes, second_factor, selectors, sessions, users
@@ -35,7 +36,7 @@ def account(request: PageRequest) -> HttpResponseBase:
 def account_zone(request: PageRequest) -> HttpResponseBase:
     """Chooses the time zone that pages show times in."""
     name = request.POST.get("time_zone", "")
-    attempt(request, lambda: users.choose_zone(request.actor, _own(request), name), "Your time zone is saved.")
+    attempt(request, lambda: users.choose_zone(request.actor, _own(request), name), _("Your time zone is saved."))
     return redirect("account")
 
 
@@ -44,7 +45,7 @@ def account_zone(request: PageRequest) -> HttpResponseBase:
 def account_sign_out(request: PageRequest) -> HttpResponseBase:
     """Ends all sessions of one's own but this one."""
     ended = users.end_sessions(request.actor, _own(request), stays=sessions.about(request).get("uid", ""))
-    messages.success(request, f"You are signed out of all other browsers; {ended} ended.")
+    messages.success(request, _("You are signed out of all other browsers; {ended} ended.").format(ended=ended))
     return redirect("account")
 
 
@@ -53,13 +54,13 @@ def account_sign_out(request: PageRequest) -> HttpResponseBase:
 def account_session_end(request: PageRequest, uid: UUID) -> HttpResponseBase:
     """Ends one session of one's own."""
     if not users.end_session(request.actor, _own(request), uid):
-        raise NotFoundError("This session has already ended.")
-    messages.success(request, "The session has ended.")
+        raise NotFoundError(_("This session has already ended."))
+    messages.success(request, _("The session has ended."))
     return redirect("account")
 
 
 def _own(request: PageRequest) -> User:
     user = request.user
     if not isinstance(user, User):
-        raise NotFoundError("Tokens have no account page.")
+        raise NotFoundError(_("Tokens have no account page."))
     return user

@@ -6,6 +6,8 @@ from django.http import HttpResponse, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.shortcuts import render
 from django.urls import NoReverseMatch, reverse
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 from django.views.decorators.http import require_POST, require_safe
 
 from storage_admin.accounts.roles import Role
@@ -30,7 +32,7 @@ from storage_admin.web.page import (
 )
 
 PER_PAGE = 50
-PAGE = list_page("alerts", "Alerts", AlertFilters.base_filters)
+PAGE = list_page("alerts", gettext_noop("Alerts"), AlertFilters.base_filters)
 CSV_COLUMNS: Columns = {
     name: name
     for name in (
@@ -103,7 +105,7 @@ def alerts_count(request: PageRequest) -> HttpResponseBase:
 def _alert(request: PageRequest, alert_id: int) -> Alert:
     alert = alerts_for(request.actor).filter(pk=alert_id).first()
     if alert is None:
-        raise NotFoundError(f"There is no alert {alert_id}.")
+        raise NotFoundError(_("There is no alert {alert}.").format(alert=alert_id))
     return alert
 
 
@@ -122,6 +124,8 @@ def alert(request: PageRequest, alert_id: int) -> HttpResponseBase:
 def alert_ack(request: PageRequest, alert_id: int) -> HttpResponseBase:
     """Somebody sees to it."""
     row = _alert(request, alert_id)
-    attempt(request, lambda: services.acknowledge(request.actor, row), f"Acknowledged: {row.title}.")
+    attempt(
+        request, lambda: services.acknowledge(request.actor, row), _("Acknowledged: {title}.").format(title=row.title)
+    )
     where = request.POST.get("next", "")
     return HttpResponseRedirect(local(where, reverse("alerts")))

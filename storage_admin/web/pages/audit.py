@@ -4,6 +4,7 @@ from typing import Any
 
 from django.http.response import HttpResponseBase
 from django.shortcuts import render
+from django.utils.translation import gettext_noop
 from django.views.decorators.http import require_safe
 
 from storage_admin.accounts import selectors
@@ -16,7 +17,7 @@ from storage_admin.web.lists import filtered
 from storage_admin.web.page import PageRequest, page, paginated
 
 PER_PAGE = 100
-PAGE = list_page("audit", "Audit trail", AuditFilters.base_filters, Role.ADMIN, everywhere=True)
+PAGE = list_page("audit", gettext_noop("Audit trail"), AuditFilters.base_filters, Role.ADMIN, everywhere=True)
 #: So much of a value stands on the page; the CSV and the API have all of it.
 LONGEST = 300
 #: Of these, an empty list is no limit.

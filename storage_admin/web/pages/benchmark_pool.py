@@ -6,6 +6,7 @@ from django.db.models import Count, Max
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
+from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST, require_safe
 
 from benchmarks import charts, regression, selectors, services
@@ -27,7 +28,7 @@ def _pool(request: PageRequest, pool_id: int) -> StoragePool:
     """Raises: NotFoundError."""
     pool = pools_for(request.actor).filter(pk=pool_id).first()
     if pool is None:
-        raise NotFoundError(f"There is no pool {pool_id}.")
+        raise NotFoundError(_("There is no pool {pool}.").format(pool=pool_id))
     return pool
 
 
@@ -81,7 +82,7 @@ def benchmark_watch(request: PageRequest, pool_id: int) -> HttpResponseBase:
     hours = form.whole("every_hours", required=True) or 0
     watched = form.save(
         lambda: services.watch(request.actor, pool, form.text("kind"), hours),
-        "Scheduled. The first run starts within ten minutes.",
+        _("Scheduled. The first run starts within ten minutes."),
     )
     return _shown(request, pool) if watched is None else redirect("benchmark_history", pool.pk)
 
@@ -92,6 +93,6 @@ def benchmark_unwatch(request: PageRequest, watch_id: int) -> HttpResponseBase:
     """Ends a watch."""
     row = selectors.watches_for(request.actor).filter(pk=watch_id).first()
     if row is None:
-        raise NotFoundError(f"There is no watch {watch_id}.")
-    attempt(request, lambda: services.unwatch(request.actor, row), "The schedule is removed. Its runs are kept.")
+        raise NotFoundError(_("There is no watch {watch}.").format(watch=watch_id))
+    attempt(request, lambda: services.unwatch(request.actor, row), _("The schedule is removed. Its runs are kept."))
     return redirect("benchmark_history", row.pool_id)

@@ -7,6 +7,7 @@ from django.contrib import messages
 from django.http import QueryDict
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
+from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods
 
 from benchmarks import profiles, services
@@ -57,7 +58,7 @@ def benchmark_start(request: PageRequest) -> HttpResponseBase:
 def _start(request: PageRequest) -> HttpResponseBase:
     pool = _pool(request, request.POST)
     if pool is None:
-        raise NotFoundError("Pool not found, or no access.")
+        raise NotFoundError(_("Pool not found, or no access."))
     request.actor.require(Role.OPERATOR, pool.host.slug)
     refused: dict[str, Any] = {}
     try:
@@ -67,11 +68,11 @@ def _start(request: PageRequest) -> HttpResponseBase:
         key = "".join(filter(str.isalnum, request.POST.get("key", "")))[:64]
         run = services.submit(request.actor, _kind(request.POST), pool.pk, options, idempotency_key=key)
     except RefusedError as error:
-        messages.error(request, refusal_message(error, "Nothing was written."))
+        messages.error(request, refusal_message(error, _("Nothing was written.")))
     except InvalidError as error:
         refused["error"] = error
     except ForbiddenError as error:
-        messages.error(request, f"{error} Nothing was written.")
+        messages.error(request, _("{error} Nothing was written.").format(error=error))
     else:
         return redirect("benchmark", run.pk)
     return render(request, "benchmarks/start.html", refused | _context(request, request.POST), status=409)
@@ -110,7 +111,7 @@ def _options(form: QueryDict) -> dict[str, Any]:
         "boot": _boot(form, wrong) if boots else None,
     }
     if wrong:
-        raise InvalidError("Some options are invalid.", wrong)
+        raise InvalidError(_("Some options are invalid."), wrong)
     return options
 
 
@@ -118,7 +119,7 @@ def _number(text: str | None, name: str, wrong: dict[str, str]) -> int | None:
     try:
         return whole_number(text or "")
     except ValueError:
-        wrong[name] = "Give a whole number."
+        wrong[name] = _("Give a whole number.")
         return None
 
 
@@ -179,7 +180,9 @@ def _context(request: PageRequest, form: QueryDict) -> dict[str, Any]:
     except InvalidError as error:
         return context | {"error": error}
     except ForbiddenError as error:
-        return context | {"error": {"detail": f"Only an admin may choose a kernel on a host. {error}"}}
+        return context | {
+            "error": {"detail": _("Only an admin may choose a kernel on a host. {error}").format(error=error)}
+        }
 
 
 def _pairs(every: list[Profile]) -> list[tuple[Profile, Profile]]:

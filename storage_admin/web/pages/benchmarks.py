@@ -8,6 +8,8 @@ from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import render
 from django.urls import reverse
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 from django.views.decorators.http import require_safe
 
 from benchmarks import advice, charts, environment, published, results, selectors
@@ -27,7 +29,7 @@ from storage_admin.web.pages.jobs import status_of
 from storage_admin.web.templatetags.figures import kind_title
 
 PER_PAGE = 50
-PAGE = list_page("benchmarks", "Benchmarks", BenchmarkFilters.base_filters)
+PAGE = list_page("benchmarks", gettext_noop("Benchmarks"), BenchmarkFilters.base_filters)
 #: In an address: with ``published=0`` charts show only what was measured here.
 PUBLISHED = "published"
 #: The highest of one's own and of published figures so many times apart, or a published one so many times below the
@@ -96,7 +98,7 @@ def run_of(request: PageRequest, run_id: int) -> Benchmark:
     """
     run = selectors.benchmarks_for(request.actor).filter(pk=run_id).first()
     if run is None:
-        raise NotFoundError(f"There is no run {run_id}.")
+        raise NotFoundError(_("There is no run {run}.").format(run=run_id))
     return run
 
 
@@ -122,7 +124,7 @@ def benchmark_status(request: PageRequest, run_id: int) -> HttpResponseBase:
     """The progress of a run, as its job's page shows it."""
     run = run_of(request, run_id)
     if run.job is None:
-        raise NotFoundError(f"Run {run.pk} has no job.")
+        raise NotFoundError(_("Run {run} has no job.").format(run=run.pk))
     url = reverse("benchmark_status", args=[run.pk])
     return live(request, "jobs/status.html", status_of(run.job), url=url, every=_every(run, "1s"))
 
@@ -162,10 +164,10 @@ def _with_published(request: PageRequest) -> bool:
 
 def _run(request: PageRequest, run: Benchmark) -> dict[str, Any]:
     rows = selectors.results_of(run)
-    about = f"caches {run.caches}" if run.caches else ""
-    mine = Series("this run", tuple(rows), about=about)
+    about = _("caches {caches}").format(caches=run.caches) if run.caches else ""
+    mine = Series(_("this run"), tuple(rows), about=about)
     references = published.of_kind(run.kind)
-    where = run.pool.name if run.pool else run.label or "this machine"
+    where = run.pool.name if run.pool else run.label or _("this machine")
     return {
         "run": run,
         "active": run.job is not None and run.job.active,
@@ -200,7 +202,7 @@ def _legible(chart: Chart) -> Chart:
     if max(tops) <= DWARFED * min(tops) and max(tops) <= HIDDEN * min(told[True]):
         return chart
     config = chart.config | {"options": {"scales": chart.config["options"]["scales"] | {"y": {"type": "logarithmic"}}}}
-    return replace(chart, title=f"{chart.title}, logarithmic", config=config)
+    return replace(chart, title=_("{title}, logarithmic").format(title=chart.title), config=config)
 
 
 def _before(run: Benchmark) -> Benchmark | None:
@@ -247,7 +249,7 @@ def benchmark_compare_csv(request: PageRequest) -> HttpResponseBase:
         (_words(run), selectors.results_of(run)) for run in _asked_for(request, asked)
     ]
     if _with_published(request):
-        kinds = dict.fromkeys(words[3] for words, _ in told)
+        kinds = dict.fromkeys(words[3] for words, __ in told)
         references = [one for kind in kinds for one in published.of_kind(kind)]
         told += [(["published", one.measured_on, one.title, one.kind, one.year, ""], one.results) for one in references]
     text = results.compared(told, ("run", "host", "pool", "kind", "begun", "caches"))
@@ -270,7 +272,7 @@ def _asked_for(request: PageRequest, asked: list[int]) -> list[Benchmark]:
     rows = selectors.with_samples(selectors.benchmarks_for(request.actor).filter(pk__in=asked))
     found = {run.pk: run for run in rows}
     if missing := [number for number in asked if number not in found]:
-        raise NotFoundError(f"There is no run {missing[0]}.")
+        raise NotFoundError(_("There is no run {missing}.").format(missing=missing[0]))
     return [found[number] for number in asked]
 
 
@@ -278,8 +280,8 @@ def _ids(text: str) -> tuple[list[int], str]:
     """The ids, and what is wrong with them."""
     parts = [part for part in text.split(",") if part]
     if not all(part.isascii() and part.isdigit() and len(part) < 19 for part in parts):
-        return [], "Give run numbers, comma-separated."
+        return [], _("Give run numbers, comma-separated.")
     numbers = list(dict.fromkeys(map(int, parts)))
     if len(numbers) > selectors.MOST_COMPARED:
-        return [], f"At most {selectors.MOST_COMPARED} runs fit in one chart; select fewer."
+        return [], _("At most {most} runs fit in one chart; select fewer.").format(most=selectors.MOST_COMPARED)
     return numbers, ""

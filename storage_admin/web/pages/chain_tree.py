@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from django.utils.translation import gettext as _
+
 from images.selectors import Chain, Node
 from storage_admin.web.templatetags.storage import bar_scale
 
@@ -98,11 +100,11 @@ def _needed(node: Node, overlays: int) -> str:
     if node.freed_if_deleted != 0:
         return ""
     if node.state == "missing":
-        return "already gone"
+        return _("already gone")
     if overlays:
         return f"used by {overlays:,} {'overlay' if overlays == 1 else 'overlays'}"
     if node.guests:
-        return f"used by guest {node.guests[0].name}"
+        return _("used by guest {name}").format(name=node.guests[0].name)
     if node.in_use:
-        return "in use"
-    return "file has other names" if node.allocated_size else "occupies no space"
+        return _("in use")
+    return _("file has other names") if node.allocated_size else _("occupies no space")

@@ -8,6 +8,7 @@ from django.http import QueryDict
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
+from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_safe
 
 from images import selectors
@@ -34,7 +35,7 @@ BLOCK = 1024
 def _guest(request: PageRequest, guest_id: int) -> Guest:
     found = selectors.guests_for(request.actor).filter(pk=guest_id).first()
     if found is None:
-        raise NotFoundError(f"There is no guest {guest_id}.")
+        raise NotFoundError(_("There is no guest {guest}.").format(guest=guest_id))
     return found
 
 
@@ -51,7 +52,7 @@ def _own_disks(guest: Guest) -> list[GuestDisk]:
 def guest(request: PageRequest, guest_id: int) -> HttpResponseBase:
     """One guest."""
     shown = _guest(request, guest_id)
-    against = [sentence for _, sentence in proxmox_vms.offline(shown)] if shown.kind == Guest.Kind.VM else []
+    against = [sentence for __, sentence in proxmox_vms.offline(shown)] if shown.kind == Guest.Kind.VM else []
     jobs = Job.objects.filter(target_kind="guest", target_id=shown.pk)
     context = {
         "section": "guests", "guest": shown, "against": against, "may_change": shown.kind == Guest.Kind.VM,
@@ -93,7 +94,7 @@ def _number(text: str, name: str, factor: int) -> int | None:
             return int(value)
     except InvalidOperation:
         pass
-    raise InvalidError("Some numbers are invalid.", {name: "Give a number above 0."})
+    raise InvalidError(_("Some numbers are invalid."), {name: _("Give a number above 0.")})
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -117,7 +118,7 @@ def guest_job(request: PageRequest, guest_id: int, kind_name: str) -> HttpRespon
             plan = services.plan(request.actor, kind_name, shown.pk, options)
     except InvalidError as invalid:
         error = invalid
-    context = _context(shown, given, kind.title, kind_name, plan, error)
+    context = _context(shown, given, str(kind.title), kind_name, plan, error)
     return render(request, "guests/job.html", context | {"planned": plan_digest(options)})
 
 

@@ -9,6 +9,8 @@ from django.http import QueryDict
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.utils import timezone
+from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_http_methods
 
 from images import selectors
@@ -28,10 +30,10 @@ AT_ONCE = 100
 MIB = 1 << 20
 #: Name of a limit's field, its word, and what its number is multiplied with.
 LIMIT_FIELDS = (
-    ("read_bytes_sec", "Read (MiB/s)", MIB),
-    ("write_bytes_sec", "Write (MiB/s)", MIB),
-    ("read_iops_sec", "Read IOPS", 1),
-    ("write_iops_sec", "Write IOPS", 1),
+    ("read_bytes_sec", _("Read (MiB/s)"), MIB),
+    ("write_bytes_sec", _("Write (MiB/s)"), MIB),
+    ("read_iops_sec", _("Read IOPS"), 1),
+    ("write_iops_sec", _("Write IOPS"), 1),
 )
 
 
@@ -63,13 +65,13 @@ def options_from(form: QueryDict) -> dict[str, Any]:
         if text := form.get(name, "").strip():
             options[name] = _whole(text, 1, name, fields)
     limits = {}
-    for name, _, factor in LIMIT_FIELDS:
+    for name, __, factor in LIMIT_FIELDS:
         if text := form.get(name, "").strip():
             limits[name] = _whole(text, factor, name, fields)
     if limits:
         options["limits"] = limits
     if fields:
-        raise InvalidError("Some numbers are invalid.", fields)
+        raise InvalidError(gettext("Some numbers are invalid."), fields)
     if options and form.get("accept_hidden_lines"):
         options["accept_hidden_lines"] = form["accept_hidden_lines"]
     return options
@@ -77,7 +79,7 @@ def options_from(form: QueryDict) -> dict[str, Any]:
 
 def _whole(text: str, factor: int, name: str, fields: dict[str, str]) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 12:
-        fields[name] = "Give a whole number, or leave empty to keep the current value."
+        fields[name] = gettext("Give a whole number, or leave empty to keep the current value.")
         return 0
     return int(text) * factor
 
@@ -93,7 +95,7 @@ def guest_io(request: PageRequest) -> HttpResponseBase:
     ids = [int(text) for text in given.getlist("guest") if text.isascii() and text.isdigit() and len(text) < 19]
     guests = list(selectors.guests_for(request.actor).filter(pk__in=ids[:AT_ONCE]).order_by("name", "id"))
     if not guests:
-        messages.error(request, "Select guests first.")
+        messages.error(request, gettext("Select guests first."))
         return redirect("guests")
     error, options = None, {}
     try:
@@ -111,7 +113,7 @@ def guest_io(request: PageRequest) -> HttpResponseBase:
         "section": "guests", "guests": guests, "lines": lines, "error": error, "key": uuid4().hex,
         "planned": plan_digest(*sent),
         "values": {name: given.get(name, "") for name in ("priority", "weight", *LIMITS, "accept_hidden_lines")},
-        "limit_fields": [(name, word, given.get(name, "")) for name, word, _ in LIMIT_FIELDS],
+        "limit_fields": [(name, word, given.get(name, "")) for name, word, __ in LIMIT_FIELDS],
         "has_containers": any(guest.kind == Guest.Kind.CONTAINER and guest.takes_io for guest in guests),
         "has_machines": any(guest.kind != Guest.Kind.CONTAINER for guest in guests),
         "accepted": sum(not line.refusal for line in lines),
@@ -143,12 +145,15 @@ def _start(request: PageRequest, lines: list[Line], options: dict[str, Any], key
             queued += job.created >= since
             jobs.append(job)
     if not jobs:
-        messages.error(request, "Nothing was queued.")
+        messages.error(request, gettext("Nothing was queued."))
         return redirect("guests")
     if queued:
-        messages.success(request, f"{queued} queued.")
+        messages.success(request, gettext("{queued} queued.").format(queued=queued))
     if old := len(jobs) - queued:
-        messages.info(
-            request, f"{old} {'was' if old == 1 else 'were'} queued before by this form: nothing new was queued."
+        before = ngettext(
+            "{count} was queued before by this form: nothing new was queued.",
+            "{count} were queued before by this form: nothing new was queued.",
+            old,
         )
+        messages.info(request, before.format(count=old))
     return redirect("job", jobs[0].pk) if len(jobs) == 1 else redirect("jobs")

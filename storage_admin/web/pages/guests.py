@@ -5,6 +5,8 @@ from typing import Any
 
 from django.http.response import HttpResponseBase
 from django.shortcuts import render
+from django.utils.translation import gettext, gettext_noop
+from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_safe
 
 from images import selectors
@@ -18,19 +20,19 @@ from storage_admin.web.lists import Filtered, as_choices, columns, filtered
 from storage_admin.web.page import PageRequest, page, paginated
 
 PER_PAGE = 50
-PAGE = list_page("guests", "Guests", GuestFilters.base_filters)
-KINDS = (("domain", "libvirt domain"), ("vm", "Proxmox VE VM"), ("container", "container"))
+PAGE = list_page("guests", gettext_noop("Guests"), GuestFilters.base_filters)
+KINDS = (("domain", _("libvirt domain")), ("vm", _("Proxmox VE VM")), (_("container"), _("container")))
 
 #: Columns: what they are ordered by, their word, the order that a first click gives.
 COLUMNS = (
-    ("name", "Guest", ""),
-    ("state", "State", ""),
+    ("name", gettext_noop("Guest"), ""),
+    ("state", gettext_noop("State"), ""),
     (None, "I/O", ""),
-    (None, "Disk", ""),
-    (None, "Image", ""),
-    (None, "Physical", ""),
-    (None, "Cache", ""),
-    (None, "Discard", ""),
+    (None, gettext_noop("Disk"), ""),
+    (None, gettext_noop("Image"), ""),
+    (None, gettext_noop("Physical"), ""),
+    (None, gettext_noop("Cache"), ""),
+    (None, gettext_noop("Discard"), ""),
 )
 
 
@@ -45,26 +47,34 @@ class Advice:
 def cache_advice(disk: GuestDisk) -> Advice:
     """What the cache mode means for a guest's data and the host's memory."""
     sentences = {
-        "none": Advice(True, "Bypasses the host's page cache: no data is kept twice, and live migration is safe."),
-        "directsync": Advice(True, "Safe; slower than none, as every write is flushed."),
-        "unsafe": Advice(False, "Flushes are ignored: a power cut can destroy the guest's filesystem. Use cache=none."),
+        "none": Advice(
+            True, gettext("Bypasses the host's page cache: no data is kept twice, and live migration is safe.")
+        ),
+        "directsync": Advice(True, gettext("Safe; slower than none, as every write is flushed.")),
+        "unsafe": Advice(
+            False, gettext("Flushes are ignored: a power cut can destroy the guest's filesystem. Use cache=none.")
+        ),
         "": Advice(
-            False, "Not set: the hypervisor's default keeps data twice, in the guest and on the host. Set none."
+            False,
+            gettext("Not set: the hypervisor's default keeps data twice, in the guest and on the host. Set none."),
         ),
     }
     if not disk.cache and disk.guest.kind == Guest.Kind.VM:
-        return Advice(True, "Not set: Proxmox VE's default is none, which bypasses the host's page cache.")
-    default = Advice(False, "Keeps data twice, in the guest and in the host's page cache. Set cache=none.")
+        return Advice(True, gettext("Not set: Proxmox VE's default is none, which bypasses the host's page cache."))
+    default = Advice(False, gettext("Keeps data twice, in the guest and in the host's page cache. Set cache=none."))
     return sentences.get("" if disk.cache == "default" else disk.cache, default)
 
 
 def discard_advice(disk: GuestDisk) -> Advice:
     """What the discard mode means for space that the guest frees."""
     if disk.discard in ("unmap", "on"):  # libvirt's word, and Proxmox VE's
-        return Advice(True, "What the guest trims becomes free on the host.")
+        return Advice(True, gettext("What the guest trims becomes free on the host."))
     wanted = "unmap" if disk.guest.kind == Guest.Kind.DOMAIN else "on"
     return Advice(
-        False, f"What the guest deletes stays allocated here. Set discard={wanted}, then run fstrim in the guest."
+        False,
+        gettext(
+            "What the guest deletes stays allocated here. Set discard={wanted}, then run fstrim in the guest."
+        ).format(wanted=wanted),
     )
 
 
@@ -121,8 +131,8 @@ CSV_COLUMNS: Columns = {
     "disks": lambda guest: len(guest.disks.all()),
     "disk_targets": lambda guest: [disk.target for disk in guest.disks.all()],
     "disk_paths": _images_of,
-    "cache": lambda guest: [disk.cache or "not set" for disk in guest.disks.all()],
-    "discard": lambda guest: [disk.discard or "not set" for disk in guest.disks.all()],
+    "cache": lambda guest: [disk.cache or gettext("not set") for disk in guest.disks.all()],
+    "discard": lambda guest: [disk.discard or gettext("not set") for disk in guest.disks.all()],
     "io_priority": "io_priority",
     "io_weight": "io_weight",
     "io_limits": lambda guest: guest.io_limits or None,

@@ -10,6 +10,8 @@ from django.contrib import messages
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods
 
@@ -50,7 +52,7 @@ class ChooseError(Exception):
     """There are nodes to choose from, or to look at once more."""
 
     def __init__(self, nodes: list[NodeRow], *, is_wrong: bool) -> None:
-        super().__init__("choose the nodes")
+        super().__init__(_("choose the nodes"))
         self.nodes = nodes
         self.is_wrong = is_wrong
 
@@ -77,7 +79,7 @@ def host_connection(request: PageRequest, host_id: int) -> HttpResponseBase:
     host = Host.objects.filter(pk=host_id).first()
     way = host_forms.way_of(host) if host is not None and request.actor.sees(host.slug) else None
     if host is None or way is None:
-        raise NotFoundError(f"There is no host {host_id} that is reached over a network.")
+        raise NotFoundError(_("There is no host {host} that is reached over a network.").format(host=host_id))
     if request.method != "POST":
         host_forms.forget(request.session)
         how = host.transport
@@ -89,7 +91,7 @@ def host_connection(request: PageRequest, host_id: int) -> HttpResponseBase:
         return [_change(request, host, way, typed)]
 
     def saved(request: PageRequest, _hosts: list[Host]) -> None:
-        messages.success(request, f"Connection of {before} saved; a scan is queued.")
+        messages.success(request, _("Connection of {before} saved; a scan is queued.").format(before=before))
 
     return _attempted(request, way, changed, saved, known=host)
 
@@ -120,7 +122,7 @@ def _attempted(
     except ChooseError as error:
         more["nodes"], status = error.nodes, 400 if error.is_wrong else 200
         if error.is_wrong and not any(row.chosen for row in error.nodes):
-            more["error"] = Wrong("Select at least one node.", {})
+            more["error"] = Wrong(_("Select at least one node."), {})
     except InvalidError as error:
         more["error"], status = Wrong(error.detail, error.fields), 400
     except RefusedError as error:
@@ -176,8 +178,8 @@ def _confirmed_key(request: PageRequest) -> str:
 
 
 def _saved(request: PageRequest, hosts: list[Host]) -> None:
-    names = ", ".join(host.name for host in hosts)
-    messages.success(request, f"{names} {'is' if len(hosts) == 1 else 'are'} added; a scan is queued.")
+    added = ngettext("{names} is added; a scan is queued.", "{names} are added; a scan is queued.", len(hosts))
+    messages.success(request, added.format(names=", ".join(host.name for host in hosts)))
 
 
 def _context(way: Way, given: dict[str, str], **more: Any) -> dict[str, Any]:

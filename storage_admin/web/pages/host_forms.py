@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from django.utils.functional import Promise
+from django.utils.translation import gettext_lazy as _
+
 from storage_admin.agent.protocol import HostError
 from storage_admin.hosts import secrets
 from storage_admin.hosts.models import Host
@@ -26,9 +29,9 @@ class Field:
     """
 
     name: str
-    word: str
+    word: str | Promise
     example: str = ""
-    hint: str = ""
+    hint: str | Promise = ""
     shape: str = "line"
     required: bool = False
 
@@ -37,14 +40,17 @@ class Field:
         return self.shape.startswith("secret")
 
 
-_KEPT = "Encrypted when saved, and never shown again."
-NAME = Field("name", "Display name", "hv1", required=True)
-ADDRESS = Field("address", "Hostname or IP address", "hv1.example.org", required=True)
-PORT = Field("port", "SSH port", "22")
-USER = Field("user", "User", "root", "Users other than root need passwordless sudo.")
+_KEPT = _("Encrypted when saved, and never shown again.")
+NAME = Field("name", _("Display name"), "hv1", required=True)
+ADDRESS = Field("address", _("Hostname or IP address"), "hv1.example.org", required=True)
+PORT = Field("port", _("SSH port"), "22")
+USER = Field("user", _("User"), "root", _("Users other than root need passwordless sudo."))
 KEY = Field(
-    "private_key", "Private key (without a passphrase)", shape="secret text",
-    hint=f"{_KEPT} Leave empty to use the SSH keys of the user that the dashboard runs as.",
+    "private_key", _("Private key (without a passphrase)"), shape="secret text",
+    hint=_(
+        "Encrypted when saved, and never shown again. Leave empty to use the SSH keys of the user that the dashboard "
+        "runs as."
+    ),
 )  # fmt: skip
 
 
@@ -59,7 +65,7 @@ class Way:
     """
 
     name: str
-    word: str
+    word: str | Promise
     fields: tuple[Field, ...]
     ssh_fields: tuple[Field, ...] = ()
 
@@ -71,41 +77,42 @@ class Way:
 WAYS = {
     way.name: way
     for way in (
-        Way("ssh", "SSH: all features", (NAME, ADDRESS, PORT, USER, KEY)),
+        Way("ssh", _("SSH: all features"), (NAME, ADDRESS, PORT, USER, KEY)),
         Way(
             "proxmox",
-            "Proxmox VE: API, with or without SSH",
+            _("Proxmox VE: API, with or without SSH"),
             (
-                Field("name", "Display name", "pve1", "Leave empty to use the node's name."),
-                replace(ADDRESS, example="pve1.example.org", hint="Any node of the cluster."),
-                Field("port", "API port", "8006"),
-                Field("token_id", "API token ID", "dashboard@pve!storage-admin", "USER@REALM!NAME", required=True),
-                Field("token_secret", "API token secret", "", _KEPT, "secret", required=True),
+                Field("name", _("Display name"), "pve1", _("Leave empty to use the node's name.")),
+                replace(ADDRESS, example="pve1.example.org", hint=_("Any node of the cluster.")),
+                Field("port", _("API port"), "8006"),
+                Field("token_id", _("API token ID"), "dashboard@pve!storage-admin", "USER@REALM!NAME", required=True),
+                Field("token_secret", _("API token secret"), "", _KEPT, "secret", required=True),
                 Field(
-                    "tls_fingerprint", "Certificate fingerprint (SHA-256)",
-                    hint="Leave empty to compare it in the next step, or if a trusted CA signed the certificate.",
+                    "tls_fingerprint", _("Certificate fingerprint (SHA-256)"),
+                    hint=_("Leave empty to compare it in the next step, or if a trusted CA signed the certificate."),
                 ),
             ),
             (
-                Field("ssh_port", "SSH port", "22"),
+                Field("ssh_port", _("SSH port"), "22"),
                 USER,
                 KEY,
             ),
         ),
-        Way("libvirt-tls", "libvirt over TLS: inventory and guest I/O settings", (
+        Way("libvirt-tls", _("libvirt over TLS: inventory and guest I/O settings"), (
             NAME,
             ADDRESS,
-            Field("port", "libvirt TLS port", "16514"),
-            Field("ca_cert", "CA certificate (cacert.pem)", shape="text",
-                  hint="Which signed the host's certificate. All three empty: the files in pki/ of the data folder, or "
-                  "in /etc/pki, are taken."),
-            Field("client_cert", "Client certificate (clientcert.pem)", shape="text",
-                  hint="Must be signed by a CA that the host trusts."),
-            Field("client_key", "Client key (clientkey.pem)", hint=_KEPT, shape="secret text"),
+            Field("port", _("libvirt TLS port"), "16514"),
+            Field("ca_cert", _("CA certificate (cacert.pem)"), shape="text",
+                  hint=_("Which signed the host's certificate. All three empty: the files in pki/ of the data folder, "
+                         "or in /etc/pki, are taken.")),
+            Field("client_cert", _("Client certificate (clientcert.pem)"), shape="text",
+                  hint=_("Must be signed by a CA that the host trusts.")),
+            Field("client_key", _("Client key (clientkey.pem)"), hint=_KEPT, shape="secret text"),
         )),
-        Way("libvirt-ssh", "libvirt over SSH: inventory and guest I/O settings", (
+        Way("libvirt-ssh", _("libvirt over SSH: inventory and guest I/O settings"), (
             NAME, ADDRESS, PORT,
-            Field("user", "User", "root", "Needs access to libvirt's socket: root, or a member of the group libvirt."),
+            Field("user", _("User"), "root",
+                  _("Needs access to libvirt's socket: root, or a member of the group libvirt.")),
             KEY,
         )),
     )

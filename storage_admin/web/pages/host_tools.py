@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
 from storage_admin.hosts.libvirt import alone
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.proxmox import by_api_alone
@@ -21,16 +24,16 @@ class Tool:
 
 #: Name in the capabilities, what it is called, what it is for, the Debian package that brings it.
 TOOLS = (
-    ("qemu_img", "qemu-img", "every job on an image: analyze, reclaim, flatten, convert, check", "qemu-utils"),
-    ("zstd", "zstd in qemu-img", "compress faster and smaller than zlib", "qemu-utils 5.1 or newer"),
-    ("setpriv", "setpriv", "every rewriting job: tools die with the agent", "util-linux"),
+    ("qemu_img", "qemu-img", _("every job on an image: analyze, reclaim, flatten, convert, check"), "qemu-utils"),
+    ("zstd", _("zstd in qemu-img"), _("compress faster and smaller than zlib"), _("qemu-utils 5.1 or newer")),
+    ("setpriv", "setpriv", _("every rewriting job: tools die with the agent"), "util-linux"),
     (
         "confinement",
-        "Landlock or namespaces",
-        "qemu-img opens nothing but the images of its job",
-        "a kernel from 5.13 on",
+        _("Landlock or namespaces"),
+        _("qemu-img opens nothing but the images of its job"),
+        _("a kernel from 5.13 on"),
     ),
-    ("ionice", "ionice", "jobs that give way to guests", "util-linux"),
+    ("ionice", "ionice", _("jobs that give way to guests"), "util-linux"),
 )
 
 
@@ -53,23 +56,23 @@ class Abilities:
 def abilities_of(host: Host) -> Abilities:
     """What the last scan found, by the way that the host is reached."""
     if by_api_alone.is_alone(host):
-        return Abilities("API token privileges", rights=_rights(host), sentence=by_api_alone.why_not(host))
+        return Abilities(gettext("API token privileges"), rights=_rights(host), sentence=by_api_alone.why_not(host))
     if alone.is_alone(host):
-        return Abilities("Capabilities", sentence=alone.why_not(host))
+        return Abilities(gettext("Capabilities"), sentence=alone.why_not(host))
     if host.transport == Host.Transport.PLAIN:
-        return Abilities("Capabilities", sentence=_PLAIN)
+        return Abilities(gettext("Capabilities"), sentence=str(_PLAIN))
     unconfined = host.capabilities.get("confinement", "unknown") is None
     rights = _rights(host) if host.token_id else ()
-    return Abilities("Tools", tuple(tools_of(host)), rights, _UNCONFINED if unconfined else "")
+    return Abilities(gettext("Tools"), tuple(tools_of(host)), rights, str(_UNCONFINED) if unconfined else "")
 
 
-_UNCONFINED = (
+_UNCONFINED = _(
     "Nothing on this host can keep qemu-img from other files that a changed image header names: its kernel has no "
     "Landlock, and the agent may not make namespaces. Images that others than root can write are refused."
 )
 
 
-_PLAIN = (
+_PLAIN = _(
     "There is no Python 3 on it, so that no agent can run: its containers are listed, and their I/O priority is set by "
     "plain commands. Its images are not looked at."
 )
@@ -87,6 +90,6 @@ def tools_of(host: Host) -> list[Tool]:
     """What the last scan found of each tool."""
     known: dict[str, Any] = (host.capabilities.get("tools") or {}) | host.capabilities
     return [
-        Tool(name, purpose, package, known[key] or False if key in known else None)
+        Tool(str(name), str(purpose), str(package), known[key] or False if key in known else None)
         for key, name, purpose, package in TOOLS
     ]

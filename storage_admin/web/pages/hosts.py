@@ -8,6 +8,8 @@ from django.db.models import Prefetch
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
+from django.utils.translation import gettext, gettext_noop
+from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_POST, require_safe
 
 from images.rewrite import refusals
@@ -39,12 +41,12 @@ from storage_admin.web.pages.host_tools import abilities_of
 
 MIB = 1 << 20
 PER_PAGE = 50
-PAGE = list_page("hosts", "Hosts", HostFilters.base_filters)
+PAGE = list_page("hosts", gettext_noop("Hosts"), HostFilters.base_filters)
 ORDERINGS = (
-    ("name", "name"),
-    ("-status", "state, unreachable first"),
-    ("last_seen", "last seen, longest ago first"),
-    ("-last_seen", "last seen, latest first"),
+    ("name", _("name")),
+    ("-status", _("state, unreachable first")),
+    ("last_seen", _("last seen, longest ago first")),
+    ("-last_seen", _("last seen, latest first")),
 )
 
 
@@ -175,7 +177,7 @@ def pools_csv(request: PageRequest) -> HttpResponseBase:
 def _host(request: PageRequest, host_id: int) -> Host:
     host = Host.objects.filter(pk=host_id).first()
     if host is None or not request.actor.sees(host.slug):
-        raise NotFoundError(f"There is no host {host_id}.")
+        raise NotFoundError(gettext("There is no host {host}.").format(host=host_id))
     return host
 
 
@@ -184,7 +186,11 @@ def _host(request: PageRequest, host_id: int) -> Host:
 def host_scan(request: PageRequest, host_id: int) -> HttpResponseBase:
     """Scans now."""
     host = _host(request, host_id)
-    attempt(request, partial(submit, request.actor, "scan", host.pk, {}), f"A scan of {host.name} is queued.")
+    attempt(
+        request,
+        partial(submit, request.actor, "scan", host.pk, {}),
+        gettext("A scan of {host} is queued.").format(host=host.name),
+    )
     return redirect("hosts")
 
 
@@ -209,7 +215,7 @@ def host_remove(request: PageRequest, host_id: int) -> HttpResponseBase:
         registration.remove_host(request.actor, host)
         return True
 
-    done = form.save(remove, f"{host.name} is removed. Nothing on it was changed.")
+    done = form.save(remove, gettext("{host} is removed. Nothing on it was changed.").format(host=host.name))
     return redirect("hosts") if done else _alone(request, host)
 
 
@@ -232,7 +238,7 @@ def folder_add(request: PageRequest, host_id: int) -> HttpResponseBase:
     pool = form.save(register)
     if pool is None:
         return _alone(request, host, may_list=unlisted and folders.may_list(request.actor, host))
-    messages.success(request, f"{pool.path} is registered; a scan of it is queued.")
+    messages.success(request, gettext("{path} is registered; a scan of it is queued.").format(path=pool.path))
     attempt(request, partial(submit, request.actor, "scan", host.pk, {}))
     return redirect("hosts")
 
@@ -255,6 +261,6 @@ def host_change(request: PageRequest, host_id: int) -> HttpResponseBase:
             # An empty checkbox sends nothing: only together with the field beside it does that mean no.
             idle_io="idle_io" in request.POST if "bandwidth_mib" in request.POST else None,
         ),
-        f"{host.name} is changed.",
+        gettext("{host} is changed.").format(host=host.name),
     )  # fmt: skip
     return _alone(request, host) if changed is None else redirect("hosts")

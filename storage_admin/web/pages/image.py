@@ -8,6 +8,7 @@ from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
+from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST, require_safe
 
 from images import selectors
@@ -78,7 +79,7 @@ def image_of(request: PageRequest, image_id: int) -> Image:
     """
     row = selectors.images_for(request.actor).defer(None).select_related("backing").filter(pk=image_id).first()
     if row is None:
-        raise NotFoundError(f"There is no image {image_id}.")
+        raise NotFoundError(_("There is no image {image}.").format(image=image_id))
     return row
 
 
@@ -115,8 +116,8 @@ def _chart(image: Image) -> dict[str, Any] | None:
         points.append((image.last_scanned, image.allocated_size, image.virtual_size))
     if len(points) < 2:
         return None
-    physical = [{"x": round(at.timestamp()), "y": allocated} for at, allocated, _ in points if allocated is not None]
-    virtual = [{"x": round(at.timestamp()), "y": size} for at, _, size in points if size is not None]
+    physical = [{"x": round(at.timestamp()), "y": allocated} for at, allocated, __ in points if allocated is not None]
+    virtual = [{"x": round(at.timestamp()), "y": size} for at, __, size in points if size is not None]
     shape = {"stepped": "before", "pointRadius": 0}
     lines = [{"label": "physical", "data": physical, "colour": "--sa-fill", "fill": True} | shape]
     # Far above the physical size, the virtual one would press it flat onto the axis.
@@ -204,7 +205,11 @@ def image_format(request: PageRequest, image_id: int) -> HttpResponseBase:
     """Declares the format, or takes the declaration back."""
     row = image_of(request, image_id)
     chosen = request.POST.get("format", "")
-    done = f"{row.name} is declared to be {chosen}." if chosen else f"The format of {row.name} is no longer declared."
+    done = (
+        _("{row} is declared to be {chosen}.").format(row=row.name, chosen=chosen)
+        if chosen
+        else _("The format of {row} is no longer declared.").format(row=row.name)
+    )
     attempt(request, lambda: declare_format(request.actor, row, chosen), done)
     return redirect("image", row.pk)
 
@@ -219,5 +224,5 @@ def image_forget(request: PageRequest, image_id: int) -> HttpResponseBase:
         vanished.forget(request.actor, row)
         return True
 
-    done = attempt(request, forget, f"{row.name} is removed from the inventory.")
+    done = attempt(request, forget, _("{row} is removed from the inventory.").format(row=row.name))
     return redirect("images") if done else redirect("image", row.pk)

@@ -10,6 +10,8 @@ from django.shortcuts import render
 from django.template.loader import render_to_string
 from django.urls import reverse
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext, gettext_noop
+from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_POST, require_safe
 
 from images import selectors
@@ -30,7 +32,7 @@ from storage_admin.web.templatetags.busy import job_of, link_to
 from storage_admin.web.templatetags.storage import ago, bar_scale
 from storage_admin.words import words
 
-PAGE = list_page("images", "Images", ImageFilters.base_filters)
+PAGE = list_page("images", gettext_noop("Images"), ImageFilters.base_filters)
 PER_PAGE = 50
 #: The costliest first, until somebody wants another order.
 ORDERING = "-allocated_size"
@@ -38,22 +40,22 @@ ORDERING = "-allocated_size"
 AT_ONCE = 500
 
 #: What the page offers to filter by; the address bar takes any number of bytes.
-RECLAIMABLE = (("1", "any known"), (str(1 << 30), "1 GiB or more"), (str(10 << 30), "10 GiB or more"))
+RECLAIMABLE = (("1", _("any known")), (str(1 << 30), _("1 GiB or more")), (str(10 << 30), _("10 GiB or more")))
 
 #: Bytes from which on a row offers to win them back.
 WORTH_A_BUTTON = 1 << 20
 
 #: Columns: what they are ordered by, their word, the order that a first click gives.
 COLUMNS = (
-    ("name", "Image", ""),
-    (None, "Guest", ""),
-    ("format", "Format", ""),
-    (None, "Size", ""),
-    ("allocated_size", "Physical", "-"),
-    ("virtual_size", "Virtual", "-"),
-    ("reclaimable_bytes", "Reclaimable", "-"),
-    ("chain_depth", "Depth", "-"),
-    ("last_scanned", "Scanned", "-"),
+    ("name", gettext_noop("Image"), ""),
+    (None, gettext_noop("Guest"), ""),
+    ("format", gettext_noop("Format"), ""),
+    (None, gettext_noop("Size"), ""),
+    ("allocated_size", gettext_noop("Physical"), "-"),
+    ("virtual_size", gettext_noop("Virtual"), "-"),
+    ("reclaimable_bytes", gettext_noop("Reclaimable"), "-"),
+    ("chain_depth", gettext_noop("Depth"), "-"),
+    ("last_scanned", gettext_noop("Scanned"), "-"),
 )
 
 
@@ -129,7 +131,7 @@ def _button(image: Image) -> str:
 
 def button_of(method: str) -> str:
     """The word on a button that leads to a reclaim's plan: short enough for a list."""
-    return "Punch holes…" if method == "in_place" else f"{words(method).capitalize() or 'Reclaim'}…"
+    return gettext("Punch holes…") if method == "in_place" else f"{words(method).capitalize() or 'Reclaim'}…"
 
 
 def _listed(request: PageRequest) -> Filtered[Image]:
@@ -174,7 +176,7 @@ def images(request: PageRequest) -> HttpResponseBase:
         "states": as_choices(Image.State.choices, values.get("state", "")),
         "in_use_words": (("yes", "true"), ("no", "false"), ("unknown", "unknown")),
         "reclaimable_words": RECLAIMABLE,
-        "other_reclaimable": values.get("min_reclaimable", "") not in {"", *(value for value, _ in RECLAIMABLE)},
+        "other_reclaimable": values.get("min_reclaimable", "") not in {"", *(value for value, __ in RECLAIMABLE)},
     }
     return render(request, "images/images.html", context)
 
@@ -232,9 +234,11 @@ def images_analyze(request: PageRequest) -> HttpResponseBase:
         except (RefusedError, InvalidError, NotFoundError) as error:
             refused.append(error.detail)
     if not chosen:
-        messages.warning(request, "No image was selected.")
+        messages.warning(request, gettext("No image was selected."))
     if queued:
-        messages.success(request, f"{queued} queued for analysis. Results appear here.")
+        messages.success(request, gettext("{queued} queued for analysis. Results appear here.").format(queued=queued))
     if refused:
-        messages.warning(request, f"{len(refused)} refused. The first one: {refused[0]}")
+        messages.warning(
+            request, gettext("{count} refused. The first one: {refused}").format(count=len(refused), refused=refused[0])
+        )
     return HttpResponseRedirect(local(request.POST.get("next", ""), reverse("images")))

@@ -9,6 +9,8 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.http import url_has_allowed_host_and_scheme
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from images import selectors
@@ -45,19 +47,19 @@ STATES = (("", "all"), ("active", "active"), *((state.value, str(state.label).lo
 
 #: Columns: what they are ordered by, their word, the order that a first click gives.
 COLUMNS = (
-    ("kind", "Job", ""),
-    ("state", "State", ""),
-    ("on", "On", ""),
-    (None, "Freed", ""),
-    ("by", "By", ""),
-    ("id", "Queued", "-"),
-    (None, "Took", ""),
+    ("kind", gettext_noop("Job"), ""),
+    ("state", gettext_noop("State"), ""),
+    ("on", gettext_noop("On"), ""),
+    (None, gettext_noop("Freed"), ""),
+    ("by", gettext_noop("By"), ""),
+    ("id", gettext_noop("Queued"), "-"),
+    (None, gettext_noop("Took"), ""),
 )
-PAGE = list_page("jobs", "Jobs", JobListFilters.base_filters)
+PAGE = list_page("jobs", gettext_noop("Jobs"), JobListFilters.base_filters)
 
 
 def _titles() -> dict[str, str]:
-    return {kind.name: kind.title for kind in kinds.every()}
+    return {kind.name: str(kind.title) for kind in kinds.every()}
 
 
 def _listed(request: PageRequest) -> Filtered[Job]:
@@ -155,7 +157,7 @@ def _without(request: PageRequest, name: str) -> str:
 def _job(request: PageRequest, job_id: int) -> Job:
     job = jobs_for(request.actor).filter(pk=job_id).first()
     if job is None:
-        raise NotFoundError(f"There is no job {job_id}.")
+        raise NotFoundError(_("There is no job {job}.").format(job=job_id))
     return job
 
 
@@ -184,18 +186,22 @@ def _stands(job: Job) -> str:
         return ""
     said = kinds.unsuccessful(job)
     if job.needs_recovery:
-        return f"{said.cut_off} A recovery of the host, which starts by itself, clears what the job left behind."
+        return _("{cut_off} A recovery of the host, which starts by itself, clears what the job left behind.").format(
+            cut_off=_(said.cut_off)
+        )
     if job.started is None:
-        return "This job had not started and changed nothing."
+        return _("This job had not started and changed nothing.")
     if job.error_code == protocol.BOTH_KEPT:
-        name = f".sa-{job.uid}.orig" if job.target_kind == "image" else "a file named .sa-…orig"
-        return f"The file that was made from the image has its name; the original is kept beside it as {name}."
+        name = f".sa-{job.uid}.orig" if job.target_kind == "image" else _("a file named .sa-…orig")
+        return _(
+            "The file that was made from the image has its name; the original is kept beside it as {name}."
+        ).format(name=name)
     if job.error_code == protocol.STRANGERS_KEPT:
-        return "Other files were given the image's name. All files are kept, some under names that begin with .sa-."
+        return _("Other files were given the image's name. All files are kept, some under names that begin with .sa-.")
     # What is refused or stopped is put back; where the host itself fails in the last moment, nobody is sure of that.
     failed = job.state == Job.State.FAILED and job.error_code not in protocol.REFUSALS
     left_open = failed and said.open_from in {"", job.stage}
-    return f"{said.cut_off} Scan the host, which tells." if left_open else said.ended
+    return _("{cut_off} Scan the host, which tells.").format(cut_off=_(said.cut_off)) if left_open else _(said.ended)
 
 
 @require_safe
@@ -250,8 +256,12 @@ def job_cancel(request: PageRequest, job_id: int) -> HttpResponseBase:
     row = _job(request, job_id)
     back = request.POST.get("next", "")
     from_list = url_has_allowed_host_and_scheme(back, allowed_hosts=None) and back.startswith(reverse("jobs") + "?")
-    done = "cancelled" if row.state == Job.State.QUEUED else "being cancelled"
-    attempt(request, lambda: services.cancel(request.actor, row), f"Job {row.pk} is {done}." if from_list else "")
+    done = _("Job {job} is cancelled.") if row.state == Job.State.QUEUED else _("Job {job} is being cancelled.")
+    attempt(
+        request,
+        lambda: services.cancel(request.actor, row),
+        done.format(job=row.pk) if from_list else "",
+    )
     return redirect(back) if from_list else redirect("job", row.pk)
 
 

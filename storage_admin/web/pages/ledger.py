@@ -4,6 +4,7 @@ from typing import Any
 
 from django.http.response import HttpResponseBase
 from django.shortcuts import render
+from django.utils.translation import gettext_noop
 from django.views.decorators.http import require_safe
 
 from images import selectors
@@ -20,25 +21,27 @@ from storage_admin.web.lists import as_choices, columns, filtered
 from storage_admin.web.page import PageRequest, page, paginated, wants_fragment
 
 PER_PAGE = 50
-PAGE = list_page("ledger", "Ledger", LedgerFilters.base_filters)
+PAGE = list_page("ledger", gettext_noop("Ledger"), LedgerFilters.base_filters)
 
 #: Columns: what they are ordered by, their word, the order that a first click gives.
 COLUMNS = (
-    ("id", "Job", "-"),
-    (None, "Image", ""),
-    (None, "Pool", ""),
-    ("before_bytes", "Before", "-"),
-    ("after_bytes", "After", "-"),
-    ("predicted_bytes", "Predicted", "-"),
-    ("freed_bytes", "Freed", "-"),
-    ("at", "When", "-"),
-    ("by", "By", ""),
-    (None, "Took", ""),
+    ("id", gettext_noop("Job"), "-"),
+    (None, gettext_noop("Image"), ""),
+    (None, gettext_noop("Pool"), ""),
+    ("before_bytes", gettext_noop("Before"), "-"),
+    ("after_bytes", gettext_noop("After"), "-"),
+    ("predicted_bytes", gettext_noop("Predicted"), "-"),
+    ("freed_bytes", gettext_noop("Freed"), "-"),
+    ("at", gettext_noop("When"), "-"),
+    ("by", gettext_noop("By"), ""),
+    (None, gettext_noop("Took"), ""),
 )
-NUMERIC = frozenset({"Before", "After", "Predicted", "Freed", "Held", "Took"})
 #: Of lines that are held, instead of what was freed: what is.
 HELD_COLUMNS = tuple(
-    {"freed_bytes": ("held_bytes", "Held", "-"), "at": (None, "Until", "")}.get(str(one[0]), one) for one in COLUMNS
+    {"freed_bytes": ("held_bytes", gettext_noop("Held"), "-"), "at": (None, gettext_noop("Until"), "")}.get(
+        str(one[0]), one
+    )
+    for one in COLUMNS
 )
 
 
@@ -55,7 +58,7 @@ def ledger(request: PageRequest) -> HttpResponseBase:
         "rows": rows,
         "lines": [_shown(line) for line in rows],
         "held": held,
-        "columns": _heads(HELD_COLUMNS if held else COLUMNS, values.get("ordering", DEFAULT_ORDERING)),
+        "columns": columns(HELD_COLUMNS if held else COLUMNS, values.get("ordering", DEFAULT_ORDERING)),
         "values": values,
         "ignored": found.ignored,
         "filtered": bool(values.keys() - {"ordering", "held"}),
@@ -77,13 +80,9 @@ def ledger(request: PageRequest) -> HttpResponseBase:
     return render(request, "ledger/ledger.html", context)
 
 
-def _heads(known: tuple[tuple[str | None, str, str], ...], ordering: str) -> list[dict[str, Any]]:
-    return [head | {"numeric": head["word"] in NUMERIC} for head in columns(known, ordering)]
-
-
 def _kinds() -> list[tuple[str, str]]:
     """The kinds that change space."""
-    return [(kind.name, kind.title) for kind in kinds.every() if kind.rewrites]
+    return [(kind.name, str(kind.title)) for kind in kinds.every() if kind.rewrites]
 
 
 def _shown(line: Any) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import gettext_noop
 from django.views.decorators.http import require_http_methods, require_safe
 
 from images.filters import OrphanFilters
@@ -26,9 +28,15 @@ from storage_admin.web.page import PageRequest, looked_plan, page, paginated, sh
 from storage_admin.web.pages.image import image_of
 
 PER_PAGE = 50
-PAGE = list_page("orphans", "Orphans", {*OrphanFilters.base_filters, "everywhere"})
+PAGE = list_page("orphans", gettext_noop("Orphans"), {*OrphanFilters.base_filters, "everywhere"})
 #: How long an image was not changed, in days, and the word for it.
-AGES = (("1", "for a day"), ("7", "for a week"), ("30", "for 30 days"), ("90", "for 90 days"), ("365", "for a year"))
+AGES = (
+    ("1", _("for a day")),
+    ("7", _("for a week")),
+    ("30", _("for 30 days")),
+    ("90", _("for 90 days")),
+    ("365", _("for a year")),
+)
 
 
 def _listed(request: PageRequest) -> Filtered[Image]:

@@ -10,6 +10,7 @@ from django.http.response import HttpResponseBase, HttpResponseRedirect
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
+from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST, require_safe
 
 from images.models import Policy, PolicyRun
@@ -202,7 +203,7 @@ def policy_remove(request: PageRequest, policy_id: int) -> HttpResponseBase:
     """Deletes a policy with its history."""
     row = policy_for(request.actor, policy_id)
     services.remove(request.actor, row)
-    messages.success(request, f"The policy {row.name} is deleted. Its jobs stay in the list of jobs.")
+    messages.success(request, _("The policy {row} is deleted. Its jobs stay in the list of jobs.").format(row=row.name))
     return redirect("policies")
 
 
@@ -212,5 +213,5 @@ def automation_switch(request: PageRequest) -> HttpResponseBase:
     """Pauses all automation, or lets it go on."""
     paused = request.POST.get("paused") == "true"
     automation.switch(request.actor, paused=paused, reason=request.POST.get("reason", "").replace("\0", "").strip())
-    messages.success(request, "Automation is paused." if paused else "Automation is resumed.")
+    messages.success(request, _("Automation is paused.") if paused else _("Automation is resumed."))
     return HttpResponseRedirect(local(request.POST.get("next", ""), reverse("policies")))

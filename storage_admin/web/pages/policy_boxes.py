@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.http import QueryDict
+from django.utils.translation import gettext as _
 
 from images.filters import FORMATS
 from images.models import Policy
@@ -75,11 +76,13 @@ def checked(form: QueryDict, name: str, kept: Policy, wrong: dict[str, str]) -> 
     given, one = form.getlist(name), LISTS[name]
     has_none = name == "formats" and form.get("kind") not in IMAGE_KINDS
     if not given and getattr(kept, name) and not has_none:
-        wrong[name] = f"No {one} is checked any more: check those that it is for, or “{_all_word(name)}”."
+        wrong[name] = _("No {one} is checked any more: check those that it is for, or “{all}”.").format(
+            one=one, all=_all_word(name)
+        )
     if name == "formats":
         return given
     if not all(_is_id(text) for text in given):
-        wrong[name] = f"There is no such {one}."
+        wrong[name] = _("There is no such {one}.").format(one=one)
         return []
     return [int(text) for text in given]
 

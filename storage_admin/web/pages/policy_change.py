@@ -7,6 +7,7 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
+from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods
 
 from images.models import Policy
@@ -51,7 +52,9 @@ def _form(request: PageRequest, row: Policy, address: str) -> HttpResponseBase:
         values = values_of(form, row, unread)
         for name, sentence in unread.items():
             sent.wrong(name, sentence)
-        if saved := sent.save(lambda: _save(request, row, values), f"The policy {values['name']} is saved."):
+        if saved := sent.save(
+            lambda: _save(request, row, values), _("The policy {name} is saved.").format(name=values["name"])
+        ):
             return redirect("policy", saved.pk)
     fresh = Policy.objects.get(pk=row.pk) if row.pk else Policy(clock=row.clock)
     context = {"section": "policies", "policy": fresh, "form": form, "address": address}

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from django.http import QueryDict
+from django.utils.translation import gettext as _
 
 from images.models import Policy
 from images.policies.shape import KINDS
@@ -141,7 +142,7 @@ def _field(kind: JobKind, name: str, form: QueryDict) -> Field:
     pairs: list[tuple[str, str]] = [(one, one.replace("_", " ")) for one in schema.get("enum", ())]
     if "boolean" in schema.get("type", ""):
         pairs = [("true", "yes"), ("false", "no")]
-        pairs = [("", "host default"), *pairs] if "null" in schema["type"] else pairs
+        pairs = [("", _("host default")), *pairs] if "null" in schema["type"] else pairs
     return Field(OPTION + name, word, hint, value, as_choices(pairs, value))
 
 
@@ -180,7 +181,7 @@ def _number(text: str, name: str, wrong: dict[str, str], default: float, *, whol
             return value
     except (ValueError, OverflowError):
         pass
-    wrong[name] = "Give a whole number." if whole else "Give a number."
+    wrong[name] = _("Give a whole number.") if whole else _("Give a number.")
     return default
 
 

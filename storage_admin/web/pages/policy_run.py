@@ -7,6 +7,7 @@ from django.core.paginator import Paginator
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
+from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST, require_safe
 
 from images.models import PolicyPick, PolicyRun
@@ -108,7 +109,7 @@ def policy_run_csv(request: PageRequest, policy_id: int, run_id: int) -> HttpRes
 def policy_run_stop(request: PageRequest, policy_id: int, run_id: int) -> HttpResponseBase:
     """Ends a run early."""
     run = _run(request, policy_id, run_id)
-    attempt(request, lambda: services.stop(request.actor, run), "Stopped: running jobs continue to their end.")
+    attempt(request, lambda: services.stop(request.actor, run), _("Stopped: running jobs continue to their end."))
     return redirect("policy_run", policy_id, run_id)
 
 
@@ -116,5 +117,5 @@ def _run(request: PageRequest, policy_id: int, run_id: int) -> PolicyRun:
     row = policy_for(request.actor, policy_id)
     run = row.runs.select_related("policy").filter(pk=run_id).first()
     if run is None:
-        raise NotFoundError(f"There is no run {run_id} of this policy.")
+        raise NotFoundError(_("There is no run {run} of this policy.").format(run=run_id))
     return run

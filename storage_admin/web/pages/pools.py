@@ -6,6 +6,7 @@ from typing import Any
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
+from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST, require_safe
 
 from images import selectors
@@ -31,7 +32,7 @@ SETTINGS = (
 def _pool(request: PageRequest, pool_id: int) -> StoragePool:
     pool = StoragePool.objects.select_related("host").filter(pk=pool_id).first()
     if pool is None or not request.actor.sees(pool.host.slug):
-        raise NotFoundError(f"There is no pool {pool_id}.")
+        raise NotFoundError(_("There is no pool {pool}.").format(pool=pool_id))
     return pool
 
 
@@ -94,7 +95,7 @@ def pool_change(request: PageRequest, pool_id: int) -> HttpResponseBase:
             all_hosts_registered="all_hosts_registered" in request.POST if row.network else None,
             share_bases="share_bases" in request.POST,
         ),
-        f"{row.name} is changed.",
+        _("{row} is changed.").format(row=row.name),
     )  # fmt: skip
     return _shown(request, _pool(request, pool_id)) if changed is None else redirect("pool", row.pk)
 
@@ -105,7 +106,7 @@ def pool_confirm_folder(request: PageRequest, pool_id: int) -> HttpResponseBase:
     """Takes the folder for the pool's that its path leads to now, and scans it."""
     row = _pool(request, pool_id)
     confirm = partial(services.confirm_folder, request.actor, row, add_to_list="add_to_list" in request.POST)
-    if attempt(request, confirm, f"The folder of {row.name} is confirmed; a scan is queued."):
+    if attempt(request, confirm, _("The folder of {row} is confirmed; a scan is queued.").format(row=row.name)):
         attempt(request, partial(submit, request.actor, "scan", row.host.pk, {}))
     return redirect("pool", row.pk)
 
@@ -138,5 +139,5 @@ def pool_remove(request: PageRequest, pool_id: int) -> HttpResponseBase:
         services.remove_pool(request.actor, row)
         return True
 
-    done = form.save(remove, f"{row.path} is removed. Its files are unchanged.")
+    done = form.save(remove, _("{path} is removed. Its files are unchanged.").format(path=row.path))
     return redirect("hosts") if done else _shown(request, row)

@@ -9,6 +9,8 @@ from django.contrib import messages
 from django.http import QueryDict
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_POST
 
 from images import selectors
@@ -27,7 +29,7 @@ from storage_admin.web.pages.rewrite import options_from
 
 KIND = next(kind for kind in planning.rewriting_kinds() if kind.name == "reclaim")
 METHODS = ("auto", *estimates.METHODS)
-WORDS = {"auto": "auto (recommended)"} | {name: KIND.method_word(name) for name in METHODS[1:]}
+WORDS = {"auto": _("auto (recommended)")} | {name: KIND.method_word(name) for name in METHODS[1:]}
 #: The key of each image's job by the image's id, and those of them that have their job.
 Keys = tuple[dict[int, str], set[str]]
 #: At most so many images are planned on one page.
@@ -158,7 +160,7 @@ def images_reclaim(request: PageRequest) -> HttpResponseBase:
     if look.at(images):
         images = _chosen(request)
     if not images:
-        messages.warning(request, "No image was selected.")
+        messages.warning(request, gettext("No image was selected."))
         return redirect("images")
     form: QueryDict = request.POST
     admitted, wrong = space.Admitted(), None
@@ -172,11 +174,11 @@ def images_reclaim(request: PageRequest) -> HttpResponseBase:
     if "confirmed" in form and wrong is None:
         keys = _keys(request, lines)
         if not _was_shown(form, lines, options, keys):
-            messages.warning(request, NOT_PLANNED)
+            messages.warning(request, gettext(NOT_PLANNED))
         elif not loses or "without_undo" in form:
             return _submit(request, lines, options, keys)
         else:
-            sentence = f"Confirm that {loses} of them are replaced without an undo copy."
+            sentence = gettext("Confirm that {loses} of them are replaced without an undo copy.").format(loses=loses)
             wrong = InvalidError(sentence, {"without_undo": sentence})
     context = {
         "section": "images",
@@ -237,7 +239,7 @@ def _submit(request: PageRequest, lines: Sequence[Line], options: dict[str, Any]
 
         def check(plan: Plan, image: Image = image) -> None:
             if not plan.refusals and _as_shown(image, plan) not in shown:
-                raise InvalidError("Its plan has changed.")
+                raise InvalidError(gettext("Its plan has changed."))
 
         try:
             services.submit(request.actor, KIND.name, image.pk, options, idempotency_key=key, look=False, check=check)
@@ -245,7 +247,14 @@ def _submit(request: PageRequest, lines: Sequence[Line], options: dict[str, Any]
         except (RefusedError, InvalidError, NotFoundError) as error:
             refused.append(f"{image.name}: {error.detail}")
     if queued:
-        messages.success(request, f"{queued} queued. Each host runs them up to its job limit.")
+        messages.success(
+            request, gettext("{queued} queued. Each host runs them up to its job limit.").format(queued=queued)
+        )
     if refused:
-        messages.warning(request, f"{len(refused)} refused meanwhile. The first one: {refused[0]}")
+        messages.warning(
+            request,
+            gettext("{count} refused meanwhile. The first one: {refused}").format(
+                count=len(refused), refused=refused[0]
+            ),
+        )
     return redirect("jobs")

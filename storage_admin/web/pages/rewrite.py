@@ -12,6 +12,8 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_http_methods
 
 from images.kinds.targets import ancestors
@@ -37,6 +39,7 @@ from storage_admin.web.page import (
     was_planned,
 )
 from storage_admin.web.pages.image import image_of
+from storage_admin.words import Translatable
 
 MIB = 1 << 20
 #: A plan lists so many images and guests by name; the others are counted.
@@ -72,32 +75,36 @@ def growth_of(image: Image) -> Growth:
 
 
 #: Words of options that are one of a few.
-CHOICES: dict[str, tuple[str, dict[str, str]]] = {
-    "format": ("Target format", {}),
-    "method": ("Method", {"auto": "auto (recommended)"}),
-    "compression": ("Compression", {"auto": "auto: zstd if available"}),
+CHOICES: dict[str, tuple[Translatable, dict[str, Translatable]]] = {
+    "format": (_("Target format"), {}),
+    "method": (_("Method"), {"auto": _("auto (recommended)")}),
+    "compression": (_("Compression"), {"auto": _("auto: zstd if available")}),
     "repair": (
-        "Repair",
-        {"none": "none: check only", "leaks": "leaks: unreferenced clusters", "all": "all: leaks and errors (admin)"},
+        _("Repair"),
+        {
+            "none": _("none: check only"),
+            "leaks": _("leaks: unreferenced clusters"),
+            "all": _("all: leaks and errors (admin)"),
+        },
     ),
     "when_running": (
-        "If a guest is running",
-        {"refuse": "refuse", "wait": "wait until it is shut down"},
+        _("If a guest is running"),
+        {"refuse": _("refuse"), "wait": _("wait until it is shut down")},
     ),
 }
 #: Words of options that are yes or no.
-SWITCHES: dict[str, tuple[str, dict[str, str]]] = {
+SWITCHES: dict[str, tuple[Translatable, dict[str, Translatable]]] = {
     "replace": (
-        "Original image",
-        {"false": "keep unchanged", "true": "replace, keep as undo copy"},
+        _("Original image"),
+        {"false": _("keep unchanged"), "true": _("replace, keep as undo copy")},
     ),
     "repoint_guest": (
-        "libvirt guests that use it",
-        {"false": "leave unchanged", "true": "switch to the new file"},
+        _("libvirt guests that use it"),
+        {"false": _("leave unchanged"), "true": _("switch to the new file")},
     ),
 }
-SPARING = {"": "host default", "true": "yes", "false": "no"}
-STARTING = {"false": "keep the guest off", "true": "start the guest again"}
+SPARING = {"": _("host default"), "true": _("yes"), "false": _("no")}
+STARTING = {"false": _("keep the guest off"), "true": _("start the guest again")}
 
 
 def options_from(kind: JobKind, form: QueryDict) -> dict[str, Any]:
@@ -112,7 +119,7 @@ def options_from(kind: JobKind, form: QueryDict) -> dict[str, Any]:
     except InvalidError as error:
         wrong = _by_field(kind, error.fields) | wrong
     if wrong:
-        raise InvalidError("Some of the options cannot be used.", wrong)
+        raise InvalidError(gettext("Some of the options cannot be used."), wrong)
     return options
 
 
@@ -143,11 +150,11 @@ def _read(kind: JobKind, form: QueryDict) -> tuple[dict[str, Any], dict[str, str
             try:
                 options[wanted] = read(text)
             except (ValueError, OverflowError):
-                fields[name] = "Give a number."
+                fields[name] = gettext("Give a number.")
     wished = str(form.get("format_options", "")).strip()
     if wished and "format_options" in kind.properties:
         pairs = [part.partition("=") for part in wished.split(",")]
-        options["format_options"] = {name.strip(): value.strip() for name, _, value in pairs}
+        options["format_options"] = {name.strip(): value.strip() for name, __, value in pairs}
     if "target_name" in kind.properties and form.get("target_name"):
         options["target_name"] = form["target_name"]
     for name in ("idle_io", "start_after", *SWITCHES):
@@ -183,15 +190,15 @@ class Field:
     """An option that is one of a few: its name, its word, and value, word and whether it is chosen for each."""
 
     name: str
-    word: str
+    word: Translatable
     choices: list[tuple[str, str, bool]]
 
 
 #: Options that are written: name, word, hint.
 TEXTS = (
-    ("wait_hours", "Maximum wait (hours)", "Applies when waiting for a guest. Default: 24."),
-    ("target_name", "New file name", "Empty: the image's name with the new extension."),
-    ("format_options", "Format options", "qemu-img syntax: cluster_size=64k,compression_type=zstd"),
+    ("wait_hours", _("Maximum wait (hours)"), _("Applies when waiting for a guest. Default: 24.")),
+    ("target_name", _("New file name"), _("Empty: the image's name with the new extension.")),
+    ("format_options", _("Format options"), _("qemu-img syntax: cluster_size=64k,compression_type=zstd")),
 )
 
 
@@ -200,8 +207,8 @@ class Text:
     """An option that is written."""
 
     name: str
-    word: str
-    hint: str
+    word: Translatable
+    hint: Translatable
     value: str
 
 
@@ -211,28 +218,29 @@ def _fields(kind: Rewriting, image: Image, options: dict[str, Any]) -> list[Fiel
         if name in kind.properties:
             values = kind.properties[name]["enum"]
             shown = {value: kind.method_word(value) if name == "method" else value for value in values} | words
-            fields.append(Field(name, word, [(value, shown[value], value == options[name]) for value in values]))
+            fields.append(Field(name, word, [(value, str(shown[value]), value == options[name]) for value in values]))
     if "down_to" in kind.properties:
         bases = _bases(image)
-        choices = [("", "no backing file", options["down_to"] is None)]
+        choices = [("", gettext("no backing file"), options["down_to"] is None)]
         choices += [
-            (str(base.pk), f"keep {base.name} as backing file", base.pk == options["down_to"]) for base in bases
+            (str(base.pk), gettext("keep {base} as backing file").format(base=base.name), base.pk == options["down_to"])
+            for base in bases
         ]
-        fields.append(Field("down_to", "Flatten down to", choices))
+        fields.append(Field("down_to", gettext("Flatten down to"), choices))
     for name, (word, words) in SWITCHES.items():
         if name in kind.properties:
-            values = [(value, shown_as, (value == "true") == options[name]) for value, shown_as in words.items()]
+            values = [(value, str(shown_as), (value == "true") == options[name]) for value, shown_as in words.items()]
             fields.append(Field(name, word, values))
     if "target_pool" in kind.properties:
         pools = StoragePool.objects.filter(host=image.host_id).exclude(pk=image.pool_id).order_by("name", "id")
-        choices = [("", f"{image.pool.name} (current pool)", options["target_pool"] is None)]
+        choices = [("", gettext("{pool} (current pool)").format(pool=image.pool.name), options["target_pool"] is None)]
         choices += [(str(pool.pk), f"{pool.name}: {pool.path}", pool.pk == options["target_pool"]) for pool in pools]
-        fields.append(Field("target_pool", "Target pool", choices))
+        fields.append(Field("target_pool", gettext("Target pool"), choices))
     sparing = {None: "", True: "true", False: "false"}[options["idle_io"]]
-    choices = [(value, word, value == sparing) for value, word in SPARING.items()]
-    fields.append(Field("idle_io", "Idle I/O priority", choices))
-    choices = [(value, word, (value == "true") == options["start_after"]) for value, word in STARTING.items()]
-    return [*fields, Field("start_after", "Afterwards", choices)]
+    choices = [(value, str(word), value == sparing) for value, word in SPARING.items()]
+    fields.append(Field("idle_io", gettext("Idle I/O priority"), choices))
+    choices = [(value, str(word), (value == "true") == options["start_after"]) for value, word in STARTING.items()]
+    return [*fields, Field("start_after", gettext("Afterwards"), choices)]
 
 
 def _bases(image: Image) -> list[Image]:
@@ -323,7 +331,7 @@ def _start(request: PageRequest, image: Image, kind: Rewriting) -> HttpResponseB
         if not was_planned(request, *confirmed(plan, options)):
             raise NotShownError
         if kind.replaces(plan.method, options) and not plan.undo_bytes and "without_undo" not in request.POST:
-            sentence = f"Confirm that {image.name} is replaced without an undo copy."
+            sentence = gettext("Confirm that {image} is replaced without an undo copy.").format(image=image.name)
             raise InvalidError(sentence, {"without_undo": sentence})
 
     try:

@@ -4,6 +4,7 @@ from django.contrib import messages
 from django.http.response import HttpResponseBase, HttpResponseRedirect
 from django.shortcuts import redirect
 from django.urls import reverse
+from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
 from storage_admin.accounts import saved_views
@@ -23,9 +24,14 @@ def view_save(request: PageRequest) -> HttpResponseBase:
             shared="shared" in given, default="default" in given,
         )  # fmt: skip
     except ValueError as error:
-        messages.error(request, f"{error} Nothing was saved.")
+        messages.error(request, _("{error} Nothing was saved.").format(error=error))
         return _back(given.get("page", ""), given.get("query", ""))
-    messages.success(request, f"“{view.name}” is saved." if new else f"“{view.name}” has these filters now.")
+    messages.success(
+        request,
+        _("“{view}” is saved.").format(view=view.name)
+        if new
+        else _("“{view}” has these filters now.").format(view=view.name),
+    )
     return _back(view.page, view.query)
 
 
@@ -40,9 +46,9 @@ def view_change(request: PageRequest, view_id: int) -> HttpResponseBase:
             view = saved_views.change(request.actor, view, name=given.get("name"), shared="shared" in given)
         saved_views.set_default(request.actor, view, on="default" in given)
     except ValueError as error:
-        messages.error(request, f"{error} Nothing was changed.")
+        messages.error(request, _("{error} Nothing was changed.").format(error=error))
     else:
-        messages.success(request, f"“{view.name}” is changed.")
+        messages.success(request, _("“{view}” is changed.").format(view=view.name))
     return _back(view.page, given.get("query", ""))
 
 
@@ -52,14 +58,14 @@ def view_delete(request: PageRequest, view_id: int) -> HttpResponseBase:
     """Takes it away. The list itself is not touched."""
     view = _view(request, view_id)
     saved_views.delete(request.actor, view)
-    messages.success(request, f"The view “{view.name}” is deleted.")
+    messages.success(request, _("The view “{view}” is deleted.").format(view=view.name))
     return _back(view.page, request.POST.get("query", ""))
 
 
 def _view(request: PageRequest, view_id: int) -> SavedView:
     view = saved_views.views_for(request.actor).filter(pk=view_id).first()
     if view is None:
-        raise NotFoundError(f"There is no view {view_id}.")
+        raise NotFoundError(_("There is no view {view}.").format(view=view_id))
     return view
 
 

@@ -25,6 +25,7 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import get_object_or_404, redirect
 from django.urls import URLPattern, path
+from django.utils.translation import gettext as _
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
@@ -88,7 +89,7 @@ class RemovePasskeyView(RemoveWebAuthnView):  # type: ignore[misc]
 
     def form_valid(self, form: Any) -> HttpResponse:
         if not second_factor.may_remove(self.object):
-            messages.error(self.request, "Your role requires a second factor: set up another one first.")
+            messages.error(self.request, _("Your role requires a second factor: set up another one first."))
             return redirect("mfa_index")
         answer: HttpResponse = super().form_valid(form)
         return answer

@@ -14,6 +14,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect
 from django.urls import reverse_lazy
 from django.utils.decorators import method_decorator
+from django.utils.translation import gettext as _
 
 from storage_admin.accounts import lockouts
 from storage_admin.accounts.authentication import actor_of
@@ -81,7 +82,7 @@ class OwnPasswordForm(PasswordChangeForm):
         wanted: str = self.cleaned_data.get("new_password1", "")
         # Compared with what was given: whoever does not know the password of now is not told that this is it.
         if wanted and wanted == self.cleaned_data.get("old_password"):
-            raise ValidationError("The new password must differ from the current one.")
+            raise ValidationError(_("The new password must differ from the current one."))
         return wanted
 
 
@@ -96,7 +97,7 @@ class PasswordView(views.PasswordChangeView):
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         user = request.user
         if isinstance(user, User) and user.source != User.Source.LOCAL:
-            messages.info(request, "Your password is kept in the directory: change it there.")
+            messages.info(request, _("Your password is kept in the directory: change it there."))
             return redirect("account")
         return super().dispatch(request, *args, **kwargs)
 
@@ -116,7 +117,7 @@ class PasswordView(views.PasswordChangeView):
         answer = super().form_valid(form)
         lockouts.password_right(self.request, user)
         password_chosen(actor_of(self.request), user, stays=self.request.session.session_key or "")
-        messages.success(self.request, "Your password is changed. All other sessions were ended.")
+        messages.success(self.request, _("Your password is changed. All other sessions were ended."))
         if was_one_time:
             answer["Location"] = str(reverse_lazy("overview"))
         return answer

@@ -7,6 +7,7 @@ from django.contrib import messages
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.utils import timezone
+from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from storage_admin.accounts.models import Token
@@ -65,7 +66,7 @@ def _made(request: PageRequest) -> tuple[Token, str] | None:
         if 1 <= days <= MOST_DAYS:
             expires = timezone.now() + timedelta(days=days)
         else:
-            form.wrong("expires_days", f"From 1 to {MOST_DAYS} days, or empty for no end.")
+            form.wrong("expires_days", _("From 1 to {most} days, or empty for no end.").format(most=MOST_DAYS))
     hosts = request.POST.getlist("hosts")
     return form.save(lambda: create_token(request.actor, form.text("name"), role, hosts=hosts, expires=expires))
 
@@ -76,7 +77,9 @@ def token_delete(request: PageRequest, token_id: int) -> HttpResponseBase:
     """Takes a token away."""
     token = Token.objects.filter(pk=token_id).first()
     if token is None:
-        raise NotFoundError(f"There is no token {token_id}.")
+        raise NotFoundError(_("There is no token {token}.").format(token=token_id))
     delete_token(request.actor, token)
-    messages.success(request, f"The token {token.name} is deleted. Requests that use it are refused.")
+    messages.success(
+        request, _("The token {token} is deleted. Requests that use it are refused.").format(token=token.name)
+    )
     return redirect("tokens")

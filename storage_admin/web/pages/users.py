@@ -7,6 +7,7 @@ from django.contrib import messages
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
+from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from storage_admin.accounts import lockouts, scopes, second_factor, selectors
@@ -73,7 +74,7 @@ def user(request: PageRequest, user_id: int) -> HttpResponseBase:
         role, hosts = form.role(), request.POST.getlist("hosts")
         saved = form.save(
             lambda: services.change_user(request.actor, row, role=role, hosts=hosts, email=form.text("email")),
-            f"Saved. Takes effect with the next request of {row.username}.",
+            _("Saved. Takes effect with the next request of {row}.").format(row=row.username),
         )
         return _shown(request, row) if saved is None else redirect("user", row.pk)
     return _shown(request, row)
@@ -84,11 +85,11 @@ def user(request: PageRequest, user_id: int) -> HttpResponseBase:
 def user_active(request: PageRequest, user_id: int) -> HttpResponseBase:
     """Lets somebody sign in again, or no longer."""
     row, active = _user(user_id), request.POST.get("active") == "yes"
-    done = f"{row.username} can sign in again."
+    done = _("{row} can sign in again.").format(row=row.username)
     if not active:
-        done = f"{row.username} is signed out everywhere and can no longer sign in."
+        done = _("{row} is signed out everywhere and can no longer sign in.").format(row=row.username)
         if tokens := ", ".join(token.name for token in selectors.tokens_made_by(row)):
-            done += f" Tokens they created stay valid: {tokens}."
+            done = f"{done} {_('Tokens they created stay valid: {tokens}.').format(tokens=tokens)}"
     attempt(request, lambda: services.change_user(request.actor, row, is_active=active), done)
     return redirect("user", row.pk)
 
@@ -107,7 +108,7 @@ def user_password(request: PageRequest, user_id: int) -> HttpResponseBase:
 def users_second_factor(request: PageRequest) -> HttpResponseBase:
     """Decides which roles have to have a second factor."""
     names = request.POST.getlist("roles")
-    attempt(request, lambda: second_factor.require_for(request.actor, map(_role, names)), "Saved.")
+    attempt(request, lambda: second_factor.require_for(request.actor, map(_role, names)), _("Saved."))
     return redirect("users")
 
 
@@ -116,7 +117,7 @@ def users_second_factor(request: PageRequest) -> HttpResponseBase:
 def user_second_factor(request: PageRequest, user_id: int) -> HttpResponseBase:
     """Takes away somebody's second factor, as their device is lost."""
     row = _user(user_id)
-    done = f"{row.username} no longer has a second factor and is signed out everywhere."
+    done = _("{row} no longer has a second factor and is signed out everywhere.").format(row=row.username)
     attempt(request, lambda: second_factor.reset(request.actor, row), done)
     return redirect("user", row.pk)
 
@@ -127,7 +128,9 @@ def user_sign_out(request: PageRequest, user_id: int) -> HttpResponseBase:
     """Ends all sessions of somebody."""
     row = _user(user_id)
     ended = services.end_sessions(request.actor, row)
-    messages.success(request, f"{row.username} is signed out everywhere; {_counted(ended)} ended.")
+    messages.success(
+        request, _("{row} is signed out everywhere; {counted} ended.").format(row=row.username, counted=_counted(ended))
+    )
     return redirect("user", row.pk)
 
 
@@ -137,8 +140,8 @@ def user_session_end(request: PageRequest, user_id: int, uid: UUID) -> HttpRespo
     """Ends one session of somebody."""
     row = _user(user_id)
     if not services.end_session(request.actor, row, uid):
-        raise NotFoundError("This session has already ended.")
-    messages.success(request, "The session has ended.")
+        raise NotFoundError(_("This session has already ended."))
+    messages.success(request, _("The session has ended."))
     return redirect("user", row.pk)
 
 
@@ -148,16 +151,18 @@ def lockout_end(request: PageRequest, lockout_id: int) -> HttpResponseBase:
     """Lets a name sign in from an address again."""
     found = next((one for one in lockouts.lockouts() if one.id == lockout_id), None)
     if found is None:
-        raise NotFoundError("This lockout has already ended.")
+        raise NotFoundError(_("This lockout has already ended."))
     lockouts.unlock(request.actor, found)
-    messages.success(request, f"{found.username} can sign in from {found.address} again.")
+    messages.success(
+        request, _("{found} can sign in from {address} again.").format(found=found.username, address=found.address)
+    )
     return redirect("users")
 
 
 def _user(user_id: int) -> User:
     row = User.objects.filter(pk=user_id).first()
     if row is None:
-        raise NotFoundError(f"There is no user {user_id}.")
+        raise NotFoundError(_("There is no user {user}.").format(user=user_id))
     return row
 
 

@@ -7,6 +7,7 @@ from django.contrib import messages
 from django.http.response import HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
+from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from storage_admin.accounts.roles import Role
@@ -111,7 +112,7 @@ def _hook(request: PageRequest, webhook_id: int) -> Webhook:
     request.actor.require_everywhere(Role.ADMIN)
     hook = selectors.webhooks().filter(pk=webhook_id).first()
     if hook is None:
-        raise NotFoundError(f"There is no webhook {webhook_id}.")
+        raise NotFoundError(_("There is no webhook {webhook}.").format(webhook=webhook_id))
     return hook
 
 
@@ -155,7 +156,7 @@ def webhook_change(request: PageRequest, webhook_id: int) -> HttpResponseBase:
             request.actor, hook, name=form.text("name"), url=form.text("url"), events=request.POST.getlist("events"),
             enabled="enabled" in request.POST,
         ),
-        "The webhook is changed.",
+        _("The webhook is changed."),
     )  # fmt: skip
     return _shown(request, _hook(request, webhook_id)) if saved is None else redirect("webhook", webhook_id)
 
@@ -173,7 +174,7 @@ def webhook_secret(request: PageRequest, webhook_id: int) -> HttpResponseBase:
 def webhook_test(request: PageRequest, webhook_id: int) -> HttpResponseBase:
     """Sends a test."""
     hook = _hook(request, webhook_id)
-    attempt(request, lambda: writes.send_test(request.actor, hook), "The test is pending; its result appears below.")
+    attempt(request, lambda: writes.send_test(request.actor, hook), _("The test is pending; its result appears below."))
     return redirect("webhook", webhook_id)
 
 
@@ -183,7 +184,7 @@ def webhook_delete(request: PageRequest, webhook_id: int) -> HttpResponseBase:
     """Takes a webhook away."""
     hook = _hook(request, webhook_id)
     writes.remove(request.actor, hook)
-    messages.success(request, f"The webhook {hook.name} is deleted and receives no more events.")
+    messages.success(request, _("The webhook {hook} is deleted and receives no more events.").format(hook=hook.name))
     return redirect("webhooks")
 
 
@@ -194,8 +195,8 @@ def delivery_resend(request: PageRequest, delivery_id: int) -> HttpResponseBase:
     request.actor.require_everywhere(Role.ADMIN)
     delivery = selectors.deliveries().filter(pk=delivery_id).first()
     if delivery is None:
-        raise NotFoundError(f"There is no delivery {delivery_id}.")
-    attempt(request, lambda: writes.resend(request.actor, delivery), "The delivery is pending again.")
+        raise NotFoundError(_("There is no delivery {delivery}.").format(delivery=delivery_id))
+    attempt(request, lambda: writes.resend(request.actor, delivery), _("The delivery is pending again."))
     return redirect("webhook", delivery.webhook_id) if delivery.webhook_id else redirect("webhooks")
 
 
@@ -204,6 +205,6 @@ def delivery_resend(request: PageRequest, delivery_id: int) -> HttpResponseBase:
 def mail_test(request: PageRequest) -> HttpResponseBase:
     """Sends every address a test."""
     attempt(
-        request, lambda: writes.send_test_mail(request.actor), "The test mail is pending; its result appears below."
+        request, lambda: writes.send_test_mail(request.actor), _("The test mail is pending; its result appears below.")
     )
     return redirect("webhooks")
