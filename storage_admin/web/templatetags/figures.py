@@ -32,7 +32,7 @@ def metric_title(metric: str) -> str:
 def kind_title(kind: str) -> str:
     """A kind of benchmark as a heading, the same as on the button that starts it."""
     if kind in MADE:
-        return MADE[kind].title
+        return _(MADE[kind].title)
     return BenchmarkKind(kind).label.capitalize() if kind in BenchmarkKind.values else kind
 
 
