@@ -26,7 +26,6 @@ from tests.agent.benching import marks
 from tests.agent.recording import RecordingIO, request
 from tests.harness import guests
 from tests.harness.processes import wait_until
-from tests.working import refused_as
 
 pytestmark = pytest.mark.guest
 
@@ -154,7 +153,9 @@ def test_an_image_that_a_guest_uses_is_not_read(
     subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", image, "4M"], check=True)
     domains.run([guests.Disk(image)])
     booted = step(shared_folder, image=link(image, "qcow2"), image_bytes=4 * MIB, virtual_bytes=4 * MIB)
-    assert refused_as(measure, RecordingIO(), pool, booted) == "image_in_use"
+    with pytest.raises(RefusedError) as caught:
+        measure(RecordingIO(), pool, booted)
+    assert caught.value.code == "image_in_use"
     assert list(pool.iterdir()) == []
     assert ours(connection) == []
 
@@ -239,7 +240,9 @@ def test_what_libvirt_would_be_led_to_by_name_is_refused_where_others_could_exch
             if good:
                 assert Storm(bench, machine).folder == f"{pool}/.sa-storm.bench", libvirtd
                 continue
-            assert refused_as(Storm, bench, machine) == "unsupported_pool"
+            with pytest.raises(RefusedError) as caught:
+                Storm(bench, machine)
+            assert caught.value.code == "unsupported_pool"
 
 
 @pytest.mark.usefixtures("libvirtd")
