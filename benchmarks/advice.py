@@ -120,7 +120,7 @@ def _advise(matrix: Matrix, rows: list[Result], beside: list[Result], where: str
         figure=figure(best), other=figure(first),
     )  # fmt: skip
     if equals := [_named(row) for row in ranked if row is not best and not differ(best, row)]:
-        told += gettext("; between it and {equals} there is {nothing}").format(
+        told += gettext("; compared with {equals}, there is {nothing}").format(
             equals=listed(equals), nothing=NO_DIFFERENCE
         )
     if first is usual and differ(slowest, usual):
@@ -158,7 +158,7 @@ def _paid(matrix: Matrix, best: Result, first: Result, beside: list[Result]) -> 
             )
         elif metric == "create_seconds" and value_of(mine) > value_of(other) and differ(mine, other):
             told.append(
-                gettext("is created in {mine} instead of {other}").format(mine=figure(mine), other=figure(other))
+                gettext("takes {mine} to create instead of {other}").format(mine=figure(mine), other=figure(other))
             )
     if told:
         return gettext("; it {costs}").format(costs=gettext(" and ").join(told))

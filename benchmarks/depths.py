@@ -86,7 +86,7 @@ def _advise(group: list[Result], rows: Sequence[Result], where: str) -> Advice:
             where=where, doing=doing, figure=figure(best), depth=_depth(best)
         )
     if alike := [row for row in ranked if row is not best and not differ(row, best)]:
-        told += _("; between it and {equals} there is {nothing}").format(equals=_depths(alike), nothing=NO_DIFFERENCE)
+        told += _("; compared with {equals}, there is {nothing}").format(equals=_depths(alike), nothing=NO_DIFFERENCE)
     if worse := [row for row in ranked if _depth(row) > _depth(best) and _slower(row, best)]:
         slower = [_("{depth} is slower ({figure})").format(depth=_depth(row), figure=figure(row)) for row in worse]
         told += f"; {listed(slower)}"

@@ -21,7 +21,9 @@ class BenchmarkFilters(GivenFilters):
     host = HostFilter()
     pool = PoolFilter()
     state = django_filters.ChoiceFilter(
-        choices=Job.State.choices, method="by_state", label=_("Of its job; pasted lines have succeeded.")
+        choices=Job.State.choices,
+        method="by_state",
+        label=_("State of the run's job; pasted results count as succeeded."),
     )
     quick = django_filters.ChoiceFilter(
         choices=_YES_OR_NO, method="by_variant", label=_("false: the thorough variant.")

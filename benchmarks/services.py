@@ -118,7 +118,7 @@ def watch(actor: Actor, pool: StoragePool, kind: str, every_hours: int) -> Watch
     if kind not in WATCHABLE:
         wrong["kind"] = _("One of {watchable}.").format(watchable=", ".join(WATCHABLE))
     if not 1 <= every_hours <= LONGEST_WAIT_HOURS:
-        wrong["every_hours"] = _("From 1 to {longest}.").format(longest=LONGEST_WAIT_HOURS)
+        wrong["every_hours"] = _("Enter a number from 1 to {longest}.").format(longest=LONGEST_WAIT_HOURS)
     if wrong:
         raise InvalidError(" ".join(f"{name}: {text}" for name, text in wrong.items()), wrong)
     with transaction.atomic():

@@ -193,7 +193,7 @@ class PoolSerializer(Shown, serializers.ModelSerializer[StoragePool]):
         source="known_count", read_only=True, allow_null=True, help_text=_("Null until it is listed.")
     )
     used_bytes = serializers.IntegerField(
-        read_only=True, allow_null=True, help_text=_("As df counts it: neither available nor reserved.")
+        read_only=True, allow_null=True, help_text=_("As in df: reserved space does not count as used.")
     )
     shared_key = TextOrNull()
     filesystem = TextOrNull()

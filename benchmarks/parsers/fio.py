@@ -66,7 +66,7 @@ def _jobs(text: str) -> list[dict[str, Any]]:
 def _part(job: dict[str, Any], direction: str) -> dict[str, Any]:
     part = job.get(direction)
     if not isinstance(part, dict):
-        raise UnreadableError(_("fio's answer has nothing on “{direction}”.").format(direction=direction))
+        raise UnreadableError(_("fio's output has no “{direction}” section.").format(direction=direction))
     return part
 
 

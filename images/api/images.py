@@ -58,7 +58,7 @@ class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
         return Response(ImageSerializer(self.get_object()).data)
 
     @extend_schema(
-        summary=_("Forget an image that vanished or was deleted; nothing on its host is touched (admin)"),
+        summary=_("Remove an image that vanished or was deleted from the list (admin)"),
         responses={204: None},
     )
     def destroy(self, _request: Request, **_where: Any) -> Response:

@@ -121,14 +121,14 @@ class SumsSerializer(serializers.Serializer[Any]):
 class OfHostSerializer(SumsSerializer):
     """What came of the jobs on one host."""
 
-    id = serializers.IntegerField(allow_null=True, help_text=_("Null where it was removed."))
+    id = serializers.IntegerField(allow_null=True, help_text=_("Null if the host was removed."))
     name = serializers.CharField(allow_blank=True)
 
 
 class OfPoolSerializer(SumsSerializer):
     """What came of the jobs in one pool."""
 
-    id = serializers.IntegerField(allow_null=True, help_text=_("Null where it was removed or is not known."))
+    id = serializers.IntegerField(allow_null=True, help_text=_("Null if it was removed or is not known."))
     name = serializers.CharField(allow_blank=True)
     host_id = serializers.IntegerField(allow_null=True)
     host = serializers.CharField(allow_blank=True)

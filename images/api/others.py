@@ -49,7 +49,7 @@ class HostScanEndpoint(Endpoint):
 class OverviewEndpoint(Endpoint):
     """``overview/``."""
 
-    @extend_schema(summary=_("The numbers of the first page"), responses=OverviewSerializer, tags=["overview"])
+    @extend_schema(summary=_("Overview figures"), responses=OverviewSerializer, tags=["overview"])
     def get(self, _request: Request) -> Response:
         seen = overview(self.actor)
         # The jobs in it are rows, which are not to be copied.

@@ -92,7 +92,7 @@ class PoolEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSe
         EmptyBody(data=request.data).is_valid(raise_exception=True)
         return Response(shown([confirm_folder(self.actor, self.get_object())], many=False))
 
-    @extend_schema(summary=_("Forget a pool and its images' rows; no file is touched (admin)"), responses={204: None})
+    @extend_schema(summary=_("Remove a pool from the list; its files are unchanged (admin)"), responses={204: None})
     def destroy(self, _request: Request, **_where: Any) -> Response:
         remove_pool(self.actor, self.get_object())
         return Response(status=status.HTTP_204_NO_CONTENT)

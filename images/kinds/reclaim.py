@@ -31,7 +31,7 @@ class Reclaim(Rewriting):
 
     name = "reclaim"
     title = _("Reclaim")
-    description = _("Frees physical space: by a compared copy that replaces the image, or by punching holes in place.")
+    description = _("Frees physical space: replaces the image with a verified copy, or punches holes in place.")
     verb = "reclaim"
     stages = {"checking": (0, 2), "copying": (2, 70), "digging": (2, 99)} | WRITTEN
     properties = {
@@ -127,7 +127,7 @@ def chosen_method(image: Image, options: dict[str, Any]) -> tuple[str, str]:
         none = gettext("No reclaim method supports images of this format")
         return "compress", none if image.declared_format else str(_SENTENCES["compress"])
     if "in_place" in possible and (image.snapshots or image.nlink > 1):
-        only = gettext("Only punching holes in place keeps the other names of its file. {what}")
+        only = gettext("Only punching holes in place keeps its hard links. {what}")
         if image.snapshots:
             only = gettext("Only punching holes in place keeps its internal snapshots. {what}")
         return "in_place", only.format(what=_SENTENCES["in_place"])

@@ -6,8 +6,8 @@ from typing import Any
 
 from django.db.models import Q, QuerySet
 from django.utils import timezone
-from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext
 
 from images.kinds import recover_without_journal
 from images.kinds.scan import HostKind
@@ -46,10 +46,13 @@ class Recover(HostKind):
 
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         host = self.resolve(target_id).host
+        count = host.pools.count()
         return Plan(
-            reason=gettext("Looks for journals of interrupted jobs and for scratch files in {count} pools.").format(
-                count=host.pools.count()
-            ),
+            reason=ngettext(
+                "Looks for journals of interrupted jobs and for scratch files in {count} pool.",
+                "Looks for journals of interrupted jobs and for scratch files in {count} pools.",
+                count,
+            ).format(count=count),
             refusals=tuple(refusals.without_agent(host)),
         )
 

@@ -96,7 +96,7 @@ class OfJob(JobKind):
         if other is None:
             return []
         sentence = gettext(
-            "Job {other} ({kind}) was interrupted while working on it. {host} is recovered first, automatically."
+            "Job {other} ({kind}) was interrupted. {host} is being recovered automatically; try again afterwards."
         ).format(other=other.pk, kind=other.kind, host=job.host.name)
         return [Refusal("busy", sentence)]
 
@@ -138,7 +138,7 @@ class Undo(OfJob):
         "force": {
             "type": "boolean",
             "default": False,
-            "description": _("Also when the new image was written to since; those writes are lost (admin)."),
+            "description": _("Undo even if the new image was written to since; those writes are lost (admin)."),
         }
     }
 

@@ -30,9 +30,9 @@ def for_taken(image: Image, taken: list[Image]) -> tuple[list[Refusal], list[Ref
             allowed.append(
                 Refusal(
                     "foreign_base",
-                    _("{sentence} An admin can allow this for the pool {pool}.").format(
-                        sentence=sentence, pool=base.pool.name
-                    ),
+                    _(
+                        "{sentence} Pool {pool} allows this for jobs that a user starts; policies always refuse it."
+                    ).format(sentence=sentence, pool=base.pool.name),
                 )
             )
         else:

@@ -121,7 +121,7 @@ def for_pool(pool: StoragePool) -> list[Refusal]:
         refusals.append(
             Refusal(
                 "unsupported_pool",
-                _("Images in a {kind} pool are not files and cannot be rewritten.").format(kind=pool.kind),
+                _("Images in {kind} pools are not files and cannot be rewritten.").format(kind=pool.kind),
             )
         )
     if pool.network and not pool.all_hosts_registered:
@@ -285,8 +285,8 @@ def _content(image: Image) -> list[Refusal]:
             Refusal(
                 "unsupported_subformat",
                 _(
-                    "Programs disagree about its size: {virtual:,} bytes by its geometry, {other_size:,} by its "
-                    "footer. A rewrite could truncate it: use the program that created it."
+                    "Its size is ambiguous: {virtual:,} bytes by its geometry, {other_size:,} by its footer. A rewrite "
+                    "could truncate it. Convert it with the program that created it."
                 ).format(virtual=image.virtual_size or 0, other_size=other_size),
             )
         )

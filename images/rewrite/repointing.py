@@ -58,7 +58,7 @@ def refusals(image: Image, move: Move) -> list[Refusal]:
         guest = disks[0].guest.name
         return [
             _named(
-                _("Guest {guest} names {image} and would not find it: choose to change its definition.").format(
+                _("Guest {guest} uses {image} and would not find the new file: have its definition changed.").format(
                     guest=guest, image=image.name
                 )
             )
@@ -123,7 +123,9 @@ def look(image: Image, move: Move) -> list[dict[str, Any]]:
         if not move.repoint:
             raise RefusedError(
                 "guest_names_image",
-                _("Guest {domain} names {image} and would not find it.").format(domain=domain.name, image=image.name),
+                _("Guest {domain} uses {image} and would not find the new file: have its definition changed.").format(
+                    domain=domain.name, image=image.name
+                ),
             )
         edits = [_edit(domain, target, path, move) for target, path in disks]
         changed = {disk.target: disk for disk in control.repoint(image.host, domain.uid, edits, write=False)}

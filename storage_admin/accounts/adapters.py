@@ -21,12 +21,12 @@ from storage_admin.accounts.services import audit
 
 #: What is said when something was changed, by the name that it has there.
 SENTENCES = {
-    "mfa/messages/totp_activated.txt": _("The authenticator app is set up."),
-    "mfa/messages/totp_deactivated.txt": _("The authenticator app is removed."),
-    "mfa/messages/webauthn_added.txt": _("The passkey is added."),
-    "mfa/messages/webauthn_removed.txt": _("The passkey is removed."),
+    "mfa/messages/totp_activated.txt": _("The authenticator app was set up."),
+    "mfa/messages/totp_deactivated.txt": _("The authenticator app was removed."),
+    "mfa/messages/webauthn_added.txt": _("The passkey was added."),
+    "mfa/messages/webauthn_removed.txt": _("The passkey was removed."),
     "mfa/messages/recovery_codes_generated.txt": _(
-        "New recovery codes are made. Keep them where you find them without your device."
+        "New recovery codes were created. Keep them where you find them without your device."
     ),
 }
 

@@ -43,9 +43,9 @@ class AuditFilters(period_filters("at")):  # type: ignore[misc]  # an untyped li
     """``search`` looks into who, what and on what."""
 
     search = TextFilter(method="search_for", label=_("Part of who, what or target."))
-    who = TextFilter(label=_("Part of who it was."))
+    who = TextFilter(label=_("Part of the name of who did it."))
     what = TextFilter(label=_("Part of what was done, such as “token created”."))
-    target = TextFilter(label=_("Part of what it was done to."))
+    target = TextFilter(label=_("Part of the target."))
     refused = django_filters.TypedChoiceFilter(
         choices=(("true", "refused"), ("false", "done")), coerce=lambda text: text == "true",
         label=_("Whether it was refused."),

@@ -81,7 +81,7 @@ class Actor:
         self.require(role)
         if self.hosts is not None:
             raise ForbiddenError(
-                _("{who} is limited to some hosts; this concerns all of them.").format(who=self._named)
+                _("{who} is limited to some hosts; this needs access to all hosts.").format(who=self._named)
             )
 
     @property

@@ -62,7 +62,7 @@ class UserSerializer(serializers.ModelSerializer[User]):
 class NewUserSerializer(UserSerializer):
     """A user right after they were added, with the one-time password, which is shown here only."""
 
-    password = serializers.CharField(read_only=True, help_text=_("It has to be changed at the first sign-in."))
+    password = serializers.CharField(read_only=True, help_text=_("Must be changed at the first sign-in."))
 
     class Meta:
         model = User

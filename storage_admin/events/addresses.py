@@ -60,7 +60,7 @@ def checked(url: str) -> str:
     if parts.fragment:
         raise _bad(_("Leave out the part after #: it is never sent."))
     if not _is_name(parts.hostname):
-        raise _bad(_("Its name cannot be: between two dots there are 1 to 63 characters."))
+        raise _bad(_("Invalid hostname. Use 1 to 63 characters between dots."))
     if forbidden(parts.hostname):
         raise _bad(_("This is a link-local address (such as cloud metadata), which is not allowed."))
     return url

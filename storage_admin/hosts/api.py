@@ -110,7 +110,7 @@ class HostEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSe
 
     @extend_schema(
         summary=_("Add a host that is reached over a network (admin)"),
-        description=_("The connection is tried before anything is saved: the agent is installed, and answers as root."),
+        description=_("Tests the connection before saving: installs the agent and checks that it runs as root."),
         request=NewHostBody,
         responses={201: HostSerializer},
     )
@@ -136,7 +136,7 @@ class HostEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSe
             host = update_host(self.actor, host, **given)
         return Response(HostSerializer(host).data)
 
-    @extend_schema(summary=_("Forget a host; nothing on it is touched (admin)"), responses={204: None})
+    @extend_schema(summary=_("Remove a host; nothing on it is changed (admin)"), responses={204: None})
     def destroy(self, _request: Request, **_where: Any) -> Response:
         remove_host(self.actor, self.get_object())
         return Response(status=status.HTTP_204_NO_CONTENT)

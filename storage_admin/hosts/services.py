@@ -89,7 +89,7 @@ def register_folder(actor: Actor, host: Host, path: str, *, name: str = "", add_
     found = _folder(host, path)
     raw = found.path
     if StoragePool.objects.filter(host=host, path_key=path_key(raw)).exists():
-        raise _bad_path(_("{raw} is a pool already.").format(raw=display(raw)))
+        raise _bad_path(_("{raw} is already registered as a pool.").format(raw=display(raw)))
     added = bool(found.refusal) and add_to_list
     found = _listed(host, found, add_to_list=add_to_list)
     with transaction.atomic():
@@ -184,7 +184,7 @@ def update_pool(
     actor.require(Role.ADMIN, pool.host.slug)
     wrong = _wrong_name(name, pool.name)
     if warn_percent is not None and not 1 <= warn_percent <= 100:
-        wrong["warn_percent"] = _("From 1 to 100.")
+        wrong["warn_percent"] = _("Enter a number from 1 to 100.")
     given = {"name": name, "warn_percent": warn_percent, "all_hosts_registered": all_hosts_registered}
     given["share_bases"] = share_bases
     ends = {"warn_overcommit": warn_overcommit, "warn_days": warn_days, "warn_undo_percent": warn_undo_percent}
@@ -259,7 +259,7 @@ def update_host(
     actor.require(Role.ADMIN, host.slug)
     wrong = _wrong_name(name, host.name)
     if max_jobs is not None and not 1 <= max_jobs <= 64:
-        wrong["max_jobs"] = _("From 1 to 64.")
+        wrong["max_jobs"] = _("Enter a number from 1 to 64.")
     given: dict[str, Any] = {"name": name, "max_jobs": max_jobs, "idle_io": idle_io}
     given = {key: value for key, value in given.items() if value is not None}
     if bandwidth_bytes_sec is not UNCHANGED:

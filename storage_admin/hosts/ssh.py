@@ -240,7 +240,9 @@ def scan_keys(address: str, port: int) -> list[str]:
     keys = [key for kind in kinds for key in found if key.startswith(("ssh-" + kind, kind + "-"))]
     if not keys:
         raise HostError(
-            _("{address}, port {port}, does not answer as an SSH server.").format(address=address, port=port),
+            _("No SSH server answers at {address}, port {port}. Check the address and port.").format(
+                address=address, port=port
+            ),
             "host_unreachable",
         )
     return keys

@@ -114,7 +114,7 @@ class JobEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet
         self._body(EmptyBody)
         return self._accepted(services.cancel(self.actor, self.get_object()))
 
-    @extend_schema(summary=_("Submit the same again"), request=EmptyBody, responses={202: JobSerializer})
+    @extend_schema(summary=_("Submit the same job again"), request=EmptyBody, responses={202: JobSerializer})
     @action(detail=True, methods=["post"])
     def retry(self, _request: Request, **_where: Any) -> Response:
         self._body(EmptyBody)

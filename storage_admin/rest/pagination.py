@@ -108,7 +108,7 @@ class JobPagination(CursorPagination):
         return (given,)
 
     def get_schema_operation_parameters(self, _view: APIView) -> list[dict[str, Any]]:
-        cursor = _parameter("cursor", {"type": "string"}, _("From “next” or “previous” of an answer."))
+        cursor = _parameter("cursor", {"type": "string"}, _("From “next” or “previous” of a response."))
         ordering = _parameter(
             "ordering", {"type": "string", "enum": ["id", "-id"], "default": "-id"}, _("Newest first.")
         )
@@ -119,11 +119,11 @@ class JobPagination(CursorPagination):
             cursor = super().decode_cursor(request)
         except NotFound:
             raise ValidationError(
-                {"cursor": _("Not a cursor: take it from “next” or “previous” of an answer.")}
+                {"cursor": _("Invalid cursor. Use the one in “next” or “previous” of a response.")}
             ) from None
         position = str(cursor.position or 0) if cursor else "0"
         if not (position.isascii() and position.isdigit() and int(position) <= LARGEST):
-            raise ValidationError({"cursor": _("Not a cursor: take it from “next” or “previous” of an answer.")})
+            raise ValidationError({"cursor": _("Invalid cursor. Use the one in “next” or “previous” of a response.")})
         return cursor
 
     def get_paginated_response(self, data: Any) -> Response:

@@ -76,7 +76,7 @@ def test_the_usual_one_is_advised_where_it_is_as_good_as_the_best() -> None:
         "cluster_size", [sized("4K", 100, 101, 99), sized("64K", 140, 139, 141), sized("2M", 138, 150, 139)]
     )
     assert told.startswith("On fast, 64K writes 1.4 times faster than 4K")
-    assert "between it and 2M there is no difference that can be measured" in told
+    assert "compared with 2M, there is no difference that can be measured" in told
 
 
 def test_spreads_that_overlap_are_no_difference() -> None:
@@ -178,7 +178,7 @@ def test_up_to_which_depth_it_pays_is_said_and_what_it_costs() -> None:
     assert told.topic == "Queue depth, random reads"
     assert told.sentence == (
         "On fast, random reads of 4K rise 3.1 times from depth 1 to 16 (8,120 a second to 25,300 a second), and 99 of "
-        "100 are answered within 3.2 ms instead of 200 µs; between it and depth 64 there is no difference that can be "
+        "100 are answered within 3.2 ms instead of 200 µs; compared with depth 64, there is no difference that can be "
         "measured."
     )
 
@@ -214,7 +214,7 @@ def test_a_depth_that_is_several_times_as_fast_is_advised_and_none_is_called_eno
 def test_a_depth_between_that_varies_is_not_advised_in_place_of_one_that_is_faster_for_sure() -> None:
     (told,) = advice.of("fio", [at(1, 100), at(4, 250, 0.65), at(64, 400)], "fast")
     assert "rise 4.0 times from depth 1 to 64" in told.sentence
-    assert "between it and depth 4 there is no difference" in told.sentence
+    assert "compared with depth 4, there is no difference" in told.sentence
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -258,7 +258,7 @@ def test_what_the_faster_one_costs_is_said_or_that_it_costs_nothing() -> None:
     rates = [sized("64K", 100, 101), sized("2M", 200, 201)]
     created = {"metric": "create_seconds", "unit": "s"}
     slow = [row({"cluster_size": "64K"}, 0.1, 0.11, **created), row({"cluster_size": "2M"}, 0.5, 0.6, **created)]
-    assert "it is created in 550 ms instead of 105 ms" in sentence("cluster_size", rates + slow)
+    assert "it takes 550 ms to create instead of 105 ms" in sentence("cluster_size", rates + slow)
     assert "creat" not in sentence("cluster_size", rates + slow[:1])
     sizes = {"metric": "physical_bytes", "unit": "B"}
     small, large = (row({"cluster_size": "64K"}, 1 << 20, **sizes), row({"cluster_size": "2M"}, 1 << 30, **sizes))

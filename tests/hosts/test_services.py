@@ -35,7 +35,7 @@ def test_a_folder_becomes_a_pool_under_its_real_path(host: Host, tmp_path: Path)
     pool = services.register_folder(ADMIN, host, f"{tmp_path}/link/../link/")
     assert (pool.path, pool.name, pool.source) == (f"{tmp_path}/images", "images", "admin")
     assert AuditEntry.objects.get().what == "pool registered"
-    with pytest.raises(InvalidError, match="a pool already"):
+    with pytest.raises(InvalidError, match="already registered as a pool"):
         services.register_folder(ADMIN, host, f"{tmp_path}/images")
 
 

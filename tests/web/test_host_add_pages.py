@@ -239,7 +239,7 @@ def test_a_host_without_an_agent_says_what_is_true_of_it(viewer: Client) -> None
     )  # fmt: skip
     text = text_of(viewer.get("/hosts/").content.decode())
     assert "qemu-img" not in text
-    assert "far is reached by libvirt alone" in text
+    assert "Images on far cannot be changed" in text
     assert re.search(r"move disks to another storage missing Needs Datastore.AllocateSpace", text)
     assert re.search(r"see the guests and their disks granted none", text)
 

@@ -27,7 +27,7 @@ def test_what_is_free_and_what_is_held_are_told_apart(viewer: Client) -> None:
     done = freed(5 * GIB, 2 * GIB, ImageFactory.create(name="done.qcow2"))
     waits = held(7 * GIB, GIB, ImageFactory.create(name="waits.qcow2"))
     text = text_of(page(viewer))
-    assert "Held by undo copies 7 GiB in 1 undo copy; once they expire, the jobs will have freed 6 GiB" in text
+    assert "Held by undo copies 7 GiB in 1 undo copy; once expired, the jobs will have freed 6 GiB" in text
     assert "Net space freed 3 GiB by 1 job" in text
     assert f"{done.pk} · Reclaim" in text
     assert f"{waits.pk} · Reclaim" not in text

@@ -93,7 +93,7 @@ def test_a_passkey_is_added_asked_for_opens_alone_and_is_removed(chromium: Brows
     page.get_by_label("Your password").fill(PASSWORD)
     page.get_by_role("button", name="Continue").click()
     page.get_by_role("button", name="Remove passkey").click()
-    expect(page.get_by_text("The passkey is removed.")).to_be_visible()
+    expect(page.get_by_text("The passkey was removed.")).to_be_visible()
     assert not Authenticator.objects.exists()
     assert said == []
     page.context.close()

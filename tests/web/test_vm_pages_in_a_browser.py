@@ -66,7 +66,7 @@ def test_a_disk_is_moved_by_hand_from_the_guests_page(
     assert axe(page) == []
     assert not Job.objects.exists()
     # By the API alone nobody sees which lines of the configuration the move would drop.
-    page.get_by_role("link", name="Accept it for this configuration").click()
+    page.get_by_role("link", name="Accept for this configuration").click()
     assert axe(page) == []
     page.get_by_role("button", name="Move a disk").click()
     page.wait_for_url("**/jobs/*/")

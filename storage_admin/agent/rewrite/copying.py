@@ -305,8 +305,8 @@ def refuse_two_sizes(image: Link) -> None:
     if facts.other_size is not None:
         raise RefusedError(
             "unsupported_subformat",
-            f"programs disagree about the size of {image.shown}: {facts.virtual_size} bytes by its geometry, "
-            f"{facts.other_size} by its footer; use the program that made it",
+            f"the size of {image.shown} is ambiguous: {facts.virtual_size} bytes by its geometry, {facts.other_size} "
+            "by its footer; convert it with the program that created it",
         )
 
 

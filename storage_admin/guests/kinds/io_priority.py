@@ -37,7 +37,7 @@ class SetIoPriority(JobKind):
             "minimum": 0,
             "maximum": 7,
             "default": None,
-            "description": _("Of a container: the higher, the more of the disks' time. Null leaves it as it is."),
+            "description": _("For a container: the higher, the more of the disks' time. Null leaves it as it is."),
         },
         "weight": {
             "type": ["integer", "null"],
@@ -45,7 +45,7 @@ class SetIoPriority(JobKind):
             "maximum": 1000,
             "default": None,
             "description": _(
-                "Of a libvirt guest: its share beside others; Proxmox VE has none. Null leaves it as it is."
+                "For a libvirt guest: its share beside others; Proxmox VE has none. Null leaves it as it is."
             ),
         },
         "limits": {
@@ -53,7 +53,7 @@ class SetIoPriority(JobKind):
             "default": None,
             "properties": {name: {"type": "integer", "minimum": 0, "maximum": 1 << 50} for name in LIMITS},
             "additionalProperties": False,
-            "description": _("Of each disk of a VM; 0 takes a limit away. Null leaves them as they are."),
+            "description": _("Limits of each disk of a VM; 0 removes a limit. Null leaves them unchanged."),
         },
         "disk": {
             "type": ["string", "null"],

@@ -137,7 +137,7 @@ class MoveDisk(VmKind):
     needs = ("disk", "storage")
     properties = {
         "disk": _DISK,
-        "storage": {"type": "string", "minLength": 1, "maxLength": 100, "description": _("The storage to move it to.")},
+        "storage": {"type": "string", "minLength": 1, "maxLength": 100, "description": _("The target storage.")},
         "format": {
             "type": ["string", "null"],
             "enum": [None, *actions.FORMATS],

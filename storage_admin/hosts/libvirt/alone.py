@@ -17,8 +17,8 @@ def is_alone(host: Host) -> bool:
 def why_not(host: Host) -> str:
     """Why no image there is changed, and what to do."""
     return _(
-        "{host} is reached by libvirt alone, and no agent runs there: its images are shown and not changed. Register "
-        "it by ssh to have work done on it."
+        "Images on {host} cannot be changed: it is connected by libvirt only, and no agent runs there. Register it by "
+        "SSH."
     ).format(host=host.name)
 
 

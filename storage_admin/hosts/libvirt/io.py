@@ -62,7 +62,7 @@ def checked(weight: object, limits: object) -> tuple[int | None, dict[str, dict[
         InvalidError: it is nothing, out of range, or libvirt has no such limit.
     """
     if weight is None and not limits:
-        raise InvalidError(_("Set a weight or limits."), {"weight": _("From 1 to 1000.")})
+        raise InvalidError(_("Set a weight or limits."), {"weight": _("Enter a number from 1 to 1000.")})
     return _weight(weight), _limits(limits)
 
 

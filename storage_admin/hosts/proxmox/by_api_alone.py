@@ -26,8 +26,8 @@ def is_alone(host: Host) -> bool:
 def why_not(host: Host) -> str:
     """Why no image there is changed, and what to do."""
     return _(
-        "{host} is reached by the API of Proxmox VE alone, and no agent runs there: its images are shown and not "
-        "changed. Add ssh to it (Hosts → Edit connection) to have work done on them."
+        "Images on {host} cannot be changed: it is connected by the Proxmox VE API only, and no agent runs there. "
+        "Add SSH to it (Hosts → Edit connection)."
     ).format(host=host.name)
 
 

@@ -124,7 +124,7 @@ def of_answer(
 def _denied(who: str, said: str) -> DeniedError:
     found = _DENIED.search(said)
     if found is None:
-        return DeniedError(_("{who} denies it: {said}").format(who=who, said=said), "", ())
+        return DeniedError(_("{who} denied the request: {said}").format(who=who, said=said), "", ())
     rights = tuple(right.strip() for right in found[2].split("|"))
     lacking = _("{who} lacks {rights} on {path}.").format(who=who, rights=_(" or ").join(rights), path=found[1])
     return DeniedError(lacking, found[1], rights)

@@ -214,7 +214,7 @@ def _answered(cluster: reader.Cluster, node: str) -> tuple[str, str]:
     if node and node not in names:
         raise InvalidError(
             _("There is no node {node}: it has {names}.").format(node=node, names=", ".join(names)),
-            {"node": _("Choose one of these.")},
+            {"node": _("Choose a node of this cluster.")},
         )
     return cluster.name, node or local
 

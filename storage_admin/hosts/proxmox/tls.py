@@ -101,7 +101,7 @@ class Adapter(HTTPAdapter):
             for chunk in response.iter_content(_CHUNK):
                 content += chunk
                 if len(content) > MAX_ANSWER or time.monotonic() > end:
-                    raise LostError(_("the answer is too long, or takes too long"))
+                    raise LostError(_("the response is too large or took too long"))
         finally:
             response.close()
         # As requests itself keeps an answer that it has read.

@@ -215,7 +215,7 @@ def host_remove(request: PageRequest, host_id: int) -> HttpResponseBase:
         registration.remove_host(request.actor, host)
         return True
 
-    done = form.save(remove, gettext("{host} is removed. Nothing on it was changed.").format(host=host.name))
+    done = form.save(remove, gettext("{host} was removed. Nothing on it was changed.").format(host=host.name))
     return redirect("hosts") if done else _alone(request, host)
 
 

@@ -139,5 +139,5 @@ def pool_remove(request: PageRequest, pool_id: int) -> HttpResponseBase:
         services.remove_pool(request.actor, row)
         return True
 
-    done = form.save(remove, _("{path} is removed. Its files are unchanged.").format(path=row.path))
+    done = form.save(remove, _("The pool {path} was removed. Its files are unchanged.").format(path=row.path))
     return redirect("hosts") if done else _shown(request, row)

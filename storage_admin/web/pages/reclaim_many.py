@@ -248,7 +248,8 @@ def _submit(request: PageRequest, lines: Sequence[Line], options: dict[str, Any]
             refused.append(f"{image.name}: {error.detail}")
     if queued:
         messages.success(
-            request, gettext("{queued} queued. Each host runs them up to its job limit.").format(queued=queued)
+            request,
+            gettext("{queued} queued. Each host runs as many at a time as its job limit allows.").format(queued=queued),
         )
     if refused:
         messages.warning(
