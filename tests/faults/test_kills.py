@@ -97,7 +97,7 @@ def test_the_instant_without_a_name_that_other_filesystems_need_ends_with_the_re
 ) -> None:
     """As on NFS, which can exchange nothing: a kill between two renames leaves no file of that name at all."""
     nameless = 0
-    for at in steps(1 if undo else 15):
+    for at in steps(1 if undo else 15, stride=1):
         scene = Scene(tmp_path / str(at), templates[at % len(templates)])
         if undo:
             assert ask("reclaim", reclaim_args(scene.image))["swapped"]
