@@ -10,7 +10,7 @@ from django.core.exceptions import ValidationError
 from django.forms import CharField
 from django.utils import timezone
 from django.utils.dateparse import parse_date, parse_datetime
-from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy as _
 from drf_spectacular.utils import extend_schema_field
 
 from storage_admin.given_filters import GivenFilters
@@ -70,17 +70,11 @@ def period_filters(column: str) -> type[django_filters.FilterSet]:
     Args:
         column: the time that they are of.
     """
-    words = _("A date, or a time in ISO 8601; UTC where it names no zone.")
+    since = _("A date, or a time in ISO 8601; UTC where it names no zone.")
+    until = _("A date, or a time in ISO 8601; UTC where it names no zone. A date is included.")
     filters = {
-        "from": _told(MomentFilter(field_name=column, lookup_expr="gte", label=words)),
-        "to": _told(
-            MomentFilter(
-                field_name=column,
-                lookup_expr="lt",
-                after=True,
-                label=_("{words} A date is included.").format(words=words),
-            )
-        ),
+        "from": _told(MomentFilter(field_name=column, lookup_expr="gte", label=since)),
+        "to": _told(MomentFilter(field_name=column, lookup_expr="lt", after=True, label=until)),
     }
     return type("PeriodFilters", (GivenFilters,), filters)
 

@@ -35,9 +35,12 @@ def charts_of(summary: Summary) -> list[Chart]:
     found = [_chart("ledger-months", _("By month (UTC)"), _("Month (UTC)"), months, months[-MONTHS:], broad=True)]
     hosts = [(host.name or "unknown", host.sums) for host in summary.hosts]
     pools = [(f"{pool.host} / {pool.name or 'unknown'}", pool.sums) for pool in summary.pools]
-    for name, title, rows in (("ledger-hosts", _("By host"), hosts), ("ledger-pools", _("By pool"), pools)):
+    for name, title, head, rows in (
+        ("ledger-hosts", _("By host"), _("Host"), hosts),
+        ("ledger-pools", _("By pool"), _("Pool"), pools),
+    ):
         if len(rows) > 1:
-            found.append(_chart(name, title, title.removeprefix("By ").capitalize(), rows, _told_apart(rows[:NAMES])))
+            found.append(_chart(name, title, head, rows, _told_apart(rows[:NAMES])))
     return found
 
 

@@ -7,7 +7,7 @@ from django.core.exceptions import ValidationError
 from django.db.models import Model, QuerySet
 from django.forms import IntegerField, ModelChoiceField
 from django.http import HttpRequest
-from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy as _
 
 from storage_admin.accounts.authentication import actor_of
 from storage_admin.hosts.models import Host, StoragePool

@@ -21,7 +21,7 @@ from storage_admin.web.page import PageRequest, page, paginated
 
 PER_PAGE = 50
 PAGE = list_page("guests", gettext_noop("Guests"), GuestFilters.base_filters)
-KINDS = (("domain", _("libvirt domain")), ("vm", _("Proxmox VE VM")), (_("container"), _("container")))
+KINDS = (("domain", _("libvirt domain")), ("vm", _("Proxmox VE VM")), ("container", _("container")))
 
 #: Columns: what they are ordered by, their word, the order that a first click gives.
 COLUMNS = (

@@ -201,7 +201,9 @@ def _stands(job: Job) -> str:
     # What is refused or stopped is put back; where the host itself fails in the last moment, nobody is sure of that.
     failed = job.state == Job.State.FAILED and job.error_code not in protocol.REFUSALS
     left_open = failed and said.open_from in {"", job.stage}
-    return _("{cut_off} Scan the host, which tells.").format(cut_off=_(said.cut_off)) if left_open else _(said.ended)
+    if left_open:
+        return _("{cut_off} Scan the host, which tells.").format(cut_off=_(said.cut_off))
+    return said.ended and _(said.ended)
 
 
 @require_safe

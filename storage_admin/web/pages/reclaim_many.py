@@ -10,7 +10,6 @@ from django.http import QueryDict
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.utils.translation import gettext
-from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_POST
 
 from images import selectors
@@ -29,7 +28,6 @@ from storage_admin.web.pages.rewrite import options_from
 
 KIND = next(kind for kind in planning.rewriting_kinds() if kind.name == "reclaim")
 METHODS = ("auto", *estimates.METHODS)
-WORDS = {"auto": _("auto (recommended)")} | {name: KIND.method_word(name) for name in METHODS[1:]}
 #: The key of each image's job by the image's id, and those of them that have their job.
 Keys = tuple[dict[int, str], set[str]]
 #: At most so many images are planned on one page.
@@ -188,12 +186,16 @@ def images_reclaim(request: PageRequest) -> HttpResponseBase:
         "planned": " ".join([_digest(lines, options), *(_as_shown(one.image, one.plan) for one in _accepted(lines))]),
         "sums": sums_of(lines),
         "needs": needs_of(lines, admitted),
-        "methods": [(name, WORDS.get(name, name), name == form.get("method", options["method"])) for name in METHODS],
+        "methods": [(name, _method_word(name), name == form.get("method", options["method"])) for name in METHODS],
         "kept_hours": options["undo_hours"],
         "undo_hours": form.get("undo_hours", options["undo_hours"]),
         "key": uuid4().hex,
     }  # fmt: skip
     return render(request, "images/bulk.html", context)
+
+
+def _method_word(name: str) -> str:
+    return gettext("auto (recommended)") if name == "auto" else KIND.method_word(name)
 
 
 def _accepted(lines: Iterable[Line]) -> list[Line]:

@@ -68,15 +68,19 @@ def passed(moment: datetime | None) -> bool:
     return moment is not None and moment <= timezone.now()
 
 
+#: From how many seconds on a unit of so many is counted in. Here, as a lazy plural takes a millisecond to make.
+_AGES = (
+    (2 * 86400, 86400, ngettext_lazy("%d day", "%d days")),
+    (3600, 3600, ngettext_lazy("%d hour", "%d hours")),
+    (60, 60, ngettext_lazy("%d min", "%d min")),
+)
+
+
 def _coarse(passed: float, whole: Callable[[float], int] = int) -> str:
     """Ages are cut off, and times to come rounded: what was just given 90 days has 90, not 89."""
-    for least, length, counted in (
-        (2 * 86400, 86400, ngettext_lazy("%d day", "%d days")),
-        (3600, 3600, ngettext_lazy("%d hour", "%d hours")),
-        (60, 60, ngettext_lazy("%d min", "%d min")),
-    ):
+    for least, length, counted in _AGES:
         if passed >= least:
-            return counted % whole(passed / length)
+            return str(counted % whole(passed / length))
     return _("%d s") % whole(passed)
 
 
@@ -190,6 +194,6 @@ LIMITS = {
 def io_limits(limits: dict[str, int]) -> str:
     """A disk's limits in words, such as ``read 50.0 MiB/s, 100 writes/s``."""
     return ", ".join(
-        str(LIMITS[name]).format(value=size(value) if "_bytes_" in name else exact(value))
+        str(LIMITS.get(name, f"{name} {{value}}")).format(value=size(value) if "_bytes_" in name else exact(value))
         for name, value in sorted(limits.items())
     )
