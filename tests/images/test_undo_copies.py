@@ -71,7 +71,7 @@ def test_after_an_undo_that_was_cut_off_recovery_comes_first(path: Path, job: Jo
     tasks.expire_undo()
     assert not Job.objects.filter(kind="discard_undo").exists()
     assert not AuditEntry.objects.filter(who="system", what="discard_undo refused").exists()
-    with pytest.raises(RefusedError, match="recovered first") as refused:
+    with pytest.raises(RefusedError) as refused:
         services.discard_undo(ADMIN, job)
     assert refused.value.code == "busy"
     work("recover", job.host_id)
