@@ -6,6 +6,7 @@ import pytest
 from django.core.management import call_command
 from django.db import connection
 from django.db.migrations.loader import MigrationLoader
+from django.db.migrations.recorder import MigrationRecorder
 
 from storage_admin.hosts.models import Host
 from storage_admin.supervisor import database
@@ -66,3 +67,35 @@ def test_an_older_one_is_refused_and_stays_as_it_is(earlier: set[tuple[str, str]
 
 def test_one_of_this_version_is_taken() -> None:
     database.refuse_older()
+
+
+def test_one_whose_migrations_are_being_recorded_is_waited_for(
+    earlier: set[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = max(name for of, name in earlier if of == "jobs")
+    with connection.cursor() as cursor:
+        cursor.execute("DELETE FROM django_migrations WHERE app = 'jobs' AND name = %s", [last])
+    looks = []
+
+    def a_moment(_seconds: float) -> None:
+        looks.append(1)
+        if len(looks) == 2:
+            MigrationRecorder(connection).record_applied("jobs", last)
+            call_command("migrate", interactive=False, verbosity=0)
+
+    monkeypatch.setattr(database.time, "sleep", a_moment)
+    monkeypatch.setattr(connection, "close", lambda: None)  # the test's own transaction
+    database.wait_for_tables(lambda _text: None)
+    assert len(looks) == 2
+
+
+def test_an_older_one_is_refused_by_who_waits_for_tables(
+    earlier: set[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = max(name for of, name in earlier if of == "jobs")
+    with connection.cursor() as cursor:
+        cursor.execute("DELETE FROM django_migrations WHERE app = 'jobs' AND name = %s", [last])
+    monkeypatch.setattr(database.time, "sleep", lambda _seconds: None)
+    monkeypatch.setattr(connection, "close", lambda: None)
+    with pytest.raises(SetupError, match=last):
+        database.wait_for_tables(lambda _text: None)
