@@ -1,5 +1,7 @@
 """A database of before version 1.0: the last one goes on with its rows, an older one is refused and stays as it is."""
 
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -83,7 +85,7 @@ def test_one_whose_migrations_are_being_recorded_is_waited_for(
             MigrationRecorder(connection).record_applied("jobs", last)
             call_command("migrate", interactive=False, verbosity=0)
 
-    monkeypatch.setattr(database.time, "sleep", a_moment)
+    monkeypatch.setattr(f"{database.__name__}.time", SimpleNamespace(monotonic=time.monotonic, sleep=a_moment))
     monkeypatch.setattr(connection, "close", lambda: None)  # the test's own transaction
     database.wait_for_tables(lambda _text: None)
     assert len(looks) == 2
@@ -95,7 +97,8 @@ def test_an_older_one_is_refused_by_who_waits_for_tables(
     last = max(name for of, name in earlier if of == "jobs")
     with connection.cursor() as cursor:
         cursor.execute("DELETE FROM django_migrations WHERE app = 'jobs' AND name = %s", [last])
-    monkeypatch.setattr(database.time, "sleep", lambda _seconds: None)
+    still = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _seconds: None)
+    monkeypatch.setattr(f"{database.__name__}.time", still)
     monkeypatch.setattr(connection, "close", lambda: None)
     with pytest.raises(SetupError, match=last):
         database.wait_for_tables(lambda _text: None)
