@@ -92,16 +92,14 @@ def wait_for_tables(say: Callable[[str], None], patience_seconds: float = PATIEN
     deadline, said, older = time.monotonic() + patience_seconds, "", 0
     while True:
         try:
-            missing = _missing()
+            if not (missing := _missing()):
+                return
         except SetupError:
             # Whoever makes the tables records their migrations one by one: half of them look like an older database.
             older += 1
             if older > OLDER_LOOKS:
                 raise
-            time.sleep(min(1.0, patience_seconds))
-            continue
-        if not missing:
-            return
+            missing = said
         if time.monotonic() > deadline:
             raise SetupError(f"{missing} Start `manage.py web`, or run `manage.py migrate`, and check DATABASE_URL.")
         if missing != said:

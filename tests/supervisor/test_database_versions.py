@@ -1,6 +1,7 @@
 """A database of before version 1.0: the last one goes on with its rows, an older one is refused and stays as it is."""
 
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,6 +44,14 @@ def earlier() -> set[tuple[str, str]]:
     return names
 
 
+def lacking(earlier: set[tuple[str, str]], app: str) -> str:
+    """Takes an app's last migration of before 1.0 out of the record; its name."""
+    last = max(name for of, name in earlier if of == app)
+    with connection.cursor() as cursor:
+        cursor.execute("DELETE FROM django_migrations WHERE app = %s AND name = %s", [app, last])
+    return last
+
+
 def test_each_of_our_apps_has_one_migration_for_those_before_1_0() -> None:
     assert {app for app, _ in squashed()} == set(database.OURS)
     assert len(squashed()) == len(database.OURS)
@@ -58,9 +67,7 @@ def test_a_database_of_the_last_version_goes_on_with_its_rows(earlier: set[tuple
 
 @pytest.mark.parametrize("app", ["images", "jobs"])
 def test_an_older_one_is_refused_and_stays_as_it_is(earlier: set[tuple[str, str]], app: str) -> None:
-    last = max(name for of, name in earlier if of == app)
-    with connection.cursor() as cursor:
-        cursor.execute("DELETE FROM django_migrations WHERE app = %s AND name = %s", [app, last])
+    last = lacking(earlier, app)
     before = recorded()
     with pytest.raises(SetupError, match=last):
         database.refuse_older()
@@ -71,12 +78,16 @@ def test_one_of_this_version_is_taken() -> None:
     database.refuse_older()
 
 
+def with_sleep(monkeypatch: pytest.MonkeyPatch, sleep: Callable[[float], None]) -> None:
+    """Who waits for tables sleeps like this, and keeps the test's own transaction."""
+    monkeypatch.setattr(f"{database.__name__}.time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    monkeypatch.setattr(connection, "close", lambda: None)
+
+
 def test_one_whose_migrations_are_being_recorded_is_waited_for(
     earlier: set[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    last = max(name for of, name in earlier if of == "jobs")
-    with connection.cursor() as cursor:
-        cursor.execute("DELETE FROM django_migrations WHERE app = 'jobs' AND name = %s", [last])
+    last = lacking(earlier, "jobs")
     looks = []
 
     def a_moment(_seconds: float) -> None:
@@ -85,8 +96,7 @@ def test_one_whose_migrations_are_being_recorded_is_waited_for(
             MigrationRecorder(connection).record_applied("jobs", last)
             call_command("migrate", interactive=False, verbosity=0)
 
-    monkeypatch.setattr(f"{database.__name__}.time", SimpleNamespace(monotonic=time.monotonic, sleep=a_moment))
-    monkeypatch.setattr(connection, "close", lambda: None)  # the test's own transaction
+    with_sleep(monkeypatch, a_moment)
     database.wait_for_tables(lambda _text: None)
     assert len(looks) == 2
 
@@ -94,11 +104,7 @@ def test_one_whose_migrations_are_being_recorded_is_waited_for(
 def test_an_older_one_is_refused_by_who_waits_for_tables(
     earlier: set[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    last = max(name for of, name in earlier if of == "jobs")
-    with connection.cursor() as cursor:
-        cursor.execute("DELETE FROM django_migrations WHERE app = 'jobs' AND name = %s", [last])
-    still = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _seconds: None)
-    monkeypatch.setattr(f"{database.__name__}.time", still)
-    monkeypatch.setattr(connection, "close", lambda: None)
+    last = lacking(earlier, "jobs")
+    with_sleep(monkeypatch, lambda _seconds: None)
     with pytest.raises(SetupError, match=last):
         database.wait_for_tables(lambda _text: None)
