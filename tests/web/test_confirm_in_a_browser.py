@@ -4,9 +4,10 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 from pytest_django.live_server_helper import LiveServer
 
+from images.models import Image
 from storage_admin.jobs.models import Job
 from storage_admin.web.page import NOT_PLANNED
 from tests.factories import GIB, ImageFactory, StoragePoolFactory
@@ -64,6 +65,31 @@ def test_what_is_typed_right_before_confirm_is_planned_first_and_then_what_the_j
     confirm.click()
     page.wait_for_url("**/jobs/*/" if kind != "benchmark" else "**/benchmarks/*/")
     assert Job.objects.get().options[option] == wanted
+
+
+def test_a_look_that_answers_late_does_not_bring_back_the_plan_of_what_was_chosen_before(
+    chromium: Browser, live_server: LiveServer
+) -> None:
+    page = signed_in(chromium, live_server).new_page()
+    said = complaints_of(page)
+    held: list[Route] = []
+    page.route("**look=1**", lambda route: route.continue_() if held else held.append(route))
+    plan = opened(page, live_server, "reclaim").locator("#plan")
+    page.get_by_label("Keep the undo copy (hours)").fill("0")
+    page.get_by_label("Keep the undo copy (hours)").press("Tab")
+    without = page.get_by_label("without an undo copy")
+    expect(without).to_be_visible()
+    page.get_by_label("Keep the undo copy (hours)").fill("9")
+    Image.objects.update(allocated_size=5 * GIB)  # so that the look has something else to show
+    with page.expect_response(lambda answer: "look=1" in answer.url and "undo_hours=9" in answer.url):
+        with page.expect_response("**look=1**"):
+            held[0].continue_()
+        expect(without).to_be_visible()
+        page.get_by_label("Keep the undo copy (hours)").press("Tab")
+    expect(plan).to_contain_text("5 GiB")
+    expect(without).to_be_hidden()
+    assert said == []
+    page.context.close()
 
 
 def test_enter_in_a_field_shows_the_plan_and_never_starts_it(page: Page, live_server: LiveServer) -> None:

@@ -92,6 +92,22 @@
     if (!event.detail.formData.has("from") && !event.detail.formData.has("to")) event.detail.formData.delete("zone");
   });
 
+  // A look at the host may take a second. Where an option was changed meanwhile, what it found out for the old ones is not
+  // shown: the plan of the new ones comes, and is looked at again.
+  document.addEventListener("htmx:beforeSwap", (event) => {
+    const { target, requestConfig } = event.detail;
+    const options = target.id === "plan" && document.getElementById("options");
+    if (!options || !requestConfig.formData) return;
+    const now = new FormData(options);
+    const asked = (field) => requestConfig.formData.getAll(field.name).join("\n");
+    const fields = [...options.querySelectorAll("input:not([type='hidden']), select, textarea")];
+    if (fields.every((field) => !field.name || asked(field) === now.getAll(field.name).join("\n"))) return;
+    event.detail.shouldSwap = false;
+    if (options.contains(requestConfig.elt)) return;
+    const again = () => window.htmx.trigger(requestConfig.elt, "look-again");
+    options.addEventListener("htmx:afterRequest", again, { once: true });
+  });
+
   let follow = null;
   document.addEventListener("htmx:beforeSwap", (event) => {
     const box = event.target.closest("[data-follow]");
