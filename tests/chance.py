@@ -5,6 +5,9 @@ import random
 
 from tests.faults.figures import NIGHTLY
 
+#: Names this run of pytest, for all its processes.
+RUN = "STORAGE_ADMIN_TEST_RUN"
+
 
 def seed() -> int:
     """The seed of a random test, printed: ``STORAGE_ADMIN_SEED`` where it is set, so that a run can be repeated.

@@ -1,13 +1,19 @@
 """For all tests: their order, and the markers that they do not give themselves."""
 
+import os
+import re
 import sys
 from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
 
-from tests.chance import night
+from tests.chance import RUN, night
+
+os.environ.setdefault(RUN, f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}")
 
 # How long an example takes says something of the machine, not of the code.
 hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -24,6 +30,17 @@ _LONGEST = (
     "tests/agent/test_hostile_images_every_verb.py", "tests/agent/test_bombs_every_verb.py",
 )  # fmt: skip
 _DATABASE_FIXTURES = {"db", "transactional_db", "live_server", "django_db_reset_sequences", "live_worker"}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--files-with", metavar="REGEX", help="read only files in which this stands")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files that cannot hold what a stage is for are not imported: that would cost it half a minute."""
+    wanted = config.getoption("--files-with")
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    return True if wanted and is_test and not re.search(wanted, collection_path.read_text()) else None
 
 
 def _uses_database(item: pytest.Item) -> bool:
@@ -59,3 +76,14 @@ def pytest_runtest_teardown() -> None:
         heart._stopped.set()
         heart._thread.join(30)
         heart._thread = None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Each fault's figure, what held and the seed; the same stands in a file."""
+    from tests.faults.trials import RECORDS, figures_table, recorded  # noqa: PLC0415 - it needs the run's name
+
+    if outcomes := recorded():
+        terminalreporter.section("trials of faults")
+        for line in figures_table(outcomes):
+            terminalreporter.write_line(line)
+        terminalreporter.write_line(f"written to {RECORDS.relative_to(RECORDS.parents[2])}")

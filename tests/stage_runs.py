@@ -15,6 +15,7 @@ from typing import Self
 from xml.etree import ElementTree as ET
 
 from tests import postgres
+from tests.chance import RUN
 from tests.faults.figures import NIGHTLY
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,6 +25,7 @@ _LOOKS = 0.1
 #: What somebody has set in the shell must not reach the tests.
 FOREIGN = (
     NIGHTLY,
+    RUN,
     "DATABASE_URL",
     "REDIS_URL",
     "SECRET_KEY",

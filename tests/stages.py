@@ -33,6 +33,11 @@ def _tests(
     return Stage(name, argv, pytest=True, database=database, beside=beside)
 
 
+def _with(marker: str) -> tuple[str, ...]:
+    """pytest's argument that leaves out files without this marker."""
+    return ("--files-with", rf"mark\.{marker}\b")
+
+
 def _at_night(name: str, *argv: str, pytest: bool = False, database: str = "sqlite") -> Stage:
     return Stage(name, ("env", f"{NIGHTLY}=1", *argv), pytest=pytest, database=database, limit_seconds=24 * 3600.0)
 
@@ -57,10 +62,10 @@ TIERS = {
     "test": (
         *LINT,
         _tests("tests", ALONE, NIGHT, workers=WORKERS),
-        _tests("postgresql", "sql and database", ALONE, NIGHT, workers=WORKERS, database="postgresql"),
+        _tests("postgresql", "sql and database", ALONE, NIGHT, workers=WORKERS, database="postgresql", at=_with("sql")),
         _tests("browser", "browser", NIGHT, beside="guests", at=("tests/e2e",)),
-        _tests("pages", "browser", NIGHT, beside="guests", at=("--ignore=tests/e2e",)),
-        _tests("guests", "guest and not browser", NIGHT, beside="guests"),
+        _tests("pages", "browser", NIGHT, beside="guests", at=("--ignore=tests/e2e", *_with("browser"))),
+        _tests("guests", "guest and not browser", NIGHT, beside="guests", at=_with("guest")),
     ),
     "night": (
         *LINT,

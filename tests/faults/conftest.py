@@ -1,11 +1,10 @@
-"""What the fault tests start from, and the table that their run ends with."""
+"""What the fault tests start from."""
 
 from pathlib import Path
 
 import pytest
 
 from tests.faults.scene import build
-from tests.faults.trials import OUTCOMES, RECORDS, figures_table
 
 
 @pytest.fixture(scope="session")
@@ -35,12 +34,3 @@ def by_format(tmp_path_factory: pytest.TempPathFactory, templates: list[Path]) -
 def all_templates(by_format: dict[str, list[Path]]) -> list[Path]:
     """All of these, the one that stands on others twice: it has the most that can be done to it."""
     return [*by_format["qcow2"], by_format["qcow2"][-1], *by_format["raw"], *by_format["vmdk"], *by_format["vdi"]]
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Each fault's figure, what held and the seed; the same stands in a file."""
-    if OUTCOMES:
-        terminalreporter.section("trials of faults")
-        for line in figures_table(OUTCOMES):
-            terminalreporter.write_line(line)
-        terminalreporter.write_line(f"written to {RECORDS.parent.parent.name}/{RECORDS.parent.name}/{RECORDS.name}")

@@ -15,7 +15,6 @@ def records(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """What other runs write and are told does not mix with this."""
     for name in (NIGHTLY, "STORAGE_ADMIN_SEED", "STORAGE_ADMIN_TRIAL", *(one.variable for one in FIGURES.values())):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(trials, "OUTCOMES", [])
     monkeypatch.setattr(trials, "RECORDS", tmp_path / "faults" / "run.jsonl")
     return tmp_path / "faults" / "run.jsonl"
 
@@ -89,7 +88,7 @@ def test_the_folder_of_a_trial_stays_only_where_it_failed(monkeypatch: pytest.Mo
 
 
 def test_the_table_names_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried, *_ = run(monkeypatch, {9})
-    (line,) = trials.figures_table([tried.outcome])[1:]
+    run(monkeypatch, {9})
+    (line,) = trials.figures_table(trials.recorded())[1:]
     assert line.split()[:3] == ["F13", "10", "9"]
     assert line.endswith("something  FAILED: trials 9")

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import pytest
 
-from tests.chance import night, seed
+from tests.chance import RUN, night, seed
 from tests.faults.figures import trials_of
 
 #: Where an agent dies, of a step. What it leaves after one is mostly what it would leave before the next.
@@ -33,8 +33,8 @@ STRIDE = 3
 PATIENCE = 5
 #: Seconds between two lines that say how far it is.
 TELL_EVERY = 20.0
-_BEGAN = datetime.now(UTC)
-RECORDS = Path(__file__).resolve().parents[2] / "var" / "faults" / f"{_BEGAN:%Y%m%dT%H%M%SZ}-{os.getpid()}.jsonl"
+#: One file for all processes of a run.
+RECORDS = Path(__file__).resolve().parents[2] / "var" / "faults" / f"{os.environ[RUN]}.jsonl"
 
 
 def steps(first: int = 1, stride: int = STRIDE) -> range:
@@ -54,10 +54,6 @@ class Outcome:
     failed: list[int] = field(default_factory=list)
     seconds: float = 0.0
     tally: Counter[str] = field(default_factory=Counter)
-
-
-#: Of this process, in the order in which they began.
-OUTCOMES: list[Outcome] = []
 
 
 class Trials:
@@ -100,7 +96,6 @@ class Trials:
 
     def __iter__(self) -> Iterator["Trial"]:
         began = told = time.monotonic()
-        OUTCOMES.append(self.outcome)
         self._record("begun")
         self._tell("begins")
         try:
@@ -188,10 +183,15 @@ class Trial:
         return True
 
 
+def recorded() -> list[Outcome]:
+    """What all processes of this run have tried to the end."""
+    lines = [json.loads(line) for line in RECORDS.read_text().splitlines()] if RECORDS.exists() else []
+    names = ("fault", "what", "seed", "planned", "held", "failed", "seconds")
+    return [Outcome(**{name: line[name] for name in names}) for line in lines if line["event"] == "ended"]
+
+
 def figures_table(outcomes: list[Outcome]) -> list[str]:
     """The lines that a run ends with."""
-    if not outcomes:
-        return []
     rows = [f"{'fault':<5}  {'trials':>6}  {'held':>6}  {'seconds':>8}  {'seed':>10}  what"]
     for one in outcomes:
         numbers = f"{one.planned:>6}  {one.held:>6}  {one.seconds:>8.1f}  {one.seed:>10}"
