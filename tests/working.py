@@ -23,7 +23,7 @@ from storage_admin.hosts.libvirt import reader
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.services import add_pool
 from storage_admin.jobs import routing, runner, services
-from storage_admin.jobs.heart import heart
+from storage_admin.jobs.liveness import heart
 from storage_admin.jobs.models import Job
 from tests.factories import HostFactory, UserFactory
 

@@ -19,8 +19,8 @@ from storage_admin.agent.protocol import HostError, StoppedError, b64
 from storage_admin.errors import NotFoundError
 from storage_admin.guests import services as guests
 from storage_admin.hosts import transport
-from storage_admin.hosts.libvirt import alone, reader
 from storage_admin.hosts.libvirt import pools as libvirt_pools
+from storage_admin.hosts.libvirt import reader
 from storage_admin.hosts.libvirt.reader import LibvirtFacts
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import services
@@ -124,7 +124,7 @@ class Scan(HostKind):
 
     def in_controller(self, job: Job) -> bool:
         host = job.host
-        return alone.is_alone(host) or host.transport == Host.Transport.PLAIN or hypervisors.is_by_api(host)
+        return transport.by_libvirt_alone(host) or host.transport == Host.Transport.PLAIN or host.by_api_alone
 
     def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
         """A scan of a host on which no agent runs."""
@@ -133,7 +133,7 @@ class Scan(HostKind):
             recorder.tick()
             self._runs[job.pk] = ScanRun(job, {}, None, "", [], [hypervisors.containers_of(job.host)])
             return {}
-        if hypervisors.is_by_api(job.host):
+        if job.host.by_api_alone:
             recorder.progress({"stage": "asking the API"})
             recorder.tick()
             told = hypervisors.guests_by_api(job.host)

@@ -20,8 +20,8 @@ from storage_admin.accounts.roles import SYSTEM
 from storage_admin.accounts.services import audit
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.models import StoragePool
-from storage_admin.jobs import claims, elapsed, services
-from storage_admin.jobs.models import Job, JobLog
+from storage_admin.jobs import claims, services
+from storage_admin.jobs.models import Elapsed, Job, JobLog
 
 #: The options of a rewriting job that say how fast it may go. Null means: as its host says.
 SPEED_OPTIONS: dict[str, dict[str, Any]] = {
@@ -89,7 +89,7 @@ def keep_undo(job: Job, held_bytes: int, window: timedelta) -> None:
     """The original waits as an undo copy of that many bytes until its window closes."""
     Job.objects.filter(pk=job.pk).update(
         undo_state=Job.UndoState.AVAILABLE, undo_expires=timezone.now() + window, undo_bytes=held_bytes,
-        undo_due=elapsed.now() + window.total_seconds(),
+        undo_due=Elapsed.now() + window.total_seconds(),
     )  # fmt: skip
     image = Image.objects.filter(pk=job.target_id).first()
     if image is not None:

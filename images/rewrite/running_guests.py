@@ -23,7 +23,7 @@ def check_guests_off(image: Image) -> None:
     Raises:
         RefusedError: ``guest_running``; ``guests_unknown`` where libvirt has guests and does not answer.
     """
-    if hypervisors.has_proxmox(image.host):
+    if image.host.has_proxmox:
         _check_proxmox(image)
     for domain in running_domains(image):
         raise RefusedError(

@@ -19,7 +19,6 @@ from images.scan.linking import Disk, Resolved, Resolver, Row
 from storage_admin.guests.models import GuestDisk
 from storage_admin.hosts.models import Host, PoolSample, StoragePool
 from storage_admin.hosts.names import path_key
-from storage_admin.hosts.proxmox import by_api_alone
 
 ROW_COLUMNS = (
     "id", "name", "path_key", "dev", "inode", "format", "unreadable", "missing_since", "admin_format", "backing_file",
@@ -101,7 +100,7 @@ def _resolved_values(answer: Resolved) -> tuple[Any, ...]:
 def _disks(host: Host) -> list[Disk]:
     """The disks of its guests, and of those of other nodes that lie in storages which this node lists for all."""
     found = Q(guest__host=host)
-    if by_api_alone.is_alone(host) and host.cluster:
+    if host.by_api_alone and host.cluster:
         for name in StoragePool.objects.filter(host=host, network=True).values_list("name", flat=True):
             found |= Q(guest__host__cluster=host.cluster, volume__startswith=f"{name}:")
     known = [_disk(disk, host) for disk in GuestDisk.objects.filter(found).exclude(path="").select_related("guest")]

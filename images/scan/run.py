@@ -26,7 +26,7 @@ from storage_admin.agent.protocol import unb64
 from storage_admin.guests import services as guests
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import services as hosts
-from storage_admin.hosts import silence
+from storage_admin.hosts import silence, transport
 from storage_admin.hosts.libvirt import alone
 from storage_admin.hosts.libvirt.reader import LibvirtFacts
 from storage_admin.hosts.models import Host, StoragePool
@@ -142,7 +142,7 @@ class ScanRun:
         if host.cluster:
             # Guests of other nodes may have been started or stopped, which use what is listed here.
             shared_storages.settle(host)
-            changed |= by_api_alone.is_alone(host)
+            changed |= host.by_api_alone
         changed = changed or vanished > 0 or world.kept_otherwise(host)
         if changed:
             bulk_write.forget_old_estimates(host)
@@ -204,11 +204,11 @@ class ScanRun:
 
     def _record_host(self, host: Host) -> bool:
         facts, before = self.host_facts, host.owners_unknown
-        if alone.is_alone(host):
+        if transport.by_libvirt_alone(host):
             alone.answered(host, self.at, {key: value for key, value in facts.items() if key != "event"})
             return before != ""
         api = next((told.proxmox for told in self.others if told.proxmox is not None), None)
-        if by_api_alone.is_alone(host) and api is not None:
+        if host.by_api_alone and api is not None:
             unknown = " ".join(told.unknown for told in self.others if told.unknown)
             by_api_alone.answered(host, self.at, api, unknown)
             return before != unknown

@@ -19,7 +19,7 @@ from storage_admin.agent.protocol import INVALID, HostError, RefusedError, Stopp
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import qemu_bugs
 from storage_admin.hosts.models import Host
-from storage_admin.hosts.proxmox import by_api_alone, hidden, hidden_lines, permissions, registration, tasks
+from storage_admin.hosts.proxmox import hidden, hidden_lines, permissions, registration, tasks
 from storage_admin.hosts.proxmox.client import ANSWER_SECONDS, Client
 from storage_admin.hosts.proxmox.config import PATHS, Config, GuestRef, read_config, read_snapshots
 from storage_admin.hosts.proxmox.drives import VM, Drive
@@ -189,7 +189,7 @@ def check_writing(vm: Vm, accepted: str | None) -> list[str]:
     for refusal in unchecked(vm.guest, vm.config.digest, accepted):
         raise RefusedError(refusal.code, refusal.detail)
     hidden_lines.refuse_dropping(vm.guest.host, vm.client, vm.config, vm.guest.name)
-    return [str(UNCHECKED)] if by_api_alone.is_alone(vm.guest.host) else []
+    return [str(UNCHECKED)] if vm.guest.host.by_api_alone else []
 
 
 def unchecked(guest: Guest, digest: str, accepted: str | None) -> list[Refusal]:
@@ -199,7 +199,7 @@ def unchecked(guest: Guest, digest: str, accepted: str | None) -> list[Refusal]:
         digest: of the configuration that would be written.
         accepted: as for :func:`check_writing`.
     """
-    if not by_api_alone.is_alone(guest.host) or (digest and digest in (guest.accepted_digest, accepted)):
+    if not guest.host.by_api_alone or (digest and digest in (guest.accepted_digest, accepted)):
         return []
     asks = (
         gettext("accept it for this configuration (accept_hidden_lines: {digest})").format(digest=digest)

@@ -13,7 +13,7 @@ from storage_admin.accounts.roles import Actor, Role
 from storage_admin.accounts.services import audit
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError
-from storage_admin.hosts import folders, machine, silence
+from storage_admin.hosts import folders, silence, transport
 from storage_admin.hosts.folders import Found
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.names import display, path_key
@@ -43,13 +43,13 @@ STANDARD_FOLDER = "/var/lib/libvirt/images"
 def ensure_local_host() -> Host:
     """The row ``local``, made at the first start together with libvirt's standard folder where there is one.
 
-    It says which machine that is. It stays another one's where it is that already (:func:`machine.take`).
+    It says which machine that is. It stays another one's where it is that already (:func:`.transport.take_local`).
     """
     with transaction.atomic():
         host, __ = Host.objects.get_or_create(
             slug="local", defaults={"name": socket.gethostname() or "this machine", "kind": Host.Kind.LOCAL}
         )
-        if machine.take(host) and os.path.isdir(STANDARD_FOLDER):
+        if transport.take_local(host) and os.path.isdir(STANDARD_FOLDER):
             add_pool(host, os.fsencode(STANDARD_FOLDER), StoragePool.Source.STANDARD)
     return host
 

@@ -1,6 +1,6 @@
 """Pools whose storage does not answer: what their rows, their hosts and an alert say of it, as soon as it is known.
 
-A scan finds them, and so does every job that works on one (:mod:`storage_admin.jobs.silence`).
+A scan finds them, and so does every job that works on one (:mod:`storage_admin.jobs.liveness`).
 """
 
 from collections.abc import Collection

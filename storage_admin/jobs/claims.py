@@ -4,7 +4,7 @@ What others are told when a job has ended, and what the audit trail keeps of it.
 """
 
 from collections.abc import Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import transaction
@@ -152,7 +152,7 @@ def _leave(job: Job) -> None:
 
 
 def _must_wait(job: Job, worker: str) -> str:
-    if held_back := automation.held_back(job):
+    if held_back := _held_back(job):
         return held_back
     kind = kinds.get(job.kind)
     if silent := kind.waits_for_storage(job):
@@ -170,6 +170,19 @@ def _must_wait(job: Job, worker: str) -> str:
         if Job.objects.filter(state=Job.State.RUNNING, worker=worker, kind=job.kind).count() >= most:
             return f"one of the {most} running {job.kind} jobs on other hosts"
     return ""
+
+
+def _held_back(job: Job) -> str:
+    """Why a queued job that was submitted by itself must not begin now; empty where it may.
+
+    Whoever submitted it withdraws it, but perhaps not in time: the scheduler may be away, or all workers busy.
+    """
+    until = job.kept.get(automation.BEGIN_BEFORE)
+    if until is None:
+        return ""
+    if timezone.now() >= datetime.fromisoformat(until):
+        return "withdrawal: its window has closed"
+    return "automation to be resumed" if automation.is_paused() else ""
 
 
 def _would_disturb(job: Job, kind: JobKind, running: QuerySet[Job]) -> str:

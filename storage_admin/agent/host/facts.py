@@ -1,4 +1,7 @@
-"""What a scan says about the hypervisor itself: its tools, its storages, and whether guests can exist on it."""
+"""What a scan says about the hypervisor itself: its tools, its storages, and whether guests can exist on it.
+
+And its clocks: the one on the wall, which somebody may set, beside the one that only runs on.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,10 @@ import os
 import re
 import socket
 import sys
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from storage_admin.agent.host.mounts import Mounts
@@ -28,6 +33,10 @@ _MOUNTED = frozenset({"cephfs", "cifs", "glusterfs", "nfs"})
 
 _LIBVIRT_SOCKETS = ("libvirt/libvirt-sock", "libvirt/virtqemud-sock", "libvirt/virtlxcd-sock", "libvirt/virtxend-sock")
 _LIBVIRT_DAEMONS = ("libvirtd", "virtqemud", "virtlxcd", "virtxend")
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+#: Seconds by which the clock on the wall may have been put right without being called a jump.
+STEP = 120.0
 
 
 @dataclass(frozen=True)
@@ -235,3 +244,42 @@ def _answers(path: str) -> bool:
         except OSError:
             return True  # somebody is there and slow, or hidden from this user: guests cannot be excluded
     return True
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A point in time.
+
+    Args:
+        boot_id: of the boot of the machine in which it was.
+        boottime: seconds since that boot, with those in which the machine slept.
+        wall: seconds since 1970, by the clock on the wall.
+    """
+
+    boot_id: str
+    boottime: float
+    wall: float
+
+    @classmethod
+    def now(cls) -> Moment:
+        """This moment."""
+        return cls(_BOOT_ID.read_text("ascii").strip(), time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
+
+    @classmethod
+    def parse(cls, fields: Any) -> Moment:
+        """The moment that :meth:`fields` took apart; raises KeyError, TypeError or ValueError."""
+        return cls(str(fields["boot_id"]), float(fields["boottime"]), float(fields["wall"]))
+
+    def fields(self) -> dict[str, Any]:
+        """As a journal has it."""
+        return asdict(self)
+
+    def passed(self, before: Moment) -> float | None:
+        """Seconds since an earlier moment; ``None`` where the machine was booted since, so that nothing can tell."""
+        return self.boottime - before.boottime if self.boot_id == before.boot_id else None
+
+    def jumped(self, before: Moment) -> float:
+        """Seconds by which the clock on the wall was set since an earlier moment; 0 where that cannot be told."""
+        passed = self.passed(before)
+        step = 0.0 if passed is None else self.wall - before.wall - passed
+        return step if abs(step) > STEP else 0.0

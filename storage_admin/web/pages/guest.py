@@ -18,7 +18,6 @@ from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.guests import proxmox_vms
 from storage_admin.guests.models import Guest, GuestDisk
 from storage_admin.hosts.models import StoragePool
-from storage_admin.hosts.proxmox import by_api_alone
 from storage_admin.hosts.selectors import in_scope
 from storage_admin.jobs import kinds, services
 from storage_admin.jobs.models import Job
@@ -125,7 +124,7 @@ def guest_job(request: PageRequest, guest_id: int, kind_name: str) -> HttpRespon
 def acceptance(shown: Guest, plan: Plan | None, given: QueryDict) -> str:
     """The query of the same plan with what an admin may accept; empty where that is not what is in the way."""
     codes = {refusal.code for refusal in plan.refusals} if plan is not None else set()
-    if "hidden_lines" not in codes or not by_api_alone.is_alone(shown.host) or not shown.digest:
+    if "hidden_lines" not in codes or not shown.host.by_api_alone or not shown.digest:
         return ""
     query = given.copy()
     for name in ("csrfmiddlewaretoken", "key", "planned", "show"):
