@@ -10,9 +10,9 @@ from django.utils.translation import gettext_lazy as _
 
 from images.kinds.targets import ancestors, facts, find, locks_on
 from images.models import Image
-from images.rewrite import estimates, readers, refusals
+from images.rewrite import readers, refusals, space
 from images.rewrite.kind import format_below
-from storage_admin.accounts.roles import Actor, Role
+from storage_admin.accounts.models import Actor, Role
 from storage_admin.agent.bench import boot as agent
 from storage_admin.agent.bench import memory
 from storage_admin.agent.protocol import RefusedError
@@ -180,7 +180,7 @@ class Boots:
 
 def _unpacked(image: Image) -> int:
     """What an image's own data takes when none of it is compressed."""
-    return max(image.occupied_bytes, estimates.predicted(image, "copy").high or 0)
+    return max(image.occupied_bytes, space.predicted(image, "copy").high or 0)
 
 
 def of(host: Host, options: dict[str, Any] | None) -> Boots:

@@ -10,7 +10,7 @@ from benchmarks.models import Benchmark, BenchmarkKind
 from benchmarks.profiles import Profile
 from images.rewrite import refusals, space
 from images.rewrite.space import Admitted, Need
-from storage_admin.accounts.roles import Actor
+from storage_admin.accounts.models import Actor
 from storage_admin.agent.protocol import RefusedError, b64
 from storage_admin.errors import NotFoundError
 from storage_admin.hosts.models import Host, StoragePool

@@ -14,7 +14,7 @@ from images.policies import clock, runs
 from images.rewrite import holding, libvirt_events, record, refusals, repointing, wait_for_guests
 from images.rewrite.libvirt_events import watchers
 from images.scan import hypervisors, look, vanished
-from storage_admin.accounts.roles import SYSTEM
+from storage_admin.accounts.models import SYSTEM
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import NotFoundError
 from storage_admin.guests import services as guests

@@ -8,7 +8,7 @@ import pytest
 from images.kinds.reclaim import Reclaim
 from images.kinds.targets import find
 from images.rewrite import wait_for_guests
-from storage_admin.accounts.roles import Actor
+from storage_admin.accounts.models import Actor
 from storage_admin.jobs import kinds
 from storage_admin.jobs.kinds import JobKind, Wait
 from storage_admin.jobs.models import Job

@@ -17,7 +17,7 @@ from images.models import Image
 from images.rewrite import refusals
 from images.rewrite.libvirt_events import watchers
 from images.scan.run import ScanRun
-from storage_admin.accounts.roles import SYSTEM, Actor, Role
+from storage_admin.accounts.models import SYSTEM, Actor, Role
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.libvirt import reader
 from storage_admin.hosts.models import Host, StoragePool

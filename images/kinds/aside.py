@@ -13,10 +13,10 @@ from images.ledger import lines
 from images.models import Image
 from images.orphans import ask_hypervisors, rows
 from images.orphans import refusals as against
-from images.rewrite import other_hosts, refusals
+from images.rewrite import in_use, refusals
 from images.rewrite import record as rewriting
 from images.scan import known
-from storage_admin.accounts.roles import Actor, Role
+from storage_admin.accounts.models import Actor, Role
 from storage_admin.agent.protocol import RefusedError, b64
 from storage_admin.errors import InvalidError
 from storage_admin.hosts.models import Host
@@ -95,7 +95,7 @@ class SetAside(AsideKind):
     def prepare(self, job: Job) -> None:
         image = find(job.target_id)
         ask_hypervisors.refuse_named(image)
-        other_hosts.refuse_used(image)
+        in_use.refuse_used_elsewhere(image)
 
     def request(self, job: Job) -> dict[str, Any]:
         image = find(job.target_id)
@@ -203,7 +203,7 @@ class DeleteAside(AsideKind):
     def prepare(self, job: Job) -> None:
         image = find(job.target_id)
         ask_hypervisors.refuse_named(image)
-        other_hosts.refuse_used(image, named=False)
+        in_use.refuse_used_elsewhere(image, named=False)
 
     def request(self, job: Job) -> dict[str, Any]:
         image = find(job.target_id)

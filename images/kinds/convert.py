@@ -16,14 +16,14 @@ from images.rewrite import (
     guest_locks,
     linked_clones,
     needed_as_it_is,
+    neighbours,
     readers,
     refusals,
     repointing,
-    volume_chains,
 )
 from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting, beside
-from storage_admin.accounts.roles import Actor
-from storage_admin.agent.folders.names import ENDINGS, wrong_name, wrong_name_for
+from storage_admin.accounts.models import Actor
+from storage_admin.agent.folders.pools import ENDINGS, wrong_name, wrong_name_for
 from storage_admin.agent.protocol import b64
 from storage_admin.agent.rewrite.conversion import OPTIONS, SUBFORMATS
 from storage_admin.errors import InvalidError
@@ -277,7 +277,7 @@ def _move(image: Image, options: dict[str, Any]) -> repointing.Move:
 
 def _against_replacing(image: Image, options: dict[str, Any]) -> list[Refusal]:
     move = _move(image, options)
-    found = volume_chains.against_standing_alone(image)
+    found = neighbours.against_standing_alone(image)
     found += [*repointing.refusals(image, move), *linked_clones.against_replacing(image)]
     if _goes(image, move):
         found += needed_as_it_is.refusals(

@@ -17,7 +17,7 @@ from images.models import Image
 from images.orphans import recovery, rows
 from images.rewrite import record as rewriting
 from images.rewrite import refusals, repointing
-from storage_admin.accounts.roles import Actor
+from storage_admin.accounts.models import Actor
 from storage_admin.agent.protocol import b64, unb64
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import claims, kinds

@@ -8,12 +8,12 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from images.models import Image
-from images.rewrite import estimates, refusals
+from images.rewrite import refusals, space
 from images.rewrite import wait_for_guests as waiting
 from images.scan import from_libvirt, from_proxmox, hypervisors, known
 from images.scan import run as scanning
 from images.scan.run import ScanRun
-from storage_admin.accounts.roles import SYSTEM, Actor
+from storage_admin.accounts.models import SYSTEM, Actor
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import HostError, StoppedError, b64
 from storage_admin.errors import NotFoundError
@@ -168,7 +168,7 @@ class Scan(HostKind):
             services.submit(SYSTEM, "scan", job.host_id, {})
         if (run.leftovers and run.leftovers > self._waiting_copies(job)) or self._copies_are_missing(job, run):
             services.submit(SYSTEM, "recover", job.host_id, {})
-        if not self.in_controller(job) and estimates.due(job.host_id).exists():
+        if not self.in_controller(job) and space.due_for_estimates(job.host_id).exists():
             services.submit(SYSTEM, "sample", job.host_id, {})
         waiting.look(job.host_id, starts=False)
 

@@ -8,7 +8,7 @@ from django.utils.translation import gettext, gettext_noop
 from images.models import Image
 from images.rewrite import neighbours
 from images.scan import look
-from storage_admin.accounts.roles import Actor
+from storage_admin.accounts.models import Actor
 from storage_admin.agent.protocol import RefusedError, b64
 from storage_admin.errors import NotFoundError
 from storage_admin.hosts.models import StoragePool

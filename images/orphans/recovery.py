@@ -8,7 +8,7 @@ from images.kinds import aside
 from images.ledger import lines
 from images.models import Image
 from images.orphans import rows
-from storage_admin.accounts.roles import SYSTEM
+from storage_admin.accounts.models import SYSTEM
 from storage_admin.accounts.services import audit
 from storage_admin.jobs import claims
 from storage_admin.jobs.claims import tell_end

@@ -15,7 +15,7 @@ from images.policies.rules import Candidate
 from images.policies.shape import Rules
 from images.rewrite import neighbours, planning, space
 from images.rewrite.space import Admitted
-from storage_admin.accounts.roles import SYSTEM
+from storage_admin.accounts.models import SYSTEM
 from storage_admin.errors import NotFoundError
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import kinds

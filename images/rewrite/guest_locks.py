@@ -17,9 +17,9 @@ from typing import Any
 from django.utils.translation import gettext as _
 
 from images.models import Image
-from images.orphans import sharing
 from images.rewrite import neighbours
-from storage_admin.accounts.roles import SYSTEM
+from images.scan import shared_storages
+from storage_admin.accounts.models import SYSTEM
 from storage_admin.accounts.services import audit
 from storage_admin.agent.protocol import HELD_LOCK, HostError, RefusedError
 from storage_admin.guests.models import OFF_STATES, Guest, GuestDisk
@@ -126,7 +126,7 @@ def _guests(image: Image) -> list[Guest]:
 def _is_also_elsewhere(image: Image, known: Collection[tuple[str, str]]) -> bool:
     """Whether another registered node, of another cluster, has a guest with a disk at that place."""
     path = bytes(image.path_bytes)
-    for pair in sharing.shared(image.host):
+    for pair in shared_storages.shared(image.host):
         if pair.pool.pk == image.pool_id and path.startswith(pair.after):
             key = path_key(pair.before + path[len(pair.after) :])
             disks = GuestDisk.objects.filter(guest__host=pair.other.host_id, path_key=key).select_related("guest")

@@ -8,7 +8,7 @@ from django.utils import timezone
 
 from images.models import Image
 from images.rewrite import refusals
-from storage_admin.accounts.roles import SYSTEM
+from storage_admin.accounts.models import SYSTEM
 from storage_admin.guests.models import OFF_STATES, Guest
 from storage_admin.guests.services import spans_of
 from storage_admin.hosts.models import Host

@@ -14,22 +14,11 @@ from images.kinds.targets import RewriteKind, ancestors, facts, find
 from images.ledger import lines
 from images.models import Image
 from images.orphans.evidence import READS_ON
-from images.policies import bell
-from images.rewrite import (
-    forecasts,
-    guest_locks,
-    moving,
-    neighbours,
-    other_hosts,
-    refusals,
-    running_guests,
-    space,
-    wait_for_guests,
-)
+from images.rewrite import forecasts, guest_locks, in_use, moving, neighbours, refusals, space, wait_for_guests
 from images.rewrite import (
     record as rewriting,
 )
-from storage_admin.accounts.roles import Actor
+from storage_admin.accounts.models import Actor
 from storage_admin.agent.protocol import SPACE, RefusedError, unb64
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs.kinds import Target
@@ -189,14 +178,14 @@ class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
 
     def prepare(self, job: Job) -> None:
         image = find(job.target_id)
-        running_guests.check_guests_off(image)
-        other_hosts.refuse_used(image)
+        in_use.check_guests_off(image)
+        in_use.refuse_used_elsewhere(image)
 
     def before_swap(self, job: Job) -> None:
         guest_locks.take(job, find(job.target_id))
 
     def exchanged(self, job: Job) -> None:
-        other_hosts.look_again(job, find(job.target_id))
+        in_use.look_again_elsewhere(job, find(job.target_id))
         guest_locks.look_again(job)
 
     def request(self, job: Job) -> dict[str, Any]:
@@ -218,7 +207,7 @@ class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
             "reserve": {"percent": float(refusals.RESERVE_PERCENT), "bytes": refusals.RESERVE_BYTES},
             "others_bytes": space.needed_by_running(job),
             **guest_locks.asked(image),
-            **other_hosts.asked(image),
+            **in_use.asked_elsewhere(image),
             **self.asked(image, below, job),
         }
 
@@ -266,7 +255,7 @@ class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
     def ended(self, job: Job) -> None:
         guest_locks.give_back(job)
         rewriting.rescan(job)
-        bell.ring_after(job)
+        rewriting.ring_policies_after(job)
 
 
 def _need(image: Image, choice: Choice, *, keeps_undo: bool) -> tuple[StoragePool, space.Need]:

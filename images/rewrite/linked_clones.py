@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 
 from images.models import Image
 from images.rewrite import neighbours
-from storage_admin.accounts.roles import SYSTEM
+from storage_admin.accounts.models import SYSTEM
 from storage_admin.accounts.services import audit
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.guests.models import Guest, GuestDisk

@@ -4,10 +4,16 @@ need space beside it.
 It is fetched for many images at once, in a number of queries that depends neither on their count nor on the depth of
 their chains, and kept on the image's row object: the plans of one page share it. A job's own work begins with a fresh
 row, and so with fresh surroundings.
+
+
+Snapshots of Proxmox VE that are files of their own: whose they are, and what is not done with them. Proxmox VE finds a
+snapshot by walking its disk's chain (:mod:`storage_admin.agent.rewrite.volume_chains`). So the chain stays as it is:
+nothing is flattened or converted out of it, and of the files below the disk none is replaced.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -20,9 +26,12 @@ from images.orphans import host_facts
 from images.orphans.evidence import Needs
 from images.rewrite.space import Admitted
 from storage_admin.agent.protocol import RefusedError
+from storage_admin.agent.rewrite import volume_chains
 from storage_admin.guests.models import Guest, GuestDisk
 from storage_admin.hosts.models import Host
+from storage_admin.hosts.names import display
 from storage_admin.jobs.models import Job
+from storage_admin.jobs.plans import Refusal
 
 _TABLE = Image._meta.db_table
 # UNION, not UNION ALL: a row that was found already is not followed again, so that a cycle ends.
@@ -240,3 +249,54 @@ def _walk(sql: str, ids: Iterable[int]) -> RawSQL:
 
 def _uses() -> QuerySet[ImageUse]:
     return ImageUse.objects.select_related("disk__guest").defer("disk__path_bytes").order_by("disk__guest__name", "id")
+
+
+@dataclass(frozen=True)
+class SnapshotPart:
+    """What an image is in such a chain.
+
+    Args:
+        snapshot: that it is, or, of the disk itself, that it stands on.
+        number: of the VM.
+        is_disk: it is the disk itself, which the VM writes to.
+    """
+
+    snapshot: str
+    number: str
+    is_disk: bool
+
+    @property
+    def sentence(self) -> str:
+        """For a page."""
+        what = _("snapshot {snapshot} of VM {number}").format(snapshot=self.snapshot, number=self.number)
+        return _("Disk on the {what}").format(what=what) if self.is_disk else _("The {what}").format(what=what)
+
+
+def snapshot_part(image: Image) -> SnapshotPart | None:
+    """What an image is in a chain of snapshots, by its name and its base's; ``None`` for what is in none."""
+    path = bytes(image.path_bytes)
+    number = volume_chains.guest_number(path)
+    readings = volume_chains.readings(path)
+    if readings:
+        sections = {disk.only_in for disk in of(image).own_disks}
+        names = [display(snapshot) for snapshot, __ in readings]
+        return SnapshotPart(next((name for name in names if name in sections), names[0]), number, is_disk=False)
+    below = bytes(image.backing_path_bytes) if image.backing_file else b""
+    snapshot = volume_chains.snapshot_below(path, below) if below else b""
+    return SnapshotPart(display(snapshot), number, is_disk=True) if snapshot else None
+
+
+def against_rewriting(image: Image) -> list[Refusal]:
+    """What stands against putting another file in the image's place, be it one with the same content and base."""
+    part = snapshot_part(image)
+    return [_snapshot_refusal(image, part)] if part is not None and not part.is_disk else []
+
+
+def against_standing_alone(image: Image) -> list[Refusal]:
+    """What stands against taking an image from what it stands on."""
+    part = snapshot_part(image)
+    return [_snapshot_refusal(image, part)] if part is not None else []
+
+
+def _snapshot_refusal(image: Image, part: SnapshotPart) -> Refusal:
+    return Refusal(volume_chains.CODE, volume_chains.why_not(image.name, part.snapshot, part.number))

@@ -1,4 +1,7 @@
-"""What every rewrite of an image leaves on rows: the new file's identity, the undo copy, what was freed."""
+"""What every rewrite of an image leaves on rows: the new file's identity, the undo copy, what was freed.
+
+Once a job has ended, the policies' runs are rung for at once, so that nothing waits for the scheduler.
+"""
 
 import contextlib
 import secrets
@@ -13,14 +16,14 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from images.ledger import lines
-from images.models import Image
+from images.models import Image, PolicyPick, PolicyRun
 from images.rewrite import moving
 from images.scan import bulk_write
-from storage_admin.accounts.roles import SYSTEM
+from storage_admin.accounts.models import SYSTEM
 from storage_admin.accounts.services import audit
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.models import StoragePool
-from storage_admin.jobs import claims, services
+from storage_admin.jobs import claims, routing, services
 from storage_admin.jobs.models import Elapsed, Job, JobLog
 
 #: The options of a rewriting job that say how fast it may go. Null means: as its host says.
@@ -207,3 +210,21 @@ def rescan(job: Job) -> None:
     """Has the host scanned after a rewrite, so that the image's facts are read from the image itself."""
     with contextlib.suppress(RefusedError):  # a host that is gone is scanned when it is back
         services.submit(SYSTEM, "scan", job.host_id, {})
+
+
+POLICIES_STEP = "images.tasks.advance_policies"
+
+
+def ring_policies() -> None:
+    """Asks for a step once what was written is committed. If nobody hears, the scheduler asks within seconds."""
+    transaction.on_commit(_ring_policies)
+
+
+def ring_policies_after(job: Job) -> None:
+    """Asks for a step when a job has ended that a run waits for: its place is free for the next one."""
+    if PolicyPick.objects.filter(job=job, run__state=PolicyRun.State.RUNNING).exists():
+        _ring_policies()
+
+
+def _ring_policies() -> None:
+    routing.send("the policies' next step", POLICIES_STEP)

@@ -12,8 +12,8 @@ from django.db import connection
 from django.db.models import Count, F, Q, QuerySet, Sum
 
 from images.models import Image, ImageSample, ImageUse
-from images.orphans import host_facts, sharing
-from images.rewrite import estimates
+from images.orphans import host_facts
+from images.rewrite import space
 from images.scan import shared_storages
 from images.scan.linking import Disk, Resolved, Resolver, Row
 from storage_admin.guests.models import GuestDisk
@@ -34,7 +34,7 @@ RESOLVED_COLUMNS = (
 
 def resolve_host(host: Host) -> None:
     """Works out links, states and owners of all images of a host, and writes those that came out otherwise."""
-    shared = sharing.unknown(host)
+    shared = shared_storages.unknown(host)
     pools = StoragePool.objects.filter(host=host)
     unknown = {pool.pk: pool.owners_unknown or host.owners_unknown or shared.get(pool.pk, "") for pool in pools}
     rows, before = [], {}
@@ -65,7 +65,7 @@ def resolve_host(host: Host) -> None:
     _update(Image, RESOLVED_COLUMNS, changed)
     away = any(answer.state != Image.State.OK for answer in answers.values())
     if sound_again or away or any(pool.network for pool in pools):
-        estimates.settle_offers(host, sound_again)
+        space.settle_offers(host, sound_again)
     _write_uses(host, answers)
 
 
@@ -106,7 +106,7 @@ def _disks(host: Host) -> list[Disk]:
     known = [_disk(disk, host) for disk in GuestDisk.objects.filter(found).exclude(path="").select_related("guest")]
     known_ids = {disk.id for disk in known}
     # By the path alone: a device's number is another one on each host.
-    shared = [(disk, path) for disk, path in sharing.disks(host) if disk.pk not in known_ids]
+    shared = [(disk, path) for disk, path in shared_storages.disks(host) if disk.pk not in known_ids]
     return [
         *known,
         *(

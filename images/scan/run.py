@@ -14,13 +14,12 @@ from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from images.models import Image
-from images.orphans import claims, sharing
 from images.orphans import host_facts as world
 from images.rewrite import holding, moving
-from images.scan import bulk_write, hypervisors, leftovers, shared_storages
+from images.scan import bulk_write, hypervisors, shared_storages
 from images.scan import rows as scan_rows
 from images.scan.hypervisors import Told
-from images.scan.known import standing_on_others
+from images.scan.known import of_strangers, standing_on_others
 from images.scan.rows import inode
 from storage_admin.agent.protocol import unb64
 from storage_admin.guests import services as guests
@@ -138,7 +137,7 @@ class ScanRun:
         changed |= self._probe_answers() | self._record_host(host) | self._record_guests(host)
         changed |= self._record_pools(pools) | self._record_holds(host, pools)
         silence.tell(host)
-        changed |= claims.record(host, self._claims()) | bool(sharing.shared(host))
+        changed |= world.record_claims(host, self._claims()) | bool(shared_storages.shared(host))
         if host.cluster:
             # Guests of other nodes may have been started or stopped, which use what is listed here.
             shared_storages.settle(host)
@@ -164,13 +163,13 @@ class ScanRun:
             "vanished": vanished,
         }
 
-    def _claims(self) -> list[claims.Told]:
+    def _claims(self) -> list[world.Claimed]:
         """What is told of things that are neither images nor guests here, and may need an image."""
-        told = [claims.of_disk(one) for one in self.seen.get("outside", [])]
+        told = [world.claim_of_disk(one) for one in self.seen.get("outside", [])]
         for other in self.others:
             if other.proxmox is not None:
-                told += claims.of_cluster(other.proxmox)
-        told += [claims.of_blind(unb64(path)) for facts in self.pool_facts for path in facts.get("blind_b64", [])]
+                told += world.claims_of_cluster(other.proxmox)
+        told += [world.claim_of_blind(unb64(path)) for facts in self.pool_facts for path in facts.get("blind_b64", [])]
         return told
 
     def _mark_vanished(self) -> int:
@@ -215,7 +214,7 @@ class ScanRun:
         if host.transport == Host.Transport.PLAIN:
             unknown = " ".join(told.unknown for told in self.others if told.unknown)
             tools = {name: there for told in self.others for name, there in told.tools.items()}
-            hosts.host_answered(host, self.at, {"plain": True, "libvirt": "absent", "tools": tools}, unknown)
+            silence.host_answered(host, self.at, {"plain": True, "libvirt": "absent", "tools": tools}, unknown)
             return before != unknown
         unknown = " ".join(told.unknown for told in self.others if told.unknown)
         if facts.get("proxmox") and Guest.Kind.VM not in {kind for told in self.others for kind in told.kinds}:
@@ -231,7 +230,7 @@ class ScanRun:
             known = host.capabilities.get("missing_rights", [])
             capabilities["missing_rights"] = known if api.api_away else by_api_alone.rights(api.missing)
             capabilities["api_away"] = api.api_away
-        hosts.host_answered(host, self.at, capabilities, unknown)
+        silence.host_answered(host, self.at, capabilities, unknown)
         # A hypervisor that was not known of when this scan began is asked by the next one, at once.
         self.new_pools |= hypervisors.were_missed(host, self.others)
         for storage in facts.get("proxmox_storages", []) if api is None else ():
@@ -277,7 +276,7 @@ class ScanRun:
             others = facts.get("others") or {}
             pool.others_count, pool.others_bytes = others.get("count", 0), others.get("bytes", 0)
             pool.undo_bytes = facts.get("undo_bytes", 0)
-            pool.leftovers = leftovers.of_strangers(facts.get("own_files", []))
+            pool.leftovers = of_strangers(facts.get("own_files", []))
             pool.owners_unknown = facts.get("owners_unknown") or ""
             if pool.network and not pool.all_hosts_registered and "kind" not in facts:
                 pool.owners_unknown = (

@@ -11,8 +11,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from storage_admin.accounts import scopes
-from storage_admin.accounts.models import AuditEntry, Token, User
-from storage_admin.accounts.roles import SYSTEM, Actor, Role
+from storage_admin.accounts.models import SYSTEM, Actor, AuditEntry, Role, Token, User
 from storage_admin.errors import InvalidError
 
 #: Secrets start with it, so that a scanner for leaked secrets can find them.

@@ -13,7 +13,7 @@ from typing import Any
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from storage_admin.accounts.roles import Actor, Role
+from storage_admin.accounts.models import Actor, Role
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError, StoppedError
 from storage_admin.guests.models import Guest

@@ -4,7 +4,7 @@ from typing import Any, TypeVar
 
 from django.db.models import Model, QuerySet
 
-from storage_admin.accounts.roles import Actor
+from storage_admin.accounts.models import Actor
 from storage_admin.hosts.models import Host, StoragePool
 
 M = TypeVar("M", bound=Model)

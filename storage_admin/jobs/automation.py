@@ -5,7 +5,7 @@ from datetime import datetime
 from django.db import transaction
 from django.utils import timezone
 
-from storage_admin.accounts.roles import Actor, Role
+from storage_admin.accounts.models import Actor, Role
 from storage_admin.accounts.services import audit
 from storage_admin.jobs.models import Automation, Job
 

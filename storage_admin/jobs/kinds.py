@@ -12,7 +12,7 @@ from django.conf import settings
 from django.utils.module_loading import import_string
 from django.utils.translation import gettext, gettext_noop
 
-from storage_admin.accounts.roles import Actor, Role
+from storage_admin.accounts.models import Actor, Role
 from storage_admin.errors import InvalidError
 from storage_admin.hosts.models import Host
 from storage_admin.jobs.models import Job

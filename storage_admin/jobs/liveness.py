@@ -21,7 +21,7 @@ from django.db import Error, InterfaceError, OperationalError, close_old_connect
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from storage_admin.accounts.roles import SYSTEM
+from storage_admin.accounts.models import SYSTEM
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import HostError, StoppedError, unb64
 from storage_admin.hosts import silence as pools

@@ -9,7 +9,7 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from storage_admin.accounts.roles import Actor, Role
+from storage_admin.accounts.models import Actor, Role
 from storage_admin.accounts.services import audit
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError, NotFoundError

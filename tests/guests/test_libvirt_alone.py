@@ -15,8 +15,7 @@ from rest_framework.test import APIClient
 
 from images.models import Image
 from images.scan import from_libvirt
-from storage_admin.accounts.models import AuditEntry
-from storage_admin.accounts.roles import Role
+from storage_admin.accounts.models import AuditEntry, Role
 from storage_admin.accounts.services import create_token
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.guests.models import Guest

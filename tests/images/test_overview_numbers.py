@@ -8,7 +8,7 @@ from django.utils import timezone
 from images.ledger import lines
 from images.scan import bulk_write
 from images.selectors import Won, overview
-from storage_admin.accounts.roles import SYSTEM
+from storage_admin.accounts.models import SYSTEM
 from storage_admin.hosts.models import StoragePool
 from tests.factories import (
     GIB,

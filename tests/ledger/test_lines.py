@@ -8,7 +8,7 @@ from images.ledger import lines
 from images.ledger.selectors import freed_of, lines_for
 from images.ledger.sums import summary
 from images.selectors import overview
-from storage_admin.accounts.roles import SYSTEM, Actor, Role
+from storage_admin.accounts.models import SYSTEM, Actor, Role
 from storage_admin.hosts import registration
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import services

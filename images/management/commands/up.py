@@ -11,7 +11,7 @@ from django.db import DatabaseError, connections
 
 from images import preparing
 from images.models import Image
-from storage_admin.accounts.roles import SYSTEM
+from storage_admin.accounts.models import SYSTEM
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.brokers import BrokerUrls
 from storage_admin.celery import app

@@ -17,7 +17,7 @@ import os
 import struct
 from collections.abc import Callable
 
-from storage_admin.agent.host.fiemap import Extents, look
+from storage_admin.agent.host.space import Extents, look
 from storage_admin.agent.measure.qcow2_map import Counts, Map
 
 OFF, METADATA, FALLOC = "off", "metadata", "falloc"

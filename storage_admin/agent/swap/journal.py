@@ -15,7 +15,7 @@ import stat
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from storage_admin.agent.folders.names import JOB, fits_in_folder
+from storage_admin.agent.folders.pools import JOB, fits_in_folder
 from storage_admin.agent.protocol import RefusedError, unb64
 
 #: The steps, in order. ``UNDO`` and ``UNDO_REVERTED`` may follow ``DONE``.
@@ -238,3 +238,8 @@ def image_name(folder: int, name: bytes) -> str | None:
         return None
     finally:
         os.close(fd)
+
+
+def is_aside(records: list[dict[str, Any]]) -> bool:
+    """Whether a journal is that of an image that is set aside."""
+    return records[0].get("aside") is True

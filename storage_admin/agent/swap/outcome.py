@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from storage_admin.agent import formats
-from storage_admin.agent.folders.names import is_possible
+from storage_admin.agent.folders.pools import is_possible
 from storage_admin.agent.formats import qcow2
 from storage_admin.agent.formats.facts import Reader
 from storage_admin.agent.host.facts import Moment

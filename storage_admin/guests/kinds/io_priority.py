@@ -10,7 +10,7 @@ from typing import Any
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from storage_admin.accounts.roles import Actor
+from storage_admin.accounts.models import Actor
 from storage_admin.agent.protocol import HostError
 from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.guests import io_settings, proxmox_vms

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
-from storage_admin.accounts.roles import SYSTEM, Actor
+from storage_admin.accounts.models import SYSTEM, Actor
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 from storage_admin.errors import NotFoundError
 from storage_admin.guests import proxmox_vms

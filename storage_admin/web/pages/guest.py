@@ -13,7 +13,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 
 from images import selectors
 from images.models import Image
-from storage_admin.accounts.roles import Role
+from storage_admin.accounts.models import Role
 from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.guests import proxmox_vms
 from storage_admin.guests.models import Guest, GuestDisk

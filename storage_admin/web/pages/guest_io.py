@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_http_methods
 
 from images import selectors
-from storage_admin.accounts.roles import Role
+from storage_admin.accounts.models import Role
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError
 from storage_admin.guests.kinds.io_priority import LIMITS

@@ -20,7 +20,7 @@ from images.kinds.targets import ancestors
 from images.models import Image
 from images.rewrite.kind import Rewriting
 from images.rewrite.refusals import RESERVE_BYTES, RESERVE_PERCENT
-from storage_admin.accounts.roles import Role
+from storage_admin.accounts.models import Role
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError
 from storage_admin.hosts.models import StoragePool
