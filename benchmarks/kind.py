@@ -16,7 +16,7 @@ from storage_admin.errors import NotFoundError
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs.kinds import JobKind, Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plans import Affected, Plan, Refusal
+from storage_admin.jobs.plan_and_progress import Affected, Plan, Refusal
 from storage_admin.words import seconds, size
 
 MOST_REPETITIONS = 20

@@ -12,7 +12,7 @@ from storage_admin.accounts.models import Actor
 from storage_admin.jobs import kinds
 from storage_admin.jobs.kinds import JobKind, Wait
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plans import Plan
+from storage_admin.jobs.plan_and_progress import Plan
 
 _WAITING = wait_for_guests.WaitsForGuests()
 

@@ -10,11 +10,10 @@ from images.kinds.scan import HostKind
 from images.kinds.targets import ImageKind, facts, find
 from images.models import Image
 from images.rewrite import record, refusals, space
-from images.scan import bulk_write
 from storage_admin.accounts.models import SYSTEM, Actor
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plans import Plan, Refusal
+from storage_admin.jobs.plan_and_progress import Plan, Refusal
 
 #: Images that one background job samples, and for how long each at most, in seconds.
 SAMPLE_IMAGES = 100
@@ -114,7 +113,7 @@ class Analyze(ImageKind):
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         image = find(job.target_id)
         space.record_estimate(image, self._asked[job.pk], result, timezone.now())
-        bulk_write.write_totals([image.pool])
+        space.write_totals([image.pool])
         return result
 
     def ended(self, job: Job) -> None:
@@ -167,7 +166,7 @@ class Sample(HostKind):
             space.record_estimate(image, asked, event["data"], timezone.now())
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
-        bulk_write.write_totals(job.host.pools.all())
+        space.write_totals(job.host.pools.all())
         return result
 
     def ended(self, job: Job) -> None:

@@ -9,7 +9,6 @@ from django.utils.translation import gettext_lazy as _
 
 from images.kinds.scan import layout
 from images.kinds.targets import ImageKind, facts, find, locks_on, silent_storage
-from images.ledger import lines
 from images.models import Image
 from images.orphans import ask_hypervisors, rows
 from images.orphans import refusals as against
@@ -22,7 +21,7 @@ from storage_admin.errors import InvalidError
 from storage_admin.hosts.models import Host
 from storage_admin.jobs.kinds import Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plans import Affected, Plan, Refusal
+from storage_admin.jobs.plan_and_progress import Affected, Plan, Refusal
 
 
 class AsideKind(ImageKind):
@@ -213,7 +212,7 @@ class DeleteAside(AsideKind):
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         image = find(job.target_id)
         rows.deleted(image)
-        lines.write(job, image.pool, result["before_bytes"], 0, freed=result["freed_bytes"])
+        rewriting.write_line(job, image.pool, result["before_bytes"], 0, freed=result["freed_bytes"])
         return deletion_result(result["before_bytes"], result["freed_bytes"], result["seconds"])
 
 

@@ -12,7 +12,7 @@ from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting, beside, swap
 from storage_admin.accounts.models import Actor, Role
 from storage_admin.agent.qemu.img import CHECKED, REPAIRED
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plans import Plan, Refusal
+from storage_admin.jobs.plan_and_progress import Plan, Refusal
 
 
 class Check(Rewriting):

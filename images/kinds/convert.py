@@ -9,7 +9,6 @@ from django.utils.translation import gettext_lazy as _
 from images.kinds import creation
 from images.kinds.stages import WRITTEN
 from images.kinds.targets import ancestors, find, locks_on
-from images.ledger import lines
 from images.models import Image
 from images.rewrite import (
     forecasts,
@@ -18,6 +17,7 @@ from images.rewrite import (
     needed_as_it_is,
     neighbours,
     readers,
+    record,
     refusals,
     repointing,
 )
@@ -32,7 +32,7 @@ from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.names import display, path_key
 from storage_admin.jobs.kinds import Lock, Target
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plans import Plan, Refusal
+from storage_admin.jobs.plan_and_progress import Plan, Refusal
 
 
 class Convert(Rewriting):
@@ -261,7 +261,7 @@ class Convert(Rewriting):
             return told | {
                 "format": result["format"], "path": display(path), "pool": pool.pk, "inode": result["inode"],
             }  # fmt: skip
-        lines.write_beside(job, pool, result["after_bytes"])
+        record.write_line_beside(job, pool, result["after_bytes"])
         return {
             "before_bytes": result["before_bytes"], "after_bytes": result["after_bytes"], "held_bytes": 0,
             "freed_bytes": 0, "freed_at": None, "method": result["method"], "format": result["format"],

@@ -20,7 +20,7 @@ from images.rewrite.kind import (
 )
 from storage_admin.guests.models import GuestDisk
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plans import Refusal
+from storage_admin.jobs.plan_and_progress import Refusal
 from storage_admin.words import plural
 
 

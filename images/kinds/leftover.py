@@ -7,7 +7,6 @@ from django.utils.translation import gettext_lazy as _
 
 from images.kinds.targets import locks_on
 from images.kinds.undo import PUT_BACK, REMOVED
-from images.ledger import lines
 from images.models import Image
 from images.rewrite import guest_locks, in_use, moving, needed_as_it_is, refusals
 from images.rewrite import record as rewriting
@@ -20,7 +19,7 @@ from storage_admin.errors import NotFoundError
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs.kinds import JobKind, Lock, Target
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plans import Affected, Plan, Refusal
+from storage_admin.jobs.plan_and_progress import Affected, Plan, Refusal
 
 _ALIVE = _(
     "This database does not know the job that left these files: another dashboard does, or did. If that one is still "
@@ -174,11 +173,13 @@ class SettleLeftover(JobKind):
         pool.save(update_fields=["leftovers"])
         told = {"of_job": job.options["job"], "action": job.options["action"]}
         if job.options["action"] == "remove":
-            lines.write(job, pool, left.held_bytes if left is not None else 0, 0, freed=int(result["freed_bytes"]))
+            rewriting.write_line(
+                job, pool, left.held_bytes if left is not None else 0, 0, freed=int(result["freed_bytes"])
+            )
             return told | {"freed_bytes": int(result["freed_bytes"])}
         if image is not None:
             rewriting.image_replaced(image, result, moving.sibling(image, unb64(result["name_b64"])))
-        lines.write(job, pool, result["before_bytes"], result["after_bytes"], freed=int(result["freed_bytes"]))
+        rewriting.write_line(job, pool, result["before_bytes"], result["after_bytes"], freed=int(result["freed_bytes"]))
         return told | {"before_bytes": result["before_bytes"], "after_bytes": result["after_bytes"]}
 
     def ended(self, job: Job) -> None:

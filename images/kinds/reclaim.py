@@ -6,9 +6,8 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from images.kinds.stages import WRITTEN
-from images.ledger import lines
 from images.models import Image
-from images.rewrite import neighbours, refusals, space
+from images.rewrite import neighbours, record, refusals, space
 from images.rewrite.kind import (
     REWRITE_OPTIONS,
     Choice,
@@ -23,7 +22,7 @@ from storage_admin.agent.formats.facts import Facts
 from storage_admin.agent.measure import prediction
 from storage_admin.agent.rewrite.copying import creation_options
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plans import Refusal
+from storage_admin.jobs.plan_and_progress import Refusal
 
 
 class Reclaim(Rewriting):
@@ -107,9 +106,9 @@ class Reclaim(Rewriting):
         if event["event"] != protocol.OCCUPIED:
             super().on_event(job, event)
         elif "after_bytes" in event:
-            lines.write_in_place(job, event["before_bytes"], event["after_bytes"], event.get("freed_bytes"))
+            record.write_line_in_place(job, event["before_bytes"], event["after_bytes"], event.get("freed_bytes"))
         else:
-            lines.begin_in_place(job, event["before_bytes"])
+            record.begin_line_in_place(job, event["before_bytes"])
 
 
 def chosen_method(image: Image, options: dict[str, Any]) -> tuple[str, str]:

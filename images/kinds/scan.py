@@ -26,8 +26,7 @@ from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import services
 from storage_admin.jobs.kinds import JobKind, Target
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plans import Plan
-from storage_admin.jobs.recorder import Recorder
+from storage_admin.jobs.plan_and_progress import Plan, Recorder
 from storage_admin.words import plural
 
 

@@ -14,7 +14,7 @@ from storage_admin.errors import NotFoundError
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs.kinds import JobKind, Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plans import Plan
+from storage_admin.jobs.plan_and_progress import Plan
 
 
 def find(image_id: int) -> Image:

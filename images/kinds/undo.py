@@ -8,7 +8,6 @@ from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
 from images.kinds.targets import ancestors, facts, find, locks_on, silent_storage
-from images.ledger import lines
 from images.models import Image
 from images.rewrite import guest_locks, holding, in_use, moving, needed_as_it_is, refusals, repointing
 from images.rewrite import (
@@ -23,7 +22,7 @@ from storage_admin.hosts.names import display
 from storage_admin.jobs import claims, services
 from storage_admin.jobs.kinds import JobKind, Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job, JobLog
-from storage_admin.jobs.plans import Affected, Plan, Refusal
+from storage_admin.jobs.plan_and_progress import Affected, Plan, Refusal
 
 PUT_BACK = Unsuccessful(
     gettext_noop("The image is the original or what it was before this job, never a mixture."),
@@ -308,7 +307,9 @@ def undone_for_good(undo: Job, undone: Job, image: Image | None, gone: int, free
     rewriting.close_undo(undone, Job.UndoState.UNDONE, 0)
     # What the job itself took is given back. The rest was written into the new file since, or was not freed.
     if others := freed - rewriting.made_bytes(undone):
-        lines.write(undo, image.pool if image is not None else None, gone, gone if back is None else back, freed=others)
+        rewriting.write_line(
+            undo, image.pool if image is not None else None, gone, gone if back is None else back, freed=others
+        )
 
 
 def _warnings(job: Job, options: dict[str, Any]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from storage_admin.guests.models import GuestDisk
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.names import path_key
 from storage_admin.jobs.models import Elapsed
-from storage_admin.jobs.plans import Refusal
+from storage_admin.jobs.plan_and_progress import Refusal
 
 #: What was changed so lately may be about to be used.
 YOUNG = timedelta(hours=1)

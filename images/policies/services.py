@@ -13,8 +13,7 @@ from images.policies.scope import require_reach
 from images.policies.shape import Rules
 from images.policies.validation import clean
 from images.rewrite import record
-from storage_admin.accounts.models import Actor, Role
-from storage_admin.accounts.services import audit
+from storage_admin.accounts.models import Actor, Role, audit
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.jobs import automation

@@ -19,8 +19,7 @@ from django.utils.translation import gettext as _
 from images.models import Image
 from images.rewrite import neighbours
 from images.scan import shared_storages
-from storage_admin.accounts.models import SYSTEM
-from storage_admin.accounts.services import audit
+from storage_admin.accounts.models import SYSTEM, audit
 from storage_admin.agent.protocol import HELD_LOCK, HostError, RefusedError
 from storage_admin.guests.models import OFF_STATES, Guest, GuestDisk
 from storage_admin.hosts import transport
@@ -34,7 +33,7 @@ from storage_admin.hosts.proxmox.errors import NotThereError, guest_locked
 from storage_admin.hosts.proxmox.pvesh import Pvesh
 from storage_admin.jobs import claims
 from storage_admin.jobs.models import Job, JobLog
-from storage_admin.jobs.plans import Refusal
+from storage_admin.jobs.plan_and_progress import Refusal
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from images.kinds.targets import RewriteKind, ancestors, facts, find
-from images.ledger import lines
 from images.models import Image
 from images.orphans.evidence import READS_ON
 from images.rewrite import forecasts, guest_locks, in_use, moving, neighbours, refusals, space, wait_for_guests
@@ -23,7 +22,7 @@ from storage_admin.agent.protocol import SPACE, RefusedError, unb64
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs.kinds import Target
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plans import Affected, Plan, Refusal
+from storage_admin.jobs.plan_and_progress import Affected, Plan, Refusal
 from storage_admin.words import Translatable
 
 #: Options that every rewriting kind takes.
@@ -236,9 +235,9 @@ class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
             rewriting.image_replaced(image, result, moving.sibling(image, unb64(name)) if name else None)
         if held:
             rewriting.keep_undo(job, result["held_bytes"], timedelta(hours=job.options["undo_hours"]))
-            lines.write_held(job, image.pool, before, after, result.get("made_bytes"))
+            rewriting.write_held_line(job, image.pool, before, after, result.get("made_bytes"))
         elif result["swapped"] or before != after:
-            lines.write(job, image.pool, before, after, freed=result["freed_bytes"])
+            rewriting.write_line(job, image.pool, before, after, freed=result["freed_bytes"])
         shown = {
             "before_bytes": before,
             "predicted_after_bytes": job.plan.get("predicted_after_bytes"),

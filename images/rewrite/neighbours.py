@@ -31,7 +31,7 @@ from storage_admin.guests.models import Guest, GuestDisk
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.names import display
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plans import Refusal
+from storage_admin.jobs.plan_and_progress import Refusal
 
 _TABLE = Image._meta.db_table
 # UNION, not UNION ALL: a row that was found already is not followed again, so that a cycle ends.

@@ -10,7 +10,7 @@ from images.rewrite.kind import Rewriting
 from storage_admin.accounts.models import Actor, Role
 from storage_admin.errors import InvalidError
 from storage_admin.jobs import kinds
-from storage_admin.jobs.plans import Plan
+from storage_admin.jobs.plan_and_progress import Plan
 
 
 def image_kinds() -> list[ImageKind]:

@@ -10,7 +10,7 @@ from storage_admin.hosts import transport
 from storage_admin.hosts.libvirt import alone
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.proxmox import by_api_alone
-from storage_admin.jobs.plans import Refusal
+from storage_admin.jobs.plan_and_progress import Refusal
 
 #: Chains deeper than that are refused: walking them costs more than they are worth, and they hint at a mistake.
 DEEPEST_CHAIN = 64

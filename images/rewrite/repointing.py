@@ -19,8 +19,7 @@ from django.utils.translation import gettext as _
 
 from images.models import Image
 from images.rewrite import guest_locks, in_use, linked_clones
-from storage_admin.accounts.models import SYSTEM
-from storage_admin.accounts.services import audit
+from storage_admin.accounts.models import SYSTEM, audit
 from storage_admin.agent.protocol import HostError, RefusedError, b64, unb64
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.guest_facts import GuestFacts
@@ -31,7 +30,7 @@ from storage_admin.hosts.models import Host
 from storage_admin.hosts.names import display
 from storage_admin.jobs import claims
 from storage_admin.jobs.models import Job, JobLog
-from storage_admin.jobs.plans import Refusal
+from storage_admin.jobs.plan_and_progress import Refusal
 
 #: What libvirt calls the formats that it knows.
 DRIVERS = {"qcow2": "qcow2", "raw": "raw", "vmdk": "vmdk", "vdi": "vdi", "vpc": "vpc"}

@@ -1,4 +1,4 @@
-"""Space: what an analysis said that an image could give back, and what jobs need for their work.
+"""Space: what an analysis said that an image could give back, what jobs need for their work, and the sums of pools.
 
 An estimate stands on the image's row. What the queued and running jobs were admitted with is reserved on its
 filesystem. Jobs of one host run one after another, or as many at once as it allows, so that the scratch space of most
@@ -13,17 +13,18 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from django.db.models import F, Q, QuerySet
+from django.db.models import Count, F, Q, QuerySet, Sum
 from django.utils.translation import gettext as _
 
 from images.kinds.stages import WRITTEN
 from images.models import Image
 from images.rewrite import refusals
+from images.scan import shared_storages
 from storage_admin.agent.measure import preallocation
 from storage_admin.agent.measure.prediction import best
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plans import Plan, Refusal
+from storage_admin.jobs.plan_and_progress import Plan, Refusal
 
 #: The formats that each method is offered for; an estimate for another one is a fact, but no offer.
 FORMATS = {"compress": ("qcow2",), "copy": ("qcow2", "raw", "vdi", "vmdk", "vpc"), "in_place": ("qcow2", "raw")}
@@ -332,3 +333,33 @@ def _load(pool: StoragePool) -> _Filesystem:
         running[host_id] += rewrites and state == Job.State.RUNNING
         there.slots[host_id] = max(max_jobs, running[host_id], 1)
     return there
+
+
+def write_totals(pools: Iterable[StoragePool]) -> None:
+    """Sums of the images that are there, each inode once."""
+    for pool in pools:
+        there = Image.objects.filter(pool=shared_storages.listed_in(pool)).exclude(state__in=Image.NOT_THERE)
+        sums = there.filter(nlink=1).aggregate(
+            count=Count("pk"), allocated=Sum("allocated_size"), virtual=Sum("virtual_size"),
+            reclaimable=Sum("reclaimable_bytes"), measured=Count("allocated_size"),
+        )  # fmt: skip
+        linked = {
+            (dev, inode): sizes
+            for dev, inode, *sizes in there.filter(nlink__gt=1).values_list(
+                "dev", "inode", "allocated_size", "virtual_size", "reclaimable_bytes"
+            )
+        }
+        columns = zip(*linked.values(), strict=True) if linked else ((), (), ())
+        allocated, virtual, reclaimable = ([value for value in column if value is not None] for column in columns)
+        known = [value for value in (sums["reclaimable"], *reclaimable) if value is not None]
+        # Without one of them, the sum would be too small.
+        measured = sums["measured"] == sums["count"] and len(allocated) == len(linked)
+        count = sums["count"] + len(linked)
+        # Nobody has listed it yet: that it has none is not known.
+        listed = bool(count) or pool.last_scanned is not None
+        StoragePool.objects.filter(pk=pool.pk).update(
+            images_count=count,
+            allocated_bytes=(sums["allocated"] or 0) + sum(allocated) if measured and listed else None,
+            virtual_bytes=(sums["virtual"] or 0) + sum(virtual) if listed else None,
+            reclaimable_bytes=sum(known) if known else None,
+        )

@@ -24,8 +24,7 @@ from django.utils.translation import gettext_lazy as _
 from images.kinds.targets import ancestors
 from images.models import Image
 from images.rewrite import in_use, record
-from storage_admin.accounts.models import SYSTEM
-from storage_admin.accounts.services import audit
+from storage_admin.accounts.models import SYSTEM, audit
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.guests.models import OFF_STATES, Guest
 from storage_admin.hosts.libvirt import control
@@ -34,7 +33,7 @@ from storage_admin.hosts.models import Host
 from storage_admin.jobs import claims, services
 from storage_admin.jobs.kinds import Wait
 from storage_admin.jobs.models import Job, JobLog, ResourceLock
-from storage_admin.jobs.plans import Refusal
+from storage_admin.jobs.plan_and_progress import Refusal
 from storage_admin.jobs.routing import ring_now
 
 #: Options of every rewriting job.

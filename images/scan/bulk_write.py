@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from django.db import connection
-from django.db.models import Count, F, Q, QuerySet, Sum
+from django.db.models import F, Q, QuerySet
 
 from images.models import Image, ImageSample, ImageUse
 from images.orphans import host_facts
@@ -192,36 +192,6 @@ def set_held(images: QuerySet[Image], busy: Iterable[tuple[str, str, str]]) -> b
     for reason, ids in by_reason.items():
         changed += images.filter(pk__in=ids).update(held=reason)
     return changed > 0
-
-
-def write_totals(pools: Iterable[StoragePool]) -> None:
-    """Sums of the images that are there, each inode once."""
-    for pool in pools:
-        there = Image.objects.filter(pool=shared_storages.listed_in(pool)).exclude(state__in=Image.NOT_THERE)
-        sums = there.filter(nlink=1).aggregate(
-            count=Count("pk"), allocated=Sum("allocated_size"), virtual=Sum("virtual_size"),
-            reclaimable=Sum("reclaimable_bytes"), measured=Count("allocated_size"),
-        )  # fmt: skip
-        linked = {
-            (dev, inode): sizes
-            for dev, inode, *sizes in there.filter(nlink__gt=1).values_list(
-                "dev", "inode", "allocated_size", "virtual_size", "reclaimable_bytes"
-            )
-        }
-        columns = zip(*linked.values(), strict=True) if linked else ((), (), ())
-        allocated, virtual, reclaimable = ([value for value in column if value is not None] for column in columns)
-        known = [value for value in (sums["reclaimable"], *reclaimable) if value is not None]
-        # Without one of them, the sum would be too small.
-        measured = sums["measured"] == sums["count"] and len(allocated) == len(linked)
-        count = sums["count"] + len(linked)
-        # Nobody has listed it yet: that it has none is not known.
-        listed = bool(count) or pool.last_scanned is not None
-        StoragePool.objects.filter(pk=pool.pk).update(
-            images_count=count,
-            allocated_bytes=(sums["allocated"] or 0) + sum(allocated) if measured and listed else None,
-            virtual_bytes=(sums["virtual"] or 0) + sum(virtual) if listed else None,
-            reclaimable_bytes=sum(known) if known else None,
-        )
 
 
 def sample_pools(pools: Iterable[StoragePool], at: datetime) -> None:

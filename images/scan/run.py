@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from images.models import Image
 from images.orphans import host_facts as world
-from images.rewrite import holding, moving
+from images.rewrite import holding, moving, space
 from images.scan import bulk_write, hypervisors, shared_storages
 from images.scan import rows as scan_rows
 from images.scan.hypervisors import Told
@@ -149,10 +149,10 @@ class ScanRun:
             bulk_write.add_samples(host, self.at)
             host.resolved_scan = self.job.pk
             host.save(update_fields=["resolved_scan"])
-            bulk_write.write_totals(pools.values())
+            space.write_totals(pools.values())
         else:
             known = [pool.allocated_bytes is not None and pool.last_scanned is not None for pool in pools.values()]
-            bulk_write.write_totals(pool for pool, is_known in zip(pools.values(), known, strict=True) if not is_known)
+            space.write_totals(pool for pool, is_known in zip(pools.values(), known, strict=True) if not is_known)
         bulk_write.sample_pools(pools.values(), self.at)
         holding.note_seen(self.job.host_id, self.job.pk)
         images = sum(pool["images"] for pool in self.pool_facts)

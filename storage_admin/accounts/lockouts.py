@@ -18,8 +18,7 @@ from django.utils import timezone
 
 from storage_admin.accounts import refusals
 from storage_admin.accounts.addresses import address_of, tries_of
-from storage_admin.accounts.models import Actor, Role, User
-from storage_admin.accounts.services import audit
+from storage_admin.accounts.models import Actor, Role, User, audit
 
 TOO_MANY_REQUESTS = 429
 

@@ -297,6 +297,22 @@ class AuditEntry(models.Model):
         raise AppendOnlyError("The audit trail is append-only.")
 
 
+def audit(
+    actor: Actor,
+    what: str,
+    target: object = "",
+    *,
+    before: object = None,
+    after: object = None,
+    refused: bool = False,
+) -> None:
+    """Records what ``actor`` did, or was refused; ``before`` and ``after`` are whatever JSON can carry."""
+    AuditEntry.objects.create(
+        who=actor.name, what=what, target=str(target), before=before, after=after, refused=refused,
+        address=actor.address,
+    )  # fmt: skip
+
+
 class RefusedAttempts(models.Model):
     """What is refused again and again stands once in the trail; how often it was since, is counted here."""
 

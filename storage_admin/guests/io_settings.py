@@ -19,8 +19,7 @@ from storage_admin.hosts.proxmox import limits as proxmox_limits
 from storage_admin.hosts.proxmox.errors import RIGHT_MISSING
 from storage_admin.hosts.proxmox.guests import limits_of
 from storage_admin.jobs.models import JobLog
-from storage_admin.jobs.plans import Refusal
-from storage_admin.jobs.recorder import Recorder
+from storage_admin.jobs.plan_and_progress import Recorder, Refusal
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,7 @@ from storage_admin.hosts.proxmox.errors import RIGHT_MISSING, NotThereError
 from storage_admin.hosts.proxmox.permissions import FEATURES, MissingRight, Permissions
 from storage_admin.hosts.proxmox.tasks import Outcome
 from storage_admin.jobs.models import JobLog
-from storage_admin.jobs.plans import Refusal
-from storage_admin.jobs.recorder import Recorder
+from storage_admin.jobs.plan_and_progress import Recorder, Refusal
 
 #: Seconds that an answer may take while somebody waits for a plan.
 PLAN_SECONDS = 8.0

@@ -8,8 +8,7 @@ from typing import Any
 from django.db import transaction
 from django.utils.translation import gettext as _
 
-from storage_admin.accounts.models import Actor, Role
-from storage_admin.accounts.services import audit
+from storage_admin.accounts.models import Actor, Role, audit
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError
 from storage_admin.hosts import folders, transport

@@ -27,8 +27,7 @@ from django.conf import settings
 from django.db import connection
 from django.utils.translation import gettext as _
 
-from storage_admin.agent import bundle
-from storage_admin.agent.host import facts as hostfacts
+from storage_admin.agent import bundle, protocol
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.hosts import secrets, ssh
 from storage_admin.hosts.models import Host
@@ -38,7 +37,7 @@ from storage_admin.hosts.shells import LocalShell, Shell
 
 def machine_facts() -> dict[str, Any]:
     """What a host's capabilities say of the machine itself, as a scan writes it."""
-    return {"hostname": socket.gethostname(), "machine_id": hostfacts.machine_id()}
+    return {"hostname": socket.gethostname(), "machine_id": protocol.machine_id()}
 
 
 def this_machine() -> str:

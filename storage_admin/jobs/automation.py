@@ -5,8 +5,7 @@ from datetime import datetime
 from django.db import transaction
 from django.utils import timezone
 
-from storage_admin.accounts.models import Actor, Role
-from storage_admin.accounts.services import audit
+from storage_admin.accounts.models import Actor, Role, audit
 from storage_admin.jobs.models import Automation, Job
 
 #: The id of the only row.

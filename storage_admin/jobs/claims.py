@@ -11,8 +11,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from storage_admin.accounts.models import Actor, Role
-from storage_admin.accounts.services import audit
+from storage_admin.accounts.models import Actor, Role, audit
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import unb64
 from storage_admin.events import services as events

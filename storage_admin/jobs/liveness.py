@@ -29,7 +29,7 @@ from storage_admin.hosts.session import AgentSession
 from storage_admin.jobs import claims, routing, services
 from storage_admin.jobs.kinds import JobKind
 from storage_admin.jobs.models import Job, JobLog, Worker
-from storage_admin.jobs.recorder import Recorder
+from storage_admin.jobs.plan_and_progress import Recorder
 
 logger = logging.getLogger(__name__)
 

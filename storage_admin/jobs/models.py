@@ -10,7 +10,7 @@ from django.db.models import Max, Q, QuerySet
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from storage_admin.agent.host.facts import STEP, Moment
+from storage_admin.agent.protocol import STEP, Moment
 from storage_admin.hosts.models import Host, PartialRows, StoragePool
 
 
@@ -117,7 +117,7 @@ class Job(PartialRows):
     #: Whether guests may still be locked at their hypervisor on the job's behalf.
     unlock_due = models.BooleanField(default=False)
 
-    # The job's line of the ledger, written by ``images.ledger.lines`` alone, in the transaction of its result. Bytes.
+    # The job's line of the ledger, written by ``images.rewrite.record`` alone, in the transaction of its result. Bytes.
     #: The pool whose space it changed; of one that was removed the id is left, as of a host. The names are as of then.
     space_pool = models.ForeignKey(
         StoragePool, null=True, on_delete=models.DO_NOTHING, related_name="+", db_constraint=False, db_index=False

@@ -23,7 +23,7 @@ from storage_admin.jobs import claims, kinds
 from storage_admin.jobs.kinds import JobKind
 from storage_admin.jobs.liveness import Silence, heart
 from storage_admin.jobs.models import Job, JobLog
-from storage_admin.jobs.recorder import Recorder, plain
+from storage_admin.jobs.plan_and_progress import Recorder, plain
 from storage_admin.jobs.routing import ring_now
 
 logger = logging.getLogger(__name__)

@@ -380,7 +380,7 @@ def test_a_scan_that_is_cancelled_leaves_the_one_before(
         return real(host, *args)
 
     monkeypatch.setattr(from_libvirt, "without_an_agent", cancelled)
-    monkeypatch.setattr("storage_admin.jobs.recorder.INTERVAL", 0.0)
+    monkeypatch.setattr("storage_admin.jobs.plan_and_progress.INTERVAL", 0.0)
     job = work("scan", host.pk)
     assert job.state == "cancelled", said(job)
     assert rows()["disk.img"].state == "ok"

@@ -12,7 +12,7 @@ from storage_admin.guests.models import Guest
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import kinds, reaper, runner, services
 from storage_admin.jobs.models import Job, ResourceLock
-from storage_admin.jobs.recorder import Recorder
+from storage_admin.jobs.plan_and_progress import Recorder
 from tests.factories import GuestFactory, ImageFactory
 from tests.guests.vms import OLD, WEB, conf, good, guest, host, reached, refusals, server, submit, web
 from tests.harness.proxmox import world

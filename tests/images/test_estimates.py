@@ -17,7 +17,7 @@ from images.selectors import images_for, overview
 from images.serializers import ImageSerializer
 from storage_admin.accounts.models import SYSTEM
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.recorder import Recorder
+from storage_admin.jobs.plan_and_progress import Recorder
 from tests.agent.harness import make_image, write
 from tests.factories import HostFactory, ImageFactory, JobFactory
 from tests.working import OPERATOR, image_at, reread, run, said, scan, this_machine, work

@@ -18,7 +18,7 @@ from storage_admin.hosts import transport
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import claims, reaper, services
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.recorder import Recorder
+from storage_admin.jobs.plan_and_progress import Recorder
 from tests.agent.harness import leftovers
 from tests.agent.recording import RecordingIO
 from tests.harness.processes import Daemon, wait_until

@@ -13,7 +13,7 @@ from images import tasks
 from images.alert_rules.looking import look
 from images.scan import hypervisors
 from images.scan.hypervisors import Told
-from storage_admin.agent.host.facts import Moment
+from storage_admin.agent.protocol import Moment
 from storage_admin.events.models import Alert
 from storage_admin.guests import services as guests
 from storage_admin.guests.models import Guest, GuestSpan

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage_admin.agent.formats import UnreadableError
-from storage_admin.agent.host.facts import Moment
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.measure.likeness import likeness
-from storage_admin.agent.protocol import INVALID, Arguments, HostError, RefusedError, display
+from storage_admin.agent.protocol import INVALID, Arguments, HostError, Moment, RefusedError, display
 from storage_admin.agent.qemu.node import Node
 from storage_admin.agent.swap.journal import Journal, JournalError, Stamp, parse_name
 from storage_admin.agent.swap.outcome import Identity, Made

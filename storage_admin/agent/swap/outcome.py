@@ -14,8 +14,8 @@ from storage_admin.agent import formats
 from storage_admin.agent.folders.pools import is_possible
 from storage_admin.agent.formats import qcow2
 from storage_admin.agent.formats.facts import Reader
-from storage_admin.agent.host.facts import Moment
 from storage_admin.agent.host.mounts import Mounts
+from storage_admin.agent.protocol import Moment
 from storage_admin.agent.swap import journal
 from storage_admin.agent.swap.journal import JournalError, Stamp
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from storage_admin.agent import protocol
 from storage_admin.agent.folders import image_folders, roots, scratch
 from storage_admin.agent.folders.pools import is_absolute, open_root
 from storage_admin.agent.formats import Facts, UnreadableError, guess, read_as
@@ -242,7 +243,7 @@ def look(request: Request, io: AgentIO) -> dict[str, Any]:
     args = _parse(request.args)
     mounts = Mounts.of_this_machine()
     silent = special_mounts.trusted([pool.path for pool in args.pools], mounts, io.check)
-    recorder, machine = Recorder(mounts), facts.machine_id() or socket.gethostname()
+    recorder, machine = Recorder(mounts), protocol.machine_id() or socket.gethostname()
     files, images, changed = _Files(), 0, 0
     for pool in args.pools:
         own, _others = _named(pool, args.pools, args.named)

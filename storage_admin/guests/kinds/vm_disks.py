@@ -25,8 +25,7 @@ from storage_admin.hosts.proxmox.storages import StorageFacts
 from storage_admin.jobs import runner, services
 from storage_admin.jobs.kinds import JobKind, Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job, JobLog
-from storage_admin.jobs.plans import Affected, Plan, Refusal
-from storage_admin.jobs.recorder import Recorder
+from storage_admin.jobs.plan_and_progress import Affected, Plan, Recorder, Refusal
 
 _DISK = {"type": "string", "minLength": 1, "maxLength": 40, "description": _("The disk (its target), such as scsi0.")}
 

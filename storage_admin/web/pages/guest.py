@@ -21,7 +21,7 @@ from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.selectors import in_scope
 from storage_admin.jobs import kinds, services
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plans import Plan
+from storage_admin.jobs.plan_and_progress import Plan
 from storage_admin.web.page import PageRequest, attempt, page, plan_digest, was_planned
 from storage_admin.web.pages.guests import cache_advice, discard_advice
 

@@ -20,7 +20,7 @@ from storage_admin.errors import InvalidError
 from storage_admin.guests.kinds.io_priority import LIMITS
 from storage_admin.guests.models import Guest
 from storage_admin.jobs import services
-from storage_admin.jobs.plans import Plan
+from storage_admin.jobs.plan_and_progress import Plan
 from storage_admin.web.page import PageRequest, page, plan_digest, was_planned
 from storage_admin.web.pages.guest import acceptance
 

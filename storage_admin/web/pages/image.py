@@ -23,7 +23,7 @@ from storage_admin.errors import NotFoundError
 from storage_admin.jobs import kinds, services
 from storage_admin.jobs.kinds import JobKind
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plans import Plan
+from storage_admin.jobs.plan_and_progress import Plan
 from storage_admin.jobs.selectors import jobs_for
 from storage_admin.web.page import PageRequest, attempt, page, plan_digest, shown_as, wants_fragment
 from storage_admin.web.pages.chain_tree import tree_of

@@ -21,7 +21,7 @@ from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import services
-from storage_admin.jobs.plans import Plan, Refusal
+from storage_admin.jobs.plan_and_progress import Plan, Refusal
 from storage_admin.jobs.selectors import answered_keys
 from storage_admin.web.page import NOT_PLANNED, PageRequest, page, plan_digest, wants_fragment
 from storage_admin.web.pages.rewrite import options_from

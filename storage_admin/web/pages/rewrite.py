@@ -26,7 +26,7 @@ from storage_admin.errors import InvalidError
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import services
 from storage_admin.jobs.kinds import JobKind
-from storage_admin.jobs.plans import Plan
+from storage_admin.jobs.plan_and_progress import Plan
 from storage_admin.web.forms import refusal_message
 from storage_admin.web.page import (
     NotShownError,
