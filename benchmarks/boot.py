@@ -8,10 +8,10 @@ from typing import Any
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from images.kinds.targets import ancestors, facts, find, locks_on
 from images.models import Image
 from images.rewrite import readers, refusals, space
 from images.rewrite.kind import format_below
+from images.rewrite.neighbours import ancestors, facts, find, locks_on
 from storage_admin.accounts.models import Actor, Role
 from storage_admin.agent.bench import boot as agent
 from storage_admin.agent.bench import memory

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from images.kinds.reclaim import Reclaim
-from images.kinds.targets import find
 from images.rewrite import wait_for_guests
+from images.rewrite.neighbours import find
 from storage_admin.accounts.models import Actor
 from storage_admin.jobs import kinds
 from storage_admin.jobs.kinds import JobKind, Wait

@@ -7,9 +7,10 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from images.kinds.scan import HostKind
-from images.kinds.targets import ImageKind, facts, find
 from images.models import Image
 from images.rewrite import record, refusals, space
+from images.rewrite.kind import ImageKind
+from images.rewrite.neighbours import facts, find
 from storage_admin.accounts.models import SYSTEM, Actor
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job

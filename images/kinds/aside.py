@@ -8,12 +8,13 @@ from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
 from images.kinds.scan import layout
-from images.kinds.targets import ImageKind, facts, find, locks_on, silent_storage
 from images.models import Image
 from images.orphans import ask_hypervisors, rows
 from images.orphans import refusals as against
 from images.rewrite import in_use, refusals
 from images.rewrite import record as rewriting
+from images.rewrite.kind import ImageKind
+from images.rewrite.neighbours import facts, find, locks_on, silent_storage
 from images.scan import known
 from storage_admin.accounts.models import Actor, Role
 from storage_admin.agent.protocol import RefusedError, b64

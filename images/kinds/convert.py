@@ -8,7 +8,6 @@ from django.utils.translation import gettext_lazy as _
 
 from images.kinds import creation
 from images.kinds.stages import WRITTEN
-from images.kinds.targets import ancestors, find, locks_on
 from images.models import Image
 from images.rewrite import (
     forecasts,
@@ -22,6 +21,7 @@ from images.rewrite import (
     repointing,
 )
 from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting, beside
+from images.rewrite.neighbours import ancestors, find, locks_on
 from storage_admin.accounts.models import Actor
 from storage_admin.agent.folders.pools import ENDINGS, wrong_name, wrong_name_for
 from storage_admin.agent.protocol import b64

@@ -6,7 +6,6 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from images.kinds.stages import WRITTEN
-from images.kinds.targets import find
 from images.models import Image
 from images.rewrite import forecasts, guest_locks, linked_clones, neighbours, readers, repointing, space
 from images.rewrite.kind import (
@@ -18,6 +17,7 @@ from images.rewrite.kind import (
     swap_commands,
     verify_commands,
 )
+from images.rewrite.neighbours import find
 from storage_admin.guests.models import GuestDisk
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Refusal

@@ -5,11 +5,11 @@ from typing import Any
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from images.kinds.targets import locks_on
 from images.kinds.undo import PUT_BACK, REMOVED
 from images.models import Image
 from images.rewrite import guest_locks, in_use, moving, needed_as_it_is, refusals
 from images.rewrite import record as rewriting
+from images.rewrite.neighbours import locks_on
 from images.scan import known
 from images.scan.known import Leftover
 from storage_admin.accounts.models import Actor, Role

@@ -7,12 +7,12 @@ from django.db.models import Q
 from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
-from images.kinds.targets import ancestors, facts, find, locks_on, silent_storage
 from images.models import Image
 from images.rewrite import guest_locks, holding, in_use, moving, needed_as_it_is, refusals, repointing
 from images.rewrite import (
     record as rewriting,
 )
+from images.rewrite.neighbours import ancestors, facts, find, locks_on, silent_storage
 from images.scan import look
 from storage_admin.accounts.models import SYSTEM, Actor, Role
 from storage_admin.agent import protocol

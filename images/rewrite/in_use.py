@@ -14,9 +14,9 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
-from images.kinds.targets import descendants
 from images.models import Image
 from images.rewrite import refusals
+from images.rewrite.neighbours import descendants
 from images.scan import hypervisors, shared_storages
 from storage_admin.agent.protocol import HostError, RefusedError, b64
 from storage_admin.guests.models import OFF_STATES, Guest, GuestDisk

@@ -4,9 +4,8 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
-from images.kinds.targets import ImageKind
 from images.models import Image
-from images.rewrite.kind import Rewriting
+from images.rewrite.kind import ImageKind, Rewriting
 from storage_admin.accounts.models import Actor, Role
 from storage_admin.errors import InvalidError
 from storage_admin.jobs import kinds

@@ -21,9 +21,9 @@ from typing import Any
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from images.kinds.targets import ancestors
 from images.models import Image
 from images.rewrite import in_use, record
+from images.rewrite.neighbours import ancestors
 from storage_admin.accounts.models import SYSTEM, audit
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.guests.models import OFF_STATES, Guest

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from images.kinds.targets import locks_on
 from images.models import Image, ImageUse
+from images.rewrite.neighbours import locks_on
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError
 from storage_admin.guests.models import Guest

@@ -57,7 +57,7 @@ def is_possible(name: bytes) -> bool:
 def wrong_name(name: bytes) -> str:
     """Why no new image can be called that, in a few words; empty where it can, as far as its format is not looked at.
 
-    What is no name because of NUL or ``..`` is refused with its path (:func:`.pools.components`).
+    What is no name because of NUL or ``..`` is refused with its path (:func:`components`).
     """
     if not fits_in_folder(name) or is_ours(name) or b"\n" in name:
         return f"the target needs a name of 1 to {LONGEST} bytes that is none of a job's own files (.sa-…)"

@@ -16,9 +16,9 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_http_methods
 
-from images.kinds.targets import ancestors
 from images.models import Image
 from images.rewrite.kind import Rewriting
+from images.rewrite.neighbours import ancestors
 from images.rewrite.refusals import RESERVE_BYTES, RESERVE_PERCENT
 from storage_admin.accounts.models import Role
 from storage_admin.agent.protocol import RefusedError
