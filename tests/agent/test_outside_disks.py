@@ -33,7 +33,7 @@ def opened(hidden: Path) -> Iterator[Watch]:
 
 def told(*paths: Path) -> dict[bytes, str]:
     """Why each of these disks is told of, by its name."""
-    rows = scan.bases([bytes(path) for path in paths], {}, Mounts.of_this_machine())
+    rows = scan.bases_outside([bytes(path) for path in paths], {}, Mounts.of_this_machine())
     return {protocol.unb64(row["path_b64"]).rpartition(b"/")[2]: row["why"] for row in rows}
 
 

@@ -107,7 +107,7 @@ def test_the_sums_of_a_file_are_those_of_filefrag(tmp_path: Path) -> None:
             file.write(b"x" * MIB)
             os.posix_fallocate(file.fileno(), 24 * MIB, 8 * MIB)
             os.fsync(file.fileno())
-            found = space.look(file.fileno(), lambda: None)
+            found = space.extents_of(file.fileno(), lambda: None)
         listed = subprocess.run(["filefrag", "-v", path], check=True, capture_output=True, text=True).stdout
         rows = [line.split(":") for line in listed.splitlines() if line.strip()[:1].isdigit() and ".." in line]
         sums = {

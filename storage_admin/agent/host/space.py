@@ -60,7 +60,7 @@ def has_blocks(fd: int, start: int, length: int) -> bool:
     return told is None or bool(told)
 
 
-def look(fd: int, check: Callable[[], None], shortest: int = 0) -> Extents | None:
+def extents_of(fd: int, check: Callable[[], None], shortest: int = 0) -> Extents | None:
     """Add up a file's extents.
 
     Args:
@@ -91,7 +91,7 @@ def look(fd: int, check: Callable[[], None], shortest: int = 0) -> Extents | Non
 
 def shared_bytes(fd: int) -> int:
     """Bytes of a file that other files have as well; 0 where the filesystem does not tell, or knows no such thing."""
-    found = look(fd, lambda: None)
+    found = extents_of(fd, lambda: None)
     return found.shared if found is not None else 0
 
 
