@@ -27,7 +27,7 @@ from benchmarks.serializers import (
     WatchBody,
     WatchSerializer,
 )
-from storage_admin.accounts.roles import Role
+from storage_admin.accounts.models import Role
 from storage_admin.errors import NotFoundError
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.selectors import pools_for

@@ -8,18 +8,18 @@ from typing import Any
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from images.kinds.targets import ancestors, facts, find, locks_on
 from images.models import Image
-from images.rewrite import estimates, readers, refusals
+from images.rewrite import readers, refusals, space
 from images.rewrite.kind import format_below
-from storage_admin.accounts.roles import Actor, Role
+from images.rewrite.neighbours import ancestors, facts, find, locks_on
+from storage_admin.accounts.models import Actor, Role
 from storage_admin.agent.bench import boot as agent
 from storage_admin.agent.bench import memory
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError
 from storage_admin.hosts.models import Host
 from storage_admin.jobs.kinds import Lock, StrictValidator
-from storage_admin.jobs.plans import Affected, Refusal
+from storage_admin.jobs.plan_and_progress import Affected, Refusal
 from storage_admin.words import size
 
 KIND = "boot"
@@ -180,7 +180,7 @@ class Boots:
 
 def _unpacked(image: Image) -> int:
     """What an image's own data takes when none of it is compressed."""
-    return max(image.occupied_bytes, estimates.predicted(image, "copy").high or 0)
+    return max(image.occupied_bytes, space.predicted(image, "copy").high or 0)
 
 
 def of(host: Host, options: dict[str, Any] | None) -> Boots:

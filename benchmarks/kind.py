@@ -10,13 +10,13 @@ from benchmarks.models import Benchmark, BenchmarkKind
 from benchmarks.profiles import Profile
 from images.rewrite import refusals, space
 from images.rewrite.space import Admitted, Need
-from storage_admin.accounts.roles import Actor
+from storage_admin.accounts.models import Actor
 from storage_admin.agent.protocol import RefusedError, b64
 from storage_admin.errors import NotFoundError
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs.kinds import JobKind, Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plans import Affected, Plan, Refusal
+from storage_admin.jobs.plan_and_progress import Affected, Plan, Refusal
 from storage_admin.words import seconds, size
 
 MOST_REPETITIONS = 20

@@ -11,7 +11,7 @@ from benchmarks.models import Benchmark, Sample
 from benchmarks.parsers.reading import read
 from benchmarks.parsers.readings import UnreadableError
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.recorder import plain
+from storage_admin.jobs.plan_and_progress import plain
 
 #: Of what a host says, so much is kept.
 MOST_NOTES = 100

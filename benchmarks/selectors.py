@@ -5,7 +5,7 @@ from django.db.models import Prefetch, QuerySet
 from benchmarks import results
 from benchmarks.models import Benchmark, Sample, Watch
 from benchmarks.results import Result
-from storage_admin.accounts.roles import Actor
+from storage_admin.accounts.models import Actor
 from storage_admin.hosts.selectors import in_scope
 
 #: Runs that can be compared at once, and that a history goes back.

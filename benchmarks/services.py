@@ -11,8 +11,7 @@ from benchmarks.parsers import bonnie
 from benchmarks.parsers.bonnie import BonnieRun
 from benchmarks.parsers.readings import UnreadableError
 from benchmarks.steps import WATCHABLE
-from storage_admin.accounts.roles import Actor, Role
-from storage_admin.accounts.services import audit
+from storage_admin.accounts.models import Actor, Role, audit
 from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import services

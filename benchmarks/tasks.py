@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from benchmarks import services
 from benchmarks.models import Watch
-from storage_admin.accounts.roles import SYSTEM
+from storage_admin.accounts.models import SYSTEM
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.jobs import automation

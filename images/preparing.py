@@ -9,7 +9,7 @@ from django.db import DatabaseError, connections
 
 from storage_admin.accounts.services import ensure_first_admin
 from storage_admin.agent.protocol import RefusedError
-from storage_admin.hosts import folders, machine
+from storage_admin.hosts import folders, transport
 from storage_admin.hosts.services import ensure_local_host
 from storage_admin.supervisor import database
 from storage_admin.supervisor.errors import SetupError
@@ -49,7 +49,7 @@ def prepare(say: Callable[[str], None], *, local: bool) -> str:
 
 def _register_this_machine(say: Callable[[str], None]) -> None:
     host = ensure_local_host()
-    if not machine.is_this(host):
+    if not transport.is_this_machine(host):
         say(
             f"The host local of this database is another machine ({host.name}): images of this one are not looked at. "
             "Add it as a host of its own, then start here: manage.py worker --host SLUG"

@@ -10,7 +10,7 @@ from rest_framework import serializers
 
 from images.models import Image, ImageSample
 from images.orphans.selectors import evidence
-from images.scan import leftovers
+from images.scan import known
 from images.selectors.guests import why_no_image
 from images.services import DECLARABLE
 from storage_admin.guests.models import Guest, GuestDisk
@@ -219,7 +219,7 @@ class PoolSerializer(Shown, serializers.ModelSerializer[StoragePool]):
 
     @extend_schema_field(LeftoverSerializer(many=True))
     def get_leftovers(self, pool: StoragePool) -> Any:
-        return LeftoverSerializer(leftovers.of_pool(pool), many=True).data
+        return LeftoverSerializer(known.leftovers_of(pool), many=True).data
 
     @extend_schema_field({"type": "integer"})
     def get_aside_bytes(self, pool: StoragePool) -> int:

@@ -5,8 +5,7 @@ from django.utils.translation import gettext as _
 
 from images.models import Image
 from images.scan import bulk_write
-from storage_admin.accounts.roles import Actor, Role
-from storage_admin.accounts.services import audit
+from storage_admin.accounts.models import Actor, Role, audit
 from storage_admin.errors import InvalidError
 
 #: Formats that an image can be declared to have.

@@ -14,14 +14,14 @@ from images.policies import clock, runs
 from images.rewrite import holding, libvirt_events, record, refusals, repointing, wait_for_guests
 from images.rewrite.libvirt_events import watchers
 from images.scan import hypervisors, look, vanished
-from storage_admin.accounts.roles import SYSTEM
+from storage_admin.accounts.models import SYSTEM
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import NotFoundError
-from storage_admin.guests import spans
+from storage_admin.guests import services as guests
 from storage_admin.hosts import key_pairs
 from storage_admin.hosts.models import Host
-from storage_admin.jobs import automation, elapsed, routing, services
-from storage_admin.jobs.models import Job
+from storage_admin.jobs import automation, routing, services
+from storage_admin.jobs.models import Elapsed, Job
 
 #: After a removal that failed, as on a folder that is not mounted, the next one waits for so long.
 TRY_AGAIN = timedelta(hours=1)
@@ -52,8 +52,8 @@ def expire_undo() -> None:
     seen again by a later round. Two rounds at once submit one removal: the second finds its lock. While automation is
     paused nothing is removed.
     """
-    passed = elapsed.tick()
-    if automation.is_paused() or elapsed.jump():
+    passed = Elapsed.tick()
+    if automation.is_paused() or Elapsed.clock_jump():
         return
     now = timezone.now()
     at_it = Job.objects.filter(target_kind="job", target_id=OuterRef("pk"))
@@ -117,7 +117,7 @@ def look_at_users_of_undo_copies() -> None:
     for host in Host.objects.filter(pk__in=holding.hosts_with_copies()):
         for told in hypervisors.ask(host):
             if told.answered:
-                spans.saw(host, told.kinds, {(guest.kind, guest.uid): guest.state for guest in told.guests})
+                guests.saw_run(host, told.kinds, {(guest.kind, guest.uid): guest.state for guest in told.guests})
 
 
 @shared_task(base=DjangoTask, ignore_result=True)

@@ -304,7 +304,7 @@ SPECTACULAR_SETTINGS: dict[str, Any] = {
         "DeliveryState": "storage_admin.events.models.Delivery.State",
         "UndoState": "storage_admin.jobs.models.Job.UndoState",
         "BenchmarkKind": "benchmarks.models.BenchmarkKind",
-        "RoleName": "storage_admin.accounts.roles.ROLE_CHOICES",
+        "RoleName": "storage_admin.accounts.models.ROLE_CHOICES",
     },
 }
 

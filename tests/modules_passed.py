@@ -18,6 +18,15 @@ from typing import Any
 OURS = ("storage_admin", "images", "benchmarks")
 
 
+def is_import(frame: FrameType | None) -> bool:
+    """Whether a module of the product is being imported: a class's body is then called as a function is."""
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__", "").partition(".")[0] in OURS:
+            return True
+        frame = frame.f_back
+    return False
+
+
 class Counter:
     """Appends each module of the product to a file, when the first of its functions is called."""
 
@@ -27,10 +36,9 @@ class Counter:
 
     def called(self, frame: FrameType, event: str, _of: Any) -> None:
         name = frame.f_globals.get("__name__", "")
-        if event == "call" and name not in self.seen and frame.f_code.co_name != "<module>":
+        if event == "call" and name not in self.seen and name.partition(".")[0] in OURS and not is_import(frame):
             self.seen.add(name)
-            if name.partition(".")[0] in OURS:
-                os.write(self.file, f"{name}\n".encode())
+            os.write(self.file, f"{name}\n".encode())
 
     def start(self) -> None:
         threading.setprofile(self.called)

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from images.kinds.reclaim import Reclaim
-from images.kinds.targets import find
 from images.rewrite import wait_for_guests
-from storage_admin.accounts.roles import Actor
+from images.rewrite.neighbours import find
+from storage_admin.accounts.models import Actor
 from storage_admin.jobs import kinds
 from storage_admin.jobs.kinds import JobKind, Wait
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plans import Plan
+from storage_admin.jobs.plan_and_progress import Plan
 
 _WAITING = wait_for_guests.WaitsForGuests()
 

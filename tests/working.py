@@ -17,13 +17,13 @@ from images.models import Image
 from images.rewrite import refusals
 from images.rewrite.libvirt_events import watchers
 from images.scan.run import ScanRun
-from storage_admin.accounts.roles import SYSTEM, Actor, Role
+from storage_admin.accounts.models import SYSTEM, Actor, Role
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.libvirt import reader
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.services import add_pool
 from storage_admin.jobs import routing, runner, services
-from storage_admin.jobs.heart import heart
+from storage_admin.jobs.liveness import heart
 from storage_admin.jobs.models import Job
 from tests.factories import HostFactory, UserFactory
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from images.rewrite import holding
 from storage_admin.events import services as events
 from storage_admin.events.services import Trouble
-from storage_admin.jobs import elapsed
+from storage_admin.jobs.models import Elapsed
 from storage_admin.words import size
 
 #: So many copies have an alert each; the page of each pool lists all.
@@ -25,9 +25,9 @@ def kept() -> Iterator[Trouble]:
 
 def clock() -> Iterator[Trouble]:
     """This machine's clock was set while it ran."""
-    if step := elapsed.jump():
+    if step := Elapsed.clock_jump():
         yield Trouble(
             events.CLOCK_JUMPED, "danger", f"The dashboard's clock was set by {step:+,.0f} s",
             "Nothing is removed by time until the clock is right again, or has been stable for "
-            f"{elapsed.SETTLED / 3600:.0f} hours. Check the time service of the dashboard's machine.",
+            f"{Elapsed.SETTLED / 3600:.0f} hours. Check the time service of the dashboard's machine.",
         )  # fmt: skip

@@ -18,7 +18,7 @@ from images.scan import vanished
 from images.selectors import MatchingImages, chain_of, history_of, images_for
 from images.serializers import ImageBody, ImageSerializer, SampleSerializer, SetAsideBody
 from images.services import declare_format
-from storage_admin.accounts.roles import Role
+from storage_admin.accounts.models import Role
 from storage_admin.jobs import services
 from storage_admin.jobs.serializers import EmptyBody, JobSerializer
 from storage_admin.rest.pagination import PAGE, page_of

@@ -15,7 +15,7 @@ from images.api.shapes import OverviewSerializer
 from images.filters import GuestFilters
 from images.selectors import guests_for, overview
 from images.serializers import GuestSerializer
-from storage_admin.accounts.roles import Role
+from storage_admin.accounts.models import Role
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.selectors import hosts_for
 from storage_admin.jobs import services

@@ -33,7 +33,7 @@ from images.policies.reasons import NOT_MEANT
 from images.policies.scope import hosts_of, policies_for, require_reach
 from images.policies.shape import Rules
 from images.policies.validation import clean
-from storage_admin.accounts.roles import Actor, Role
+from storage_admin.accounts.models import Actor, Role
 from storage_admin.jobs import automation
 from storage_admin.jobs.serializers import EmptyBody
 from storage_admin.rest.pagination import DEFAULT_LIMIT, LARGEST, MAX_LIMIT, PAGE, page_of, whole_number

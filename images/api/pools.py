@@ -15,7 +15,7 @@ from images.filters import PoolFilters
 from images.orphans.rows import bytes_aside
 from images.selectors import forecasts
 from images.serializers import NewPoolBody, PoolBody, PoolSerializer
-from storage_admin.accounts.roles import Role
+from storage_admin.accounts.models import Role
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.selectors import hosts_for, pools_for
 from storage_admin.hosts.services import confirm_folder, register_folder, remove_pool, update_pool

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from images.demo.recipes import RECIPES, DemoError, Recipe, Workshop
-from storage_admin.agent.folders.names import is_ours
+from storage_admin.agent.folders.pools import is_ours
 
 MARKER = ".storage-admin-demo.json"
 #: Images are made in here; scans pass over names that begin like this.

@@ -8,8 +8,7 @@ from django.db.models import Q
 
 from images.demo.recipes import DemoError
 from images.models import Image
-from storage_admin.accounts.roles import Actor, Role
-from storage_admin.accounts.services import audit
+from storage_admin.accounts.models import Actor, Role, audit
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts import folders
 from storage_admin.hosts.models import StoragePool

@@ -7,15 +7,14 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from images.kinds.scan import HostKind
-from images.kinds.targets import ImageKind, facts, find
 from images.models import Image
-from images.policies import bell
-from images.rewrite import estimates, refusals
-from images.scan import bulk_write
-from storage_admin.accounts.roles import SYSTEM, Actor
+from images.rewrite import record, refusals, space
+from images.rewrite.kind import ImageKind
+from images.rewrite.neighbours import facts, find
+from storage_admin.accounts.models import SYSTEM, Actor
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plans import Plan, Refusal
+from storage_admin.jobs.plan_and_progress import Plan, Refusal
 
 #: Images that one background job samples, and for how long each at most, in seconds.
 SAMPLE_IMAGES = 100
@@ -88,8 +87,8 @@ class Analyze(ImageKind):
                     ),
                 )
             ]
-        if image.declared_format not in estimates.SAMPLED_FORMATS:
-            known = ", ".join(estimates.SAMPLED_FORMATS)
+        if image.declared_format not in space.SAMPLED_FORMATS:
+            known = ", ".join(space.SAMPLED_FORMATS)
             return [
                 Refusal(
                     "unsupported_subformat",
@@ -114,13 +113,13 @@ class Analyze(ImageKind):
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         image = find(job.target_id)
-        estimates.record(image, self._asked[job.pk], result, timezone.now())
-        bulk_write.write_totals([image.pool])
+        space.record_estimate(image, self._asked[job.pk], result, timezone.now())
+        space.write_totals([image.pool])
         return result
 
     def ended(self, job: Job) -> None:
         self._asked.pop(job.pk, None)
-        bell.ring_after(job)
+        record.ring_policies_after(job)
 
 
 class Sample(HostKind):
@@ -143,7 +142,7 @@ class Sample(HostKind):
         return Plan(
             method="sample",
             reason=gettext("{count} images changed since they were analyzed.").format(
-                count=estimates.due(target_id).count()
+                count=space.due_for_estimates(target_id).count()
             ),
             refusals=tuple(refusals.without_agent(self.resolve(target_id).host)),
         )  # fmt: skip
@@ -152,7 +151,7 @@ class Sample(HostKind):
         return True
 
     def request(self, job: Job) -> dict[str, Any]:
-        chosen = list(estimates.due(job.host_id)[:SAMPLE_IMAGES])
+        chosen = list(space.due_for_estimates(job.host_id)[:SAMPLE_IMAGES])
         self._asked[job.pk] = {image.pk: bytes(image.fingerprint) for image in chosen}
         return {
             "images": [sampled(image) | {"id": image.pk} for image in chosen],
@@ -165,10 +164,10 @@ class Sample(HostKind):
         image = Image.objects.filter(pk=event["id"], host=job.host_id).first()
         asked = self._asked[job.pk].get(event["id"])
         if image is not None and asked is not None:
-            estimates.record(image, asked, event["data"], timezone.now())
+            space.record_estimate(image, asked, event["data"], timezone.now())
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
-        bulk_write.write_totals(job.host.pools.all())
+        space.write_totals(job.host.pools.all())
         return result
 
     def ended(self, job: Job) -> None:
@@ -177,6 +176,6 @@ class Sample(HostKind):
         if (
             job.state == Job.State.SUCCEEDED
             and (job.result or {}).get("analyzed")
-            and estimates.due(job.host_id).exists()
+            and space.due_for_estimates(job.host_id).exists()
         ):
             services.submit(SYSTEM, self.name, job.host_id, {})

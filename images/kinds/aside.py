@@ -8,21 +8,21 @@ from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
 from images.kinds.scan import layout
-from images.kinds.targets import ImageKind, facts, find, locks_on, silent_storage
-from images.ledger import lines
 from images.models import Image
 from images.orphans import ask_hypervisors, rows
 from images.orphans import refusals as against
-from images.rewrite import other_hosts, refusals
+from images.rewrite import in_use, refusals
 from images.rewrite import record as rewriting
+from images.rewrite.kind import ImageKind
+from images.rewrite.neighbours import facts, find, locks_on, silent_storage
 from images.scan import known
-from storage_admin.accounts.roles import Actor, Role
+from storage_admin.accounts.models import Actor, Role
 from storage_admin.agent.protocol import RefusedError, b64
 from storage_admin.errors import InvalidError
 from storage_admin.hosts.models import Host
 from storage_admin.jobs.kinds import Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plans import Affected, Plan, Refusal
+from storage_admin.jobs.plan_and_progress import Affected, Plan, Refusal
 
 
 class AsideKind(ImageKind):
@@ -95,7 +95,7 @@ class SetAside(AsideKind):
     def prepare(self, job: Job) -> None:
         image = find(job.target_id)
         ask_hypervisors.refuse_named(image)
-        other_hosts.refuse_used(image)
+        in_use.refuse_used_elsewhere(image)
 
     def request(self, job: Job) -> dict[str, Any]:
         image = find(job.target_id)
@@ -203,7 +203,7 @@ class DeleteAside(AsideKind):
     def prepare(self, job: Job) -> None:
         image = find(job.target_id)
         ask_hypervisors.refuse_named(image)
-        other_hosts.refuse_used(image, named=False)
+        in_use.refuse_used_elsewhere(image, named=False)
 
     def request(self, job: Job) -> dict[str, Any]:
         image = find(job.target_id)
@@ -213,7 +213,7 @@ class DeleteAside(AsideKind):
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         image = find(job.target_id)
         rows.deleted(image)
-        lines.write(job, image.pool, result["before_bytes"], 0, freed=result["freed_bytes"])
+        rewriting.write_line(job, image.pool, result["before_bytes"], 0, freed=result["freed_bytes"])
         return deletion_result(result["before_bytes"], result["freed_bytes"], result["seconds"])
 
 

@@ -7,12 +7,12 @@ from django.utils.translation import gettext_lazy as _
 
 from images.kinds.stages import WRITTEN
 from images.models import Image
-from images.rewrite import refusals, volume_chains
+from images.rewrite import neighbours, refusals
 from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting, beside, swap_commands, verify_commands
-from storage_admin.accounts.roles import Actor, Role
+from storage_admin.accounts.models import Actor, Role
 from storage_admin.agent.qemu.img import CHECKED, REPAIRED
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plans import Plan, Refusal
+from storage_admin.jobs.plan_and_progress import Plan, Refusal
 
 
 class Check(Rewriting):
@@ -47,7 +47,7 @@ class Check(Rewriting):
         kept = {"dirty_or_corrupt", "has_internal_snapshots"}
         kept |= {"immutable"} if options["repair"] == "none" else set()  # it is read alone
         found = [one for one in found if one.code not in kept or image.unreadable]
-        return found + ([] if options["repair"] == "none" else volume_chains.against_rewriting(image))
+        return found + ([] if options["repair"] == "none" else neighbours.against_rewriting(image))
 
     def plan_for(self, actor: Actor, image: Image, options: dict[str, Any]) -> Plan:
         if options["repair"] == "all":

@@ -8,22 +8,22 @@ from django.utils.translation import gettext_lazy as _
 
 from images.kinds import creation
 from images.kinds.stages import WRITTEN
-from images.kinds.targets import ancestors, find, locks_on
-from images.ledger import lines
 from images.models import Image
 from images.rewrite import (
     forecasts,
     guest_locks,
     linked_clones,
     needed_as_it_is,
+    neighbours,
     readers,
+    record,
     refusals,
     repointing,
-    volume_chains,
 )
 from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting, beside
-from storage_admin.accounts.roles import Actor
-from storage_admin.agent.folders.names import ENDINGS, wrong_name, wrong_name_for
+from images.rewrite.neighbours import ancestors, find, locks_on
+from storage_admin.accounts.models import Actor
+from storage_admin.agent.folders.pools import ENDINGS, wrong_name, wrong_name_for
 from storage_admin.agent.protocol import b64
 from storage_admin.agent.rewrite.conversion import OPTIONS, SUBFORMATS
 from storage_admin.errors import InvalidError
@@ -32,7 +32,7 @@ from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.names import display, path_key
 from storage_admin.jobs.kinds import Lock, Target
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plans import Plan, Refusal
+from storage_admin.jobs.plan_and_progress import Plan, Refusal
 
 
 class Convert(Rewriting):
@@ -261,7 +261,7 @@ class Convert(Rewriting):
             return told | {
                 "format": result["format"], "path": display(path), "pool": pool.pk, "inode": result["inode"],
             }  # fmt: skip
-        lines.write_beside(job, pool, result["after_bytes"])
+        record.write_line_beside(job, pool, result["after_bytes"])
         return {
             "before_bytes": result["before_bytes"], "after_bytes": result["after_bytes"], "held_bytes": 0,
             "freed_bytes": 0, "freed_at": None, "method": result["method"], "format": result["format"],
@@ -277,7 +277,7 @@ def _move(image: Image, options: dict[str, Any]) -> repointing.Move:
 
 def _against_replacing(image: Image, options: dict[str, Any]) -> list[Refusal]:
     move = _move(image, options)
-    found = volume_chains.against_standing_alone(image)
+    found = neighbours.against_standing_alone(image)
     found += [*repointing.refusals(image, move), *linked_clones.against_replacing(image)]
     if _goes(image, move):
         found += needed_as_it_is.refusals(

@@ -6,18 +6,8 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from images.kinds.stages import WRITTEN
-from images.kinds.targets import find
 from images.models import Image
-from images.rewrite import (
-    estimates,
-    forecasts,
-    guest_locks,
-    linked_clones,
-    neighbours,
-    readers,
-    repointing,
-    volume_chains,
-)
+from images.rewrite import forecasts, guest_locks, linked_clones, neighbours, readers, repointing, space
 from images.rewrite.kind import (
     REWRITE_OPTIONS,
     Choice,
@@ -27,9 +17,10 @@ from images.rewrite.kind import (
     swap_commands,
     verify_commands,
 )
+from images.rewrite.neighbours import find
 from storage_admin.guests.models import GuestDisk
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plans import Refusal
+from storage_admin.jobs.plan_and_progress import Refusal
 from storage_admin.words import plural
 
 
@@ -103,11 +94,11 @@ class Flatten(Rewriting):
             refusals=[
                 *against,
                 *foreign,
-                *volume_chains.against_standing_alone(image),
+                *neighbours.against_standing_alone(image),
                 *_recorded(image, options),
             ],
             by_hand=allowed,
-            warnings=[*_warnings(image, taken), *estimates.undone_preallocation(image), *linked_clones.warnings(image)],
+            warnings=[*_warnings(image, taken), *space.undone_preallocation(image), *linked_clones.warnings(image)],
             below={one.pk: _needed_by(one, image) for one in taken},
         )
 

@@ -5,22 +5,21 @@ from typing import Any
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from images.kinds.targets import locks_on
 from images.kinds.undo import PUT_BACK, REMOVED
-from images.ledger import lines
 from images.models import Image
-from images.rewrite import guest_locks, moving, needed_as_it_is, other_hosts, refusals, running_guests
+from images.rewrite import guest_locks, in_use, moving, needed_as_it_is, refusals
 from images.rewrite import record as rewriting
-from images.scan import leftovers
-from images.scan.leftovers import Leftover
-from storage_admin.accounts.roles import Actor, Role
+from images.rewrite.neighbours import locks_on
+from images.scan import known
+from images.scan.known import Leftover
+from storage_admin.accounts.models import Actor, Role
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import RefusedError, b64, unb64
 from storage_admin.errors import NotFoundError
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs.kinds import JobKind, Lock, Target
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plans import Affected, Plan, Refusal
+from storage_admin.jobs.plan_and_progress import Affected, Plan, Refusal
 
 _ALIVE = _(
     "This database does not know the job that left these files: another dashboard does, or did. If that one is still "
@@ -100,7 +99,7 @@ class SettleLeftover(JobKind):
 
     @staticmethod
     def _found(pool: StoragePool, options: dict[str, Any]) -> tuple[list[Refusal], Leftover | None, Image | None]:
-        left = leftovers.find(pool, options["job"])
+        left = known.find_leftover(pool, options["job"])
         if left is None or Job.objects.filter(uid=options["job"]).exists():
             sentence = gettext(
                 "{pool} has no files of such a job, or the job belongs to this dashboard: scan the host again."
@@ -112,7 +111,7 @@ class SettleLeftover(JobKind):
                 left,
                 None,
             )
-        image, against = leftovers.image_of(pool, left), refusals.without_agent(pool.host)
+        image, against = known.image_of(pool, left), refusals.without_agent(pool.host)
         if options["action"] == "restore":
             gone = Refusal(
                 "stale_plan", gettext("{shown} is not listed: scan the host again.").format(shown=left.shown)
@@ -131,8 +130,8 @@ class SettleLeftover(JobKind):
 
     def prepare(self, job: Job) -> None:
         if (image := self._restored(job)) is not None:
-            running_guests.check_guests_off(image)
-            other_hosts.refuse_used(image)
+            in_use.check_guests_off(image)
+            in_use.refuse_used_elsewhere(image)
 
     def before_swap(self, job: Job) -> None:
         if (image := self._restored(job)) is not None:
@@ -140,7 +139,7 @@ class SettleLeftover(JobKind):
 
     def exchanged(self, job: Job) -> None:
         if (image := self._restored(job)) is not None:
-            other_hosts.look_again(job, image)
+            in_use.look_again_elsewhere(job, image)
         guest_locks.look_again(job)
 
     def note_ready(self, job: Job, ready: dict[str, Any]) -> None:
@@ -160,7 +159,7 @@ class SettleLeftover(JobKind):
             return asked | {"format": image.declared_format or image.format if image is not None else ""}
         if image is None:
             return asked
-        return asked | guest_locks.asked(image) | other_hosts.asked(image) | needed_as_it_is.pools(image)
+        return asked | guest_locks.asked(image) | in_use.asked_elsewhere(image) | needed_as_it_is.pools(image)
 
     def on_event(self, job: Job, event: dict[str, Any]) -> None:
         if event["event"] != protocol.OCCUPIED:
@@ -168,17 +167,19 @@ class SettleLeftover(JobKind):
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         pool = _pool(job.target_id)
-        left = leftovers.find(pool, job.options["job"])
-        image = leftovers.image_of(pool, left) if left is not None else None
+        left = known.find_leftover(pool, job.options["job"])
+        image = known.image_of(pool, left) if left is not None else None
         pool.leftovers = [one for one in pool.leftovers if one["job"] != job.options["job"]]
         pool.save(update_fields=["leftovers"])
         told = {"of_job": job.options["job"], "action": job.options["action"]}
         if job.options["action"] == "remove":
-            lines.write(job, pool, left.held_bytes if left is not None else 0, 0, freed=int(result["freed_bytes"]))
+            rewriting.write_line(
+                job, pool, left.held_bytes if left is not None else 0, 0, freed=int(result["freed_bytes"])
+            )
             return told | {"freed_bytes": int(result["freed_bytes"])}
         if image is not None:
             rewriting.image_replaced(image, result, moving.sibling(image, unb64(result["name_b64"])))
-        lines.write(job, pool, result["before_bytes"], result["after_bytes"], freed=int(result["freed_bytes"]))
+        rewriting.write_line(job, pool, result["before_bytes"], result["after_bytes"], freed=int(result["freed_bytes"]))
         return told | {"before_bytes": result["before_bytes"], "after_bytes": result["after_bytes"]}
 
     def ended(self, job: Job) -> None:

@@ -6,9 +6,8 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from images.kinds.stages import WRITTEN
-from images.ledger import lines
 from images.models import Image
-from images.rewrite import estimates, neighbours, refusals, space, volume_chains
+from images.rewrite import neighbours, record, refusals, space
 from images.rewrite.kind import (
     REWRITE_OPTIONS,
     Choice,
@@ -23,7 +22,7 @@ from storage_admin.agent.formats.facts import Facts
 from storage_admin.agent.measure import prediction
 from storage_admin.agent.rewrite.copying import creation_options
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plans import Refusal
+from storage_admin.jobs.plan_and_progress import Refusal
 
 
 class Reclaim(Rewriting):
@@ -36,7 +35,7 @@ class Reclaim(Rewriting):
     stages = {"checking": (0, 2), "copying": (2, 70), "digging": (2, 99)} | WRITTEN
     properties = {
         "method": {
-            "enum": ["auto", *estimates.METHODS],
+            "enum": ["auto", *space.METHODS],
             "default": "auto",
             "description": _(
                 "auto chooses by the image's state, the host's tools, free space and the expected savings of each."
@@ -63,7 +62,7 @@ class Reclaim(Rewriting):
         return method != "in_place"
 
     def against(self, image: Image, options: dict[str, Any]) -> list[Refusal]:
-        found = refusals.for_rewrite(image) + volume_chains.against_rewriting(image)
+        found = refusals.for_rewrite(image) + neighbours.against_rewriting(image)
         if chosen_method(image, options)[0] != "in_place":
             return found
         # Digging changes nothing that anybody reads: snapshots and further names of the file keep what they have.
@@ -72,9 +71,9 @@ class Reclaim(Rewriting):
     def choose(self, image: Image, below: list[Image], options: dict[str, Any]) -> Choice:
         method, why = chosen_method(image, options)
         compression = chosen_compression(image, options["compression"]) if method == "compress" else ""
-        after, low, high = estimates.predicted(image, method, compression)
-        won = estimates.won_bytes(image, method, after)
-        undone = estimates.undone_preallocation(image, method)
+        after, low, high = space.predicted(image, method, compression)
+        won = space.won_bytes(image, method, after)
+        undone = space.undone_preallocation(image, method)
         if method == "in_place":
             return Choice(
                 method, _reason(image, why, after, won), _dig(image), after, low, high, won,
@@ -97,19 +96,19 @@ class Reclaim(Rewriting):
         asked: dict[str, Any] = {"method": method}
         if method == "compress":
             asked["compression"] = job.options["compression"]
-        if method != "in_place" and estimates.is_bound(image):
+        if method != "in_place" and space.is_bound(image):
             # With auto the agent has the last word on which compression: then the bound is one that holds for each.
             named = asked.get("compression", "auto")
-            asked["predicted_high"] = estimates.predicted(image, method, "" if named == "auto" else named).high
+            asked["predicted_high"] = space.predicted(image, method, "" if named == "auto" else named).high
         return asked
 
     def on_event(self, job: Job, event: dict[str, Any]) -> None:
         if event["event"] != protocol.OCCUPIED:
             super().on_event(job, event)
         elif "after_bytes" in event:
-            lines.write_in_place(job, event["before_bytes"], event["after_bytes"], event.get("freed_bytes"))
+            record.write_line_in_place(job, event["before_bytes"], event["after_bytes"], event.get("freed_bytes"))
         else:
-            lines.begin_in_place(job, event["before_bytes"])
+            record.begin_line_in_place(job, event["before_bytes"])
 
 
 def chosen_method(image: Image, options: dict[str, Any]) -> tuple[str, str]:
@@ -122,7 +121,7 @@ def chosen_method(image: Image, options: dict[str, Any]) -> tuple[str, str]:
     """
     if options["method"] != "auto":
         return options["method"], str(_SENTENCES[options["method"]])
-    possible = estimates.offered(image)
+    possible = space.offered(image)
     if not possible:
         none = gettext("No reclaim method supports images of this format")
         return "compress", none if image.declared_format else str(_SENTENCES["compress"])
@@ -149,7 +148,7 @@ _SENTENCES = {
 
 def _fits(image: Image, method: str, options: dict[str, Any]) -> bool:
     compression = chosen_compression(image, options.get("compression", "auto")) if method == "compress" else ""
-    high = estimates.predicted(image, method, compression).high
+    high = space.predicted(image, method, compression).high
     scratch = high if high is not None else image.occupied_bytes
     lasting = space.lasting_bytes(scratch, image.occupied_bytes, goes=not options.get("undo_hours"))
     need = space.Need(image.host_id, scratch, lasting)
@@ -176,9 +175,9 @@ def _cannot(image: Image, method: str, options: dict[str, Any]) -> list[Refusal]
             "holes are punched in it. Reclaim it by a copy."
         ).format(pool=image.pool.name, image=image.name)
         return [Refusal("unsupported_pool", why)]
-    if not image.declared_format or image.declared_format in estimates.FORMATS[method]:
+    if not image.declared_format or image.declared_format in space.FORMATS[method]:
         return []
-    can = gettext(" and ").join(estimates.FORMATS[method])
+    can = gettext(" and ").join(space.FORMATS[method])
     if options["method"] == "auto":
         why = gettext(
             "No reclaim method supports {format} images. Convert it instead: that leaves out zeros, and a qcow2 can be "
@@ -198,7 +197,7 @@ def _cannot(image: Image, method: str, options: dict[str, Any]) -> list[Refusal]
 def _reason(image: Image, why: str, after: int | None, won: int | None) -> str:
     if after is None or won is None:
         return gettext("{why}. Its savings are unknown until the image is sampled.").format(why=why)
-    if shared := estimates.shared_bytes(image):
+    if shared := space.shared_bytes(image):
         return gettext(
             "{why}. This frees {won:,} bytes: {shared:,} of the image are shared with other files and stay allocated."
         ).format(why=why, won=max(won, 0), shared=shared)
@@ -239,7 +238,7 @@ def _dig(image: Image) -> list[list[str]]:
 def _copy(image: Image, below: list[Image], method: str, compression: str, options: dict[str, Any]) -> list[list[str]]:
     """The commands as an admin would type them; the agent names the files by descriptors instead."""
     form, header = image.declared_format, image.header
-    if form not in estimates.FORMATS[method] or image.virtual_size is None or image.unreadable:
+    if form not in space.FORMATS[method] or image.virtual_size is None or image.unreadable:
         return []
     if method == "copy":
         compression = image.compression or "zlib"

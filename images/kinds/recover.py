@@ -12,18 +12,17 @@ from django.utils.translation import ngettext
 from images.kinds import recover_without_journal
 from images.kinds.scan import HostKind
 from images.kinds.undo import state_after_removal, undone_for_good
-from images.ledger import lines
 from images.models import Image
 from images.orphans import recovery, rows
 from images.rewrite import record as rewriting
 from images.rewrite import refusals, repointing
-from storage_admin.accounts.roles import Actor
+from storage_admin.accounts.models import Actor
 from storage_admin.agent.protocol import b64, unb64
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import claims, kinds
 from storage_admin.jobs.claims import tell_end
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plans import Plan
+from storage_admin.jobs.plan_and_progress import Plan
 
 
 class Settled(Enum):
@@ -229,16 +228,16 @@ def _finished_after_all(lost: Job, found: dict[str, Any]) -> None:
         _replaced(image, found)
     pool = image.pool if image is not None else None
     if not _in_its_place(lost):
-        lines.write_beside(lost, StoragePool.objects.filter(pk=found["pool"]).first(), made)
+        rewriting.write_line_beside(lost, StoragePool.objects.filter(pk=found["pool"]).first(), made)
     elif waits:
         rewriting.keep_undo(lost, found["undo_bytes"], timedelta(hours=float(lost.options.get("undo_hours", 24))))
-        lines.write_held(lost, pool, before, made, given)
+        rewriting.write_held_line(lost, pool, before, made, given)
     elif gone:
         rewriting.keep_undo(lost, goes, timedelta())
-        lines.write_held(lost, pool, before, made, given)
+        rewriting.write_held_line(lost, pool, before, made, given)
         rewriting.undo_copy_lost(lost, found["detail"], found=found)
     else:
-        lines.write(lost, pool, before, made, freed=freed)
+        rewriting.write_line(lost, pool, before, made, freed=freed)
 
 
 def _in_its_place(job: Job) -> bool:

@@ -9,9 +9,8 @@ from typing import Any
 
 from django.db.models import QuerySet
 
-from images.ledger import lines
 from images.models import Image
-from images.rewrite import moving
+from images.rewrite import moving, record
 from images.rewrite.kind import Rewriting
 from storage_admin.agent.protocol import b64
 from storage_admin.jobs import claims, kinds
@@ -87,7 +86,7 @@ def settle_in_place(recovery: Job, found: dict[str, Any]) -> None:
         return
     before = job.before_bytes
     if before is not None:
-        lines.write_in_place(job, before, found["bytes"])
+        record.write_line_in_place(job, before, found["bytes"])
         claims.log(job, f"recovered: {before - found['bytes']} bytes were freed before it was interrupted")
 
 

@@ -8,26 +8,25 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from images.models import Image
-from images.rewrite import estimates, refusals
+from images.rewrite import refusals, space
 from images.rewrite import wait_for_guests as waiting
 from images.scan import from_libvirt, from_proxmox, hypervisors, known
 from images.scan import run as scanning
 from images.scan.run import ScanRun
-from storage_admin.accounts.roles import SYSTEM, Actor
+from storage_admin.accounts.models import SYSTEM, Actor
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import HostError, StoppedError, b64
 from storage_admin.errors import NotFoundError
 from storage_admin.guests import services as guests
 from storage_admin.hosts import transport
-from storage_admin.hosts.libvirt import alone, reader
 from storage_admin.hosts.libvirt import pools as libvirt_pools
+from storage_admin.hosts.libvirt import reader
 from storage_admin.hosts.libvirt.reader import LibvirtFacts
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import services
 from storage_admin.jobs.kinds import JobKind, Target
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plans import Plan
-from storage_admin.jobs.recorder import Recorder
+from storage_admin.jobs.plan_and_progress import Plan, Recorder
 from storage_admin.words import plural
 
 
@@ -124,7 +123,7 @@ class Scan(HostKind):
 
     def in_controller(self, job: Job) -> bool:
         host = job.host
-        return alone.is_alone(host) or host.transport == Host.Transport.PLAIN or hypervisors.is_by_api(host)
+        return transport.by_libvirt_alone(host) or host.transport == Host.Transport.PLAIN or host.by_api_alone
 
     def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
         """A scan of a host on which no agent runs."""
@@ -133,7 +132,7 @@ class Scan(HostKind):
             recorder.tick()
             self._runs[job.pk] = ScanRun(job, {}, None, "", [], [hypervisors.containers_of(job.host)])
             return {}
-        if hypervisors.is_by_api(job.host):
+        if job.host.by_api_alone:
             recorder.progress({"stage": "asking the API"})
             recorder.tick()
             told = hypervisors.guests_by_api(job.host)
@@ -168,7 +167,7 @@ class Scan(HostKind):
             services.submit(SYSTEM, "scan", job.host_id, {})
         if (run.leftovers and run.leftovers > self._waiting_copies(job)) or self._copies_are_missing(job, run):
             services.submit(SYSTEM, "recover", job.host_id, {})
-        if not self.in_controller(job) and estimates.due(job.host_id).exists():
+        if not self.in_controller(job) and space.due_for_estimates(job.host_id).exists():
             services.submit(SYSTEM, "sample", job.host_id, {})
         waiting.look(job.host_id, starts=False)
 

@@ -7,24 +7,14 @@ from django.db.models import Q
 from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
-from images.kinds.targets import ancestors, facts, find, locks_on, silent_storage
-from images.ledger import lines
 from images.models import Image
-from images.rewrite import (
-    guest_locks,
-    holding,
-    moving,
-    needed_as_it_is,
-    other_hosts,
-    refusals,
-    repointing,
-    running_guests,
-)
+from images.rewrite import guest_locks, holding, in_use, moving, needed_as_it_is, refusals, repointing
 from images.rewrite import (
     record as rewriting,
 )
+from images.rewrite.neighbours import ancestors, facts, find, locks_on, silent_storage
 from images.scan import look
-from storage_admin.accounts.roles import SYSTEM, Actor, Role
+from storage_admin.accounts.models import SYSTEM, Actor, Role
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import RefusedError, b64, unb64
 from storage_admin.errors import NotFoundError
@@ -32,7 +22,7 @@ from storage_admin.hosts.names import display
 from storage_admin.jobs import claims, services
 from storage_admin.jobs.kinds import JobKind, Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job, JobLog
-from storage_admin.jobs.plans import Affected, Plan, Refusal
+from storage_admin.jobs.plan_and_progress import Affected, Plan, Refusal
 
 PUT_BACK = Unsuccessful(
     gettext_noop("The image is the original or what it was before this job, never a mixture."),
@@ -168,8 +158,8 @@ class Undo(OfJob):
 
     def prepare(self, job: Job) -> None:
         image = self._image(self._job(job.target_id))
-        running_guests.check_guests_off(image)
-        other_hosts.refuse_used(image)
+        in_use.check_guests_off(image)
+        in_use.refuse_used_elsewhere(image)
 
     def before_swap(self, job: Job) -> None:
         undone = self._job(job.target_id)
@@ -177,7 +167,7 @@ class Undo(OfJob):
         guest_locks.take(job, self._image(undone))
 
     def exchanged(self, job: Job) -> None:
-        other_hosts.look_again(job, self._image(self._job(job.target_id)))
+        in_use.look_again_elsewhere(job, self._image(self._job(job.target_id)))
         guest_locks.look_again(job)
 
     def note_ready(self, job: Job, ready: dict[str, Any]) -> None:
@@ -189,7 +179,7 @@ class Undo(OfJob):
         if against := _against_what_goes(undone, image, job.options):
             raise RefusedError(against[0].code, against[0].detail)
         asked = super().request(job) | {"force": job.options["force"]}
-        asked |= guest_locks.asked(image) | other_hosts.asked(image)
+        asked |= guest_locks.asked(image) | in_use.asked_elsewhere(image)
         return asked | (needed_as_it_is.pools(image) if _takes_away(undone, job.options) else {})
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
@@ -317,7 +307,9 @@ def undone_for_good(undo: Job, undone: Job, image: Image | None, gone: int, free
     rewriting.close_undo(undone, Job.UndoState.UNDONE, 0)
     # What the job itself took is given back. The rest was written into the new file since, or was not freed.
     if others := freed - rewriting.made_bytes(undone):
-        lines.write(undo, image.pool if image is not None else None, gone, gone if back is None else back, freed=others)
+        rewriting.write_line(
+            undo, image.pool if image is not None else None, gone, gone if back is None else back, freed=others
+        )
 
 
 def _warnings(job: Job, options: dict[str, Any]) -> tuple[str, ...]:

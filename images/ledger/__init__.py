@@ -1,1 +1,1 @@
-"""What jobs won and lost: columns of their rows, written in one place (:mod:`lines`), read by the others."""
+"""What jobs won and lost: columns of their rows, which :mod:`images.rewrite.record` writes."""

@@ -9,7 +9,7 @@ from django.db.models.functions import Coalesce
 from django.db.models.lookups import Exact, In
 
 from images.models import Image
-from storage_admin.accounts.roles import Actor
+from storage_admin.accounts.models import Actor
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs.models import Job
 

@@ -9,9 +9,8 @@ from django.utils.translation import gettext_lazy as _
 
 from images.indexes import FilterIndex
 from storage_admin.guests.models import GuestDisk
-from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.hosts.models import Host, PartialRows, StoragePool
 from storage_admin.jobs.models import Job
-from storage_admin.partial_rows import PartialRows
 
 
 class ListedImages(models.Manager["Image"]):

@@ -11,9 +11,8 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from images.models import Image
-from images.orphans import sharing
 from images.orphans.evidence import number_of
-from images.scan import hypervisors
+from images.scan import hypervisors, shared_storages
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.hosts.guest_facts import GuestFacts
 from storage_admin.hosts.libvirt import reader
@@ -32,7 +31,7 @@ def refuse_named(image: Image) -> None:
     """
     path = bytes(image.path_bytes)
     _refuse_on(image.host, path, image)
-    for pair in sharing.shared(image.host):
+    for pair in shared_storages.shared(image.host):
         if pair.pool.pk == image.pool_id and path.startswith(pair.after):
             _refuse_on(pair.other.host, pair.before + path[len(pair.after) :], image)
 

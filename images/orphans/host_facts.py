@@ -1,12 +1,21 @@
-"""What is known of a host beside its images and its guests' disks, gathered from the database for :mod:`evidence`."""
+"""What is known of a host beside its images and its guests' disks, gathered from the database for :mod:`evidence`.
+
+And what a scan was told of guests of other nodes and of disks outside of the pools (:class:`images.models.Claim`).
+"""
+
+from typing import Any, NamedTuple
 
 from images.models import Claim, Image
-from images.orphans import sharing
 from images.orphans.evidence import NAMED, READS_ON, Blind, Needs, World, bases_in_ids
+from images.scan import shared_storages
+from images.scan.rows import inode
 from storage_admin.agent.formats import NAMING
+from storage_admin.agent.protocol import unb64
 from storage_admin.agent.scan.records import described_names
 from storage_admin.guests.models import Guest, GuestDisk
 from storage_admin.hosts.models import Host
+from storage_admin.hosts.names import display
+from storage_admin.hosts.proxmox.reader import ProxmoxFacts
 from storage_admin.jobs.models import Job
 
 
@@ -105,11 +114,11 @@ def _some(found: list[str]) -> str:
 
 def _needed_paths(host: Host) -> dict[str, str]:
     """Shown paths that other images' headers, or the ids of linked clones, name."""
-    found = dict(sharing.needed_paths(host))
-    for name, path, header in sharing.in_several_files(Image.every.filter(host=host)).values_list(
+    found = dict(shared_storages.needed_paths(host))
+    for name, path, header in shared_storages.in_several_files(Image.every.filter(host=host)).values_list(
         "name", "path", "header"
     ):
-        found |= dict.fromkeys(sharing.named_parts(name, path, header), f"{name} keeps its data in it.")
+        found |= dict.fromkeys(shared_storages.named_parts(name, path, header), f"{name} keeps its data in it.")
     volumes = GuestDisk.objects.filter(guest__host=host, volume__contains="/")
     return found | bases_in_ids(volumes.values_list("volume", "path", "guest__name"))
 
@@ -117,7 +126,7 @@ def _needed_paths(host: Host) -> dict[str, str]:
 def _parts(host: Host) -> dict[str, str]:
     """The same files by ``device:inode``: a header may reach them by a link."""
     found: dict[str, str] = {}
-    rows = sharing.in_several_files(Image.every.filter(host=host)).values_list("name", "dev", "inode", "header")
+    rows = shared_storages.in_several_files(Image.every.filter(host=host)).values_list("name", "dev", "inode", "header")
     for name, dev, number, header in rows:
         parts = set(header.get("parts", [])) - {f"{dev}:{number}"}
         found |= dict.fromkeys(parts, f"{name} keeps its data in it.")
@@ -126,7 +135,7 @@ def _parts(host: Host) -> dict[str, str]:
 
 def _blind(host: Host) -> Blind:
     """Images of the host, and of those that share a storage with it, which cannot be read and may stand on others."""
-    hosts = {host.pk, *(pair.other.host_id for pair in sharing.shared(host))}
+    hosts = {host.pk, *(pair.other.host_id for pair in shared_storages.shared(host))}
     rows = Image.every.filter(host__in=hosts, missing_since=None, format__in=["", *NAMING]).exclude(unreadable="")
     rows = rows.exclude(state=Image.State.DELETED).order_by("host_id", "pk")
     return Blind(
@@ -140,7 +149,7 @@ def _blind(host: Host) -> Blind:
 
 def _described(host: Host) -> dict[str, str]:
     """Last names of files that may be meant where an image describes what it stands on instead of naming it."""
-    hosts = {host.pk, *(pair.other.host_id for pair in sharing.shared(host))}
+    hosts = {host.pk, *(pair.other.host_id for pair in shared_storages.shared(host))}
     rows = Image.every.filter(host__in=hosts, missing_since=None).exclude(backing_unsafe="").order_by()
     found: dict[str, str] = {}
     for there, name, base in rows.values_list("host_id", "name", "backing_file"):
@@ -175,3 +184,69 @@ def _kept(host: Host) -> dict[int, str]:
             if affected["id"] != target and affected.get("how") != READS_ON:
                 found[affected["id"]] = f"{_KEPT}{number} uses it as its backing file."
     return found
+
+
+class Claimed(NamedTuple):
+    """A claim: its kind, its key, and who makes it, as a sentence."""
+
+    kind: str
+    key: str
+    why: str
+
+
+def claims_of_cluster(facts: ProxmoxFacts) -> list[Claimed]:
+    """Numbers of guests that are on other nodes: a file with such a name may be a disk of one, or left by its move.
+
+    The number stands in the file's name. The guest's name and its node are not told: they may not exist for who reads.
+    """
+    return [
+        Claimed(
+            Claim.Kind.NUMBER,
+            str(guest.vmid),
+            f"By its name it is a disk of guest {guest.vmid}, which is on another node of the cluster: look there "
+            "whether it still needs it.",
+        )
+        for guest in facts.guests
+        if guest.node != facts.node
+    ]
+
+
+def claim_of_disk(told: dict[str, Any]) -> Claimed:
+    """A guest's disk outside of every pool that stands on something."""
+    shown, base = display(unb64(told["path_b64"])), told.get("base")
+    if base:
+        return Claimed(
+            Claim.Kind.FILE,
+            inode(*base),
+            f"{shown}, a guest's disk outside of every pool, uses it as its backing file.",
+        )
+    why = f"{shown} is a guest's disk outside of every pool, and its backing file is not known: {told['why']}."
+    return Claimed(Claim.Kind.ANY, display(unb64(told["path_b64"]))[:100], why)
+
+
+def claim_of_blind(path: bytes) -> Claimed:
+    """An undo copy whose header cannot be read."""
+    shown = display(path)
+    return Claimed(Claim.Kind.ANY, shown[-100:], f"The backing file of the undo copy {shown} cannot be read.")
+
+
+def record_claims(host: Host, told: list[Claimed]) -> bool:
+    """Makes the host's claims these.
+
+    Returns:
+        Whether they are others than before.
+    """
+    wanted = {(one.kind, one.key): one.why for one in told}
+    known = {
+        (kind, key): (pk, why)
+        for pk, kind, key, why in Claim.objects.filter(host=host).values_list("pk", "kind", "key", "why")
+    }
+    gone = [pk for place, (pk, why) in known.items() if wanted.get(place) != why]
+    new = [
+        Claim(host=host, kind=kind, key=key, why=why)
+        for (kind, key), why in wanted.items()
+        if known.get((kind, key), (0, None))[1] != why
+    ]
+    Claim.objects.filter(pk__in=gone).delete()
+    Claim.objects.bulk_create(new)
+    return bool(gone or new)

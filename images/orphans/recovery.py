@@ -5,11 +5,10 @@ from typing import Any
 from django.db.models import QuerySet
 
 from images.kinds import aside
-from images.ledger import lines
 from images.models import Image
 from images.orphans import rows
-from storage_admin.accounts.roles import SYSTEM
-from storage_admin.accounts.services import audit
+from images.rewrite import record
+from storage_admin.accounts.models import SYSTEM, audit
 from storage_admin.jobs import claims
 from storage_admin.jobs.claims import tell_end
 from storage_admin.jobs.models import Job, JobLog
@@ -98,7 +97,7 @@ def _finish(later: Job, image: Image, found: dict[str, Any]) -> None:
         rows.deleted(image)
         freed = size if found["discarded_bytes"] is None else found["discarded_bytes"]
         _succeed(later, aside.deletion_result(size, freed, None))
-        lines.write(later, image.pool, size, 0, freed=freed)
+        record.write_line(later, image.pool, size, 0, freed=freed)
     claims.log(later, "recovered: the change was already done; the job has succeeded")
 
 

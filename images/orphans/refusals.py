@@ -10,8 +10,8 @@ from images.rewrite import neighbours, refusals
 from storage_admin.guests.models import GuestDisk
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.names import path_key
-from storage_admin.jobs import elapsed
-from storage_admin.jobs.plans import Refusal
+from storage_admin.jobs.models import Elapsed
+from storage_admin.jobs.plan_and_progress import Refusal
 
 #: What was changed so lately may be about to be used.
 YOUNG = timedelta(hours=1)
@@ -118,7 +118,7 @@ def _not_aside(image: Image) -> list[Refusal]:
 
 
 def _grace(image: Image) -> list[Refusal]:
-    if step := elapsed.jump():
+    if step := Elapsed.clock_jump():
         sentence = _(
             "The dashboard's clock was set by {step:+,.0f} s: it is not known whether the grace period is over."
         ).format(step=step)

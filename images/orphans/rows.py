@@ -7,6 +7,7 @@ from django.db.models import Count, Sum
 from django.utils import timezone
 
 from images.models import Image
+from images.rewrite import space
 from images.scan import bulk_write
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.names import path_key
@@ -64,7 +65,7 @@ def _write(image: Image, columns: list[str]) -> None:
     image.fingerprint = secrets.token_bytes(16)
     image.save(update_fields=["path_key", "fingerprint", *columns])
     bulk_write.resolve_host(image.host)
-    bulk_write.write_totals([image.pool])
+    space.write_totals([image.pool])
     image.refresh_from_db()
 
 

@@ -11,7 +11,7 @@ from images.models import Image
 from images.orphans.host_facts import could_have_guests
 from images.orphans.refusals import changed_at
 from images.selectors.lists import images_for
-from storage_admin.accounts.roles import Actor
+from storage_admin.accounts.models import Actor
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.selectors import hosts_for
 

@@ -16,7 +16,7 @@ from images.models import Policy, PolicyRun
 from images.policies import alerts, runs
 from images.policies.shape import Rules, actor_named
 from images.policies.windows import Window
-from storage_admin.accounts.services import audit
+from storage_admin.accounts.models import audit
 from storage_admin.jobs import automation
 from storage_admin.jobs.models import Automation
 

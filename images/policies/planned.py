@@ -15,12 +15,12 @@ from images.policies.rules import Candidate
 from images.policies.shape import Rules
 from images.rewrite import neighbours, planning, space
 from images.rewrite.space import Admitted
-from storage_admin.accounts.roles import SYSTEM
+from storage_admin.accounts.models import SYSTEM
 from storage_admin.errors import NotFoundError
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import kinds
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plans import Plan, Refusal
+from storage_admin.jobs.plan_and_progress import Plan, Refusal
 from storage_admin.words import seconds, size
 
 #: A host's speed is known from so many jobs of a kind at least, and from the last ones, of images of some size.

@@ -21,7 +21,7 @@ from images.policies import growth, history
 from images.policies.membership import Membership
 from images.policies.reasons import NOT_MEANT, Skip
 from images.policies.shape import ALONE, Rules
-from images.rewrite import estimates, refusals
+from images.rewrite import refusals, space
 from storage_admin.hosts.models import StoragePool
 
 
@@ -262,14 +262,14 @@ class _Judge:
 
         Only a sample tells it: where nothing has to be gained, and so to be known, one is wanted for this.
         """
-        if self._rules.kind not in estimates.UNDOES_PREALLOCATION or self._rules.include_preallocated:
+        if self._rules.kind not in space.UNDOES_PREALLOCATION or self._rules.include_preallocated:
             return None
-        if row.format not in estimates.FORMATS["in_place"]:
+        if row.format not in space.FORMATS["in_place"]:
             return None
         if not (row.preallocation or row.sampled or self._gains):
             return ("not_analyzed", _unknown(row), "Whether it is preallocated is not known")
         keeps = row.preallocation == "metadata" and self._rules.options.get("method") == "in_place"
-        known = row.preallocation in estimates.PREALLOCATED
+        known = row.preallocation in space.PREALLOCATED
         return ("preallocated", row.preallocation) if known and not keeps else None
 
     def _past(self, row: _Row) -> tuple[Any, ...] | None:
@@ -292,9 +292,9 @@ def _unknown(row: _Row) -> str:
     """Why nobody knows what an image would win."""
     if row.unknown:
         return row.unknown
-    if row.format not in estimates.SAMPLED_FORMATS:
+    if row.format not in space.SAMPLED_FORMATS:
         return _("{format} images are not analyzed; {sampled_formats} are.").format(
-            format=row.format, sampled_formats=", ".join(estimates.SAMPLED_FORMATS)
+            format=row.format, sampled_formats=", ".join(space.SAMPLED_FORMATS)
         )
     return (
         _("it has not been analyzed yet.")

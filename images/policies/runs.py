@@ -19,7 +19,7 @@ from images.policies import alerts, forgetting, looking, submitting
 from images.policies.reasons import Skip
 from images.policies.rules import Candidate, Choice
 from images.policies.shape import Rules
-from storage_admin.accounts.services import audit
+from storage_admin.accounts.models import audit
 from storage_admin.jobs import automation
 from storage_admin.jobs import services as jobs
 from storage_admin.jobs.models import Job

@@ -8,7 +8,7 @@ from django.utils.translation import gettext as _
 from images.models import Policy
 from images.policies.shape import IMAGE_KINDS
 from images.scan import shared_storages
-from storage_admin.accounts.roles import Actor, ForbiddenError, Role
+from storage_admin.accounts.models import Actor, ForbiddenError, Role
 from storage_admin.errors import NotFoundError
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.selectors import hosts_for, pools_for

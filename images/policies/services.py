@@ -8,12 +8,12 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from images.models import Policy, PolicyRun
-from images.policies import alerts, bell, runs
+from images.policies import alerts, runs
 from images.policies.scope import require_reach
 from images.policies.shape import Rules
 from images.policies.validation import clean
-from storage_admin.accounts.roles import Actor, Role
-from storage_admin.accounts.services import audit
+from images.rewrite import record
+from storage_admin.accounts.models import Actor, Role, audit
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.jobs import automation
@@ -122,7 +122,7 @@ def run_now(actor: Actor, policy: Policy, now: datetime | None = None) -> Policy
             by_hand=True, started=now,
         )  # fmt: skip
         audit(actor, "policy run by hand", policy.name, after={"run": run.pk})
-        bell.ring()
+        record.ring_policies()
     return run
 
 

@@ -6,7 +6,7 @@ from typing import Any, Self
 from images.ledger.selectors import POLICY
 from images.models import Policy
 from images.policies.windows import Schedule
-from storage_admin.accounts.roles import Actor, Role
+from storage_admin.accounts.models import Actor, Role
 
 #: The kinds of jobs that a policy may start; all but the last one work on images.
 IMAGE_KINDS = ("reclaim", "flatten", "check", "analyze")

@@ -14,7 +14,7 @@ from images.policies.reasons import Skip
 from images.policies.rules import Candidate
 from images.policies.shape import ALONE, Rules
 from images.rewrite.space import Admitted
-from storage_admin.accounts.roles import ForbiddenError
+from storage_admin.accounts.models import ForbiddenError
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.hosts.models import Host

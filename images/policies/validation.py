@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy as _
 from images.filters import FORMATS
 from images.models import Policy
 from images.policies.shape import IMAGE_KINDS, KINDS, Rules
-from storage_admin.accounts.roles import Actor
+from storage_admin.accounts.models import Actor
 from storage_admin.errors import InvalidError
 from storage_admin.hosts.selectors import hosts_for, pools_for
 from storage_admin.jobs import kinds

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from images.kinds import creation
 from images.models import Image
 from images.rewrite import neighbours
-from images.rewrite.estimates import predicted
+from images.rewrite.space import predicted
 
 KIB, MIB = 1 << 10, 1 << 20
 #: Bytes that a format writes at once; a filesystem keeps the others in blocks.

@@ -17,10 +17,9 @@ from typing import Any
 from django.utils.translation import gettext as _
 
 from images.models import Image
-from images.orphans import sharing
 from images.rewrite import neighbours
-from storage_admin.accounts.roles import SYSTEM
-from storage_admin.accounts.services import audit
+from images.scan import shared_storages
+from storage_admin.accounts.models import SYSTEM, audit
 from storage_admin.agent.protocol import HELD_LOCK, HostError, RefusedError
 from storage_admin.guests.models import OFF_STATES, Guest, GuestDisk
 from storage_admin.hosts import transport
@@ -34,7 +33,7 @@ from storage_admin.hosts.proxmox.errors import NotThereError, guest_locked
 from storage_admin.hosts.proxmox.pvesh import Pvesh
 from storage_admin.jobs import claims
 from storage_admin.jobs.models import Job, JobLog
-from storage_admin.jobs.plans import Refusal
+from storage_admin.jobs.plan_and_progress import Refusal
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ def _guests(image: Image) -> list[Guest]:
 def _is_also_elsewhere(image: Image, known: Collection[tuple[str, str]]) -> bool:
     """Whether another registered node, of another cluster, has a guest with a disk at that place."""
     path = bytes(image.path_bytes)
-    for pair in sharing.shared(image.host):
+    for pair in shared_storages.shared(image.host):
         if pair.pool.pk == image.pool_id and path.startswith(pair.after):
             key = path_key(pair.before + path[len(pair.after) :])
             disks = GuestDisk.objects.filter(guest__host=pair.other.host_id, path_key=key).select_related("guest")

@@ -8,12 +8,11 @@ from django.utils import timezone
 
 from images.models import Image
 from images.rewrite import refusals
-from storage_admin.accounts.roles import SYSTEM
-from storage_admin.guests import spans
+from storage_admin.accounts.models import SYSTEM
 from storage_admin.guests.models import OFF_STATES, Guest
+from storage_admin.guests.services import spans_of
 from storage_admin.hosts.models import Host
-from storage_admin.jobs import elapsed
-from storage_admin.jobs.models import Job
+from storage_admin.jobs.models import Elapsed, Job
 
 #: A removal that was refused so is not tried again by itself: a user decides.
 STAYS = "undo_kept"
@@ -27,9 +26,9 @@ def evidence(removal: Job, undone: Job, image: Image) -> dict[str, Any]:
     Returns:
         ``by_itself``, ``used`` and ``seen`` as the verb ``discard_undo`` takes them.
     """
-    now = elapsed.now()
+    now = Elapsed.now()
     guests = Guest.objects.filter(disks__use__image=image, disks__readonly=False, disks__only_in="").distinct()
-    used = [[max(now - since, 0.0), max(now - until, 0.0)] for since, until in spans.of(list(guests))]
+    used = [[max(now - since, 0.0), max(now - until, 0.0)] for since, until in spans_of(list(guests))]
     return {
         "by_itself": removal.created_by == SYSTEM.name,
         "used": used + [list(span) for span in _own_jobs(undone, image)],

@@ -1,4 +1,4 @@
-"""What all kinds that rewrite an image share: their options, their plan, what the agent is asked, what is recorded."""
+"""What job kinds on images share, and those that rewrite one: options, plan, the agent's request, what is recorded."""
 
 import shlex
 from abc import abstractmethod
@@ -7,34 +7,23 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 from django.utils import timezone
-from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext, gettext_noop, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from images.kinds.targets import RewriteKind, ancestors, facts, find
-from images.ledger import lines
 from images.models import Image
 from images.orphans.evidence import READS_ON
-from images.policies import bell
-from images.rewrite import (
-    forecasts,
-    guest_locks,
-    moving,
-    neighbours,
-    other_hosts,
-    refusals,
-    running_guests,
-    space,
-    wait_for_guests,
-)
+from images.rewrite import forecasts, guest_locks, in_use, moving, neighbours, refusals, space, wait_for_guests
 from images.rewrite import (
     record as rewriting,
 )
-from storage_admin.accounts.roles import Actor
+from images.rewrite.neighbours import ancestors, facts, find, locks_on, silent_storage
+from images.scan import look
+from storage_admin.accounts.models import Actor
 from storage_admin.agent.protocol import SPACE, RefusedError, unb64
 from storage_admin.hosts.models import StoragePool
-from storage_admin.jobs.kinds import Target
+from storage_admin.jobs.kinds import JobKind, Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plans import Affected, Plan, Refusal
+from storage_admin.jobs.plan_and_progress import Affected, Plan, Refusal
 from storage_admin.words import Translatable
 
 #: Options that every rewriting kind takes.
@@ -49,6 +38,57 @@ REWRITE_OPTIONS: dict[str, dict[str, Any]] = {
     **rewriting.SPEED_OPTIONS,
     **wait_for_guests.WAIT_OPTIONS,
 }
+
+
+class ImageKind(JobKind):
+    """A kind whose target is an image."""
+
+    target = "image"
+    #: Whether space is what it is for: an image's page offers it first, its plan says what is freed, known or not.
+    frees_space: ClassVar[bool] = False
+
+    def resolve(self, target_id: int) -> Target:
+        image = find(target_id)
+        return Target(kind="image", id=image.pk, host=image.host, label=image.name)
+
+    def look(self, target_id: int, job: Job | None = None) -> None:
+        look.at([find(target_id)], job)
+
+    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:
+        return self.plan_for(actor, find(target_id), options)
+
+    @abstractmethod
+    def plan_for(self, actor: Actor, image: Image, options: dict[str, Any]) -> Plan:
+        """What the job would do to an image whose row is fetched already, perhaps with those of others
+        (:func:`images.rewrite.neighbours.share`).
+        """
+
+
+class RewriteKind(ImageKind):
+    """A kind that replaces an image: alone on it, together with others on its ancestors."""
+
+    rewrites = True
+    unsuccessful = {
+        "": Unsuccessful(
+            gettext_noop("The image is the original or the finished result, never a mixture."),
+            gettext_noop("This job did not replace the image, and removed what it had written."),
+        ),
+        "in_place": Unsuccessful(
+            gettext_noop("What is read from the image is unchanged; some of its blocks of zeros may be freed."),
+            gettext_noop("This job changed no byte that is read from the image."),
+        ),
+        "check": Unsuccessful(
+            gettext_noop("This job only reads the image."), gettext_noop("This job only reads the image.")
+        ),
+    }
+
+    def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:  # noqa: ARG002 (the same for all)
+        image = find(target.id)
+        shared = [lock for base in ancestors(image) for lock in locks_on(base, exclusive=False)]
+        return [*locks_on(image, exclusive=True), *shared]
+
+    def waits_for_storage(self, job: Job) -> str:
+        return silent_storage(job.target_id)
 
 
 @dataclass(frozen=True)
@@ -189,14 +229,14 @@ class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
 
     def prepare(self, job: Job) -> None:
         image = find(job.target_id)
-        running_guests.check_guests_off(image)
-        other_hosts.refuse_used(image)
+        in_use.check_guests_off(image)
+        in_use.refuse_used_elsewhere(image)
 
     def before_swap(self, job: Job) -> None:
         guest_locks.take(job, find(job.target_id))
 
     def exchanged(self, job: Job) -> None:
-        other_hosts.look_again(job, find(job.target_id))
+        in_use.look_again_elsewhere(job, find(job.target_id))
         guest_locks.look_again(job)
 
     def request(self, job: Job) -> dict[str, Any]:
@@ -218,7 +258,7 @@ class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
             "reserve": {"percent": float(refusals.RESERVE_PERCENT), "bytes": refusals.RESERVE_BYTES},
             "others_bytes": space.needed_by_running(job),
             **guest_locks.asked(image),
-            **other_hosts.asked(image),
+            **in_use.asked_elsewhere(image),
             **self.asked(image, below, job),
         }
 
@@ -247,9 +287,9 @@ class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
             rewriting.image_replaced(image, result, moving.sibling(image, unb64(name)) if name else None)
         if held:
             rewriting.keep_undo(job, result["held_bytes"], timedelta(hours=job.options["undo_hours"]))
-            lines.write_held(job, image.pool, before, after, result.get("made_bytes"))
+            rewriting.write_held_line(job, image.pool, before, after, result.get("made_bytes"))
         elif result["swapped"] or before != after:
-            lines.write(job, image.pool, before, after, freed=result["freed_bytes"])
+            rewriting.write_line(job, image.pool, before, after, freed=result["freed_bytes"])
         shown = {
             "before_bytes": before,
             "predicted_after_bytes": job.plan.get("predicted_after_bytes"),
@@ -266,7 +306,7 @@ class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
     def ended(self, job: Job) -> None:
         guest_locks.give_back(job)
         rewriting.rescan(job)
-        bell.ring_after(job)
+        rewriting.ring_policies_after(job)
 
 
 def _need(image: Image, choice: Choice, *, keeps_undo: bool) -> tuple[StoragePool, space.Need]:

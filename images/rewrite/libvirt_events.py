@@ -3,7 +3,7 @@
 A worker that looks at a host's waiting jobs (:func:`images.tasks.look_at_guests`) also keeps a connection to its
 libvirt as long as jobs or undo copies wait there and no longer: a thread, and a process that says when a state changes.
 What it tells makes the worker look at once; where it fails, the next of the looks every ten seconds finds the same, and
-a minute later it is tried again. When guests ran is written down as well (:mod:`storage_admin.guests.spans`): where
+a minute later it is tried again. When guests ran is written down as well (:mod:`storage_admin.guests.services`): where
 nobody saw that, an undo copy of an image that was changed stays.
 """
 
@@ -17,7 +17,7 @@ from django.db import Error, close_old_connections, connection
 
 from images.rewrite import holding, wait_for_guests
 from storage_admin.agent.protocol import HostError
-from storage_admin.guests import spans
+from storage_admin.guests import services as guests
 from storage_admin.guests.models import OFF_STATES, Guest
 from storage_admin.hosts.libvirt import watch as libvirt_watch
 from storage_admin.hosts.models import Host
@@ -100,7 +100,7 @@ def watch(host_id: int) -> None:
                 noted = time.monotonic()
                 close_old_connections()
                 domain = str(Guest.Kind.DOMAIN)
-                spans.saw(host, [domain], {(domain, uid): state for uid, state in known.items()})
+                guests.saw_run(host, [domain], {(domain, uid): state for uid, state in known.items()})
             if time.monotonic() - checked > STILL_WANTED:
                 checked = time.monotonic()
                 close_old_connections()

@@ -16,8 +16,7 @@ from django.utils.translation import gettext as _
 
 from images.models import Image
 from images.rewrite import neighbours
-from storage_admin.accounts.roles import SYSTEM
-from storage_admin.accounts.services import audit
+from storage_admin.accounts.models import SYSTEM, audit
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.guests.models import Guest, GuestDisk
 from storage_admin.hosts import asking, transport
@@ -32,7 +31,7 @@ from storage_admin.hosts.proxmox.pvesh import Pvesh
 from storage_admin.hosts.proxmox.volumes import own_id
 from storage_admin.jobs import claims
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plans import Refusal
+from storage_admin.jobs.plan_and_progress import Refusal
 
 #: What stands in the way now and goes by itself.
 PASSING = frozenset({"guest_locked", "busy", "guest_running"})

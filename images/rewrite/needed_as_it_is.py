@@ -8,7 +8,7 @@ from django.utils.translation import ngettext
 from images.kinds.aside import looked_through
 from images.models import Image
 from images.rewrite import neighbours
-from storage_admin.jobs.plans import Refusal
+from storage_admin.jobs.plan_and_progress import Refusal
 
 
 def refusals(image: Image, advice: str) -> list[Refusal]:

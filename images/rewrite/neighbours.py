@@ -1,15 +1,20 @@
-"""What a plan asks about an image beyond its row: what it stands on, what stands on it, who uses them, and which jobs
-need space beside it.
+"""An image as jobs want it: its row, its locks, its facts as the agent gets them, and its neighbours.
 
-It is fetched for many images at once, in a number of queries that depends neither on their count nor on the depth of
-their chains, and kept on the image's row object: the plans of one page share it. A job's own work begins with a fresh
-row, and so with fresh surroundings.
+Those are what a plan asks about beyond its row: what it stands on, what stands on it, who uses them, and which jobs
+need space beside it. That is fetched for many images at once, in a number of queries that depends neither on their
+count nor on the depth of their chains, and kept on the image's row object: the plans of one page share it. A job's own
+work begins with a fresh row, and so with fresh surroundings.
+
+Snapshots of Proxmox VE that are files of their own: whose they are, and what is not done with them. Proxmox VE finds a
+snapshot by walking its disk's chain (:mod:`storage_admin.agent.rewrite.volume_chains`). So the chain stays as it is:
+nothing is flattened or converted out of it, and of the files below the disk none is replaced.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django.db.models import Prefetch, QuerySet
 from django.db.models.expressions import RawSQL
@@ -19,10 +24,15 @@ from images.models import Image, ImageUse
 from images.orphans import host_facts
 from images.orphans.evidence import Needs
 from images.rewrite.space import Admitted
-from storage_admin.agent.protocol import RefusedError
+from storage_admin.agent.protocol import RefusedError, b64
+from storage_admin.agent.rewrite import volume_chains
+from storage_admin.errors import NotFoundError
 from storage_admin.guests.models import Guest, GuestDisk
-from storage_admin.hosts.models import Host
+from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.hosts.names import display
+from storage_admin.jobs.kinds import Lock
 from storage_admin.jobs.models import Job
+from storage_admin.jobs.plan_and_progress import Refusal
 
 _TABLE = Image._meta.db_table
 # UNION, not UNION ALL: a row that was found already is not followed again, so that a cycle ends.
@@ -240,3 +250,113 @@ def _walk(sql: str, ids: Iterable[int]) -> RawSQL:
 
 def _uses() -> QuerySet[ImageUse]:
     return ImageUse.objects.select_related("disk__guest").defer("disk__path_bytes").order_by("disk__guest__name", "id")
+
+
+def find(image_id: int) -> Image:
+    """The image with its host and pool.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    image = Image.objects.select_related("host", "pool").filter(pk=image_id).first()
+    if image is None:
+        raise NotFoundError(_("Image {image} does not exist.").format(image=image_id))
+    return image
+
+
+def ancestors(image: Image) -> list[Image]:
+    """The images below this one as the database knows them now, its immediate base first.
+
+    Raises:
+        RefusedError: ``chain_cycle``; ``chain_broken``, where one of them is not listed any more.
+    """
+    return fresh(image).below
+
+
+def descendants(image: Image) -> list[Image]:
+    """Every image that needs this one now, however far above; without the large columns."""
+    return fresh(image).above
+
+
+def locks_on(image: Image, *, exclusive: bool) -> list[Lock]:
+    """What is locked of an image: the file itself, by whatever path it is reached, and its row, whatever file that is
+    by the time the job runs.
+    """
+    keys = (f"inode:{image.host_id}:{image.dev}:{image.inode}", f"image:{image.pk}")
+    return [Lock(key, exclusive=exclusive) for key in keys]
+
+
+def facts(image: Image) -> dict[str, Any]:
+    """The image as the plan saw it; the agent refuses when it finds another one."""
+    return {
+        "path_b64": b64(bytes(image.path_bytes)),
+        "pool_path_b64": b64(bytes(image.pool.path_bytes)),
+        "format": image.declared_format,
+        "dev": int(image.dev),
+        "inode": int(image.inode),
+        "file_size": image.file_size,
+        "mtime_ns": image.mtime_ns,
+        "ctime_ns": image.ctime_ns,
+    }
+
+
+def silent_storage(image_id: int) -> str:
+    """The pool of an image, or of one below it, if it does not answer: as in "waits for …"; else empty."""
+    image = Image.every.select_related("pool").filter(pk=image_id).first()
+    try:
+        pools = [image.pool, *(base.pool for base in ancestors(image))] if image is not None else []
+    except RefusedError:  # the job's own request says so
+        return ""
+    away = next((pool for pool in pools if pool.state == StoragePool.SILENT), None)
+    return f"the storage pool {away.name} to answer"[:200] if away is not None else ""
+
+
+@dataclass(frozen=True)
+class SnapshotPart:
+    """What an image is in such a chain.
+
+    Args:
+        snapshot: that it is, or, of the disk itself, that it stands on.
+        number: of the VM.
+        is_disk: it is the disk itself, which the VM writes to.
+    """
+
+    snapshot: str
+    number: str
+    is_disk: bool
+
+    @property
+    def sentence(self) -> str:
+        """For a page."""
+        what = _("snapshot {snapshot} of VM {number}").format(snapshot=self.snapshot, number=self.number)
+        return _("Disk on the {what}").format(what=what) if self.is_disk else _("The {what}").format(what=what)
+
+
+def snapshot_part(image: Image) -> SnapshotPart | None:
+    """What an image is in a chain of snapshots, by its name and its base's; ``None`` for what is in none."""
+    path = bytes(image.path_bytes)
+    number = volume_chains.guest_number(path)
+    readings = volume_chains.readings(path)
+    if readings:
+        sections = {disk.only_in for disk in of(image).own_disks}
+        names = [display(snapshot) for snapshot, __ in readings]
+        return SnapshotPart(next((name for name in names if name in sections), names[0]), number, is_disk=False)
+    below = bytes(image.backing_path_bytes) if image.backing_file else b""
+    snapshot = volume_chains.snapshot_below(path, below) if below else b""
+    return SnapshotPart(display(snapshot), number, is_disk=True) if snapshot else None
+
+
+def against_rewriting(image: Image) -> list[Refusal]:
+    """What stands against putting another file in the image's place, be it one with the same content and base."""
+    part = snapshot_part(image)
+    return [_snapshot_refusal(image, part)] if part is not None and not part.is_disk else []
+
+
+def against_standing_alone(image: Image) -> list[Refusal]:
+    """What stands against taking an image from what it stands on."""
+    part = snapshot_part(image)
+    return [_snapshot_refusal(image, part)] if part is not None else []
+
+
+def _snapshot_refusal(image: Image, part: SnapshotPart) -> Refusal:
+    return Refusal(volume_chains.CODE, volume_chains.why_not(image.name, part.snapshot, part.number))

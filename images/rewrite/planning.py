@@ -4,13 +4,12 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
-from images.kinds.targets import ImageKind
 from images.models import Image
-from images.rewrite.kind import Rewriting
-from storage_admin.accounts.roles import Actor, Role
+from images.rewrite.kind import ImageKind, Rewriting
+from storage_admin.accounts.models import Actor, Role
 from storage_admin.errors import InvalidError
 from storage_admin.jobs import kinds
-from storage_admin.jobs.plans import Plan
+from storage_admin.jobs.plan_and_progress import Plan
 
 
 def image_kinds() -> list[ImageKind]:

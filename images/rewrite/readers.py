@@ -6,7 +6,7 @@ from django.utils.translation import gettext as _
 
 from images.models import Image
 from storage_admin.agent.host import attributes
-from storage_admin.jobs.plans import Refusal
+from storage_admin.jobs.plan_and_progress import Refusal
 
 
 def for_taken(image: Image, taken: list[Image]) -> tuple[list[Refusal], list[Refusal]]:

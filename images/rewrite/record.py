@@ -1,4 +1,18 @@
-"""What every rewrite of an image leaves on rows: the new file's identity, the undo copy, what was freed."""
+"""What every rewrite of an image leaves on rows: the new file's identity, the undo copy, the ledger's line.
+
+Nothing else writes a job's line of the ledger. That is done in the transaction that writes the job's result. A line
+says what the job itself did to the space of its filesystem, to the byte: ``st_blocks``, and of blocks that files share
+(reflinks) what the filesystem gave or got back:
+
+- before and after: what the image occupied; of a new file beside an image, 0 and what the new file occupies;
+- freed: before less after, once that is so for good. As long as an undo copy waits it is 0: the filesystem holds both
+  files then, and nothing was won. What was undone has freed 0 for ever.
+
+So the sum of what was freed is the change of allocated space on the disks once no undo copy waits any more, whatever
+guests wrote into their images meanwhile: that is no job's doing, and no line's.
+
+Once a job has ended, the policies' runs are rung for at once, so that nothing waits for the scheduler.
+"""
 
 import contextlib
 import secrets
@@ -12,16 +26,13 @@ from django.db.models import Sum
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from images.ledger import lines
-from images.models import Image
-from images.rewrite import moving
-from images.scan import bulk_write
-from storage_admin.accounts.roles import SYSTEM
-from storage_admin.accounts.services import audit
+from images.models import Image, PolicyPick, PolicyRun
+from images.rewrite import moving, space
+from storage_admin.accounts.models import SYSTEM, audit
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.models import StoragePool
-from storage_admin.jobs import claims, elapsed, services
-from storage_admin.jobs.models import Job, JobLog
+from storage_admin.jobs import claims, routing, services
+from storage_admin.jobs.models import Elapsed, Job, JobLog
 
 #: The options of a rewriting job that say how fast it may go. Null means: as its host says.
 SPEED_OPTIONS: dict[str, dict[str, Any]] = {
@@ -82,14 +93,14 @@ def image_replaced(image: Image, result: Mapping[str, Any], path: bytes | None =
             "reclaimable_method", "analyzed_at", "fingerprint",
         ]
     )  # fmt: skip
-    bulk_write.write_totals([image.pool])
+    space.write_totals([image.pool])
 
 
 def keep_undo(job: Job, held_bytes: int, window: timedelta) -> None:
     """The original waits as an undo copy of that many bytes until its window closes."""
     Job.objects.filter(pk=job.pk).update(
         undo_state=Job.UndoState.AVAILABLE, undo_expires=timezone.now() + window, undo_bytes=held_bytes,
-        undo_due=elapsed.now() + window.total_seconds(),
+        undo_due=Elapsed.now() + window.total_seconds(),
     )  # fmt: skip
     image = Image.objects.filter(pk=job.target_id).first()
     if image is not None:
@@ -98,7 +109,7 @@ def keep_undo(job: Job, held_bytes: int, window: timedelta) -> None:
 
 def close_undo(job: Job, state: str, freed_bytes: int) -> None:
     """A job's undo copy is gone: ``freed_bytes`` is what its work has won in the end."""
-    lines.close(job, freed_bytes, undone=state == Job.UndoState.UNDONE)
+    close_line(job, freed_bytes, undone=state == Job.UndoState.UNDONE)
     result = dict(job.result or {})
     if result:
         result |= {"held_bytes": 0, "freed_bytes": freed_bytes, "freed_at": timezone.now().isoformat()}
@@ -207,3 +218,92 @@ def rescan(job: Job) -> None:
     """Has the host scanned after a rewrite, so that the image's facts are read from the image itself."""
     with contextlib.suppress(RefusedError):  # a host that is gone is scanned when it is back
         services.submit(SYSTEM, "scan", job.host_id, {})
+
+
+POLICIES_STEP = "images.tasks.advance_policies"
+
+
+def ring_policies() -> None:
+    """Asks for a step once what was written is committed. If nobody hears, the scheduler asks within seconds."""
+    transaction.on_commit(_ring_policies)
+
+
+def ring_policies_after(job: Job) -> None:
+    """Asks for a step when a job has ended that a run waits for: its place is free for the next one."""
+    if PolicyPick.objects.filter(job=job, run__state=PolicyRun.State.RUNNING).exists():
+        _ring_policies()
+
+
+def _ring_policies() -> None:
+    routing.send("the policies' next step", POLICIES_STEP)
+
+
+def write_line(job: Job, pool: StoragePool | None, before: int, after: int, *, freed: int | None = None) -> None:
+    """A job has changed space for good.
+
+    Args:
+        pool: where; ``None`` where nobody knows that any more.
+        before, after: allocated bytes of what it worked on.
+        freed: bytes, where that is not what is between the two.
+    """
+    freed = before - after if freed is None else freed
+    _write_line(job, pool, before_bytes=before, after_bytes=after, **_freed_columns(freed))
+
+
+def write_held_line(job: Job, pool: StoragePool | None, before: int, after: int, made: int | None = None) -> None:
+    """A job has put another file in an image's place, and the original waits as its undo copy: nothing is freed yet.
+
+    Args:
+        made: bytes that the filesystem gave for the new file, where that shares blocks with the original.
+    """
+    _write_line(job, pool, before_bytes=before, after_bytes=after, made_bytes=made, **_freed_columns(0, for_good=False))
+
+
+def write_line_beside(job: Job, pool: StoragePool | None, made: int) -> None:
+    """A job has made a new file of that many allocated bytes beside what there was: so much less is free."""
+    _write_line(job, pool, planned_before=0, before_bytes=0, after_bytes=made, **_freed_columns(-made))
+
+
+def close_line(job: Job, freed: int, *, undone: bool = False) -> None:
+    """A job's undo copy does not wait any more, and this came of it in the end.
+
+    Args:
+        freed: bytes; 0 where the job was undone.
+    """
+    Job.objects.filter(pk=job.pk, freed_bytes__isnull=False).update(**_freed_columns(freed, for_good=not undone))
+
+
+def begin_line_in_place(job: Job, before: int) -> None:
+    """A running job is about to change an image where it stands: what that occupies, in bytes. It is no line yet."""
+    job.ours().update(before_bytes=before)
+
+
+def write_line_in_place(job: Job, before: int, after: int, freed: int | None = None) -> None:
+    """What a job has won in place, whatever its end will be; no line where that is nothing.
+
+    Args:
+        freed: bytes, where other files share some of what was let go of.
+    """
+    if before == after:
+        Job.objects.filter(pk=job.pk, freed_bytes=None).update(before_bytes=None)
+        return
+    image = Image.every.select_related("pool").filter(pk=job.target_id).first()
+    write_line(job, image.pool if image else None, before, after, freed=freed)
+
+
+def _freed_columns(freed: int, *, for_good: bool = True) -> dict[str, Any]:
+    now = timezone.now() if for_good else None
+    return {"freed_bytes": freed, "freed_at": now, "freed_month": f"{now:%Y-%m}" if now else ""}
+
+
+def _write_line(job: Job, pool: StoragePool | None, *, planned_before: int | None = None, **columns: Any) -> None:
+    predicted = job.plan.get("predicted_after_bytes")
+    before = job.plan.get("before_bytes") if planned_before is None else planned_before
+    known = isinstance(predicted, int) and isinstance(before, int)
+    Job.objects.filter(pk=job.pk).update(
+        space_pool=pool,
+        pool_name=pool.name if pool else "",
+        host_name=job.host.name,
+        predicted_bytes=before - predicted if known else None,
+        **columns,
+    )

@@ -6,10 +6,11 @@ from django.utils.translation import gettext as _
 
 from images.models import Image
 from storage_admin.guests.models import Guest
+from storage_admin.hosts import transport
 from storage_admin.hosts.libvirt import alone
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.proxmox import by_api_alone
-from storage_admin.jobs.plans import Refusal
+from storage_admin.jobs.plan_and_progress import Refusal
 
 #: Chains deeper than that are refused: walking them costs more than they are worth, and they hint at a mistake.
 DEEPEST_CHAIN = 64
@@ -106,10 +107,9 @@ def _unconfined(image: Image) -> list[Refusal]:
 
 def without_agent(host: Host) -> list[Refusal]:
     """What stands against all that needs an agent on a host."""
-    for way in (alone, by_api_alone):
-        if way.is_alone(host):
-            return [Refusal("tool_missing", way.why_not(host))]
-    return []
+    if transport.by_libvirt_alone(host):
+        return [Refusal("tool_missing", alone.why_not(host))]
+    return [Refusal("tool_missing", by_api_alone.why_not(host))] if host.by_api_alone else []
 
 
 def for_pool(pool: StoragePool) -> list[Refusal]:

@@ -18,9 +18,8 @@ from django.db.models import Q
 from django.utils.translation import gettext as _
 
 from images.models import Image
-from images.rewrite import guest_locks, linked_clones, running_guests
-from storage_admin.accounts.roles import SYSTEM
-from storage_admin.accounts.services import audit
+from images.rewrite import guest_locks, in_use, linked_clones
+from storage_admin.accounts.models import SYSTEM, audit
 from storage_admin.agent.protocol import HostError, RefusedError, b64, unb64
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.guest_facts import GuestFacts
@@ -31,7 +30,7 @@ from storage_admin.hosts.models import Host
 from storage_admin.hosts.names import display
 from storage_admin.jobs import claims
 from storage_admin.jobs.models import Job, JobLog
-from storage_admin.jobs.plans import Refusal
+from storage_admin.jobs.plan_and_progress import Refusal
 
 #: What libvirt calls the formats that it knows.
 DRIVERS = {"qcow2": "qcow2", "raw": "raw", "vmdk": "vmdk", "vdi": "vdi", "vpc": "vpc"}
@@ -119,7 +118,7 @@ def look(image: Image, move: Move) -> list[dict[str, Any]]:
     if move.before == move.after and move.format == image.declared_format:
         return []
     guests = []
-    for domain, disks in running_guests.domains_that_name(image):
+    for domain, disks in in_use.domains_that_name(image):
         if not move.repoint:
             raise RefusedError(
                 "guest_names_image",

@@ -21,11 +21,10 @@ from typing import Any
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from images.kinds.targets import ancestors
 from images.models import Image
-from images.rewrite import record, running_guests
-from storage_admin.accounts.roles import SYSTEM
-from storage_admin.accounts.services import audit
+from images.rewrite import in_use, record
+from images.rewrite.neighbours import ancestors
+from storage_admin.accounts.models import SYSTEM, audit
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.guests.models import OFF_STATES, Guest
 from storage_admin.hosts.libvirt import control
@@ -34,7 +33,7 @@ from storage_admin.hosts.models import Host
 from storage_admin.jobs import claims, services
 from storage_admin.jobs.kinds import Wait
 from storage_admin.jobs.models import Job, JobLog, ResourceLock
-from storage_admin.jobs.plans import Refusal
+from storage_admin.jobs.plan_and_progress import Refusal
 from storage_admin.jobs.routing import ring_now
 
 #: Options of every rewriting job.
@@ -92,7 +91,7 @@ def set_aside(
         against = [*against, Refusal("tool_missing", f"No guest can be started from here afterwards. {why}")]
     if not waits(options) or not any(refusal.code in OF_GUESTS for refusal in against):
         return against, ()
-    running = running_guests.guests_known_to_run(image)
+    running = in_use.guests_known_to_run(image)
     if not running:
         return against, ()
     who = _guests([guest.name for guest in running])
@@ -115,10 +114,10 @@ class WaitsForGuests:
             return None  # the job's own request tells so
         until = job.wait_until or job.created + timedelta(hours=float(job.options["wait_hours"]))
         if not ask:
-            known = running_guests.guests_known_to_run(image)
+            known = in_use.guests_known_to_run(image)
             return _wait([{"kind": guest.kind, "uid": guest.uid, "name": guest.name} for guest in known], until)
         try:
-            found = running_guests.running_domains(image)
+            found = in_use.running_domains(image)
         except RefusedError:
             return Wait(_libvirt(job, until), until)
         return _wait([{"kind": Guest.Kind.DOMAIN, "uid": domain.uid, "name": domain.name} for domain in found], until)
@@ -245,7 +244,7 @@ def _known_to_be_off(job: Job) -> bool:
     if not scans.exists():
         return False
     image = Image.objects.filter(pk=job.target_id).first()
-    return image is None or not running_guests.guests_known_to_run(image)
+    return image is None or not in_use.guests_known_to_run(image)
 
 
 def _have_scanned(job: Job) -> None:

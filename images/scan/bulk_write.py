@@ -9,17 +9,16 @@ from functools import lru_cache
 from typing import Any
 
 from django.db import connection
-from django.db.models import Count, F, Q, QuerySet, Sum
+from django.db.models import F, Q, QuerySet
 
 from images.models import Image, ImageSample, ImageUse
-from images.orphans import host_facts, sharing
-from images.rewrite import estimates
+from images.orphans import host_facts
+from images.rewrite import space
 from images.scan import shared_storages
 from images.scan.linking import Disk, Resolved, Resolver, Row
 from storage_admin.guests.models import GuestDisk
 from storage_admin.hosts.models import Host, PoolSample, StoragePool
 from storage_admin.hosts.names import path_key
-from storage_admin.hosts.proxmox import by_api_alone
 
 ROW_COLUMNS = (
     "id", "name", "path_key", "dev", "inode", "format", "unreadable", "missing_since", "admin_format", "backing_file",
@@ -35,7 +34,7 @@ RESOLVED_COLUMNS = (
 
 def resolve_host(host: Host) -> None:
     """Works out links, states and owners of all images of a host, and writes those that came out otherwise."""
-    shared = sharing.unknown(host)
+    shared = shared_storages.unknown(host)
     pools = StoragePool.objects.filter(host=host)
     unknown = {pool.pk: pool.owners_unknown or host.owners_unknown or shared.get(pool.pk, "") for pool in pools}
     rows, before = [], {}
@@ -66,7 +65,7 @@ def resolve_host(host: Host) -> None:
     _update(Image, RESOLVED_COLUMNS, changed)
     away = any(answer.state != Image.State.OK for answer in answers.values())
     if sound_again or away or any(pool.network for pool in pools):
-        estimates.settle_offers(host, sound_again)
+        space.settle_offers(host, sound_again)
     _write_uses(host, answers)
 
 
@@ -101,13 +100,13 @@ def _resolved_values(answer: Resolved) -> tuple[Any, ...]:
 def _disks(host: Host) -> list[Disk]:
     """The disks of its guests, and of those of other nodes that lie in storages which this node lists for all."""
     found = Q(guest__host=host)
-    if by_api_alone.is_alone(host) and host.cluster:
+    if host.by_api_alone and host.cluster:
         for name in StoragePool.objects.filter(host=host, network=True).values_list("name", flat=True):
             found |= Q(guest__host__cluster=host.cluster, volume__startswith=f"{name}:")
     known = [_disk(disk, host) for disk in GuestDisk.objects.filter(found).exclude(path="").select_related("guest")]
     known_ids = {disk.id for disk in known}
     # By the path alone: a device's number is another one on each host.
-    shared = [(disk, path) for disk, path in sharing.disks(host) if disk.pk not in known_ids]
+    shared = [(disk, path) for disk, path in shared_storages.disks(host) if disk.pk not in known_ids]
     return [
         *known,
         *(
@@ -193,36 +192,6 @@ def set_held(images: QuerySet[Image], busy: Iterable[tuple[str, str, str]]) -> b
     for reason, ids in by_reason.items():
         changed += images.filter(pk__in=ids).update(held=reason)
     return changed > 0
-
-
-def write_totals(pools: Iterable[StoragePool]) -> None:
-    """Sums of the images that are there, each inode once."""
-    for pool in pools:
-        there = Image.objects.filter(pool=shared_storages.listed_in(pool)).exclude(state__in=Image.NOT_THERE)
-        sums = there.filter(nlink=1).aggregate(
-            count=Count("pk"), allocated=Sum("allocated_size"), virtual=Sum("virtual_size"),
-            reclaimable=Sum("reclaimable_bytes"), measured=Count("allocated_size"),
-        )  # fmt: skip
-        linked = {
-            (dev, inode): sizes
-            for dev, inode, *sizes in there.filter(nlink__gt=1).values_list(
-                "dev", "inode", "allocated_size", "virtual_size", "reclaimable_bytes"
-            )
-        }
-        columns = zip(*linked.values(), strict=True) if linked else ((), (), ())
-        allocated, virtual, reclaimable = ([value for value in column if value is not None] for column in columns)
-        known = [value for value in (sums["reclaimable"], *reclaimable) if value is not None]
-        # Without one of them, the sum would be too small.
-        measured = sums["measured"] == sums["count"] and len(allocated) == len(linked)
-        count = sums["count"] + len(linked)
-        # Nobody has listed it yet: that it has none is not known.
-        listed = bool(count) or pool.last_scanned is not None
-        StoragePool.objects.filter(pk=pool.pk).update(
-            images_count=count,
-            allocated_bytes=(sums["allocated"] or 0) + sum(allocated) if measured and listed else None,
-            virtual_bytes=(sums["virtual"] or 0) + sum(virtual) if listed else None,
-            reclaimable_bytes=sum(known) if known else None,
-        )
 
 
 def sample_pools(pools: Iterable[StoragePool], at: datetime) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 
 from images.models import Image
-from storage_admin.agent.folders.names import is_ours
+from storage_admin.agent.folders.pools import is_ours
 from storage_admin.agent.protocol import HostError, b64
 from storage_admin.agent.scan.pool_scan import EXTENSIONS
 from storage_admin.agent.scan.records import FINGERPRINT_SIZE, backing_unsafe

@@ -58,7 +58,7 @@ def events(host: Host, facts: ProxmoxFacts, scan: int) -> Iterator[dict[str, Any
         facts: with the listings of the storages to tell of.
         scan: the job's id.
     """
-    if by_api_alone.is_alone(host):
+    if host.by_api_alone:
         yield {"event": "host", "agent": False, "libvirt": "absent"}
     storages = {one.name: one for one in facts.storages}
     listings = {one.storage: one for one in facts.listings}
@@ -74,7 +74,7 @@ def events(host: Host, facts: ProxmoxFacts, scan: int) -> Iterator[dict[str, Any
             yield _as_last_seen(row, facts.api_away)
         elif storage is not None:
             yield from _pool(seen, row, storage, listings.get(row.name))
-    if by_api_alone.is_alone(host):
+    if host.by_api_alone:
         yield {"event": "seen", "probe": [], "busy": []}
 
 
@@ -94,7 +94,7 @@ def not_told(host: Host, facts: ProxmoxFacts) -> tuple[set[str], set[str]]:
     found = rows.values_list("path_key", "name", "path")
     numbers = {number_of(name, path) for key, name, path in found if key not in listed}
     # Beside an agent the guests are read from their files.
-    lost = guests - told if by_api_alone.is_alone(host) else set()
+    lost = guests - told if host.by_api_alone else set()
     return names, (lost | numbers) - {""}
 
 

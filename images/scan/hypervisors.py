@@ -11,7 +11,7 @@ from storage_admin.guests.models import Guest
 from storage_admin.hosts import asking, openvz, transport
 from storage_admin.hosts.guest_facts import GuestFacts
 from storage_admin.hosts.models import Host
-from storage_admin.hosts.proxmox import by_api_alone, conffiles, errors, registration
+from storage_admin.hosts.proxmox import conffiles, errors, registration
 from storage_admin.hosts.proxmox.merging import merged
 from storage_admin.hosts.proxmox.reader import ProxmoxFacts
 from storage_admin.hosts.proxmox.volumes import own_id, place
@@ -41,7 +41,7 @@ class Told:
 
 def ask(host: Host) -> list[Told]:
     """Asks those that the last scan saw traces of; before the first one, whoever is there."""
-    if has_proxmox(host) or _turns_out_to_have_proxmox(host):
+    if host.has_proxmox or _turns_out_to_have_proxmox(host):
         return [_proxmox(host)]
     if may_have_containers(host):
         return [_containers(host)]
@@ -52,7 +52,7 @@ def ask(host: Host) -> list[Told]:
 def were_missed(host: Host, asked: Sequence[Told]) -> bool:
     """Whether a scan saw traces of one that it had not asked."""
     kinds = {kind for told in asked for kind in told.kinds}
-    return Guest.Kind.VM not in kinds if has_proxmox(host) else may_have_containers(host) and not kinds
+    return Guest.Kind.VM not in kinds if host.has_proxmox else may_have_containers(host) and not kinds
 
 
 def _turns_out_to_have_proxmox(host: Host) -> bool:
@@ -65,14 +65,9 @@ def _turns_out_to_have_proxmox(host: Host) -> bool:
         return False  # the scan itself says what is wrong
 
 
-def has_proxmox(host: Host) -> bool:
-    """Whether the last scan found Proxmox VE on the host, and its agent can be asked."""
-    return bool(host.capabilities.get("proxmox"))
-
-
 def is_to_be_asked(host: Host) -> bool:
     """Whether the last scan saw traces of any."""
-    return has_proxmox(host) or may_have_containers(host)
+    return host.has_proxmox or may_have_containers(host)
 
 
 def may_have_containers(host: Host) -> bool:
@@ -95,7 +90,7 @@ def guests_now(host: Host) -> list[GuestFacts]:
         HostError: they could not be asked.
         RefusedError: the agent there refuses.
     """
-    if has_proxmox(host):
+    if host.has_proxmox:
         facts = conffiles.read(asking.ask(host, "pve", {}))
         return [guest.facts for guest in facts.guests if guest.node == facts.node]
     return list(containers_of(host).guests) if may_have_containers(host) else []
@@ -132,7 +127,7 @@ def containers_of(host: Host) -> Told:
 
 def _facts(host: Host) -> ProxmoxFacts:
     """By the node's files, with what its API tells laid over them where there is a token and the API answers."""
-    files = None if by_api_alone.is_alone(host) else conffiles.read(asking.ask(host, "pve", {}))
+    files = None if host.by_api_alone else conffiles.read(asking.ask(host, "pve", {}))
     if files is not None and not host.token_id:
         return files
 
@@ -151,11 +146,6 @@ def _facts(host: Host) -> ProxmoxFacts:
         facts = merged(facts, files)
     registration.sync_storages(host, facts)
     return facts
-
-
-def is_by_api(host: Host) -> bool:
-    """Whether nothing but the API of Proxmox VE can be asked about a host."""
-    return by_api_alone.is_alone(host)
 
 
 def guests_by_api(host: Host) -> Told:

@@ -23,7 +23,7 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from images.models import Image
-from images.rewrite import holding, refusals
+from images.rewrite import holding, refusals, space
 from images.scan import bulk_write, hypervisors, run
 from images.scan import rows as scan_rows
 from storage_admin.agent import protocol
@@ -231,7 +231,7 @@ def _write(host: Host, ids: set[int], told: _Told, at: datetime, job: Job | None
             bulk_write.add_samples(host, at)
             holding.note_seen(host.pk, host.resolved_scan + 1)
             rows.filter(changed_scan=host.resolved_scan + 1).update(changed_scan=host.resolved_scan)
-            bulk_write.write_totals(pools[one["id"]] for one in entered)
+            space.write_totals(pools[one["id"]] for one in entered)
         # Whatever was not told anew is as it was.
         rows.filter(missing_since=None).update(seen=at)
 

@@ -14,19 +14,18 @@ from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from images.models import Image
-from images.orphans import claims, sharing
 from images.orphans import host_facts as world
-from images.rewrite import holding, moving
-from images.scan import bulk_write, hypervisors, leftovers, shared_storages
+from images.rewrite import holding, moving, space
+from images.scan import bulk_write, hypervisors, shared_storages
 from images.scan import rows as scan_rows
 from images.scan.hypervisors import Told
-from images.scan.known import standing_on_others
+from images.scan.known import of_strangers, standing_on_others
 from images.scan.rows import inode
 from storage_admin.agent.protocol import unb64
 from storage_admin.guests import services as guests
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import services as hosts
-from storage_admin.hosts import silence
+from storage_admin.hosts import silence, transport
 from storage_admin.hosts.libvirt import alone
 from storage_admin.hosts.libvirt.reader import LibvirtFacts
 from storage_admin.hosts.models import Host, StoragePool
@@ -138,11 +137,11 @@ class ScanRun:
         changed |= self._probe_answers() | self._record_host(host) | self._record_guests(host)
         changed |= self._record_pools(pools) | self._record_holds(host, pools)
         silence.tell(host)
-        changed |= claims.record(host, self._claims()) | bool(sharing.shared(host))
+        changed |= world.record_claims(host, self._claims()) | bool(shared_storages.shared(host))
         if host.cluster:
             # Guests of other nodes may have been started or stopped, which use what is listed here.
             shared_storages.settle(host)
-            changed |= by_api_alone.is_alone(host)
+            changed |= host.by_api_alone
         changed = changed or vanished > 0 or world.kept_otherwise(host)
         if changed:
             bulk_write.forget_old_estimates(host)
@@ -150,10 +149,10 @@ class ScanRun:
             bulk_write.add_samples(host, self.at)
             host.resolved_scan = self.job.pk
             host.save(update_fields=["resolved_scan"])
-            bulk_write.write_totals(pools.values())
+            space.write_totals(pools.values())
         else:
             known = [pool.allocated_bytes is not None and pool.last_scanned is not None for pool in pools.values()]
-            bulk_write.write_totals(pool for pool, is_known in zip(pools.values(), known, strict=True) if not is_known)
+            space.write_totals(pool for pool, is_known in zip(pools.values(), known, strict=True) if not is_known)
         bulk_write.sample_pools(pools.values(), self.at)
         holding.note_seen(self.job.host_id, self.job.pk)
         images = sum(pool["images"] for pool in self.pool_facts)
@@ -164,13 +163,13 @@ class ScanRun:
             "vanished": vanished,
         }
 
-    def _claims(self) -> list[claims.Told]:
+    def _claims(self) -> list[world.Claimed]:
         """What is told of things that are neither images nor guests here, and may need an image."""
-        told = [claims.of_disk(one) for one in self.seen.get("outside", [])]
+        told = [world.claim_of_disk(one) for one in self.seen.get("outside", [])]
         for other in self.others:
             if other.proxmox is not None:
-                told += claims.of_cluster(other.proxmox)
-        told += [claims.of_blind(unb64(path)) for facts in self.pool_facts for path in facts.get("blind_b64", [])]
+                told += world.claims_of_cluster(other.proxmox)
+        told += [world.claim_of_blind(unb64(path)) for facts in self.pool_facts for path in facts.get("blind_b64", [])]
         return told
 
     def _mark_vanished(self) -> int:
@@ -204,18 +203,18 @@ class ScanRun:
 
     def _record_host(self, host: Host) -> bool:
         facts, before = self.host_facts, host.owners_unknown
-        if alone.is_alone(host):
+        if transport.by_libvirt_alone(host):
             alone.answered(host, self.at, {key: value for key, value in facts.items() if key != "event"})
             return before != ""
         api = next((told.proxmox for told in self.others if told.proxmox is not None), None)
-        if by_api_alone.is_alone(host) and api is not None:
+        if host.by_api_alone and api is not None:
             unknown = " ".join(told.unknown for told in self.others if told.unknown)
             by_api_alone.answered(host, self.at, api, unknown)
             return before != unknown
         if host.transport == Host.Transport.PLAIN:
             unknown = " ".join(told.unknown for told in self.others if told.unknown)
             tools = {name: there for told in self.others for name, there in told.tools.items()}
-            hosts.host_answered(host, self.at, {"plain": True, "libvirt": "absent", "tools": tools}, unknown)
+            silence.host_answered(host, self.at, {"plain": True, "libvirt": "absent", "tools": tools}, unknown)
             return before != unknown
         unknown = " ".join(told.unknown for told in self.others if told.unknown)
         if facts.get("proxmox") and Guest.Kind.VM not in {kind for told in self.others for kind in told.kinds}:
@@ -231,7 +230,7 @@ class ScanRun:
             known = host.capabilities.get("missing_rights", [])
             capabilities["missing_rights"] = known if api.api_away else by_api_alone.rights(api.missing)
             capabilities["api_away"] = api.api_away
-        hosts.host_answered(host, self.at, capabilities, unknown)
+        silence.host_answered(host, self.at, capabilities, unknown)
         # A hypervisor that was not known of when this scan began is asked by the next one, at once.
         self.new_pools |= hypervisors.were_missed(host, self.others)
         for storage in facts.get("proxmox_storages", []) if api is None else ():
@@ -277,7 +276,7 @@ class ScanRun:
             others = facts.get("others") or {}
             pool.others_count, pool.others_bytes = others.get("count", 0), others.get("bytes", 0)
             pool.undo_bytes = facts.get("undo_bytes", 0)
-            pool.leftovers = leftovers.of_strangers(facts.get("own_files", []))
+            pool.leftovers = of_strangers(facts.get("own_files", []))
             pool.owners_unknown = facts.get("owners_unknown") or ""
             if pool.network and not pool.all_hosts_registered and "kind" not in facts:
                 pool.owners_unknown = (

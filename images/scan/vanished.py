@@ -8,9 +8,9 @@ from django.db.models import Q, QuerySet
 from django.utils.translation import gettext as _
 
 from images.models import Image
+from images.rewrite import space
 from images.scan import bulk_write
-from storage_admin.accounts.roles import Actor, Role
-from storage_admin.accounts.services import audit
+from storage_admin.accounts.models import Actor, Role, audit
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError
 from storage_admin.hosts.models import Host, StoragePool
@@ -85,4 +85,4 @@ def _remove(host: Host, images: Collection[int]) -> None:
     pools = list(StoragePool.objects.filter(images__in=images).distinct())
     Image.every.filter(pk__in=images).delete()
     bulk_write.resolve_host(host)
-    bulk_write.write_totals(pools)
+    space.write_totals(pools)

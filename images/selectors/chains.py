@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from django.db.models import Prefetch, Q
 
 from images.models import Image, ImageUse
-from storage_admin.accounts.roles import SYSTEM, Actor
+from storage_admin.accounts.models import SYSTEM, Actor
 from storage_admin.hosts.selectors import hosts_for
 
 #: Ids in one query: databases bound the number of parameters.

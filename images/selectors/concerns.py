@@ -12,7 +12,7 @@ from images.models import Image
 from images.orphans.host_facts import could_have_guests
 from images.selectors.lists import images_for
 from images.selectors.overview_shapes import Concern, ConcernItem, PoolRow
-from storage_admin.accounts.roles import Actor
+from storage_admin.accounts.models import Actor
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.selectors import jobs_for

@@ -6,7 +6,7 @@ from django.db.models import Prefetch, QuerySet
 from django.utils.translation import gettext as _
 
 from images.models import ImageUse
-from storage_admin.accounts.roles import Actor
+from storage_admin.accounts.models import Actor
 from storage_admin.guests.models import Guest, GuestDisk
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.selectors import in_scope

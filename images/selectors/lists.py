@@ -7,7 +7,7 @@ from django.db.models import F, Model, OrderBy, Prefetch, Q, QuerySet
 from django.db.models.lookups import Exact, GreaterThanOrEqual, LessThanOrEqual
 
 from images.models import Image, ImageSample, ImageUse
-from storage_admin.accounts.roles import Actor
+from storage_admin.accounts.models import Actor
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.selectors import in_scope
 

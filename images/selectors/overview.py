@@ -5,14 +5,14 @@ from django.utils import timezone
 
 from images.ledger.selectors import freed_of, rows_for
 from images.models import Image
-from images.rewrite import estimates
+from images.rewrite import space
 from images.selectors.chains import GuestRef
 from images.selectors.concerns import concerns
 from images.selectors.lists import images_for
 from images.selectors.overview_shapes import Candidate, Overview, Won
 from images.selectors.pools import pool_rows
 from images.selectors.totals import totals_of
-from storage_admin.accounts.roles import Actor
+from storage_admin.accounts.models import Actor
 from storage_admin.hosts.selectors import hosts_for, pools_for
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.selectors import jobs_for
@@ -39,9 +39,7 @@ def overview(actor: Actor) -> Overview:
 
 def candidates(actor: Actor, limit: int = CANDIDATES) -> tuple[Candidate, ...]:
     """The images with the most to win back by a method that there is, largest first; each inode once."""
-    rows = images_for(actor).filter(
-        reclaimable_bytes__gt=0, reclaimable_method__in=estimates.METHODS, state=Image.State.OK
-    )
+    rows = images_for(actor).filter(reclaimable_bytes__gt=0, reclaimable_method__in=space.METHODS, state=Image.State.OK)
     found: dict[tuple[int, str, str], Candidate] = {}
     for image in rows.order_by(F("reclaimable_bytes").desc(nulls_last=True), "-id")[: 2 * limit]:
         found.setdefault((image.host_id, image.dev, image.inode), _candidate(image))

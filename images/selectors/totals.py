@@ -11,7 +11,7 @@ from images.rewrite.space import filesystem_of
 from images.selectors.lists import images_for
 from images.selectors.overview_shapes import Totals
 from images.selectors.pools import freshest
-from storage_admin.accounts.roles import Actor
+from storage_admin.accounts.models import Actor
 from storage_admin.hosts.models import Host, StoragePool
 
 SUMS = ("allocated_size", "virtual_size", "reclaimable_bytes", "reclaimable_low", "reclaimable_high")

@@ -16,8 +16,7 @@ from storage_admin.accounts import second_factor, sessions
 from storage_admin.accounts.addresses import tries_of
 from storage_admin.accounts.authentication import actor_of
 from storage_admin.accounts.directory import DeniedError
-from storage_admin.accounts.models import User
-from storage_admin.accounts.services import audit
+from storage_admin.accounts.models import User, audit
 
 #: What is said when something was changed, by the name that it has there.
 SENTENCES = {

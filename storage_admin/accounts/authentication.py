@@ -12,8 +12,7 @@ from rest_framework.request import Request
 
 from storage_admin.accounts import refusals
 from storage_admin.accounts.addresses import address_of
-from storage_admin.accounts.models import Token, User
-from storage_admin.accounts.roles import Actor
+from storage_admin.accounts.models import Actor, Token, User
 from storage_admin.accounts.services import digest_of
 
 #: A token's last use is written at most this often, so that reading stays reading.

@@ -16,9 +16,7 @@ from django.db import IntegrityError, transaction
 from django.utils.translation import gettext as _
 
 from storage_admin.accounts import second_factor
-from storage_admin.accounts.models import Session, User
-from storage_admin.accounts.roles import Actor, Role
-from storage_admin.accounts.services import audit
+from storage_admin.accounts.models import Actor, Role, Session, User, audit
 from storage_admin.accounts.users import RESERVED, check_user
 from storage_admin.errors import InvalidError
 

@@ -7,7 +7,7 @@ from django.http import HttpRequest
 
 from storage_admin.accounts import second_factor
 from storage_admin.accounts.authentication import actor_of
-from storage_admin.accounts.services import audit
+from storage_admin.accounts.models import audit
 
 
 def listen() -> None:

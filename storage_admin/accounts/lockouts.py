@@ -18,9 +18,7 @@ from django.utils import timezone
 
 from storage_admin.accounts import refusals
 from storage_admin.accounts.addresses import address_of, tries_of
-from storage_admin.accounts.models import User
-from storage_admin.accounts.roles import Actor, Role
-from storage_admin.accounts.services import audit
+from storage_admin.accounts.models import Actor, Role, User, audit
 
 TOO_MANY_REQUESTS = 429
 

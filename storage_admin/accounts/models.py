@@ -1,6 +1,11 @@
-"""Users with one role each, their sessions, API tokens, and the trail of what was done."""
+"""Users with one role each, their sessions, API tokens, and the trail of what was done.
+
+And who acts, and what they may do: services ask an :class:`Actor`; what is not allowed is denied.
+"""
 
 import uuid
+from dataclasses import dataclass, field
+from enum import IntEnum
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -11,9 +16,103 @@ from django.contrib.sessions.base_session import AbstractBaseSession
 from django.db import models
 from django.db.models import Q
 from django.utils import timezone
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from storage_admin.accounts.roles import ROLE_CHOICES, Actor, Role
+
+class Role(IntEnum):
+    """Each role may do all that the ones below it may."""
+
+    VIEWER = 1
+    OPERATOR = 2
+    ADMIN = 3
+
+    @classmethod
+    def named(cls, name: str) -> "Role":
+        """The role of that name.
+
+        Raises:
+            ValueError: there is none.
+        """
+        try:
+            return cls[name.upper()]
+        except KeyError:
+            raise ValueError(
+                gettext("{name!r} is no role: choose viewer, operator or admin.").format(name=name)
+            ) from None
+
+    @property
+    def label(self) -> str:
+        return self.name.lower()
+
+
+ROLE_CHOICES = [(role.label, role.label.capitalize()) for role in Role]
+
+
+class ForbiddenError(Exception):
+    """The actor's role or host scope does not allow it; the argument is a sentence for them."""
+
+
+@dataclass(frozen=True)
+class Actor:
+    """A user in a browser, a token, or the scheduler.
+
+    Args:
+        name: as it stands in the audit trail.
+        hosts: slugs that a user or token is limited to; ``None`` means every host.
+        address: where the request came from, for the audit trail.
+    """
+
+    name: str
+    role: Role
+    hosts: frozenset[str] | None = None
+    user_id: int | None = None
+    token_id: int | None = None
+    address: str | None = field(default=None, compare=False)
+
+    def require(self, role: Role, host: str | None = None) -> None:
+        """Lets the call go on.
+
+        Args:
+            host: slug of the host that it touches, when it touches one.
+
+        Raises:
+            ForbiddenError: the role is too low, or the host outside of the actor's scope.
+        """
+        if self.role < role:
+            raise ForbiddenError(
+                gettext("This needs the role {label}; {name} has the role {role_label}.").format(
+                    label=role.label, name=self.name, role_label=self.role.label
+                )
+            )
+        if host is not None and not self.sees(host):
+            raise ForbiddenError(
+                gettext("{who} is limited to other hosts than {host}.").format(who=self._named, host=host)
+            )
+
+    def require_everywhere(self, role: Role) -> None:
+        """Lets the call go on if it concerns no single host: tokens, users, the audit trail.
+
+        Raises:
+            ForbiddenError: the role is too low, or the actor is limited to some hosts.
+        """
+        self.require(role)
+        if self.hosts is not None:
+            raise ForbiddenError(
+                _("{who} is limited to some hosts; this needs access to all hosts.").format(who=self._named)
+            )
+
+    @property
+    def _named(self) -> str:
+        return self.name if self.token_id is None else f"The {self.name}"
+
+    def sees(self, host: str) -> bool:
+        """Whether things on the host of that slug exist for this actor."""
+        return self.hosts is None or host in self.hosts
+
+
+#: What the scheduler and the dashboard itself do.
+SYSTEM = Actor(name="system", role=Role.ADMIN)
 
 
 class User(AbstractUser):
@@ -196,6 +295,22 @@ class AuditEntry(models.Model):
 
     def delete(self, *_args: Any, **_kwargs: Any) -> NoReturn:
         raise AppendOnlyError("The audit trail is append-only.")
+
+
+def audit(
+    actor: Actor,
+    what: str,
+    target: object = "",
+    *,
+    before: object = None,
+    after: object = None,
+    refused: bool = False,
+) -> None:
+    """Records what ``actor`` did, or was refused; ``before`` and ``after`` are whatever JSON can carry."""
+    AuditEntry.objects.create(
+        who=actor.name, what=what, target=str(target), before=before, after=after, refused=refused,
+        address=actor.address,
+    )  # fmt: skip
 
 
 class RefusedAttempts(models.Model):

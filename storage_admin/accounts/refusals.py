@@ -14,8 +14,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from storage_admin.accounts.addresses import address_of
-from storage_admin.accounts.models import AuditEntry, RefusedAttempts
-from storage_admin.accounts.roles import Actor
+from storage_admin.accounts.models import Actor, AuditEntry, RefusedAttempts
 
 WINDOW = timedelta(minutes=10)
 #: So many different ones are told apart at a time.

@@ -16,9 +16,7 @@ from django.db.models import Exists, OuterRef, Q, QuerySet, Value
 from django.utils.module_loading import import_string
 from django.utils.translation import gettext as _
 
-from storage_admin.accounts.models import DefaultView, SavedView
-from storage_admin.accounts.roles import Actor, ForbiddenError, Role
-from storage_admin.accounts.services import audit
+from storage_admin.accounts.models import Actor, DefaultView, ForbiddenError, Role, SavedView, audit
 
 LONGEST_NAME = 100
 #: Characters of a query string: what browsers and proxies pass on without a doubt.

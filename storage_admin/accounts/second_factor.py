@@ -11,9 +11,7 @@ from django.conf import settings
 from django.db import transaction
 from django.utils.translation import gettext as _
 
-from storage_admin.accounts.models import Session, SignInRules, User
-from storage_admin.accounts.roles import Actor, Role
-from storage_admin.accounts.services import audit
+from storage_admin.accounts.models import Actor, Role, Session, SignInRules, User, audit
 from storage_admin.errors import InvalidError
 
 #: In a session: nothing else can be done in it until a second factor is set up.

@@ -1,4 +1,4 @@
-"""Writes: users, tokens and the audit trail."""
+"""Writes: users and tokens."""
 
 import hashlib
 import secrets
@@ -11,30 +11,13 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from storage_admin.accounts import scopes
-from storage_admin.accounts.models import AuditEntry, Token, User
-from storage_admin.accounts.roles import SYSTEM, Actor, Role
+from storage_admin.accounts.models import SYSTEM, Actor, Role, Token, User, audit
 from storage_admin.errors import InvalidError
 
 #: Secrets start with it, so that a scanner for leaked secrets can find them.
 TOKEN_PREFIX = "sa_"  # noqa: S105 (a prefix)
 #: Characters of a token's name, which its column has room for.
 LONGEST_TOKEN_NAME = 100
-
-
-def audit(
-    actor: Actor,
-    what: str,
-    target: object = "",
-    *,
-    before: object = None,
-    after: object = None,
-    refused: bool = False,
-) -> None:
-    """Records what ``actor`` did, or was refused; ``before`` and ``after`` are whatever JSON can carry."""
-    AuditEntry.objects.create(
-        who=actor.name, what=what, target=str(target), before=before, after=after, refused=refused,
-        address=actor.address,
-    )  # fmt: skip
 
 
 def ensure_first_admin() -> str | None:

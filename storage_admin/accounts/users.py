@@ -11,9 +11,7 @@ from django.db import IntegrityError, transaction
 from django.utils.translation import gettext as _
 
 from storage_admin.accounts import scopes, second_factor
-from storage_admin.accounts.models import Session, User
-from storage_admin.accounts.roles import Actor, Role
-from storage_admin.accounts.services import audit
+from storage_admin.accounts.models import Actor, Role, Session, User, audit
 from storage_admin.errors import InvalidError
 from storage_admin.moments import zone_named
 

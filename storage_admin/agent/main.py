@@ -22,9 +22,9 @@ from typing import Any, Callable
 
 from storage_admin.agent import protocol
 from storage_admin.agent.folders import roots
-from storage_admin.agent.folders.names import is_absolute, is_job
-from storage_admin.agent.host.hung_mounts import left_alone, looking
+from storage_admin.agent.folders.pools import is_absolute, is_job
 from storage_admin.agent.host.mounts import Mounts
+from storage_admin.agent.host.special_mounts import left_alone, looking
 from storage_admin.agent.lifeline import AgentIO, Lifeline
 from storage_admin.agent.protocol import HostError, RefusedError, Request, StoppedError, b64, unb64
 

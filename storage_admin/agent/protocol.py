@@ -6,17 +6,27 @@ events. Both ends import this module, so a word that one of them uses is a word 
 Names of files are bytes on a hypervisor and need not be UTF-8: they travel as base64 (fields that end in ``_b64``).
 
 How a verb takes its arguments: by name, with their types, and none that it does not know.
+
+What both take for granted of a machine: which one it is, and its clocks. That on the wall somebody may set, beside the
+one that only runs on.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import os
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 VERSION = 1
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+#: Seconds by which the clock on the wall may have been put right without being called a jump.
+STEP = 120.0
 
 #: Seconds between two pings of the controller, and how long the agent works on without hearing one.
 PING_INTERVAL = 5.0
@@ -247,3 +257,55 @@ class Arguments:
         if value is not None and value < 1:
             raise RefusedError(INVALID, f"{name} is at least 1")
         return value
+
+
+def machine_id(root: str = "/") -> str | None:
+    """The id of this installation (machine-id(5)); ``None`` where it has none."""
+    for name in ("etc/machine-id", "var/lib/dbus/machine-id"):
+        try:
+            with open(os.path.join(root, name), encoding="ascii") as file:
+                found = file.read().strip()
+        except (OSError, UnicodeDecodeError):
+            continue
+        if found:
+            return found
+    return None
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A point in time.
+
+    Args:
+        boot_id: of the boot of the machine in which it was.
+        boottime: seconds since that boot, with those in which the machine slept.
+        wall: seconds since 1970, by the clock on the wall.
+    """
+
+    boot_id: str
+    boottime: float
+    wall: float
+
+    @classmethod
+    def now(cls) -> Moment:
+        """This moment."""
+        return cls(_BOOT_ID.read_text("ascii").strip(), time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
+
+    @classmethod
+    def parse(cls, fields: Any) -> Moment:
+        """The moment that :meth:`fields` took apart; raises KeyError, TypeError or ValueError."""
+        return cls(str(fields["boot_id"]), float(fields["boottime"]), float(fields["wall"]))
+
+    def fields(self) -> dict[str, Any]:
+        """As a journal has it."""
+        return asdict(self)
+
+    def passed(self, before: Moment) -> float | None:
+        """Seconds since an earlier moment; ``None`` where the machine was booted since, so that nothing can tell."""
+        return self.boottime - before.boottime if self.boot_id == before.boot_id else None
+
+    def jumped(self, before: Moment) -> float:
+        """Seconds by which the clock on the wall was set since an earlier moment; 0 where that cannot be told."""
+        passed = self.passed(before)
+        step = 0.0 if passed is None else self.wall - before.wall - passed
+        return step if abs(step) > STEP else 0.0

@@ -5,8 +5,7 @@ from typing import Any
 from django.utils.translation import gettext_lazy as _
 from rest_framework import serializers
 
-from storage_admin.accounts.models import AuditEntry, Session, Token, User
-from storage_admin.accounts.roles import ROLE_CHOICES
+from storage_admin.accounts.models import ROLE_CHOICES, AuditEntry, Session, Token, User
 from storage_admin.rest.fields import Body, StrictBoolean, StrictText, TextOrNull
 
 

@@ -14,8 +14,7 @@ from rest_framework.response import Response
 
 from storage_admin.accounts import lockouts, second_factor, selectors, users
 from storage_admin.accounts.filters import AuditFilters
-from storage_admin.accounts.models import AuditEntry, Token, User
-from storage_admin.accounts.roles import Role
+from storage_admin.accounts.models import AuditEntry, Role, Token, User
 from storage_admin.accounts.services import create_token, delete_token
 from storage_admin.api.account_fields import (
     AuditEntrySerializer,

@@ -13,7 +13,7 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from storage_admin.accounts.roles import Role
+from storage_admin.accounts.models import Role
 from storage_admin.errors import InvalidError
 from storage_admin.events import selectors, services
 from storage_admin.events import webhooks as writes

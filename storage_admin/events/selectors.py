@@ -2,7 +2,7 @@
 
 from django.db.models import Case, Count, Max, Q, QuerySet, Value, When
 
-from storage_admin.accounts.roles import Actor
+from storage_admin.accounts.models import Actor
 from storage_admin.events.models import Alert, Delivery, Webhook
 
 

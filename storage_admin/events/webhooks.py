@@ -10,8 +10,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from storage_admin import sealing
-from storage_admin.accounts.roles import Actor, Role
-from storage_admin.accounts.services import audit
+from storage_admin.accounts.models import Actor, Role, audit
 from storage_admin.errors import InvalidError, of_field
 from storage_admin.events import addresses, sending, signing, tasks
 from storage_admin.events.models import Delivery, Event, Webhook

@@ -14,13 +14,12 @@ from storage_admin.hosts import openvz, transport
 from storage_admin.hosts.libvirt import control
 from storage_admin.hosts.libvirt.relay import why_read_only
 from storage_admin.hosts.models import Host
-from storage_admin.hosts.proxmox import by_api_alone, changes
+from storage_admin.hosts.proxmox import changes
 from storage_admin.hosts.proxmox import limits as proxmox_limits
 from storage_admin.hosts.proxmox.errors import RIGHT_MISSING
 from storage_admin.hosts.proxmox.guests import limits_of
 from storage_admin.jobs.models import JobLog
-from storage_admin.jobs.plans import Refusal
-from storage_admin.jobs.recorder import Recorder
+from storage_admin.jobs.plan_and_progress import Recorder, Refusal
 
 
 @dataclass(frozen=True)
@@ -186,7 +185,7 @@ def warnings(guest: Guest, setting: Setting) -> Iterator[str]:
         ).format(host=guest.host.name, files=files, priority=setting.priority)
     elif guest.off and guest.kind == Guest.Kind.CONTAINER:
         yield _("It is not running: the priority counts from its next start.")
-    if guest.kind == Guest.Kind.VM and by_api_alone.is_alone(guest.host):
+    if guest.kind == Guest.Kind.VM and guest.host.by_api_alone:
         yield str(proxmox_vms.UNCHECKED)
     if setting.priority is not None:
         yield _("The value is relative: it sets who goes first when the disks are busy. It is not a limit.")

@@ -96,7 +96,7 @@ class GuestSpan(models.Model):
     kind = models.CharField(max_length=10, choices=Guest.Kind)
     uid = models.CharField(max_length=100)
     ran = models.BooleanField()
-    #: In seconds of :mod:`storage_admin.jobs.elapsed`.
+    #: In seconds of :class:`storage_admin.jobs.models.Elapsed`.
     since = models.FloatField()
     until = models.FloatField()
 

@@ -13,13 +13,13 @@ from typing import Any
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from storage_admin.accounts.roles import Actor, Role
+from storage_admin.accounts.models import Actor, Role
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError, StoppedError
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import qemu_bugs
 from storage_admin.hosts.models import Host
-from storage_admin.hosts.proxmox import by_api_alone, hidden, hidden_lines, permissions, registration, tasks
+from storage_admin.hosts.proxmox import hidden, hidden_lines, permissions, registration, tasks
 from storage_admin.hosts.proxmox.client import ANSWER_SECONDS, Client
 from storage_admin.hosts.proxmox.config import PATHS, Config, GuestRef, read_config, read_snapshots
 from storage_admin.hosts.proxmox.drives import VM, Drive
@@ -27,8 +27,7 @@ from storage_admin.hosts.proxmox.errors import RIGHT_MISSING, NotThereError
 from storage_admin.hosts.proxmox.permissions import FEATURES, MissingRight, Permissions
 from storage_admin.hosts.proxmox.tasks import Outcome
 from storage_admin.jobs.models import JobLog
-from storage_admin.jobs.plans import Refusal
-from storage_admin.jobs.recorder import Recorder
+from storage_admin.jobs.plan_and_progress import Recorder, Refusal
 
 #: Seconds that an answer may take while somebody waits for a plan.
 PLAN_SECONDS = 8.0
@@ -189,7 +188,7 @@ def check_writing(vm: Vm, accepted: str | None) -> list[str]:
     for refusal in unchecked(vm.guest, vm.config.digest, accepted):
         raise RefusedError(refusal.code, refusal.detail)
     hidden_lines.refuse_dropping(vm.guest.host, vm.client, vm.config, vm.guest.name)
-    return [str(UNCHECKED)] if by_api_alone.is_alone(vm.guest.host) else []
+    return [str(UNCHECKED)] if vm.guest.host.by_api_alone else []
 
 
 def unchecked(guest: Guest, digest: str, accepted: str | None) -> list[Refusal]:
@@ -199,7 +198,7 @@ def unchecked(guest: Guest, digest: str, accepted: str | None) -> list[Refusal]:
         digest: of the configuration that would be written.
         accepted: as for :func:`check_writing`.
     """
-    if not by_api_alone.is_alone(guest.host) or (digest and digest in (guest.accepted_digest, accepted)):
+    if not guest.host.by_api_alone or (digest and digest in (guest.accepted_digest, accepted)):
         return []
     asks = (
         gettext("accept it for this configuration (accept_hidden_lines: {digest})").format(digest=digest)

@@ -12,7 +12,7 @@ from rest_framework import mixins, status
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from storage_admin.accounts.roles import Actor, Role
+from storage_admin.accounts.models import Actor, Role
 from storage_admin.errors import InvalidError
 from storage_admin.hosts import key_pairs
 from storage_admin.hosts.host_filters import HostFilters

@@ -9,9 +9,9 @@ from typing import Any
 from django.conf import settings
 from django.utils.translation import gettext as _
 
-from storage_admin.accounts.roles import Actor, Role
+from storage_admin.accounts.models import Actor, Role
 from storage_admin.agent.folders import image_folders
-from storage_admin.agent.host import hung_mounts
+from storage_admin.agent.host import special_mounts
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.protocol import HostError, RefusedError, b64, unb64
 from storage_admin.agent.verbs import folder
@@ -115,6 +115,6 @@ def _of(host: Host, told: dict[str, Any]) -> Found:
 def _answers(path: bytes) -> bool:
     """Whether it may be looked at here: of a network filesystem whose server is away, a web process would wait on."""
     try:
-        return not Mounts.of_this_machine().waits or not hung_mounts.silent([path], lambda: None)
+        return not Mounts.of_this_machine().waits or not special_mounts.silent([path], lambda: None)
     except OSError:
         return True  # too long to be a path at all, as looking at it will tell

@@ -14,8 +14,7 @@ from django.db import transaction
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from storage_admin.accounts.roles import Actor, Role
-from storage_admin.accounts.services import audit
+from storage_admin.accounts.models import Actor, Role, audit
 from storage_admin.agent.protocol import HostError
 from storage_admin.errors import InvalidError, UnconfirmedError
 from storage_admin.hosts import addresses, forced, secrets

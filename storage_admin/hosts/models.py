@@ -1,10 +1,29 @@
 """Hypervisors, and the places on them where images live."""
 
+from collections.abc import Collection
+from typing import Any, Self
+
 from django.db import models
 from django.db.models import F, Q
 from django.utils.translation import gettext_lazy as _
 
-from storage_admin.partial_rows import PartialRows
+from storage_admin.agent.protocol import b64
+
+
+class PartialRows(models.Model):
+    """For models with many columns of which lists leave out the large ones.
+
+    Django looks each column up in the list of those that were read: fifty columns of fifty rows are compared as often
+    as all the rest of a list's page takes. In a set each is found at once.
+    """
+
+    class Meta:
+        abstract = True
+
+    @classmethod
+    def from_db(cls, db: str | None, field_names: Collection[str], values: Collection[Any], **options: Any) -> Self:
+        """As Django's."""
+        return super().from_db(db, frozenset(field_names), values, **options)
 
 
 class Host(PartialRows):
@@ -66,15 +85,30 @@ class Host(PartialRows):
     resolved_scan = models.BigIntegerField(default=0)
 
     @property
+    def by_api_alone(self) -> bool:
+        """Whether the API of Proxmox VE is the only way to it."""
+        return self.transport == self.Transport.API
+
+    @property
+    def has_proxmox(self) -> bool:
+        """Whether the last scan found Proxmox VE there, and its agent can be asked."""
+        return bool(self.capabilities.get("proxmox"))
+
+    @property
     def runs_proxmox(self) -> bool:
         """Whether its guests are those of Proxmox VE."""
-        return self.kind == self.Kind.PROXMOX or bool(self.capabilities.get("proxmox"))
+        return self.kind == self.Kind.PROXMOX or self.has_proxmox
 
     class Meta:
         ordering = ["name"]
 
     def __str__(self) -> str:
         return self.name
+
+    def roots(self) -> dict[str, Any]:
+        """Which folder the path of each pool led to, by path as it travels; those of which that is known."""
+        rows = StoragePool.objects.filter(host=self, root__isnull=False).values_list("path_bytes", "root")
+        return {b64(bytes(path)): root for path, root in rows}
 
 
 class KeyPair(models.Model):

@@ -10,9 +10,9 @@ from django.utils.text import slugify
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from storage_admin.accounts.roles import Actor, Role
+from storage_admin.accounts.models import Actor, Role, audit
 from storage_admin.accounts.scopes import GONE
-from storage_admin.accounts.services import audit, forget_host
+from storage_admin.accounts.services import forget_host
 from storage_admin.agent.protocol import HostError, RefusedError, b64
 from storage_admin.errors import InvalidError, UnconfirmedError
 from storage_admin.events.models import Alert

@@ -4,8 +4,7 @@ from typing import Any, TypeVar
 
 from django.db.models import Model, QuerySet
 
-from storage_admin.accounts.roles import Actor
-from storage_admin.agent.protocol import b64
+from storage_admin.accounts.models import Actor
 from storage_admin.hosts.models import Host, StoragePool
 
 M = TypeVar("M", bound=Model)
@@ -30,12 +29,6 @@ def pool_names(actor: Actor) -> list[tuple[int, str]]:
     """Ids and names of these pools, each after its host's."""
     rows = pools_for(actor).order_by("host__name", "name", "id").values_list("pk", "host__name", "name")
     return [(pk, f"{host} / {name}") for pk, host, name in rows]
-
-
-def roots_of(host: Host) -> dict[str, Any]:
-    """Which folder the path of each pool of a host led to, by path as it travels; those of which that is known."""
-    rows = StoragePool.objects.filter(host=host, root__isnull=False).values_list("path_bytes", "root")
-    return {b64(bytes(path)): root for path, root in rows}
 
 
 def in_scope(rows: QuerySet[M], actor: Actor, host: str = "host") -> QuerySet[M]:

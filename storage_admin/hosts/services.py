@@ -2,18 +2,16 @@
 
 import os
 import socket
-from datetime import datetime
 from enum import Enum
 from typing import Any
 
 from django.db import transaction
 from django.utils.translation import gettext as _
 
-from storage_admin.accounts.roles import Actor, Role
-from storage_admin.accounts.services import audit
+from storage_admin.accounts.models import Actor, Role, audit
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError
-from storage_admin.hosts import folders, machine, silence
+from storage_admin.hosts import folders, transport
 from storage_admin.hosts.folders import Found
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.names import display, path_key
@@ -43,13 +41,13 @@ STANDARD_FOLDER = "/var/lib/libvirt/images"
 def ensure_local_host() -> Host:
     """The row ``local``, made at the first start together with libvirt's standard folder where there is one.
 
-    It says which machine that is. It stays another one's where it is that already (:func:`machine.take`).
+    It says which machine that is. It stays another one's where it is that already (:func:`.transport.take_local`).
     """
     with transaction.atomic():
         host, __ = Host.objects.get_or_create(
             slug="local", defaults={"name": socket.gethostname() or "this machine", "kind": Host.Kind.LOCAL}
         )
-        if machine.take(host) and os.path.isdir(STANDARD_FOLDER):
+        if transport.take_local(host) and os.path.isdir(STANDARD_FOLDER):
             add_pool(host, os.fsencode(STANDARD_FOLDER), StoragePool.Source.STANDARD)
     return host
 
@@ -304,13 +302,6 @@ def _change(actor: Actor, row: Host | StoragePool, what: str, values: dict[str, 
     with transaction.atomic():
         row.save(update_fields=list(values))
         audit(actor, what, row, before=before, after=values)
-
-
-def host_answered(host: Host, at: datetime, capabilities: dict[str, Any], owners_unknown: str) -> None:
-    """A scan reached the host: what it found out about it. Which pools do not answer, :func:`silence.tell` adds."""
-    host.last_seen, host.capabilities, host.owners_unknown = at, capabilities, owners_unknown
-    host.status, host.status_detail = silence.state_of(host, [])
-    host.save(update_fields=["status", "status_detail", "last_seen", "capabilities", "owners_unknown"])
 
 
 def host_failed(host: Host, sentence: str, *, degraded: bool = False) -> None:

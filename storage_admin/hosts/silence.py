@@ -1,10 +1,11 @@
-"""Pools whose storage does not answer: what their rows, their hosts and an alert say of it, as soon as it is known.
+"""Whether a host answers, and its pools: what their rows and an alert say of it, as soon as it is known.
 
-A scan finds them, and so does every job that works on one (:mod:`storage_admin.jobs.silence`).
+A scan finds them, and so does every job that works on one (:mod:`storage_admin.jobs.liveness`).
 """
 
 from collections.abc import Collection
 from datetime import datetime
+from typing import Any
 
 from django.db import transaction
 from django.db.models import Q
@@ -56,6 +57,13 @@ def tell(host: Host, *, answered: bool = False) -> None:
         events.raise_alert(trouble(pool))
     for pool in StoragePool.objects.filter(host=host).exclude(state=StoragePool.SILENT).only("pk"):
         events.close_alert(f"{events.POOL_SILENT}:{pool.pk}")
+
+
+def host_answered(host: Host, at: datetime, capabilities: dict[str, Any], owners_unknown: str) -> None:
+    """A scan reached the host: what it found out about it. Which pools do not answer, :func:`tell` adds."""
+    host.last_seen, host.capabilities, host.owners_unknown = at, capabilities, owners_unknown
+    host.status, host.status_detail = state_of(host, [])
+    host.save(update_fields=["status", "status_detail", "last_seen", "capabilities", "owners_unknown"])
 
 
 def answers(host: Host) -> None:

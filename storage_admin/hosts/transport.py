@@ -3,6 +3,10 @@
 On other hosts it lies in :data:`FOLDER`, which belongs to root, as one file per content hash. Whether that is there is
 looked at once per process and host, and anew where it turns out to be gone. With a forced command the host itself
 decides what runs: an admin installs it there by a printed command.
+
+And which machine is *here*, and so the host ``local`` of all that share its database: the one on which ``manage.py up``
+runs. Its row says which that is, by the machine's id (machine-id(5)) or, where there is none, by its name; each scan
+says it again. A process on another machine leaves ``local`` alone.
 """
 
 import contextlib
@@ -10,22 +14,71 @@ import getpass
 import os
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from django.conf import settings
+from django.db import connection
 from django.utils.translation import gettext as _
 
-from storage_admin.agent import bundle
+from storage_admin.agent import bundle, protocol
 from storage_admin.agent.protocol import HostError, RefusedError
-from storage_admin.hosts import machine, secrets, ssh
+from storage_admin.hosts import secrets, ssh
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.session import UngreetedError
 from storage_admin.hosts.shells import LocalShell, Shell
+
+
+def machine_facts() -> dict[str, Any]:
+    """What a host's capabilities say of the machine itself, as a scan writes it."""
+    return {"hostname": socket.gethostname(), "machine_id": protocol.machine_id()}
+
+
+def this_machine() -> str:
+    """The identity of this machine."""
+    return _identity(machine_facts())
+
+
+def machine_of(host: Host) -> str:
+    """The identity of a host's machine; empty where nobody has looked at it yet."""
+    return _identity(host.capabilities)
+
+
+def _identity(facts: dict[str, Any]) -> str:
+    return str(facts.get("machine_id") or facts.get("hostname") or "")
+
+
+def is_this_machine(host: Host) -> bool:
+    """Whether a host's row is about this machine, as far as anybody knows."""
+    return machine_of(host) in {"", this_machine()}
+
+
+def take_local(host: Host) -> bool:
+    """Writes into the row of ``local`` that it is this machine.
+
+    Returns:
+        ``False`` where it is another one: then nothing is written. A database in a file is where its machine is: a data
+        folder that was moved takes ``local`` along.
+    """
+    if machine_of(host) == this_machine():
+        return True
+    if machine_of(host) and connection.vendor != "sqlite":
+        return False
+    set_machine(host)
+    return True
+
+
+def set_machine(host: Host) -> None:
+    """Writes into a host's row that it is this machine, whatever it was."""
+    host.capabilities = host.capabilities | machine_facts()
+    host.save(update_fields=["capabilities"])
+
 
 #: A laboratory has it elsewhere.
 FOLDER = os.environ.get("STORAGE_ADMIN_AGENT_FOLDER") or "/usr/local/lib/storage-admin"
@@ -62,12 +115,17 @@ def is_here(host: Host) -> bool:
     """Whether this process runs on the host itself: as a worker that was started for it, or on the machine `local`."""
     if settings.WORKER_HOST:
         return bool(host.slug == settings.WORKER_HOST)
-    return host.kind == Host.Kind.LOCAL and settings.LOCAL_MACHINE and machine.is_this(host)
+    return host.kind == Host.Kind.LOCAL and settings.LOCAL_MACHINE and is_this_machine(host)
 
 
 def by_ssh(host: Host) -> bool:
     """Whether a host is reached by ssh from here."""
     return not is_here(host) and host.transport in _BY_SSH
+
+
+def by_libvirt_alone(host: Host) -> bool:
+    """Whether libvirt is the only way to a host."""
+    return host.kind == Host.Kind.LIBVIRT and not is_here(host)
 
 
 def endpoint(host: Host) -> ssh.Endpoint:

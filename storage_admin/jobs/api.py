@@ -13,7 +13,7 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from storage_admin.accounts.roles import Role
+from storage_admin.accounts.models import Role
 from storage_admin.jobs import kinds, services
 from storage_admin.jobs.filters import JobFilters
 from storage_admin.jobs.models import Job

@@ -5,14 +5,13 @@ from datetime import datetime
 from django.db import transaction
 from django.utils import timezone
 
-from storage_admin.accounts.roles import Actor, Role
-from storage_admin.accounts.services import audit
+from storage_admin.accounts.models import Actor, Role, audit
 from storage_admin.jobs.models import Automation, Job
 
 #: The id of the only row.
 _ONLY = 1
 #: Under this name a job's row keeps until when it may begin.
-_BEGIN_BEFORE = "begin_before"
+BEGIN_BEFORE = "begin_before"
 
 
 def state() -> Automation:
@@ -47,18 +46,5 @@ def switch(actor: Actor, *, paused: bool, reason: str = "") -> Automation:
 
 def begin_before(job: Job, moment: datetime) -> None:
     """Says until when a job may begin that was submitted by itself. Call it in the transaction that submits it."""
-    job.kept = job.kept | {_BEGIN_BEFORE: moment.isoformat()}
+    job.kept = job.kept | {BEGIN_BEFORE: moment.isoformat()}
     Job.objects.filter(pk=job.pk).update(kept=job.kept)
-
-
-def held_back(job: Job) -> str:
-    """Why a queued job that was submitted by itself must not begin now; empty where it may.
-
-    Whoever submitted it withdraws it, but perhaps not in time: the scheduler may be away, or all workers busy.
-    """
-    until = job.kept.get(_BEGIN_BEFORE)
-    if until is None:
-        return ""
-    if timezone.now() >= datetime.fromisoformat(until):
-        return "withdrawal: its window has closed"
-    return "automation to be resumed" if is_paused() else ""

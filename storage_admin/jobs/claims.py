@@ -4,15 +4,14 @@ What others are told when a job has ended, and what the audit trail keeps of it.
 """
 
 from collections.abc import Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import transaction
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from storage_admin.accounts.roles import Actor, Role
-from storage_admin.accounts.services import audit
+from storage_admin.accounts.models import Actor, Role, audit
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import unb64
 from storage_admin.events import services as events
@@ -152,7 +151,7 @@ def _leave(job: Job) -> None:
 
 
 def _must_wait(job: Job, worker: str) -> str:
-    if held_back := automation.held_back(job):
+    if held_back := _held_back(job):
         return held_back
     kind = kinds.get(job.kind)
     if silent := kind.waits_for_storage(job):
@@ -170,6 +169,19 @@ def _must_wait(job: Job, worker: str) -> str:
         if Job.objects.filter(state=Job.State.RUNNING, worker=worker, kind=job.kind).count() >= most:
             return f"one of the {most} running {job.kind} jobs on other hosts"
     return ""
+
+
+def _held_back(job: Job) -> str:
+    """Why a queued job that was submitted by itself must not begin now; empty where it may.
+
+    Whoever submitted it withdraws it, but perhaps not in time: the scheduler may be away, or all workers busy.
+    """
+    until = job.kept.get(automation.BEGIN_BEFORE)
+    if until is None:
+        return ""
+    if timezone.now() >= datetime.fromisoformat(until):
+        return "withdrawal: its window has closed"
+    return "automation to be resumed" if automation.is_paused() else ""
 
 
 def _would_disturb(job: Job, kind: JobKind, running: QuerySet[Job]) -> str:

@@ -12,12 +12,11 @@ from django.conf import settings
 from django.utils.module_loading import import_string
 from django.utils.translation import gettext, gettext_noop
 
-from storage_admin.accounts.roles import Actor, Role
+from storage_admin.accounts.models import Actor, Role
 from storage_admin.errors import InvalidError
 from storage_admin.hosts.models import Host
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plans import Plan
-from storage_admin.jobs.recorder import Recorder
+from storage_admin.jobs.plan_and_progress import Plan, Recorder
 from storage_admin.words import Translatable, words
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from django.db import models
-from django.db.models import Q, QuerySet
+from django.db import models, transaction
+from django.db.models import Max, Q, QuerySet
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from storage_admin.hosts.models import Host, StoragePool
-from storage_admin.partial_rows import PartialRows
+from storage_admin.agent.protocol import STEP, Moment
+from storage_admin.hosts.models import Host, PartialRows, StoragePool
 
 
 def forget_all_but_the_ledger(collector: Any, field: Any, jobs: Any, using: str) -> None:
@@ -95,7 +95,7 @@ class Job(PartialRows):
     undo_state = models.CharField(max_length=10, choices=UndoState, default=UndoState.NONE)
     undo_expires = models.DateTimeField(null=True)
     undo_bytes = models.BigIntegerField(default=0)
-    #: When its window has surely passed, in seconds of ``jobs.elapsed``; null for a copy from before they were counted.
+    #: When its window has surely passed, in seconds of :class:`Elapsed`; null for a copy from before they were counted.
     undo_due = models.FloatField(null=True)
     #: While the copy waits: inode and times of the image as scans saw them, each ``[inode, mtime_ns, ctime_ns]``.
     undo_seen = models.JSONField(default=list)
@@ -117,7 +117,7 @@ class Job(PartialRows):
     #: Whether guests may still be locked at their hypervisor on the job's behalf.
     unlock_due = models.BooleanField(default=False)
 
-    # The job's line of the ledger, written by ``images.ledger.lines`` alone, in the transaction of its result. Bytes.
+    # The job's line of the ledger, written by ``images.rewrite.record`` alone, in the transaction of its result. Bytes.
     #: The pool whose space it changed; of one that was removed the id is left, as of a host. The names are as of then.
     space_pool = models.ForeignKey(
         StoragePool, null=True, on_delete=models.DO_NOTHING, related_name="+", db_constraint=False, db_index=False
@@ -275,7 +275,16 @@ class Worker(models.Model):
 
 
 class Elapsed(models.Model):
-    """How far one machine has counted the time since one of its boots (:mod:`storage_admin.jobs.elapsed`)."""
+    """How far one machine has counted the time since one of its boots.
+
+    From that comes the time that has surely passed, whatever a clock says: one on the wall may be set. So each machine
+    of the dashboard's counts by the one that runs on since its boot, and the most that any of them has counted counts
+    for all. What nobody saw, while every machine was off, has not passed. Undo copies and the times of guests go by
+    this; beside it, a clock that was set is noticed.
+    """
+
+    #: Seconds after which a clock that was set, and left like that, counts as right.
+    SETTLED = 24 * 3600.0
 
     boot_id = models.CharField(max_length=40, unique=True)
     #: Seconds since that boot, and those that had passed in all, when it was written last.
@@ -289,6 +298,40 @@ class Elapsed(models.Model):
 
     def __str__(self) -> str:
         return f"{self.seconds:.0f} s"
+
+    @classmethod
+    def now(cls) -> float:
+        """Seconds that have surely passed since the dashboard began to count."""
+        moment = Moment.now()
+        own = cls.objects.filter(boot_id=moment.boot_id).first()
+        most = cls.objects.aggregate(most=Max("seconds"))["most"] or 0.0
+        return float(most if own is None else max(most, own.seconds + moment.boottime - own.boottime))
+
+    @classmethod
+    def tick(cls) -> float:
+        """Write down how far this machine has counted, and notice whether its clock was set; returns :meth:`now`."""
+        with transaction.atomic():
+            moment, wall = Moment.now(), timezone.now().timestamp()
+            seconds, offset = cls.now(), wall - moment.boottime
+            own = Elapsed.objects.select_for_update().filter(boot_id=moment.boot_id).first()
+            if own is None:
+                own = Elapsed(boot_id=moment.boot_id, offset=offset, seconds=seconds)
+            own.boottime, own.seconds = moment.boottime, max(seconds, own.seconds)
+            jump = offset - own.offset
+            if abs(jump) <= STEP or (own.jumped_at is not None and seconds - own.jumped_at > cls.SETTLED):
+                own.offset, own.jumped_at, own.jump = offset, None, 0.0
+            else:
+                own.jumped_at, own.jump = seconds if own.jumped_at is None else own.jumped_at, jump
+            own.save()
+            return own.seconds
+
+    @classmethod
+    def clock_jump(cls) -> float:
+        """Seconds by which this machine's clock was set, as long as nobody has put it right; 0 where it was not."""
+        moment = Moment.now()
+        own = cls.objects.filter(boot_id=moment.boot_id).first()
+        step = 0.0 if own is None else timezone.now().timestamp() - moment.boottime - own.offset
+        return step if abs(step) > STEP else 0.0
 
 
 class Automation(models.Model):

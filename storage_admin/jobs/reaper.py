@@ -7,7 +7,7 @@ from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from storage_admin.accounts.roles import SYSTEM
+from storage_admin.accounts.models import SYSTEM
 from storage_admin.agent import protocol
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import claims, kinds, routing, services

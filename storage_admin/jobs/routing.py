@@ -22,7 +22,7 @@ from django.utils import timezone
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
-from storage_admin.hosts import machine, transport
+from storage_admin.hosts import transport
 from storage_admin.hosts.models import Host
 from storage_admin.jobs.models import Job, Worker
 
@@ -61,7 +61,11 @@ def take_post() -> Post:
     global _post  # noqa: PLW0603 (a process has one)
     _post = Post(host=settings.WORKER_HOST) if settings.WORKER_HOST else Post(general=True)
     if _post.general:
-        here = [host.slug for host in Host.objects.filter(kind=Host.Kind.LOCAL) if machine.of(host) == machine.own()]
+        here = [
+            host.slug
+            for host in Host.objects.filter(kind=Host.Kind.LOCAL)
+            if transport.machine_of(host) == transport.this_machine()
+        ]
         if settings.LOCAL_MACHINE and here:
             _post = Post(host=here[0], general=True)
     return _post
@@ -100,7 +104,7 @@ def serves(host: Host) -> bool:
 def is_served(host: Host) -> bool:
     """Whether a worker is alive that may do the jobs of a host."""
     able = alive().filter(host=host.slug)
-    if host.kind != Host.Kind.LOCAL or not machine.of(host):
+    if host.kind != Host.Kind.LOCAL or not transport.machine_of(host):
         able = able | alive().filter(general=True)
     return able.exists()
 
@@ -111,7 +115,7 @@ def place() -> str:
     A container has numbers of its own, and may have its machine's name and id.
     """
     namespace = Path("/proc/self/ns/pid").readlink() if Path("/proc/self/ns/pid").is_symlink() else os.uname().nodename
-    return f"{machine.own()} {namespace}"[:200]
+    return f"{transport.this_machine()} {namespace}"[:200]
 
 
 logger = logging.getLogger(__name__)

@@ -17,16 +17,14 @@ from storage_admin.agent.protocol import HostError, RefusedError, Request, Stopp
 from storage_admin.hosts import services as hosts
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.proxmox.errors import TOKEN_REFUSED
-from storage_admin.hosts.selectors import roots_of
 from storage_admin.hosts.session import AgentSession
 from storage_admin.hosts.transport import agent_bundle, agent_command
 from storage_admin.jobs import claims, kinds
-from storage_admin.jobs.heart import heart
 from storage_admin.jobs.kinds import JobKind
+from storage_admin.jobs.liveness import Silence, heart
 from storage_admin.jobs.models import Job, JobLog
-from storage_admin.jobs.recorder import Recorder, plain
+from storage_admin.jobs.plan_and_progress import Recorder, plain
 from storage_admin.jobs.routing import ring_now
-from storage_admin.jobs.silence import Silence
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +114,7 @@ def _work(job: Job, kind: JobKind, recorder: Recorder) -> dict[str, Any]:
             job=job.uid,
             generation=job.generation,
             args=kind.request(job),
-            roots=roots_of(job.host),
+            roots=job.host.roots(),
         )
         recorder.flush()
         if recorder.cancel_requested:

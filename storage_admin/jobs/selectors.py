@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from django.db.models import QuerySet
 
-from storage_admin.accounts.roles import Actor
+from storage_admin.accounts.models import Actor
 from storage_admin.hosts.selectors import in_scope
 from storage_admin.jobs.models import IdempotentAnswer, Job, JobLog
 

@@ -7,7 +7,7 @@ from django.utils.translation import gettext_lazy as _
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from storage_admin.accounts.roles import Role
+from storage_admin.accounts.models import Role
 from storage_admin.jobs.kinds import JobKind
 from storage_admin.jobs.models import Job, JobLog
 from storage_admin.rest.fields import Body, StrictBoolean, StrictInteger, StrictText

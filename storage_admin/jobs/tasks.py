@@ -10,7 +10,7 @@ from django.db import Error, connection
 
 from storage_admin.hosts import ssh
 from storage_admin.jobs import claims, reaper, routing, runner
-from storage_admin.jobs.heart import heart
+from storage_admin.jobs.liveness import heart
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from rest_framework.views import set_rollback
 
 from storage_admin.accounts import refusals
 from storage_admin.accounts.authentication import actor_of
-from storage_admin.accounts.roles import ForbiddenError
+from storage_admin.accounts.models import ForbiddenError
 from storage_admin.accounts.tries import TooManyTriesError
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError, NotFoundError, UnconfirmedError

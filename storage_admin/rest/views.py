@@ -12,7 +12,7 @@ from rest_framework.views import APIView
 from rest_framework.viewsets import GenericViewSet
 
 from storage_admin.accounts.authentication import actor_of
-from storage_admin.accounts.roles import Actor, Role
+from storage_admin.accounts.models import Actor, Role
 
 
 class JsonOnly(BaseContentNegotiation):

@@ -12,7 +12,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from storage_admin.accounts import saved_views
-from storage_admin.accounts.roles import Actor
+from storage_admin.accounts.models import Actor
 from storage_admin.errors import InvalidError
 from storage_admin.moments import zone_named
 from storage_admin.web.templatetags.lists import views_on

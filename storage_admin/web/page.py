@@ -23,10 +23,10 @@ from django_htmx.middleware import HtmxDetails
 
 from storage_admin.accounts import refusals
 from storage_admin.accounts.authentication import actor_of
-from storage_admin.accounts.roles import Actor, ForbiddenError, Role
+from storage_admin.accounts.models import Actor, ForbiddenError, Role
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError, NotFoundError
-from storage_admin.jobs.plans import Plan
+from storage_admin.jobs.plan_and_progress import Plan
 from storage_admin.web.forms import refusal_message
 from storage_admin.web.lists import opened_with
 from storage_admin.web.templatetags.busy import job_of

@@ -6,8 +6,7 @@ from typing import Any
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
-from storage_admin.accounts.models import User
-from storage_admin.accounts.roles import Actor, Role
+from storage_admin.accounts.models import Actor, Role, User
 from storage_admin.events.selectors import open_alerts
 from storage_admin.hosts.selectors import in_scope
 from storage_admin.jobs import automation

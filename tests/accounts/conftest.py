@@ -2,8 +2,7 @@
 
 import pytest
 
-from storage_admin.accounts.models import User
-from storage_admin.accounts.roles import Actor, Role
+from storage_admin.accounts.models import Actor, Role, User
 from tests.factories import UserFactory
 
 

@@ -9,8 +9,7 @@ from pytest_django import Settings
 
 from storage_admin.accounts import directory, second_factor, users
 from storage_admin.accounts.directory import DeniedError, Rights
-from storage_admin.accounts.models import Session, User
-from storage_admin.accounts.roles import Actor, Role
+from storage_admin.accounts.models import Actor, Role, Session, User
 from storage_admin.directory_settings import ldap_settings, require_tls
 from storage_admin.errors import InvalidError
 from tests.working import reread

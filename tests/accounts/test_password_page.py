@@ -5,8 +5,7 @@ from axes.models import AccessAttempt
 from django.test import Client
 
 from storage_admin.accounts import lockouts, users
-from storage_admin.accounts.models import AuditEntry, User
-from storage_admin.accounts.roles import Actor
+from storage_admin.accounts.models import Actor, AuditEntry, User
 from tests.factories import TokenFactory
 from tests.working import reread
 

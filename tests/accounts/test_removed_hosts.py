@@ -3,8 +3,7 @@
 import pytest
 from rest_framework.test import APIClient
 
-from storage_admin.accounts.models import AuditEntry, User
-from storage_admin.accounts.roles import Actor
+from storage_admin.accounts.models import Actor, AuditEntry, User
 from storage_admin.events.models import Alert, Event
 from storage_admin.events.selectors import alerts_for
 from storage_admin.hosts.registration import remove_host

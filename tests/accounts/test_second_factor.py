@@ -14,8 +14,7 @@ from django.test import Client
 from pytest_django import Settings
 
 from storage_admin.accounts import second_factor, users
-from storage_admin.accounts.models import AuditEntry, Session, User
-from storage_admin.accounts.roles import Actor, ForbiddenError, Role
+from storage_admin.accounts.models import Actor, AuditEntry, ForbiddenError, Role, Session, User
 from storage_admin.errors import InvalidError
 from tests.factories import TokenFactory
 from tests.web.html import inline_code

@@ -8,8 +8,7 @@ from django.utils import timezone
 from pytest_django import Settings
 
 from storage_admin.accounts import sessions, tasks, users
-from storage_admin.accounts.models import AuditEntry, Session, User
-from storage_admin.accounts.roles import Actor, Role
+from storage_admin.accounts.models import Actor, AuditEntry, Role, Session, User
 from tests.factories import HostFactory, JobFactory, UserFactory
 
 PASSWORD = "correct horse battery staple"

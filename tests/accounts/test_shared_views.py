@@ -7,8 +7,7 @@ from django.test import Client
 from rest_framework.test import APIClient
 
 from storage_admin.accounts import saved_views
-from storage_admin.accounts.models import AuditEntry, DefaultView, SavedView, User
-from storage_admin.accounts.roles import Actor, ForbiddenError, Role
+from storage_admin.accounts.models import Actor, AuditEntry, DefaultView, ForbiddenError, Role, SavedView, User
 from storage_admin.hosts.models import Host
 from tests.factories import (
     HostFactory,

@@ -15,8 +15,7 @@ from rest_framework.test import APIClient
 
 from storage_admin.accounts import lockouts, refusals
 from storage_admin.accounts.addresses import address_of
-from storage_admin.accounts.models import AuditEntry, RefusedAttempts
-from storage_admin.accounts.roles import Actor
+from storage_admin.accounts.models import Actor, AuditEntry, RefusedAttempts
 from tests.factories import AuditEntryFactory, TokenFactory, UserFactory, an_hour_ago
 from tests.working import client_as
 

@@ -7,8 +7,7 @@ from django.contrib.auth import authenticate
 from django.test import RequestFactory
 
 from storage_admin.accounts import users
-from storage_admin.accounts.models import AuditEntry, Token, User
-from storage_admin.accounts.roles import Actor, ForbiddenError, Role
+from storage_admin.accounts.models import Actor, AuditEntry, ForbiddenError, Role, Token, User
 from storage_admin.accounts.services import create_token
 from storage_admin.errors import InvalidError
 from storage_admin.hosts.registration import remove_host

@@ -5,8 +5,7 @@ from django.test import Client, RequestFactory
 from django.utils import timezone
 
 from storage_admin.accounts import refusals
-from storage_admin.accounts.models import AuditEntry
-from storage_admin.accounts.roles import Actor
+from storage_admin.accounts.models import Actor, AuditEntry
 from tests.factories import UserFactory
 
 pytestmark = pytest.mark.sql

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from storage_admin.agent import protocol
-from storage_admin.agent.host import file_mounts
+from storage_admin.agent.host import special_mounts
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.agent.rewrite import chain as links
 from storage_admin.agent.rewrite.chain import Chain, Planned
@@ -61,7 +61,7 @@ def container(script: str, *argv: Path) -> Iterator[str]:
 def where(path: Path) -> str | None:
     fd = os.open(path, os.O_RDONLY)
     try:
-        return file_mounts.mounted_at(fd)
+        return special_mounts.mounted_at(fd)
     finally:
         os.close(fd)
 

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from storage_admin.agent.measure.likeness import likeness
-from storage_admin.agent.protocol import RefusedError
+from storage_admin.agent.protocol import Moment, RefusedError
 from storage_admin.agent.qemu.node import Node
 from storage_admin.agent.swap import moment
-from storage_admin.agent.swap.journal import Moment
 from storage_admin.agent.verbs import undo
 from tests.agent.harness import (
     age,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from storage_admin.agent.folders.names import is_job, is_possible, wrong_name, wrong_name_for
+from storage_admin.agent.folders.pools import is_job, is_possible, wrong_name, wrong_name_for
 from storage_admin.agent.protocol import RefusedError, b64
 from storage_admin.agent.rewrite.conversion import Target
 

@@ -8,7 +8,7 @@ import pytest
 
 from storage_admin.agent import protocol
 from storage_admin.agent.host.mounts import Mounts
-from storage_admin.agent.scan import outside_disks
+from storage_admin.agent.verbs import scan
 from tests.agent.harness import qemu_img
 from tests.agent.test_image_folders import swapping
 from tests.faults.swapper import Watch
@@ -33,7 +33,7 @@ def opened(hidden: Path) -> Iterator[Watch]:
 
 def told(*paths: Path) -> dict[bytes, str]:
     """Why each of these disks is told of, by its name."""
-    rows = outside_disks.bases([bytes(path) for path in paths], {}, Mounts.of_this_machine())
+    rows = scan.bases_outside([bytes(path) for path in paths], {}, Mounts.of_this_machine())
     return {protocol.unb64(row["path_b64"]).rpartition(b"/")[2]: row["why"] for row in rows}
 
 
@@ -52,7 +52,7 @@ def test_a_device_or_a_pipe_that_is_called_a_disk_is_not_opened(
     os.mknod(hidden / "null", 0o600 | 0o020000, os.makedev(1, 3))
     (tmp_path / "link").symlink_to(hidden / "null")
     named = [hidden / "pipe", hidden / "null", tmp_path / "link", hidden]
-    monkeypatch.setattr(outside_disks, "_definitions", lambda: b"\n".join(map(bytes, named)))
+    monkeypatch.setattr(scan, "_definitions", lambda: b"\n".join(map(bytes, named)))
     opened.seen()
     assert told(*named) == {}
     assert opened.seen() == []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_admin.agent.host import fiemap
+from storage_admin.agent.host import space
 from tests.agent.formats.test_against_qemu import create, qemu_img
 from tests.agent.test_analyze import MIB, allocated, analyzed
 from tests.agent.test_estimate_by_method import dug, qemu_io
@@ -107,20 +107,20 @@ def test_the_sums_of_a_file_are_those_of_filefrag(tmp_path: Path) -> None:
             file.write(b"x" * MIB)
             os.posix_fallocate(file.fileno(), 24 * MIB, 8 * MIB)
             os.fsync(file.fileno())
-            found = fiemap.look(file.fileno(), lambda: None)
+            found = space.extents_of(file.fileno(), lambda: None)
         listed = subprocess.run(["filefrag", "-v", path], check=True, capture_output=True, text=True).stdout
         rows = [line.split(":") for line in listed.splitlines() if line.strip()[:1].isdigit() and ".." in line]
         sums = {
             word: sum(int(row[3]) * 4096 for row in rows if word in row[-1]) for word in ("", "unwritten", "shared")
         }
-        assert found == fiemap.Extents(sums[""], sums["unwritten"], sums["shared"])
+        assert found == space.Extents(sums[""], sums["unwritten"], sums["shared"])
         assert sums["shared"] == 19 * MIB
 
 
 def test_without_the_filesystem_s_list_the_blocks_and_the_data_tell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fiemap, "_ask", lambda *_arguments: None)
+    monkeypatch.setattr(space, "_ask", lambda *_arguments: None)
     for mode, expected in (("off", "off"), ("metadata", "metadata"), ("falloc", "falloc"), ("full", "filled")):
         path = tmp_path / f"{mode}.qcow2"
         create(path, "qcow2", f"preallocation={mode}", str(SIZE))

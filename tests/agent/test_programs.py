@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_admin.agent.programs.found import Programs
+from storage_admin.agent.host.facts import Programs
 from storage_admin.agent.protocol import HostError
 
 pytestmark = pytest.mark.qemu

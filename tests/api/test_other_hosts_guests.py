@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from images.models import Image
-from images.orphans import ask_hypervisors, claims
+from images.orphans import ask_hypervisors, host_facts
 from images.scan import hypervisors
 from images.scan.hypervisors import Told
 from storage_admin.agent.protocol import HostError, RefusedError
@@ -117,6 +117,6 @@ def test_a_refusal_for_a_guest_of_another_node_does_not_name_it(
 
 def test_evidence_of_a_guest_on_another_node_has_its_number_alone() -> None:
     facts = ProxmoxFacts("alpha", guests=(ProxmoxGuest(guest(kind="vm"), "secretnode", 104),))
-    (told,) = claims.of_cluster(facts)
+    (told,) = host_facts.claims_of_cluster(facts)
     assert (told.key, "guest 104" in told.why) == ("104", True)
     assert not [word for word in SECRETS if word in told.why]

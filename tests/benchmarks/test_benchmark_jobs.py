@@ -20,7 +20,7 @@ from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import claims
 from storage_admin.jobs import services as jobs
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.recorder import Recorder
+from storage_admin.jobs.plan_and_progress import Recorder
 from tests.factories import ImageFactory, JobFactory, StoragePoolFactory
 from tests.working import OPERATOR, reread
 

@@ -11,7 +11,7 @@ from benchmarks.kind import RunBenchmark
 from benchmarks.models import Benchmark, Sample
 from benchmarks.profiles import Profile
 from benchmarks.steps import GIB, MIB
-from storage_admin.accounts.roles import ForbiddenError
+from storage_admin.accounts.models import ForbiddenError
 from storage_admin.agent.bench import boot as agent
 from storage_admin.agent.protocol import unb64
 from storage_admin.errors import InvalidError

@@ -18,7 +18,7 @@ from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.session import AgentSession
 from storage_admin.jobs import reaper
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.recorder import Recorder
+from storage_admin.jobs.plan_and_progress import Recorder
 from tests.working import OPERATOR, create, digests, reread, run, said, scan
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]

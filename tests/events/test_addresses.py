@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from storage_admin.accounts.models import AuditEntry
-from storage_admin.accounts.roles import SYSTEM
+from storage_admin.accounts.models import SYSTEM, AuditEntry
 from storage_admin.errors import InvalidError
 from storage_admin.events import addresses, posting, sending, services, webhooks
 from storage_admin.events.models import Alert, Delivery

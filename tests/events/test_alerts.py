@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from storage_admin.accounts.models import AuditEntry
-from storage_admin.accounts.roles import SYSTEM, Actor, ForbiddenError, Role
+from storage_admin.accounts.models import SYSTEM, Actor, AuditEntry, ForbiddenError, Role
 from storage_admin.events import services
 from storage_admin.events.models import Alert, Delivery, Event, Webhook
 from storage_admin.events.services import Trouble

@@ -7,7 +7,7 @@ from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
-from storage_admin.accounts.roles import SYSTEM
+from storage_admin.accounts.models import SYSTEM
 from storage_admin.events.models import Delivery, Event, Webhook
 from storage_admin.jobs import claims, reaper, services
 from storage_admin.jobs.kinds import Wait

@@ -7,7 +7,7 @@ import pytest
 from django.utils import timezone
 
 from images.alert_rules.looking import look
-from storage_admin.accounts.roles import SYSTEM, Actor, ForbiddenError, Role
+from storage_admin.accounts.models import SYSTEM, Actor, ForbiddenError, Role
 from storage_admin.errors import InvalidError
 from storage_admin.events import mailing, sending, services, webhooks
 from storage_admin.events.models import Alert, Delivery, Event

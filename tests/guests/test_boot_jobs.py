@@ -11,7 +11,7 @@ from benchmarks import results, services
 from benchmarks.models import Benchmark
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.recorder import Recorder
+from storage_admin.jobs.plan_and_progress import Recorder
 from tests.harness import guests
 from tests.harness.guests import Disk, LibvirtGuest
 from tests.working import ADMIN, OPERATOR, create, image_at, reread, run, said, scan, this_machine

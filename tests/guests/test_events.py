@@ -24,8 +24,8 @@ from storage_admin.hosts import secrets
 from storage_admin.hosts.libvirt import watch
 from storage_admin.hosts.libvirt.process import command
 from storage_admin.hosts.models import Host
-from storage_admin.jobs import elapsed, runner, services
-from storage_admin.jobs.models import Job
+from storage_admin.jobs import runner, services
+from storage_admin.jobs.models import Elapsed, Job
 from tests.factories import HostFactory, JobFactory
 from tests.harness.guests import Disk, Domains
 from tests.harness.processes import wait_until
@@ -126,7 +126,7 @@ def test_nobody_listens_when_no_job_waits(domain: Any, shared_folder: Path, watc
 def test_when_a_guest_ran_is_written_down_while_an_undo_copy_waits(
     domain: Any, shared_folder: Path, watchers: libvirt_events.Watchers
 ) -> None:
-    elapsed.tick()  # from here on time counts; before, it stands at 0
+    Elapsed.tick()  # from here on time counts; before, it stands at 0
     host = this_machine(shared_folder)
     scan(host)
     job = JobFactory.create(
@@ -138,11 +138,11 @@ def test_when_a_guest_ran_is_written_down_while_an_undo_copy_waits(
     spans = GuestSpan.objects.filter(uid=domain.UUIDString())
     domain.create()
     wait_until(spans.filter(ran=True).exists, 10, "its start is written down")
-    began = elapsed.now()
+    began = Elapsed.now()
     domain.destroy()
     wait_until(spans.filter(ran=False, since__gte=began).exists, 10, "its end is written down")
     ran = spans.get(ran=True)
-    assert 0 <= ran.since <= began <= ran.until <= elapsed.now()
+    assert 0 <= ran.since <= began <= ran.until <= Elapsed.now()
     Job.objects.filter(pk=job.pk).update(undo_state="expired")
     wait_until(lambda: not watched() and not listeners(), 10, "the listener has ended")
 

@@ -10,7 +10,7 @@ import libvirt
 import pytest
 
 from images.models import Image
-from images.rewrite import running_guests
+from images.rewrite import in_use
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.guests.models import Guest, GuestDisk
 from storage_admin.hosts.libvirt import domains as libvirt_domains
@@ -125,10 +125,10 @@ def test_a_guest_defined_after_the_scan_is_found_by_the_file_whatever_path_it_na
     scan(host)
     (top.parent / "link.qcow2").symlink_to(top.name)
     domain = domains.define([Disk(top.parent / "link.qcow2")])
-    running_guests.check_guests_off(image_at(top))
+    in_use.check_guests_off(image_at(top))
     domain.create()
     with pytest.raises(RefusedError, match="guest_running"):
-        running_guests.check_guests_off(image_at(top))
+        in_use.check_guests_off(image_at(top))
     domain.destroy()
 
 

@@ -15,8 +15,7 @@ from rest_framework.test import APIClient
 
 from images.models import Image
 from images.scan import from_libvirt
-from storage_admin.accounts.models import AuditEntry
-from storage_admin.accounts.roles import Role
+from storage_admin.accounts.models import AuditEntry, Role
 from storage_admin.accounts.services import create_token
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.guests.models import Guest
@@ -381,7 +380,7 @@ def test_a_scan_that_is_cancelled_leaves_the_one_before(
         return real(host, *args)
 
     monkeypatch.setattr(from_libvirt, "without_an_agent", cancelled)
-    monkeypatch.setattr("storage_admin.jobs.recorder.INTERVAL", 0.0)
+    monkeypatch.setattr("storage_admin.jobs.plan_and_progress.INTERVAL", 0.0)
     job = work("scan", host.pk)
     assert job.state == "cancelled", said(job)
     assert rows()["disk.img"].state == "ok"

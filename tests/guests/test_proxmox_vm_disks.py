@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from images.kinds.targets import locks_on
 from images.models import Image, ImageUse
+from images.rewrite.neighbours import locks_on
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import kinds, reaper, runner, services
 from storage_admin.jobs.models import Job, ResourceLock
-from storage_admin.jobs.recorder import Recorder
+from storage_admin.jobs.plan_and_progress import Recorder
 from tests.factories import GuestFactory, ImageFactory
 from tests.guests.vms import OLD, WEB, conf, good, guest, host, reached, refusals, server, submit, web
 from tests.harness.proxmox import world

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from storage_admin.accounts.roles import ForbiddenError
+from storage_admin.accounts.models import ForbiddenError
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.models import Host

@@ -9,8 +9,7 @@ from django.conf import settings
 from django.test import Client
 
 from images.models import Image
-from storage_admin.accounts.models import AuditEntry
-from storage_admin.accounts.roles import Actor, ForbiddenError, Role
+from storage_admin.accounts.models import Actor, AuditEntry, ForbiddenError, Role
 from storage_admin.agent.folders import image_folders
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError

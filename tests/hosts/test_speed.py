@@ -7,8 +7,7 @@ from django.test import Client
 from rest_framework.test import APIClient
 
 from images.rewrite import record
-from storage_admin.accounts.models import AuditEntry
-from storage_admin.accounts.roles import ForbiddenError
+from storage_admin.accounts.models import AuditEntry, ForbiddenError
 from storage_admin.errors import InvalidError
 from storage_admin.hosts import services
 from storage_admin.hosts.models import Host

@@ -15,7 +15,7 @@ from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plans import Plan
+from storage_admin.jobs.plan_and_progress import Plan
 from tests.agent.harness import leftovers, make_image, qemu_img, write
 from tests.agent.test_convert import same
 from tests.images.test_linking import resolve, row

@@ -11,7 +11,7 @@ from images.demo import make
 from images.demo import pool as demo_pool
 from images.demo.recipes import ODD_NAME, RECIPES, DemoError
 from images.models import ImageUse
-from storage_admin.accounts.roles import SYSTEM
+from storage_admin.accounts.models import SYSTEM
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs.models import Job
 from tests.factories import GuestDiskFactory, ImageFactory, JobFactory

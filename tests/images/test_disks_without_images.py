@@ -8,7 +8,7 @@ from django.utils import timezone
 
 from images.selectors import guests_for, why_no_image
 from images.serializers import GuestSerializer
-from storage_admin.accounts.roles import SYSTEM
+from storage_admin.accounts.models import SYSTEM
 from storage_admin.hosts.models import StoragePool
 from tests.factories import GuestDiskFactory, HostFactory, StoragePoolFactory
 

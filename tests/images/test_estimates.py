@@ -11,13 +11,13 @@ from images.filters import ImageFilters
 from images.kinds.analyze import Sample
 from images.kinds.reclaim import Reclaim
 from images.models import Image
-from images.rewrite import estimates
+from images.rewrite import space
 from images.scan.bulk_write import resolve_host
 from images.selectors import images_for, overview
 from images.serializers import ImageSerializer
-from storage_admin.accounts.roles import SYSTEM
+from storage_admin.accounts.models import SYSTEM
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.recorder import Recorder
+from storage_admin.jobs.plan_and_progress import Recorder
 from tests.agent.harness import make_image, write
 from tests.factories import HostFactory, ImageFactory, JobFactory
 from tests.working import OPERATOR, image_at, reread, run, said, scan, this_machine, work
@@ -40,10 +40,10 @@ def test_what_changed_is_sampled_after_a_scan_and_not_again(tmp_path: Path) -> N
     assert image.reclaimable_low <= image.reclaimable_bytes <= image.reclaimable_high <= image.occupied_bytes
     other = image_at(tmp_path / "b.qcow2")
     assert image.pool.reclaimable_bytes == image.reclaimable_bytes + (other.reclaimable_bytes or 0)
-    assert not estimates.due(host.pk).exists()
+    assert not space.due_for_estimates(host.pk).exists()
     write(tmp_path / "a.qcow2", 0x33, "4M", "1M")
     scan(host)
-    assert [image.name for image in estimates.due(host.pk)] == ["a.qcow2"]
+    assert [image.name for image in space.due_for_estimates(host.pk)] == ["a.qcow2"]
     assert image_at(tmp_path / "a.qcow2").reclaimable_bytes is None
 
 
@@ -91,7 +91,7 @@ def test_an_image_that_changed_while_it_was_sampled_is_sampled_again(
     monkeypatch.setattr(Sample, "on_event", meanwhile)
     run(Job.objects.get(kind="sample"))
     assert image_at(path).reclaimable_bytes is None
-    assert estimates.due(host.pk).exists()
+    assert space.due_for_estimates(host.pk).exists()
 
 
 def test_one_image_is_analyzed_on_request(tmp_path: Path) -> None:
@@ -106,25 +106,25 @@ def test_a_full_analysis_says_what_each_method_would_win_with_a_bound(tmp_path: 
     make_image(tmp_path / "a.qcow2")
     scan(this_machine(tmp_path))
     image = image_at(tmp_path / "a.qcow2")
-    assert not estimates.is_bound(image)
-    assert estimates.predicted(image, "compress") == (None, None, None)
+    assert not space.is_bound(image)
+    assert space.predicted(image, "compress") == (None, None, None)
     job = work("analyze", image.pk, OPERATOR, mode="full")
     assert job.state == "succeeded", job.error_detail
     assert job.plan["method"] == "full"
     image = image_at(tmp_path / "a.qcow2")
-    assert estimates.is_bound(image)
+    assert space.is_bound(image)
     wins = {}
-    for method in estimates.METHODS:
-        after, low, high = estimates.predicted(image, method)
+    for method in space.METHODS:
+        after, low, high = space.predicted(image, method)
         assert after is not None
         assert low is not None
         assert high is not None
         assert low <= after <= high
         wins[method] = max(image.occupied_bytes - after, 0)
     assert image.reclaimable_bytes == wins[image.reclaimable_method] >= 0.98 * max(wins.values())
-    usual = estimates.predicted(image, "compress")
+    usual = space.predicted(image, "compress")
     for compression in ("zlib", "zstd"):
-        one = estimates.predicted(image, "compress", compression)
+        one = space.predicted(image, "compress", compression)
         assert (usual.low or 0) <= (one.low or 0) <= (one.high or 0) <= (usual.high or 0)
 
 
@@ -134,7 +134,7 @@ def test_the_space_check_of_a_named_compression_rests_on_what_was_measured_of_it
     for compression, other in (("zlib", "zstd"), ("zstd", "zlib")):
         work("analyze", image_at(tmp_path / "a.qcow2").pk, OPERATOR, mode="full", compression=compression)
         image = image_at(tmp_path / "a.qcow2")
-        measured, sampled = (estimates.predicted(image, "compress", name).high or 0 for name in (compression, other))
+        measured, sampled = (space.predicted(image, "compress", name).high or 0 for name in (compression, other))
         assert measured < sampled, "a sample is no bound: at worst nothing becomes smaller"
         for asked, bound in ((compression, measured), (other, sampled), ("auto", max(measured, sampled))):
             job = JobFactory.build(options={"method": "compress", "compression": asked}, plan={})
@@ -150,17 +150,17 @@ def test_a_raw_image_has_no_number_for_what_it_cannot_be(tmp_path: Path) -> None
     image = image_at(tmp_path / "a.raw")
     assert image.reclaimable_method == "in_place"
     assert image.reclaimable_bytes == 1 << 20
-    assert estimates.predicted(image, "compress") == (None, None, None)
-    assert estimates.predicted(image, "copy").after is not None
+    assert space.predicted(image, "compress") == (None, None, None)
+    assert space.predicted(image, "copy").after is not None
 
 
 def test_a_method_that_is_not_offered_for_a_format_is_a_fact_and_no_offer() -> None:
     image = ImageFactory.create(declared_format="vhdx", reclaimable_bytes=None)
     numbers = dict.fromkeys(("reclaimable_bytes", "reclaimable_low", "reclaimable_high"), 5)
     after = {"predicted_after_bytes": 7, "predicted_low": 6, "predicted_high": 8}
-    estimates.record(image, bytes(image.fingerprint), {"methods": {"copy": numbers | after}}, timezone.now())
+    space.record_estimate(image, bytes(image.fingerprint), {"methods": {"copy": numbers | after}}, timezone.now())
     assert (reread(image).reclaimable_bytes, image.reclaimable_method) == (None, "")
-    assert estimates.predicted(image, "copy") == (7, 6, 8)
+    assert space.predicted(image, "copy") == (7, 6, 8)
 
 
 def test_holes_in_place_are_no_offer_on_a_network_also_where_a_row_has_offered_them() -> None:
@@ -169,7 +169,7 @@ def test_holes_in_place_are_no_offer_on_a_network_also_where_a_row_has_offered_t
         for method, won in (("in_place", 5), ("copy", 3))
     }
     image = ImageFactory.create(name="disk.raw", admin_format="raw", declared_format="raw", format="raw")
-    estimates.record(image, bytes(image.fingerprint), {"methods": numbers}, timezone.now())
+    space.record_estimate(image, bytes(image.fingerprint), {"methods": numbers}, timezone.now())
     assert (image.reclaimable_bytes, image.reclaimable_method) == (5, "in_place")
     image.pool.network = True
     image.pool.save()
@@ -179,7 +179,7 @@ def test_holes_in_place_are_no_offer_on_a_network_also_where_a_row_has_offered_t
 
 def test_an_estimate_from_before_there_were_methods_says_nothing_of_them() -> None:
     image = ImageFactory.create(estimate={"method": "compress", "predicted_after_bytes": 5})
-    assert estimates.predicted(image, "compress") == (None, None, None)
+    assert space.predicted(image, "compress") == (None, None, None)
 
 
 def test_every_host_is_scanned_and_none_twice() -> None:
@@ -198,7 +198,7 @@ def test_a_broken_chain_offers_nothing_in_no_list_and_no_sum_until_it_is_whole_a
     host = this_machine(tmp_path)
     scan(host)
     run(Job.objects.get(kind="sample"))
-    offer = [getattr(image_at(top), name) for name in estimates.OFFER]
+    offer = [getattr(image_at(top), name) for name in space.OFFER]
     assert offer[0] > 0
 
     def offered(*paths: Path) -> list[int]:
@@ -215,12 +215,12 @@ def test_a_broken_chain_offers_nothing_in_no_list_and_no_sum_until_it_is_whole_a
     base.rename(away)
     scan(host)
     assert image_at(top).state == "chain_broken"
-    assert [getattr(image_at(top), name) for name in estimates.OFFER] == [None, None, None, ""]
+    assert [getattr(image_at(top), name) for name in space.OFFER] == [None, None, None, ""]
     assert sums() == (sum(offered(other)),) * 3
-    estimates.record(image_at(top), bytes(image_at(top).fingerprint), image_at(top).estimate or {}, timezone.now())
+    space.record_estimate(image_at(top), bytes(image_at(top).fingerprint), image_at(top).estimate or {}, timezone.now())
     assert image_at(top).reclaimable_bytes is None
     away.rename(base)
     scan(host)
     # The base's times are new, so that it has to be sampled again; nobody has to look at the overlay.
-    assert [getattr(image_at(top), name) for name in estimates.OFFER] == offer
+    assert [getattr(image_at(top), name) for name in space.OFFER] == offer
     assert sums() == (sum(offered(top, other)),) * 3

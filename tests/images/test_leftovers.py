@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from images.models import Image
-from images.scan import leftovers
+from images.scan import known
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.models import Host, StoragePool
@@ -39,7 +39,7 @@ def settle(path: Path, uid: str, action: str, **more: Any) -> Job:
 
 
 def test_what_no_job_here_knows_is_shown(path: Path, left: str) -> None:
-    [found] = leftovers.of_pool(pool_of(path))
+    [found] = known.leftovers_of(pool_of(path))
     assert (found.job, found.shown, found.has_copy) == (left, str(path), True)
     assert found.held_bytes > 0
     browser = client_as(role="admin")
@@ -50,7 +50,7 @@ def test_what_no_job_here_knows_is_shown(path: Path, left: str) -> None:
 def test_undo_copies_of_our_own_jobs_are_none(path: Path) -> None:
     work("reclaim", image_at(path).pk, OPERATOR)
     scan(Host.objects.get())
-    assert leftovers.of_pool(pool_of(path)) == []
+    assert known.leftovers_of(pool_of(path)) == []
 
 
 def test_an_admin_puts_the_original_back(path: Path, left: str) -> None:
@@ -59,13 +59,13 @@ def test_an_admin_puts_the_original_back(path: Path, left: str) -> None:
     assert files_of(path.parent) == set()
     assert same_content(path, path.parent.parent / "copy.qcow2")
     assert image_at(path).inode == str(path.stat().st_ino)
-    assert leftovers.of_pool(pool_of(path)) == []
+    assert known.leftovers_of(pool_of(path)) == []
     assert AuditEntry.objects.filter(what="settle_leftover queued", who=ADMIN.name).exists()
     assert AuditEntry.objects.filter(what="settle_leftover ended").exists()
 
 
 def test_an_admin_removes_the_copy(path: Path, left: str) -> None:
-    before, held = digests(path.parent)[path.name], leftovers.of_pool(pool_of(path))[0].held_bytes
+    before, held = digests(path.parent)[path.name], known.leftovers_of(pool_of(path))[0].held_bytes
     job = settle(path, left, "remove", force=True)
     assert job.state == "succeeded", (job.error_code, said(job))
     assert (job.result or {})["freed_bytes"] == held
@@ -89,7 +89,7 @@ def test_a_job_that_this_dashboard_knows_is_not_settled_that_way(path: Path) -> 
 def test_a_copy_whose_journal_says_nothing_is_shown_and_left_alone(path: Path, left: str) -> None:
     (path.parent / f".sa-{left}.journal").write_bytes(b'{"name_b64": "Li4vLi4vZXRjL3NoYWRvdw=="}\n')
     scan(Host.objects.get())
-    [found] = leftovers.of_pool(pool_of(path))
+    [found] = known.leftovers_of(pool_of(path))
     assert (found.has_copy, found.path) == (False, None)
     with pytest.raises(RefusedError):
         settle(path, left, "restore")

@@ -10,7 +10,7 @@ from django.utils import timezone
 from images.models import Claim, Image
 from images.orphans.evidence import Facts, Naming, Needs, World, bases_in_ids, judge, number_of
 from images.orphans.selectors import evidence
-from images.scan import bulk_write, hypervisors
+from images.scan import bulk_write
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs.models import Job
 from tests.factories import GuestDiskFactory, GuestFactory, HostFactory, ImageFactory, JobFactory, StoragePoolFactory
@@ -174,7 +174,7 @@ def test_everything_that_proxmox_names_is_no_orphan_and_what_it_does_not_is_one(
     config(pve, "name: far\nargs: -drive file=/srv/x.img\n", vmid=104, node="other")
     scanned_again(host)
     assert image_at(store / "100/vm-100-disk-9.qcow2").orphan is None
-    assert hypervisors.has_proxmox(Host.objects.get())
+    assert Host.objects.get().has_proxmox
 
 
 def scanned_again(host: Host) -> None:

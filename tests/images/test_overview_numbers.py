@@ -5,10 +5,9 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from images.ledger import lines
-from images.scan import bulk_write
+from images.rewrite import record, space
 from images.selectors import Won, overview
-from storage_admin.accounts.roles import SYSTEM
+from storage_admin.accounts.models import SYSTEM
 from storage_admin.hosts.models import StoragePool
 from tests.factories import (
     GIB,
@@ -158,7 +157,7 @@ def test_won_is_what_was_freed_less_what_was_taken_and_held_stands_apart() -> No
     freed(9 * GIB, 4 * GIB)
     freed(0, 2 * GIB, kind="convert")
     held(3 * GIB, GIB)
-    lines.close(held(7 * GIB, GIB, undo_state="undone", undo_bytes=0), 0, undone=True)
+    record.close_line(held(7 * GIB, GIB, undo_state="undone", undo_bytes=0), 0, undone=True)
     JobFactory.create(kind="reclaim", state="failed", result={"freed_bytes": 9 * GIB})
     assert overview(SYSTEM).won_so_far == Won(
         3 * GIB, 3 * GIB, 2, won_bytes=5 * GIB, taken_bytes=2 * GIB, copies_bytes=2 * GIB
@@ -168,7 +167,7 @@ def test_won_is_what_was_freed_less_what_was_taken_and_held_stands_apart() -> No
 def test_a_copy_that_was_asked_for_is_no_loss() -> None:
     image = ImageFactory.create()
     done = JobFactory.create(target=image, kind="convert", state="succeeded", finished=timezone.now())
-    lines.write_beside(done, image.pool, GIB)
+    record.write_line_beside(done, image.pool, GIB)
     won = overview(SYSTEM).won_so_far
     assert (won.freed_bytes, won.taken_bytes, won.copies_bytes, won.saved_bytes) == (-GIB, GIB, GIB, 0)
 
@@ -189,10 +188,10 @@ def test_overcommit_is_of_what_can_be_used_and_of_pools_whose_size_is_known() ->
 
 def test_a_pool_that_nobody_has_listed_has_an_unknown_number_of_images() -> None:
     pool = StoragePoolFactory.create(last_scanned=None, images_count=0, allocated_bytes=0, virtual_bytes=0)
-    bulk_write.write_totals([pool])
+    space.write_totals([pool])
     row = overview(SYSTEM).pools[0]
     assert (row.images_count, row.allocated_bytes, row.virtual_bytes, row.overcommit_ratio) == (None,) * 4
     StoragePool.objects.update(last_scanned=timezone.now())
-    bulk_write.write_totals(StoragePool.objects.all())
+    space.write_totals(StoragePool.objects.all())
     row = overview(SYSTEM).pools[0]
     assert (row.images_count, row.allocated_bytes, row.virtual_bytes) == (0, 0, 0)

@@ -7,7 +7,7 @@ import pytest
 from django.test import Client
 
 from images.models import Image
-from images.rewrite import volume_chains
+from images.rewrite import neighbours
 from storage_admin.agent.protocol import HostError
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import secrets
@@ -156,7 +156,7 @@ def test_snapshots_that_are_files_are_shown_in_the_chain_of_their_disk(server: P
     below = rows["/srv/disk/chain/images/130/snap-s1-vm-130-disk-0.qcow2"]
     assert (top.chain_depth, below.virtual_size, below.allocated_size, below.orphan) == (3, None, None, False)
     assert [(use.disk.guest.uid, use.disk.only_in) for use in below.uses.all()] == [("130", "s1")]
-    part = volume_chains.part_of(below)
+    part = neighbours.snapshot_part(below)
     assert (part.sentence if part else "") == "The snapshot s1 of VM 130"
     codes = [one.code for one in services.plan(OPERATOR, "flatten", top.pk, {}).refusals]
     assert "in_snapshot_chain" in codes

@@ -22,7 +22,7 @@ from storage_admin.hosts.services import remove_pool
 from storage_admin.hosts.session import AgentSession
 from storage_admin.jobs import reaper, services
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.recorder import Recorder
+from storage_admin.jobs.plan_and_progress import Recorder
 from tests import passing
 from tests.agent.harness import image_info, leftovers, make_image, same_content, write
 from tests.agent.test_in_place_refusals import CAPABILITIES

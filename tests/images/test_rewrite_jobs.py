@@ -11,7 +11,7 @@ import pytest
 from images.kinds.reclaim import chosen_method
 from images.models import Image
 from images.scan.run import ScanRun
-from storage_admin.accounts.roles import ForbiddenError
+from storage_admin.accounts.models import ForbiddenError
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError
 from storage_admin.jobs import services

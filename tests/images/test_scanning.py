@@ -9,7 +9,7 @@ from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 
 from images.models import Image
-from images.scan import bulk_write
+from images.rewrite import space
 from images.scan import run as scanning
 from images.scan.run import ScanRun
 from storage_admin.agent.protocol import HostError
@@ -256,7 +256,7 @@ def test_the_end_of_a_scan_is_written_again_after_the_database_was_away(
     scan(host)
     plain(paths[0], 8192)
     plain(tmp_path / "new.raw")
-    totals, calls = bulk_write.write_totals, []
+    totals, calls = space.write_totals, []
 
     def away_once(pools: Any) -> None:
         calls.append(1)
@@ -264,7 +264,7 @@ def test_the_end_of_a_scan_is_written_again_after_the_database_was_away(
             raise OperationalError("the database is away")
         totals(pools)
 
-    monkeypatch.setattr(bulk_write, "write_totals", away_once)
+    monkeypatch.setattr(space, "write_totals", away_once)
     monkeypatch.setattr(runner, "connection", type("Kept", (), {"close": staticmethod(lambda: None)}))
     monkeypatch.setattr("time.sleep", lambda _: None)
     result = scan(host)

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from storage_admin.accounts.roles import SYSTEM
+from storage_admin.accounts.models import SYSTEM
 from storage_admin.agent import main
 from storage_admin.agent.protocol import b64
 from storage_admin.events.models import Alert
@@ -18,7 +18,7 @@ from storage_admin.hosts import transport
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import claims, reaper, services
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.recorder import Recorder
+from storage_admin.jobs.plan_and_progress import Recorder
 from tests.agent.harness import leftovers
 from tests.agent.recording import RecordingIO
 from tests.harness.processes import Daemon, wait_until
@@ -34,8 +34,8 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents that lose their patience sooner."""
     agent = str(transport.agent_bundle().path)
     code = f"import sys; sys.argv[0] = {agent!r}; sys.path.insert(0, {agent!r}); "
-    code += "from storage_admin.agent import main; from storage_admin.agent.host import hung_mounts; "
-    code += "main.BEAT, main.SILENCE, hung_mounts.PATIENCE = 0.3, 5.0, 3.0; sys.exit(main.main())"
+    code += "from storage_admin.agent import main; from storage_admin.agent.host import special_mounts; "
+    code += "main.BEAT, main.SILENCE, special_mounts.PATIENCE = 0.3, 5.0, 3.0; sys.exit(main.main())"
     monkeypatch.setattr(transport, "local_command", lambda: [sys.executable, "-I", "-c", code])
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from images.ledger import lines
 from images.models import Image
 from images.orphans import ask_hypervisors, rows
+from images.rewrite import record
 from images.scan.run import ScanRun
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.agent.protocol import RefusedError
@@ -252,7 +252,7 @@ def test_a_recovery_tells_that_a_job_whose_worker_died_has_succeeded(
         with monkeypatch.context() as patched:
             for name in ("set_aside", "restored", "deleted"):
                 patched.setattr(rows, name, lambda *_: None)
-            patched.setattr(lines, "write", lambda *_, **__: None)
+            patched.setattr(record, "write_line", lambda *_, **__: None)
             job = work(kind, image.pk, ADMIN, **options)
         assert job.state == "succeeded", (job.error_code, job.error_detail)
         interrupt(job)

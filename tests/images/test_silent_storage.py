@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from images.models import Image
-from storage_admin.accounts.roles import SYSTEM
-from storage_admin.agent.host import file_mounts, hung_mounts
+from storage_admin.accounts.models import SYSTEM
+from storage_admin.agent.host import special_mounts
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.protocol import b64
 from storage_admin.agent.verbs import scan as verb
@@ -54,7 +54,7 @@ def test_a_storage_that_does_not_answer_keeps_its_numbers_and_holds_up_nothing_e
         create(near.parent / "later.qcow2")
         began = time.monotonic()
         scan(far_host)
-        assert time.monotonic() - began < hung_mounts.PATIENCE + 10
+        assert time.monotonic() - began < special_mounts.PATIENCE + 10
         names = set(Image.objects.values_list("name", "state"))
         assert names == {("away.qcow2", "ok"), ("here.qcow2", "ok"), ("later.qcow2", "ok")}
         silent = far_host.pools.get(path=str(far))
@@ -68,12 +68,12 @@ def test_a_storage_that_does_not_answer_keeps_its_numbers_and_holds_up_nothing_e
 
         job = run(services.submit(OPERATOR, "reclaim", image_at(near).pk, {"method": "copy", "undo_hours": 0}))
         assert (job.state, job.error_code) == ("succeeded", "")
-        assert time.monotonic() - began < 2 * hung_mounts.PATIENCE + 15
+        assert time.monotonic() - began < 2 * special_mounts.PATIENCE + 15
         # What there may stand on the image is not known: that is said, and not waited for.
         aside = run(services.submit(ADMIN, "set_aside", image_at(near).pk, {}))
         assert (aside.state, aside.error_code) == ("failed", "guests_unknown")
         assert f"{far} cannot be read: it does not answer" in aside.error_detail
-        assert time.monotonic() - began < 3 * hung_mounts.PATIENCE + 20
+        assert time.monotonic() - began < 3 * special_mounts.PATIENCE + 20
 
         # What interrupted work has left in other folders is put right.
         left = near.parent / ".sa-0123456789abcdef.new"
@@ -107,7 +107,7 @@ def test_images_in_a_bind_mount_of_such_a_filesystem_within_its_pool_are_seen_as
 def test_a_storage_that_is_mounted_within_a_pool_and_away_holds_up_nothing(
     far_server: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hung_mounts, "PATIENCE", 1.5)
+    monkeypatch.setattr(special_mounts, "PATIENCE", 1.5)
     named = [b64(bytes(tmp_path / "far/away.qcow2"))]  # by a guest
     pool = {"id": 1, "path_b64": b64(bytes(tmp_path)), "kind": "dir"}
 
@@ -123,7 +123,7 @@ def test_a_storage_that_is_mounted_within_a_pool_and_away_holds_up_nothing(
     with answering_again(far_server):
         psutil.Process(far_server.pid).suspend()
         mounts = Mounts.of_this_machine()
-        assert hung_mounts.trusted([bytes(tmp_path)], mounts, lambda: None) == set(), "the pool itself answers"
+        assert special_mounts.trusted([bytes(tmp_path)], mounts, lambda: None) == set(), "the pool itself answers"
         assert mounts.may_wait(bytes(tmp_path / "far/away.qcow2"))
         second = scanned(known).one("pool")
     assert (second["state"], second["vanished_b64"]) == ("unreadable", ""), "what was not looked at has not vanished"
@@ -134,7 +134,7 @@ def test_a_storage_that_is_mounted_within_a_pool_and_away_holds_up_nothing(
 def test_a_folder_there_cannot_be_registered_and_holds_no_web_process(
     far_server: Daemon, near: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hung_mounts, "PATIENCE", 1.5)
+    monkeypatch.setattr(special_mounts, "PATIENCE", 1.5)
     far, host = near.parent.parent / "far", this_machine()
     began = time.monotonic()
     with answering_again(far_server):
@@ -152,10 +152,12 @@ def test_what_another_process_has_open_there_is_not_looked_at(far_server: Daemon
     with opened(far / "away.qcow2") as (pid, number):
         with answering_again(far_server):
             psutil.Process(far_server.pid).suspend()
-            assert hung_mounts.Descriptors({here}).may_wait(pid, number)
-        assert not hung_mounts.Descriptors({here, there}).may_wait(pid, number), "its pool answers, and is read anyway"
+            assert special_mounts.Descriptors({here}).may_wait(pid, number)
+        assert not special_mounts.Descriptors({here, there}).may_wait(pid, number), (
+            "its pool answers, and is read anyway"
+        )
         with opened(near) as (other, local):
-            assert not hung_mounts.Descriptors(()).may_wait(other, local)
+            assert not special_mounts.Descriptors(()).may_wait(other, local)
 
 
 def test_what_is_mounted_there_is_not_looked_at_to_tell_where_an_image_is_mounted(
@@ -170,8 +172,8 @@ def test_what_is_mounted_there_is_not_looked_at_to_tell_where_an_image_is_mounte
         with near.open("rb") as image, other.open("rb") as mounted, answering_again(far_server):
             psutil.Process(far_server.pid).suspend()
             began = time.monotonic()
-            assert file_mounts.mounted_at(image.fileno()) is None
-            assert str(far / "disk") in str(file_mounts.mounted_at(mounted.fileno()))
+            assert special_mounts.mounted_at(image.fileno()) is None
+            assert str(far / "disk") in str(special_mounts.mounted_at(mounted.fileno()))
             assert time.monotonic() - began < 5
     finally:
         subprocess.run(["umount", "-l", far / "disk"], check=True)
@@ -185,7 +187,7 @@ def test_folders_are_asked_for_a_sign_of_life_all_at_once(far_server: Daemon, ne
     assert Mounts.of_this_machine().waits
     with answering_again(far_server):
         psutil.Process(far_server.pid).suspend()
-        assert hung_mounts.silent(paths, lambda: asked.append(1), 1.5) == {bytes(far)}
+        assert special_mounts.silent(paths, lambda: asked.append(1), 1.5) == {bytes(far)}
         assert 1.4 < time.monotonic() - began < 5
         assert len(asked) > 3
-    assert hung_mounts.silent(paths, lambda: None, 10) == set()
+    assert special_mounts.silent(paths, lambda: None, 10) == set()

@@ -15,7 +15,7 @@ from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plans import Refusal
+from storage_admin.jobs.plan_and_progress import Refusal
 from tests.factories import GIB, HostFactory, ImageFactory, StoragePoolFactory
 from tests.jobs.test_claims import at_once
 from tests.working import OPERATOR

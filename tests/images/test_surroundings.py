@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from pytest_django import DjangoAssertNumQueries
 
-from images.kinds.targets import ancestors, descendants
 from images.models import Image
 from images.rewrite import neighbours
+from images.rewrite.neighbours import ancestors, descendants
 from storage_admin.agent.protocol import RefusedError
 from tests.factories import ImageFactory, ImageUseFactory, StoragePoolFactory
 

@@ -13,13 +13,13 @@ from images import tasks
 from images.alert_rules.looking import look
 from images.scan import hypervisors
 from images.scan.hypervisors import Told
-from storage_admin.agent.swap.journal import Moment
+from storage_admin.agent.protocol import Moment
 from storage_admin.events.models import Alert
-from storage_admin.guests import spans
+from storage_admin.guests import services as guests
 from storage_admin.guests.models import Guest, GuestSpan
 from storage_admin.hosts.guest_facts import GuestFacts
 from storage_admin.hosts.models import Host
-from storage_admin.jobs import elapsed, services
+from storage_admin.jobs import services
 from storage_admin.jobs.models import Elapsed, Job
 from tests import passing
 from tests.agent.harness import qemu_img, write
@@ -144,7 +144,7 @@ def test_a_copy_whose_image_a_later_job_rewrote_goes_when_its_own_window_closes(
 def test_a_clock_that_jumps_ends_no_window_and_is_told_of(
     path: Path, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    elapsed.tick()
+    Elapsed.tick()
     with monkeypatch.context() as jump:
         set_clock(jump, timedelta(hours=25))
         tasks.expire_undo()
@@ -160,7 +160,7 @@ def test_a_clock_that_jumps_ends_no_window_and_is_told_of(
 def test_nothing_is_removed_while_the_clock_is_wrong_even_what_is_due(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    elapsed.tick()
+    Elapsed.tick()
     passing.undo_window(job)
     with monkeypatch.context() as jump:
         set_clock(jump, timedelta(hours=25))
@@ -174,7 +174,7 @@ def test_a_dashboard_that_starts_again_at_another_time_ends_no_window(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its machine was booted, and its clock was lost meanwhile; what it counts since then is all that has passed."""
-    elapsed.tick()
+    Elapsed.tick()
     set_clock(monkeypatch, timedelta(days=3))
     wall = timezone.now().timestamp()
     boots = {"boottime": 40.0}
@@ -186,29 +186,29 @@ def test_a_dashboard_that_starts_again_at_another_time_ends_no_window(
     assert Elapsed.objects.count() == 2
     job.refresh_from_db()
     assert job.undo_due is not None
-    boots["boottime"] += job.undo_due - elapsed.now()
+    boots["boottime"] += job.undo_due - Elapsed.now()
     wall += boots["boottime"] - 40
-    assert elapsed.now() == pytest.approx(job.undo_due, abs=1)
+    assert Elapsed.now() == pytest.approx(job.undo_due, abs=1)
 
 
 def test_of_two_machines_the_time_that_one_has_counted_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for boot, boottime in [("a", 1000.0), ("b", 900_000.0), ("a", 1060.0), ("b", 900_060.0), ("b", 900_120.0)]:
         monkeypatch.setattr(Moment, "now", lambda boot=boot, boottime=boottime: Moment(boot, boottime, 0.0))
-        elapsed.tick()
-    assert elapsed.now() == 120
+        Elapsed.tick()
+    assert Elapsed.now() == 120
 
 
 def test_a_clock_that_stays_as_it_was_set_counts_as_right_after_a_day(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    elapsed.tick()
+    Elapsed.tick()
     passing.undo_window(job)
     set_clock(monkeypatch, timedelta(hours=2))
     tasks.expire_undo()
-    assert (removals(), abs(elapsed.jump() - 2 * HOUR) < 5) == ([], True)
-    Elapsed.objects.update(jumped_at=-elapsed.SETTLED)
+    assert (removals(), abs(Elapsed.clock_jump() - 2 * HOUR) < 5) == ([], True)
+    Elapsed.objects.update(jumped_at=-Elapsed.SETTLED)
     tasks.expire_undo()
-    assert (removals(), elapsed.jump()) == ([("succeeded", "")], 0.0)
+    assert (removals(), Elapsed.clock_jump()) == ([("succeeded", "")], 0.0)
 
 
 def test_the_grace_period_of_an_image_that_is_set_aside_does_not_end_by_a_jump(
@@ -216,7 +216,7 @@ def test_the_grace_period_of_an_image_that_is_set_aside_does_not_end_by_a_jump(
 ) -> None:
     image = image_at(path)
     assert work("set_aside", image.pk, ADMIN).state == "succeeded"
-    elapsed.tick()
+    Elapsed.tick()
     set_clock(monkeypatch, timedelta(days=400))
     assert refused_as(services.submit, ADMIN, "delete_aside", image.pk, {"confirm_name": path.name}) == "clock_unsure"
 
@@ -226,8 +226,8 @@ def test_when_a_guest_ran_is_what_looks_saw_and_no_more(monkeypatch: pytest.Monk
     key, at = (str(guest.kind), guest.uid), 0.0
 
     def saw(state: str, moment: float) -> None:
-        monkeypatch.setattr(elapsed, "now", lambda: moment)
-        spans.saw(guest.host, [guest.kind], {key: state})
+        monkeypatch.setattr(Elapsed, "now", lambda: moment)
+        guests.saw_run(guest.host, [guest.kind], {key: state})
 
     for state, at in [
         ("shut off", 0), ("shut off", 600), ("running", 660), ("running", 1500), ("paused", 2000), ("shut off", 2060),
@@ -236,11 +236,11 @@ def test_when_a_guest_ran_is_what_looks_saw_and_no_more(monkeypatch: pytest.Monk
     ]:  # fmt: skip
         saw(state, at)
     # Seconds lie between the first looks; before and after the others nobody looked for long.
-    assert sorted(spans.of([guest])) == [(600, 2060), (9000, 9000), (20_000, 20_060)]
+    assert sorted(guests.spans_of([guest])) == [(600, 2060), (9000, 9000), (20_000, 20_060)]
     assert GuestSpan.objects.filter(ran=False).count() == 1
-    monkeypatch.setattr(elapsed, "now", lambda: 30_000 + spans.KEPT)
-    spans.saw(guest.host, [guest.kind], {})
-    assert spans.of([guest]) == []
+    monkeypatch.setattr(Elapsed, "now", lambda: 30_000 + guests.SPANS_KEPT)
+    guests.saw_run(guest.host, [guest.kind], {})
+    assert guests.spans_of([guest]) == []
 
 
 def test_hosts_without_libvirt_are_asked_each_minute_where_undo_copies_wait(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from images.models import Image
-from images.rewrite import other_hosts
+from images.rewrite import in_use
 from storage_admin.agent import main
 from storage_admin.agent.bundle import Bundle
 from storage_admin.agent.protocol import HostError, RefusedError
@@ -57,7 +57,7 @@ def share() -> None:
 
 def _refused(image: Image) -> str:
     with pytest.raises(RefusedError) as refused:
-        other_hosts.refuse_used(image)
+        in_use.refuse_used_elsewhere(image)
     assert "other" not in refused.value.detail.replace("nother", "")
     return refused.value.code
 
@@ -66,13 +66,13 @@ def test_an_image_that_is_open_on_another_host_is_left_alone_and_looked_at_befor
     path: Path, other: Host
 ) -> None:
     image = image_at(path)
-    other_hosts.refuse_used(image)
+    in_use.refuse_used_elsewhere(image)
     with opened(path):
         assert _refused(image) == "image_in_use"
         for kind in ("reclaim", "flatten", "convert", "set_aside"):
             with pytest.raises(RefusedError, match="open on another host"):
                 kinds.get(kind).prepare(Job(kind=kind, host=image.host, target_id=image.pk))
-    other_hosts.refuse_used(image)
+    in_use.refuse_used_elsewhere(image)
 
 
 def test_a_host_that_cannot_be_asked_refuses_the_work(path: Path, other: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ def test_another_file_there_is_refused_and_hosts_of_other_storages_are_not_asked
     image.inode = "1"
     assert _refused(image) == "stale_plan"
     other.pools.update(shared_key="nfs:server:/another")
-    other_hosts.refuse_used(image)
+    in_use.refuse_used_elsewhere(image)
 
 
 # After the exchange
@@ -166,7 +166,7 @@ def test_one_that_uses_the_new_image_already_keeps_it(path: Path, monkeypatch: p
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
 
 
-@pytest.mark.parametrize("where", [other_hosts, claims], ids=["asked", "told"])
+@pytest.mark.parametrize("where", [in_use, claims], ids=["asked", "told"])
 @pytest.mark.usefixtures("alone")
 def test_a_database_that_is_away_then_does_not_decide_which_file_gets_the_name(
     path: Path, monkeypatch: pytest.MonkeyPatch, where: Any
@@ -177,7 +177,7 @@ def test_a_database_that_is_away_then_does_not_decide_which_file_gets_the_name(
         def act() -> None:
             if not gone:  # it is asked again
                 stack.enter_context(opened(named(path.parent, inode)))
-                gone.append(goes_away(monkeypatch, where, "look_again" if where is other_hosts else "log"))
+                gone.append(goes_away(monkeypatch, where, "look_again_elsewhere" if where is in_use else "log"))
 
         gone: list[list[int]] = []
         at_the_exchange(monkeypatch, "reclaim", act)

@@ -9,8 +9,7 @@ from django.utils import timezone
 from images import tasks
 from images.models import Image, ImageSample
 from images.scan import vanished
-from storage_admin.accounts.models import AuditEntry
-from storage_admin.accounts.roles import SYSTEM
+from storage_admin.accounts.models import SYSTEM, AuditEntry
 from storage_admin.errors import InvalidError
 from storage_admin.hosts.models import StoragePool
 from tests.factories import ImageFactory, JobFactory, StoragePoolFactory

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from images.models import Image
-from images.rewrite import neighbours, planning, volume_chains
+from images.rewrite import neighbours, planning
 from storage_admin.agent.protocol import RefusedError, Request, b64
 from storage_admin.agent.rewrite import volume_chains as on_the_spot
 from storage_admin.agent.verbs import aside, convert, flatten, reclaim
@@ -102,7 +102,7 @@ def cut_by_a_plan(state: State, rows: dict[str, Image]) -> list[str]:
             found.append(f"{state.kind}: reclaim of {image.name}")
         if image in state.needed and not codes("set_aside", row):
             found.append(f"{state.kind}: {image.name} could be set aside")
-        part = volume_chains.part_of(row)
+        part = neighbours.snapshot_part(row)
         if (part is not None) != expected or (part is not None and part.number != str(state.vmid)):
             found.append(f"{state.kind}: {image.name} is shown as {part}")
     return found

@@ -7,7 +7,7 @@ import pytest
 from django.utils import timezone
 
 from images.models import Image
-from images.rewrite import running_guests, wait_for_guests
+from images.rewrite import in_use, wait_for_guests
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError
@@ -211,8 +211,8 @@ def test_whoever_does_not_wait_is_not_asked_about_guests(image: Image, monkeypat
     def never(*_: Any) -> Any:
         raise AssertionError
 
-    monkeypatch.setattr(running_guests, "guests_known_to_run", never)
-    monkeypatch.setattr(running_guests, "running_domains", never)
+    monkeypatch.setattr(in_use, "guests_known_to_run", never)
+    monkeypatch.setattr(in_use, "running_domains", never)
     monkeypatch.setattr(control, "states", never)
     job = services.submit(OPERATOR, "reclaim", image.pk, {})
     assert claims.claim(job.pk, "w") is not None
@@ -226,7 +226,7 @@ def test_nobody_asks_the_hypervisor_for_a_job_that_has_no_slot(image: Image, mon
         asked.append(image)
         return []
 
-    monkeypatch.setattr(running_guests, "running_domains", nothing_runs)
+    monkeypatch.setattr(in_use, "running_domains", nothing_runs)
     JobFactory.create(kind="reclaim", target=ImageFactory.create(pool=image.pool), state="running")
     job = submit(image)
     assert claims.claim(job.pk, "w") is None

@@ -8,7 +8,7 @@ from django.utils import timezone
 from images.alert_rules.looking import EACH, look
 from images.models import Image
 from images.selectors.overview import overview
-from storage_admin.accounts.roles import SYSTEM, Actor, Role
+from storage_admin.accounts.models import SYSTEM, Actor, Role
 from storage_admin.events.models import Alert, Event
 from storage_admin.events.selectors import alerts_for
 from storage_admin.events.services import acknowledge

@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from images.alert_rules.looking import look
 from images.selectors.overview import overview
-from storage_admin.accounts.roles import SYSTEM
+from storage_admin.accounts.models import SYSTEM
 from storage_admin.events.models import Alert, Event
 from storage_admin.events.selectors import alerts_for
 from storage_admin.hosts.models import Host, StoragePool

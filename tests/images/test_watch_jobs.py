@@ -12,7 +12,7 @@ from images.alert_rules.looking import look
 from storage_admin.events.models import Alert, Event
 from storage_admin.jobs import claims
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.recorder import Recorder
+from storage_admin.jobs.plan_and_progress import Recorder
 from tests.factories import GIB, MIB, ImageFactory, JobFactory, WebhookFactory
 from tests.working import reread
 

@@ -9,7 +9,7 @@ from django.db import InterfaceError, OperationalError, connection
 from django.utils import timezone
 
 from storage_admin.jobs import claims, runner
-from storage_admin.jobs.heart import Heart
+from storage_admin.jobs.liveness import Heart
 from storage_admin.jobs.models import Job, ResourceLock
 from tests.factories import HostFactory, ImageFactory, JobFactory, ResourceLockFactory
 from tests.working import reread

@@ -16,9 +16,9 @@ from django.utils import timezone
 
 from images.kinds.reclaim import Reclaim
 from storage_admin.jobs import claims, reaper, runner, services, tasks
-from storage_admin.jobs.heart import Heart
+from storage_admin.jobs.liveness import Heart
 from storage_admin.jobs.models import Job, JobLog
-from storage_admin.jobs.recorder import Recorder
+from storage_admin.jobs.plan_and_progress import Recorder
 from tests.factories import ImageFactory, JobFactory
 from tests.jobs.test_running import POLITE, READY, done_by
 from tests.working import OPERATOR, reread, said
@@ -156,7 +156,7 @@ def failing_once(monkeypatch: pytest.MonkeyPatch, *, kept: bool) -> None:
         if len(calls) == 1:
             raise OperationalError("the server closed the connection unexpectedly")
 
-    monkeypatch.setattr("storage_admin.jobs.recorder.transaction", SimpleNamespace(atomic=without_answer))
+    monkeypatch.setattr("storage_admin.jobs.plan_and_progress.transaction", SimpleNamespace(atomic=without_answer))
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -263,6 +263,6 @@ def test_a_worker_ends_also_when_the_database_is_away(monkeypatch: pytest.Monkey
     def away(**_: Any) -> None:
         raise OperationalError("gone")
 
-    monkeypatch.setattr("storage_admin.jobs.heart.Worker.objects.filter", away)
-    monkeypatch.setattr("storage_admin.jobs.heart.close_old_connections", lambda: None)
+    monkeypatch.setattr("storage_admin.jobs.liveness.Worker.objects.filter", away)
+    monkeypatch.setattr("storage_admin.jobs.liveness.close_old_connections", lambda: None)
     heart.stop()

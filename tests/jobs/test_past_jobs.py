@@ -14,7 +14,7 @@ from images.models import Image
 from images.rewrite.space import Admitted
 from images.selectors.lists import Matches
 from images.tasks import advance_policies, expire_undo, look_at_guests, look_for_trouble
-from storage_admin.accounts.roles import SYSTEM
+from storage_admin.accounts.models import SYSTEM
 from storage_admin.api.work_metrics import work
 from storage_admin.jobs import reaper
 from storage_admin.jobs.filters import JobListFilters

@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from storage_admin.jobs import claims
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.recorder import Recorder
+from storage_admin.jobs.plan_and_progress import Recorder
 from tests.factories import JobFactory
 
 pytestmark = [pytest.mark.django_db, pytest.mark.sql]

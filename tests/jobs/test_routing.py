@@ -12,7 +12,7 @@ from pytest_django import Settings
 from images.rewrite.libvirt_events import watchers
 from images.tasks import look_at_guests, look_at_guests_of
 from storage_admin.agent.protocol import HostError
-from storage_admin.hosts import machine, transport
+from storage_admin.hosts import transport
 from storage_admin.hosts.libvirt import control, uri
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.services import ensure_local_host
@@ -85,7 +85,7 @@ def test_a_worker_for_a_host_takes_the_jobs_of_no_other(settings: Settings) -> N
 
 
 def test_a_general_worker_takes_the_jobs_of_every_host_but_those_of_another_local_machine() -> None:
-    here = JobFactory.create(target=HostFactory.create(slug="local", capabilities=machine.facts()))
+    here = JobFactory.create(target=HostFactory.create(slug="local", capabilities=transport.machine_facts()))
     by_ssh = JobFactory.create(target=an_ssh_host("a", capabilities=ELSEWHERE))
     elsewhere = JobFactory.create(target=HostFactory.create(slug="other", name="Other", capabilities=ELSEWHERE))
     assert claims.claim(here.pk, "w") is not None
@@ -99,7 +99,7 @@ def test_a_general_worker_takes_the_jobs_of_every_host_but_those_of_another_loca
 
 
 def test_a_process_that_is_told_so_is_on_no_host(settings: Settings) -> None:
-    host = HostFactory.create(slug="local", capabilities=machine.facts())
+    host = HostFactory.create(slug="local", capabilities=transport.machine_facts())
     assert transport.is_here(host)
     settings.LOCAL_MACHINE = False
     assert not transport.is_here(host)
@@ -110,22 +110,22 @@ def test_a_process_that_is_told_so_is_on_no_host(settings: Settings) -> None:
 def test_a_general_worker_listens_for_the_machine_that_it_runs_on_as_well() -> None:
     HostFactory.create(slug="other", capabilities=ELSEWHERE)
     assert routing.take_post().queues == ["celery"]
-    HostFactory.create(slug="local", capabilities=machine.facts())
+    HostFactory.create(slug="local", capabilities=transport.machine_facts())
     assert routing.take_post().queues == ["celery", "host.local"]
 
 
 def test_a_worker_for_a_host_listens_to_its_queue_alone(settings: Settings) -> None:
-    HostFactory.create(slug="local", capabilities=machine.facts())
+    HostFactory.create(slug="local", capabilities=transport.machine_facts())
     settings.WORKER_HOST = "a"
     assert routing.take_post().queues == ["host.a"]
 
 
 def test_local_is_the_machine_that_said_so_first_unless_the_database_is_a_file_on_this_one() -> None:
-    assert machine.of(ensure_local_host()) == machine.own() != ""
+    assert transport.machine_of(ensure_local_host()) == transport.this_machine() != ""
     Host.objects.update(capabilities=ELSEWHERE)
-    moved = machine.is_this(ensure_local_host())
+    moved = transport.is_this_machine(ensure_local_host())
     assert moved == (connection.vendor == "sqlite")
-    assert (machine.of(Host.objects.get()) == machine.own()) == moved
+    assert (transport.machine_of(Host.objects.get()) == transport.this_machine()) == moved
 
 
 def test_libvirt_on_another_local_machine_is_unknown_and_not_absent() -> None:

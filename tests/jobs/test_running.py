@@ -22,9 +22,9 @@ from storage_admin.hosts import session
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.session import AgentSession
 from storage_admin.hosts.transport import agent_bundle
-from storage_admin.jobs import recorder, runner, services
+from storage_admin.jobs import plan_and_progress, runner, services
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.recorder import Recorder
+from storage_admin.jobs.plan_and_progress import Recorder
 from tests.factories import ImageFactory
 from tests.images.away import goes_away
 from tests.working import OPERATOR, run, said
@@ -308,8 +308,8 @@ def test_work_goes_on_while_the_database_is_away(monkeypatch: pytest.MonkeyPatch
         flush(keeper)
 
     monkeypatch.setattr(Recorder, "flush", away)
-    monkeypatch.setattr(recorder, "connection", type("Kept", (), {"close": staticmethod(lambda: None)}))
-    monkeypatch.setattr(recorder, "INTERVAL", 0.0)
+    monkeypatch.setattr(plan_and_progress, "connection", type("Kept", (), {"close": staticmethod(lambda: None)}))
+    monkeypatch.setattr(plan_and_progress, "INTERVAL", 0.0)
     job = done_by(
         monkeypatch, job,
         POLITE + 'for i in range(9):\n    say("log", text=f"line {i}")\nsay("result", data=RESULT)\n',

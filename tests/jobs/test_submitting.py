@@ -7,8 +7,7 @@ import pytest
 from django.utils import timezone
 
 from images.models import Image
-from storage_admin.accounts.models import AuditEntry
-from storage_admin.accounts.roles import Actor, ForbiddenError, Role
+from storage_admin.accounts.models import Actor, AuditEntry, ForbiddenError, Role
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.jobs import kinds, services

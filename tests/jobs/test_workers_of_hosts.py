@@ -21,7 +21,7 @@ from django.utils import timezone
 
 from images.models import Image
 from images.tasks import look_at_guests_of
-from storage_admin.hosts import machine, secrets
+from storage_admin.hosts import secrets, transport
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.transport import agent_bundle
 from storage_admin.jobs import claims, reaper, routing, services
@@ -132,7 +132,7 @@ def test_a_forged_message_with_a_job_of_another_host_has_no_effect(
 def test_the_general_worker_on_the_machine_local_is_rung_for_in_its_queue(
     start: Start, redis_server: RedisServer
 ) -> None:
-    host = HostFactory.create(slug="local", capabilities=machine.facts())
+    host = HostFactory.create(slug="local", capabilities=transport.machine_facts())
     worker = start()
     assert list(Worker.objects.values_list("host", "general")) == [("local", True)]
     job = services.submit(OPERATOR, "scan", host.pk, {})

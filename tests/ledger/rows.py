@@ -6,8 +6,8 @@ from typing import Any
 from django.db.models import Model
 from django.utils import timezone
 
-from images.ledger import lines
 from images.models import Image
+from images.rewrite import record
 from storage_admin.jobs.models import Job
 from tests.factories import GIB, ImageFactory, JobFactory
 from tests.working import reread
@@ -28,7 +28,7 @@ def freed(
     """One that has changed space for good, at a time."""
     image = image or ImageFactory.create()
     job = job_on(image, **values)
-    lines.write(job, pool or image.pool, before, after)
+    record.write_line(job, pool or image.pool, before, after)
     if at is not None:
         Job.objects.filter(pk=job.pk).update(freed_at=at, freed_month=f"{at.astimezone(UTC):%Y-%m}", finished=at)
     return reread(job)
@@ -39,5 +39,5 @@ def held(before: int = 4 * GIB, after: int = GIB, image: Image | None = None, **
     image = image or ImageFactory.create()
     waits: dict[str, Any] = {"undo_state": "available", "undo_bytes": before, "undo_expires": timezone.now()}
     job = job_on(image, **waits | values)
-    lines.write_held(job, image.pool, before, after)
+    record.write_held_line(job, image.pool, before, after)
     return reread(job)

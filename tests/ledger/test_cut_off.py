@@ -12,7 +12,7 @@ from django.utils import timezone
 from storage_admin.hosts.session import AgentSession
 from storage_admin.jobs import reaper, runner, services
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.recorder import Recorder
+from storage_admin.jobs.plan_and_progress import Recorder
 from tests.agent.harness import leftovers
 from tests.working import ADMIN, OPERATOR, allocated, image_at, reread, run, said, scan, this_machine, work
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from images.ledger import lines
 from images.ledger.selectors import freed_of, lines_for
 from images.ledger.sums import summary
+from images.rewrite import record
 from images.selectors import overview
-from storage_admin.accounts.roles import SYSTEM, Actor, Role
+from storage_admin.accounts.models import SYSTEM, Actor, Role
 from storage_admin.hosts import registration
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import services
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.sql]
 def test_a_line_says_what_where_and_when() -> None:
     image = ImageFactory.create(pool__name="fast")
     job = job_on(image, plan={"before_bytes": 10, "predicted_after_bytes": 4})
-    lines.write(job, image.pool, 12, 5)
+    record.write_line(job, image.pool, 12, 5)
     assert (reread(job).before_bytes, job.after_bytes, job.predicted_bytes, job.freed_bytes) == (12, 5, 6, 7)
     assert (job.space_pool, job.pool_name, job.host_name) == (image.pool, "fast", image.host.name)
     assert job.freed_at is not None
@@ -34,31 +34,31 @@ def test_a_line_says_what_where_and_when() -> None:
 def test_nothing_is_freed_while_an_undo_copy_waits_and_what_is_undone_never_is() -> None:
     job = held(10, 4)
     assert (job.freed_bytes, job.freed_at, job.freed_month) == (0, None, "")
-    lines.close(job, 6)
+    record.close_line(job, 6)
     assert (reread(job).freed_bytes, bool(job.freed_at)) == (6, True)
-    lines.close(job, 0, undone=True)
+    record.close_line(job, 0, undone=True)
     assert (reread(job).freed_bytes, job.freed_at, job.freed_month) == (0, None, "")
 
 
 def test_a_file_beside_an_image_takes_what_it_occupies() -> None:
     job = job_on(kind="convert")
-    lines.write_beside(job, None, 7 * MIB)
+    record.write_line_beside(job, None, 7 * MIB)
     assert (reread(job).before_bytes, job.after_bytes, job.freed_bytes, job.pool_name) == (0, 7 * MIB, -7 * MIB, "")
 
 
 def test_work_in_place_that_changed_nothing_has_no_line() -> None:
     job = job_on(state="running", generation=1)
-    lines.begin_in_place(job, 9)
+    record.begin_line_in_place(job, 9)
     assert (reread(job).before_bytes, job.freed_bytes) == (9, None)
-    lines.write_in_place(job, 9, 9)
+    record.write_line_in_place(job, 9, 9)
     assert (reread(job).before_bytes, job.freed_bytes) == (None, None)
-    lines.write_in_place(job, 9, 2)
+    record.write_line_in_place(job, 9, 2)
     assert reread(job).freed_bytes == 7
 
 
 def test_a_job_that_is_not_ours_any_more_notes_nothing() -> None:
     job = job_on(state="interrupted", generation=2)
-    lines.begin_in_place(job, 9)
+    record.begin_line_in_place(job, 9)
     assert reread(job).before_bytes is None
 
 
@@ -125,8 +125,8 @@ def test_the_lines_of_a_pool_or_an_image_that_is_gone_stay() -> None:
 def test_a_forced_undo_counts_what_was_written_since_to_the_image_that_it_undid() -> None:
     image = ImageFactory.create()
     undone = job_on(image, undo_state="undone")
-    lines.write_held(undone, image.pool, 9, 4)
+    record.write_held_line(undone, image.pool, 9, 4)
     undo = job_on(undone, kind="undo")
-    lines.write(undo, image.pool, 6, 9, freed=2)
+    record.write_line(undo, image.pool, 6, 9, freed=2)
     told: Any = lines_for(SYSTEM).get(pk=undo.pk)
     assert (told.image_number, told.freed_bytes) == (image.pk, 2)

@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 from images.ledger.chart import NAMES, charts_of, in_a_row
 from images.ledger.selectors import ORDERINGS, Sums, freed_of, lines_for, ordered
 from images.ledger.sums import OfMonth, summary
-from storage_admin.accounts.roles import SYSTEM, Actor, Role
+from storage_admin.accounts.models import SYSTEM, Actor, Role
 from storage_admin.jobs.models import Job
 from storage_admin.words import MINUS
 from tests.api.test_query_budgets import explained

@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from images.ledger.selectors import freed_of
 from images.models import Image
-from storage_admin.accounts.roles import SYSTEM
+from storage_admin.accounts.models import SYSTEM
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.session import AgentSession

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from django.utils import timezone
 
-from storage_admin.agent.swap.journal import Moment
+from storage_admin.agent.protocol import Moment
 
 #: The file in which the seconds stand that the clock is ahead.
 VARIABLE = "STORAGE_ADMIN_TEST_CLOCK"

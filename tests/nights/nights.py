@@ -15,8 +15,7 @@ from django.test import Client
 from images import tasks
 from images.models import Image, Policy, PolicyPick, PolicyRun
 from images.rewrite import holding, refusals
-from storage_admin.accounts.models import User
-from storage_admin.accounts.roles import SYSTEM, Actor, Role
+from storage_admin.accounts.models import SYSTEM, Actor, Role, User
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts import secrets
 from storage_admin.hosts.models import Host, StoragePool

@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 
 from images.models import Image
-from images.rewrite import estimates
-from storage_admin.accounts.roles import SYSTEM
+from images.rewrite import space
+from storage_admin.accounts.models import SYSTEM
 from storage_admin.hosts.services import ensure_local_host, register_folder
 from tests.performance.images import MIB, filled, warm
 from tests.performance.jobs import run_job
@@ -89,7 +89,7 @@ def _reclaim(source: Path, folder: Path, way: str, sizes: dict[str, int]) -> tup
     image = Image.objects.get(path=str(path))
     run_job("analyze", image.pk)
     image.refresh_from_db()
-    predicted = estimates.predicted(image, "compress", way).after
+    predicted = space.predicted(image, "compress", way).after
     assert predicted is not None
     warm(path)
     job, took = run_job("reclaim", image.pk, {"method": "compress", "compression": way, "idle_io": False})

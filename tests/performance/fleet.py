@@ -13,8 +13,7 @@ from django.db import connection
 from django.test import Client
 
 from images.models import Image
-from storage_admin.accounts.models import User
-from storage_admin.accounts.roles import SYSTEM
+from storage_admin.accounts.models import SYSTEM, User
 from storage_admin.hosts import secrets
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.services import add_pool

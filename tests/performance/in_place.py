@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from images.models import Image
-from images.rewrite import estimates
-from storage_admin.accounts.roles import SYSTEM
+from images.rewrite import space
+from storage_admin.accounts.models import SYSTEM
 from storage_admin.agent.protocol import RESULT, Request
 from storage_admin.hosts import transport
 from storage_admin.hosts.services import ensure_local_host, register_folder
@@ -108,7 +108,7 @@ def _estimate(source: Path, place: Path) -> Row:
     row = Image.objects.get(path=str(image))
     run_job("analyze", row.pk)
     row.refresh_from_db()
-    predicted = estimates.predicted(row, "in_place").after
+    predicted = space.predicted(row, "in_place").after
     result = run_job("reclaim", row.pk, {"method": "in_place"})[0].result
     assert predicted is not None
     assert result is not None

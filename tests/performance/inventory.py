@@ -11,7 +11,7 @@ from pathlib import Path
 from unittest import mock
 
 from images.models import Image
-from storage_admin.accounts.roles import SYSTEM
+from storage_admin.accounts.models import SYSTEM
 from storage_admin.hosts import transport
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.services import ensure_local_host, register_folder

@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from storage_admin.accounts.roles import Actor, Role
+from storage_admin.accounts.models import Actor, Role
 from storage_admin.jobs import runner, services
 from storage_admin.jobs.models import Job
 

@@ -11,7 +11,7 @@ from django.conf import settings
 from django.db import connection
 from django.test import Client
 
-from storage_admin.accounts.roles import SYSTEM, Role
+from storage_admin.accounts.models import SYSTEM, Role
 from storage_admin.accounts.services import create_token
 from storage_admin.hosts.services import ensure_local_host
 from storage_admin.jobs.models import Job

@@ -23,8 +23,7 @@ from django.test import Client
 from django.utils import timezone
 
 from images.models import Image, Policy, PolicyPick
-from storage_admin.accounts.models import User
-from storage_admin.accounts.roles import SYSTEM, Role
+from storage_admin.accounts.models import SYSTEM, Role, User
 from storage_admin.accounts.services import create_token
 from storage_admin.events.models import Alert
 from storage_admin.hosts.models import Host, StoragePool

@@ -8,7 +8,7 @@ from pathlib import Path
 from images.models import Image
 from images.rewrite.space import Admitted
 from images.scan import look
-from storage_admin.accounts.roles import SYSTEM
+from storage_admin.accounts.models import SYSTEM
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.services import add_pool
 from storage_admin.jobs import kinds

@@ -4,7 +4,7 @@ import pytest
 from django.utils import timezone
 
 from images.models import Policy, PolicyPick, PolicyRun
-from images.policies import bell
+from images.rewrite import record
 from tests.factories import JobFactory
 
 pytestmark = pytest.mark.django_db
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def rung(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     rings: list[int] = []
-    monkeypatch.setattr(bell, "_ring", lambda: rings.append(1))
+    monkeypatch.setattr(record, "_ring_policies", lambda: rings.append(1))
     return rings
 
 
@@ -23,13 +23,13 @@ def test_rings_when_a_job_of_a_run_at_work_has_ended(rung: list[int]) -> None:
     policy = Policy.objects.create(name="nightly", cron="0 22 * * *", created_by="ada")
     run = PolicyRun.objects.create(policy=policy, due=now, ends=now, by="policy nightly")
     PolicyPick.objects.create(run=run, label="vm.qcow2", state="submitted", job=job)
-    bell.ring_after(job)
+    record.ring_policies_after(job)
     assert rung == [1]
     PolicyRun.objects.update(state="stopped")
-    bell.ring_after(job)
+    record.ring_policies_after(job)
     assert rung == [1]
 
 
 def test_is_silent_for_a_job_that_somebody_asked_for(rung: list[int]) -> None:
-    bell.ring_after(JobFactory.create(state="succeeded"))
+    record.ring_policies_after(JobFactory.create(state="succeeded"))
     assert rung == []

@@ -9,8 +9,7 @@ import pytest
 
 from images.models import Policy, PolicyRun
 from images.policies import clock, services, validation
-from storage_admin.accounts.models import AuditEntry
-from storage_admin.accounts.roles import Actor
+from storage_admin.accounts.models import Actor, AuditEntry
 from storage_admin.errors import NotFoundError
 from tests.factories import PolicyFactory
 from tests.jobs.test_claims import at_once

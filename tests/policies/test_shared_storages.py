@@ -10,7 +10,7 @@ from images.policies.reasons import NOT_MEANT
 from images.policies.rules import not_meant
 from images.policies.scope import policies_for, reach
 from images.policies.shape import Rules
-from storage_admin.accounts.roles import Actor, ForbiddenError, Role
+from storage_admin.accounts.models import Actor, ForbiddenError, Role
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs.models import Job
 from tests.factories import GIB, HostFactory, ImageFactory, PolicyFactory, StoragePoolFactory

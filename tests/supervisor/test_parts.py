@@ -99,7 +99,7 @@ def test_parts_that_start_at_once_make_the_tables_once_and_work_together(site: S
 def test_a_worker_for_a_host_says_what_keeps_it_from_being_that(site: Site) -> None:
     assert site.manage("worker", "migrate", "-v", "0").returncode == 0
     make = (
-        "from storage_admin.hosts.models import Host; from storage_admin.hosts import machine; "
+        "from storage_admin.hosts.models import Host; "
         "Host.objects.create(slug='a', name='A', kind='ssh', transport='ssh', "
         "capabilities={'machine_id': '0' * 32, 'hostname': 'old-a'})"
     )

@@ -7,8 +7,8 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from images.ledger import lines
 from images.models import Image
+from images.rewrite import record
 from storage_admin.jobs import kinds
 from storage_admin.jobs.models import Job
 from tests.factories import GIB, ImageFactory, ImageUseFactory, JobFactory, PolicyFactory, ResourceLockFactory
@@ -29,7 +29,7 @@ def busy(filled: Filled) -> tuple[Image, Job]:
     )  # fmt: skip
     job = JobFactory.create(kind="reclaim", target=image, state="running", progress=42.0)
     ImageUseFactory.create(image=image, disk__guest__kind="vm", disk__target="scsi0")
-    lines.write(JobFactory.create(kind="reclaim", target=image, state="succeeded"), image.pool, GIB, 0)
+    record.write_line(JobFactory.create(kind="reclaim", target=image, state="succeeded"), image.pool, GIB, 0)
     for key, exclusive in ((image.pk, True), (filled.base.pk, False)):
         ResourceLockFactory.create(job=job, key=f"image:{key}", exclusive=exclusive)
     return image, job

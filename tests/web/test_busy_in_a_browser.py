@@ -6,8 +6,8 @@ from django.utils import timezone
 from playwright.sync_api import Browser, expect
 from pytest_django.live_server_helper import LiveServer
 
-from images.ledger import lines
 from images.models import Image
+from images.rewrite import record
 from storage_admin.jobs.models import Job
 from tests.factories import (
     GIB,
@@ -162,7 +162,7 @@ def test_many_plans_follow_a_job_and_keep_ticks_and_what_was_typed(chromium: Bro
 @pytest.mark.parametrize("place", ["ledger", "policy_preview", "policy_run", "policy_add"])
 def test_what_is_listed_of_an_image_follows_its_job(chromium: Browser, live_server: LiveServer, place: str) -> None:
     image = ImageFactory.create(name="busy.qcow2", reclaimable_bytes=GIB, allocated_size=2 * GIB)
-    lines.write(JobFactory.create(kind="reclaim", target=image, state="succeeded"), image.pool, 3 * GIB, 2 * GIB)
+    record.write_line(JobFactory.create(kind="reclaim", target=image, state="succeeded"), image.pool, 3 * GIB, 2 * GIB)
     job = JobFactory.create(kind="flatten", target=image, state="running", progress=42.0)
     ResourceLockFactory.create(job=job, key=f"image:{image.pk}", exclusive=True)
     policy = PolicyFactory.create()

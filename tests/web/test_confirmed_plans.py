@@ -9,7 +9,7 @@ from images.kinds.reclaim import Reclaim
 from images.kinds.undo import Undo
 from images.models import Image
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plans import Plan
+from storage_admin.jobs.plan_and_progress import Plan
 from storage_admin.web.page import NOT_PLANNED
 from tests.factories import GIB, ImageFactory
 from tests.web.confirming import planned

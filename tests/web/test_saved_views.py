@@ -7,8 +7,7 @@ import pytest
 from django.test import Client
 
 from storage_admin.accounts import saved_views
-from storage_admin.accounts.models import AuditEntry, DefaultView, SavedView, User
-from storage_admin.accounts.roles import Actor, ForbiddenError, Role
+from storage_admin.accounts.models import Actor, AuditEntry, DefaultView, ForbiddenError, Role, SavedView, User
 from tests.factories import UserFactory
 from tests.web.conftest import Filled
 from tests.web.html import tags_of, text_of

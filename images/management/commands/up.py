@@ -11,11 +11,11 @@ from django.db import DatabaseError, connections
 
 from images import preparing
 from images.models import Image
-from storage_admin.accounts.roles import SYSTEM
+from storage_admin.accounts.models import SYSTEM
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.brokers import BrokerUrls
 from storage_admin.celery import app
-from storage_admin.hosts import machine
+from storage_admin.hosts import transport
 from storage_admin.hosts.models import Host
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.services import submit
@@ -79,7 +79,7 @@ class Beginning:
         say(f"Storage Admin runs at {browser_address(self._bind)} (Ctrl-C stops it).")
         try:
             host = Host.objects.get(slug="local")
-            if machine.is_this(host):
+            if transport.is_this_machine(host):
                 self._job = submit(SYSTEM, "scan", host.pk, {})
         except (RefusedError, DatabaseError) as error:
             say(f"This machine is not scanned now: {error}")

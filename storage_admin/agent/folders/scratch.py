@@ -15,7 +15,7 @@ import stat
 import time
 from collections.abc import Iterator
 
-from storage_admin.agent.folders.names import JOB
+from storage_admin.agent.folders.pools import JOB
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import RefusedError, display
 

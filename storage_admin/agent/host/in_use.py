@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from storage_admin.agent.host.crew import Crew
-from storage_admin.agent.host.hung_mounts import Descriptors
 from storage_admin.agent.host.mounts import unescape
+from storage_admin.agent.host.special_mounts import Descriptors
 
 # struct loop_info64 of linux/loop.h begins with lo_device and lo_inode; the whole is 232 bytes.
 _LOOP_GET_STATUS64, _LOOP_INFO_BYTES = 0x4C05, 232

@@ -14,7 +14,6 @@ import os
 import struct
 from collections.abc import Iterable
 
-from storage_admin.agent.host.hung_mounts import Descriptors
 from storage_admin.agent.host.in_use import (
     FileId,
     is_fellow,
@@ -25,6 +24,7 @@ from storage_admin.agent.host.in_use import (
     swap_files,
 )
 from storage_admin.agent.host.mounts import Mounts
+from storage_admin.agent.host.special_mounts import Descriptors
 from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import RefusedError
 

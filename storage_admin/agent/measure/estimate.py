@@ -9,7 +9,7 @@ from typing import Any
 from storage_admin.agent.formats import Facts
 from storage_admin.agent.formats.facts import Reader
 from storage_admin.agent.formats.qcow2 import EXTENDED_L2, Header, parse_header
-from storage_admin.agent.host.fiemap import Extents
+from storage_admin.agent.host.space import Extents
 from storage_admin.agent.measure import preallocation
 from storage_admin.agent.measure.clusters import PAIRED, Sums, Tally
 from storage_admin.agent.measure.compressors import Sizers, sizers

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Optional
 
 from storage_admin.agent.host.crew import Crew
-from storage_admin.agent.host.fiemap import has_blocks
+from storage_admin.agent.host.space import has_blocks
 from storage_admin.agent.protocol import RefusedError
 
 #: The longest stretch that is looked at in one go, how much of it is read and compared at once, and how much the disk

@@ -17,7 +17,7 @@ import os
 import struct
 from collections.abc import Callable
 
-from storage_admin.agent.host.fiemap import Extents, look
+from storage_admin.agent.host.space import Extents, extents_of
 from storage_admin.agent.measure.qcow2_map import Counts, Map
 
 OFF, METADATA, FALLOC = "off", "metadata", "falloc"
@@ -49,7 +49,7 @@ def blocks(fd: int, check: Callable[[], None]) -> Extents | None:
     except OSError:
         pass  # a filesystem without such attributes reserves nothing by itself
     hint: int = _ATTRIBUTES.unpack(room)[1]
-    return look(fd, check, max(2 * hint, _RUN_BYTES))
+    return extents_of(fd, check, max(2 * hint, _RUN_BYTES))
 
 
 def of_raw(fd: int, data_bytes: int, found: Extents | None) -> str:

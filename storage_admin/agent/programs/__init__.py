@@ -1,1 +1,1 @@
-"""How a program of the host is found, confined and run."""
+"""How a program of the host is confined and run."""

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage_admin.agent import formats
-from storage_admin.agent.folders.names import is_ours
-from storage_admin.agent.folders.pools import open_beneath, open_parent
+from storage_admin.agent.folders.pools import is_ours, open_beneath, open_parent
 from storage_admin.agent.formats.facts import Facts, UnreadableError
-from storage_admin.agent.host import attributes, file_mounts, locking
+from storage_admin.agent.host import attributes, locking, special_mounts
 from storage_admin.agent.host.in_use import FileId
 from storage_admin.agent.protocol import INVALID, RefusedError, display, unb64
 from storage_admin.agent.qemu.node import Node
@@ -220,7 +219,7 @@ class Chain:
             RefusedError: ``hard_linked``.
         """
         self._alone = True
-        file_mounts.refuse_mounted(self.image.fd, self.image.shown)
+        special_mounts.refuse_mounted(self.image.fd, self.image.shown)
 
     def refuse_stale(self, *, names: bool = True) -> None:
         """Refuse where a file was written to, changed or exchanged since it was opened.

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from storage_admin.agent.folders.names import wrong_name, wrong_name_for
-from storage_admin.agent.folders.pools import components, open_parent
+from storage_admin.agent.folders.pools import components, open_parent, wrong_name, wrong_name_for
 from storage_admin.agent.formats.facts import Facts
 from storage_admin.agent.host import locking
 from storage_admin.agent.protocol import INVALID, RefusedError, b64, unb64

@@ -16,9 +16,9 @@ from typing import Any
 from storage_admin.agent.formats import UnreadableError
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.measure.likeness import likeness
-from storage_admin.agent.protocol import INVALID, Arguments, HostError, RefusedError, display
+from storage_admin.agent.protocol import INVALID, Arguments, HostError, Moment, RefusedError, display
 from storage_admin.agent.qemu.node import Node
-from storage_admin.agent.swap.journal import Journal, JournalError, Moment, Stamp, parse_name
+from storage_admin.agent.swap.journal import Journal, JournalError, Stamp, parse_name
 from storage_admin.agent.swap.outcome import Identity, Made
 from storage_admin.agent.swap.settle import Story
 

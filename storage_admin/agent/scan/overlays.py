@@ -16,7 +16,7 @@ from typing import Any
 from storage_admin.agent.folders.pools import open_root
 from storage_admin.agent.formats import UnreadableError, guess, read_as, stands_alone
 from storage_admin.agent.formats.facts import Reader
-from storage_admin.agent.host import hung_mounts
+from storage_admin.agent.host import special_mounts
 from storage_admin.agent.host.in_use import FileId
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.lifeline import AgentIO
@@ -85,7 +85,7 @@ def refuse_needed(pools: Sequence[LookedAt], image: Wanted, io: AgentIO) -> None
         StoppedError: the controller stopped the work.
     """
     mounts = Mounts.of_this_machine()
-    for path in sorted(hung_mounts.trusted([pool.path for pool in pools], mounts, io.check)):
+    for path in sorted(special_mounts.trusted([pool.path for pool in pools], mounts, io.check)):
         raise _unreadable(display(path), "it does not answer")
     known = frozenset().union(*(pool.known for pool in pools))  # one pool may lie in another
     look, seen = _Look(image, known, Recorder(mounts)), 0

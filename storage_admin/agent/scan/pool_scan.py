@@ -11,11 +11,10 @@ import sys
 from typing import Any
 
 from storage_admin.agent.folders import roots
-from storage_admin.agent.folders.names import is_ours
-from storage_admin.agent.folders.pools import open_parent, open_root
+from storage_admin.agent.folders.pools import is_ours, open_parent, open_root
 from storage_admin.agent.formats import UnreadableError, guess, stands_alone, vmdk
 from storage_admin.agent.formats.facts import Reader
-from storage_admin.agent.host import attributes, hung_mounts
+from storage_admin.agent.host import attributes, special_mounts
 from storage_admin.agent.host.mounts import Mount, Mounts
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import RefusedError, display
@@ -119,7 +118,7 @@ class PoolScan:
 
     def without_answer(self) -> dict[str, Any]:
         """The fields of the ``pool`` event of a folder that gives no sign of life; it is not touched."""
-        said = f"It does not answer: nothing came within {hung_mounts.PATIENCE:.0f} s. Its images are as last seen."
+        said = f"It does not answer: nothing came within {special_mounts.PATIENCE:.0f} s. Its images are as last seen."
         return self._event("silent", said)
 
     def without_mount(self, place: str) -> dict[str, Any]:

@@ -11,12 +11,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from storage_admin.agent import formats
-from storage_admin.agent.folders.names import is_possible
+from storage_admin.agent.folders.pools import is_possible
 from storage_admin.agent.formats import qcow2
 from storage_admin.agent.formats.facts import Reader
 from storage_admin.agent.host.mounts import Mounts
+from storage_admin.agent.protocol import Moment
 from storage_admin.agent.swap import journal
-from storage_admin.agent.swap.journal import JournalError, Moment, Stamp
+from storage_admin.agent.swap.journal import JournalError, Stamp
 
 #: How a replacement was settled.
 FINISHED, REVERTED, KEPT, BUSY, FAILED = "finished", "reverted", "kept", "busy", "failed"

@@ -64,7 +64,7 @@ def settle(one: Journal) -> Settled:
     """
     try:
         records = one.records()
-        if settle_aside.is_aside(records):
+        if journal.is_aside(records):
             return settle_aside.settle(one, records)
         return _with_sizes(_settle(one, story := Story.of(records)), story)
     except JournalError as error:
@@ -90,7 +90,7 @@ def _with_sizes(settled: Settled, story: Story) -> Settled:
 
 def is_aside(one: Journal) -> bool:
     """Whether a journal is that of an image that is set aside; raises JournalError where it says nothing."""
-    return settle_aside.is_aside(one.records())
+    return journal.is_aside(one.records())
 
 
 @dataclass(frozen=True)

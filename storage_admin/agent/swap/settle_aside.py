@@ -69,11 +69,6 @@ class AsideStory:
         return story
 
 
-def is_aside(records: list[dict[str, Any]]) -> bool:
-    """Whether a journal is that of an image that is set aside."""
-    return records[0].get("aside") is True
-
-
 @dataclass(frozen=True)
 class _Names:
     """What the two names lead to: the image's own and the one that it has while it is set aside."""

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Callable
 
-from storage_admin.agent.host import attributes, fiemap, locking
+from storage_admin.agent.host import attributes, locking, space
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import HostError, RefusedError, Request, b64
 from storage_admin.agent.swap import journal
@@ -185,7 +185,7 @@ class NewFile(ABC):
         os.fsync(self.new)
         # A sibling on XFS or btrfs has most of its blocks in common with the original.
         self._shared = {
-            "goes_shared": fiemap.shared_bytes(self.original), "made_shared": fiemap.shared_bytes(self.new)
+            "goes_shared": space.shared_bytes(self.original), "made_shared": space.shared_bytes(self.new)
         }  # fmt: skip
         self._journal.append(journal.READY, new=Stamp.of(os.fstat(self.new)), **self._shared)
 
@@ -315,7 +315,7 @@ def swap_back(one: Journal, request: Request, ends: Ends, io: AgentIO, looks: Lo
         HostError: others used both files, or put theirs there, in that very moment: nothing was removed.
     """
     gone, back = Stamp.of(os.fstat(ends.new)), Stamp.of(os.fstat(ends.old))
-    shared = fiemap.shared_bytes(ends.new)
+    shared = space.shared_bytes(ends.new)
     one.append(journal.UNDO, job=request.job, generation=request.generation, new=gone, goes_shared=shared)
     names = journal.file_name(one.job, "orig"), journal.file_name(one.job, "new")
     moves: TakeOver = SameName(one.folder, back.inode, gone.inode, *names, ends.name)

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage_admin.agent import formats
-from storage_admin.agent.folders.names import is_job, is_ours
-from storage_admin.agent.folders.pools import open_parent
+from storage_admin.agent.folders.pools import is_job, is_ours, open_parent
 from storage_admin.agent.formats import UnreadableError
-from storage_admin.agent.host import attributes, file_mounts, locking, space
+from storage_admin.agent.host import attributes, locking, space, special_mounts
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import INVALID, Arguments, HostError, RefusedError, Request, b64, display
 from storage_admin.agent.rewrite import volume_chains
@@ -261,7 +260,7 @@ def _refuse_parts(image: _Image, size: int) -> None:
 
 
 def _refuse_used(fd: int, shown: str) -> None:
-    file_mounts.refuse_mounted(fd, shown)
+    special_mounts.refuse_mounted(fd, shown)
     if locking.locked_bytes(fd):
         raise RefusedError("image_in_use", f"{shown} is in use by a guest or a tool of qemu; shut it down first")
     deadline = time.monotonic() + aside.PASSING_READER

@@ -15,8 +15,7 @@ from storage_admin.agent import protocol
 from storage_admin.agent.bench import environment
 from storage_admin.agent.bench.step import Bench, Step
 from storage_admin.agent.folders import scratch
-from storage_admin.agent.folders.names import is_absolute
-from storage_admin.agent.folders.pools import open_root
+from storage_admin.agent.folders.pools import is_absolute, open_root
 from storage_admin.agent.host import cgroups, space
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.lifeline import AgentIO

@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from storage_admin.agent.folders import scratch
-from storage_admin.agent.folders.names import is_job
-from storage_admin.agent.folders.pools import open_parent, open_root
-from storage_admin.agent.host import hung_mounts
+from storage_admin.agent.folders.pools import is_job, open_parent, open_root
+from storage_admin.agent.host import special_mounts
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import INVALID, Arguments, RefusedError, Request, b64, display
@@ -63,7 +62,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     pools = [_pool(fields) for fields in args.take("pools", list)]
     mounts = Mounts.of_this_machine()
     paths = {path for _, path, _ in pools} | {one.pool_path for one in (*expected, *images)}
-    away = hung_mounts.trusted(sorted(paths), mounts, io.check)
+    away = special_mounts.trusted(sorted(paths), mounts, io.check)
     expected = [one for one in expected if one.pool_path not in away]
     recovered: list[dict[str, Any]] = []
     walk = _Walk(io, mounts, away)

@@ -1,23 +1,34 @@
-"""The verb ``scan``: every disk image of some storage pools, read once, without a process per image."""
+"""The verb ``scan``: every disk image of some storage pools, read once, without a process per image.
+
+And what guests' disks outside of every pool stand on: a base in a pool would look as if nobody needed it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import os
 import socket
+import stat
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
-from storage_admin.agent.folders import image_folders, scratch
-from storage_admin.agent.folders.names import is_absolute
-from storage_admin.agent.folders.pools import open_root
-from storage_admin.agent.host import facts, hung_mounts, in_use
+from storage_admin.agent import protocol
+from storage_admin.agent.folders import image_folders, roots, scratch
+from storage_admin.agent.folders.pools import is_absolute, open_root
+from storage_admin.agent.formats import Facts, UnreadableError, guess, read_as
+from storage_admin.agent.formats.facts import Reader
+from storage_admin.agent.host import facts, in_use, special_mounts
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import HOST, POOL, SEEN, RefusedError, Request, unb64
-from storage_admin.agent.scan import outside_disks
 from storage_admin.agent.scan.pool_scan import PoolScan
-from storage_admin.agent.scan.records import FINGERPRINT_SIZE, Recorder
+from storage_admin.agent.scan.records import FINGERPRINT_SIZE, Recorder, absolute, b64, backing_unsafe
 
+_LARGEST = 4 * 1024 * 1024
+_NOT_READ = "no hypervisor of this host names it, and it is in no folder of images"
 KINDS = ("dir", "libvirt", "proxmox")
 
 
@@ -66,7 +77,9 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     io.emit(HOST, **host)
     mounts = Mounts.of_this_machine()
     unmounted = facts.unmounted(args.etc_pve, mounts)
-    silent = hung_mounts.trusted([pool.path for pool in args.pools], mounts, io.check)  # a base may lie in a later pool
+    silent = special_mounts.trusted(
+        [pool.path for pool in args.pools], mounts, io.check
+    )  # a base may lie in a later pool
     recorder = Recorder(mounts)
     machine = host["machine_id"] or host["hostname"]
     files, images, changed = _Files(), 0, 0
@@ -93,7 +106,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         probe=[_existence(path, mounts) for path in args.probe],
         busy=[[hold.device, hold.inode, hold.why] for hold in held.holds],
         busy_complete=held.complete,
-        outside=list(outside_disks.bases(elsewhere, files.inodes, mounts)),
+        outside=list(bases_outside(elsewhere, files.inodes, mounts)),
     )
     return {"images": images, "changed": changed}
 
@@ -115,8 +128,8 @@ def look(request: Request, io: AgentIO) -> dict[str, Any]:
     """
     args = _parse(request.args)
     mounts = Mounts.of_this_machine()
-    silent = hung_mounts.trusted([pool.path for pool in args.pools], mounts, io.check)
-    recorder, machine = Recorder(mounts), facts.machine_id() or socket.gethostname()
+    silent = special_mounts.trusted([pool.path for pool in args.pools], mounts, io.check)
+    recorder, machine = Recorder(mounts), protocol.machine_id() or socket.gethostname()
     files, images, changed = _Files(), 0, 0
     for pool in args.pools:
         own, _others = _named(pool, args.pools, args.named)
@@ -213,3 +226,115 @@ def _parse_pool(fields: dict[str, Any]) -> Pool:
         raise ValueError(f"fingerprints of pool {number} take {len(known)} bytes")
     size = FINGERPRINT_SIZE
     return Pool(number, path, kind, {known[start : start + size] for start in range(0, len(known), size)})
+
+
+def bases_outside(named: Iterable[bytes], files: dict[int, set[int]], mounts: Mounts) -> Iterator[dict[str, Any]]:
+    """The disks among these that have a base, or may have one.
+
+    Only the header of the disk itself is read, which the hypervisor names; what that in turn names is not opened.
+
+    Args:
+        named: absolute paths that guests name, outside of the pools.
+        files: inodes of the pools' images by device.
+
+    Returns:
+        For each ``path_b64``; ``base``: device and inode where it is an image of a pool; ``why``: a sentence about
+        what cannot be told, else empty. Disks that stand on nothing are left out.
+    """
+    recorder = Recorder(mounts)
+    for path in sorted(named):
+        if mounts.may_wait_there(path):
+            yield _disk_row(path, "it lies on a filesystem that is not looked at")
+            continue
+        try:
+            facts = _disk_facts(path)
+        except FileNotFoundError:
+            continue
+        except RefusedError:
+            yield _disk_row(path, _NOT_READ)
+            continue
+        except OSError as error:
+            yield _disk_row(path, f"it cannot be read: {error.strerror}")
+            continue
+        if facts is not None and facts.backing_file is not None:
+            yield from _base_of_disk(path, facts.backing_file, files, recorder)
+
+
+@lru_cache(maxsize=1)
+def _definitions() -> bytes:
+    """What libvirt and Proxmox VE have written down of their guests, where only root writes."""
+    found = []
+    for place in ("/etc/libvirt/*/*.xml", "/run/libvirt/*/*.xml", "/etc/pve/nodes/*/*/*.conf"):
+        for name in glob.glob(place):
+            with contextlib.suppress(OSError), open(name, "rb") as file:
+                found.append(file.read(_LARGEST))
+    return b"\n".join(found)
+
+
+def _open_disk(path: bytes) -> int | None:
+    """A disk, open; ``None`` where it is neither a file nor a volume: already to open a device may do something.
+
+    Raises:
+        RefusedError: it is not read, or as :func:`roots.reach`.
+        OSError: it is not there, or cannot be opened.
+    """
+    folder = roots.reach(os.path.dirname(path))
+    try:
+        # Only looked at; whatever gets its name from now on is another file.
+        seen = os.open(os.path.basename(path), os.O_PATH | os.O_CLOEXEC, dir_fd=folder.fd)
+        try:
+            status = os.fstat(seen)
+            if stat.S_ISREG(status.st_mode):
+                _refuse_hidden(path, folder, status)
+            elif not stat.S_ISBLK(status.st_mode):
+                return None
+            return os.open(f"/proc/self/fd/{seen}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        finally:
+            os.close(seen)
+    finally:
+        os.close(folder.fd)
+
+
+def _refuse_hidden(path: bytes, folder: roots.Reached, status: os.stat_result) -> None:
+    """Refuse a file that is in no folder of images, and that no hypervisor here gives a guest.
+
+    What a request calls a guest's disk may be any file of root's.
+    """
+    if image_folders.is_listed(folder.real) and not image_folders.forbidden(folder.real):
+        itself = os.stat(os.path.basename(path), dir_fd=folder.fd, follow_symlinks=False)
+        readable = os.path.samestat(itself, status)  # no link led there
+    else:
+        # As it stands in a definition; the library that knows how loads all of HTTP.
+        readable = path.replace(b"&", b"&amp;").replace(b">", b"&gt;").replace(b"<", b"&lt;") in _definitions()
+    if not readable:
+        raise RefusedError("folder_not_listed", _NOT_READ)
+
+
+def _base_of_disk(path: bytes, name: bytes, files: dict[int, set[int]], recorder: Recorder) -> Iterator[dict[str, Any]]:
+    if backing_unsafe(name) is not None:
+        yield _disk_row(path, "its base is not named as a plain file")
+        return
+    below = absolute(os.path.dirname(path), name)
+    found = recorder.look(below)
+    if found is not None and found.st_ino in files.get(found.st_dev, ()):
+        yield _disk_row(path, "", [found.st_dev, found.st_ino])
+    elif found is not None:
+        yield _disk_row(path, "its base lies outside of every pool as well; register the folder of that")
+
+
+def _disk_row(path: bytes, why: str, base: list[int] | None = None) -> dict[str, Any]:
+    return {"path_b64": b64(path), "base": base, "why": why}
+
+
+def _disk_facts(path: bytes) -> Facts | None:
+    """What the header of a disk says; ``None`` for a damaged one, on which no guest could start, or for none."""
+    fd = _open_disk(path)
+    if fd is None:
+        return None
+    try:
+        reader = Reader(fd, os.lseek(fd, 0, os.SEEK_END))
+        return read_as(reader, guess(reader, path))
+    except UnreadableError:
+        return None
+    finally:
+        os.close(fd)

@@ -11,10 +11,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from storage_admin.agent import formats
-from storage_admin.agent.folders.names import is_job
-from storage_admin.agent.folders.pools import open_parent
+from storage_admin.agent.folders.pools import is_job, open_parent
 from storage_admin.agent.formats import UnreadableError
-from storage_admin.agent.host import attributes, file_mounts, locking, space
+from storage_admin.agent.host import attributes, locking, space, special_mounts
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import (
     INVALID,
@@ -350,7 +349,7 @@ def _content(stamp: Stamp) -> tuple[int, int, int]:
 
 
 def _refuse_used(fd: int, what: str) -> None:
-    file_mounts.refuse_mounted(fd, what)
+    special_mounts.refuse_mounted(fd, what)
     if locking.locked_bytes(fd):
         raise RefusedError("image_in_use", f"{what} is in use by a guest or a tool of qemu; shut it down and try again")
     if (who := locking.user(fd)) is not None:

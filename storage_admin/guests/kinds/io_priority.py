@@ -10,7 +10,7 @@ from typing import Any
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from storage_admin.accounts.roles import Actor
+from storage_admin.accounts.models import Actor
 from storage_admin.agent.protocol import HostError
 from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.guests import io_settings, proxmox_vms
@@ -18,8 +18,7 @@ from storage_admin.guests.io_settings import Setting
 from storage_admin.guests.models import Guest
 from storage_admin.jobs.kinds import JobKind, Lock, Target
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plans import Affected, Plan, Refusal
-from storage_admin.jobs.recorder import Recorder
+from storage_admin.jobs.plan_and_progress import Affected, Plan, Recorder, Refusal
 
 LIMITS = ("read_bytes_sec", "write_bytes_sec", "read_iops_sec", "write_iops_sec")
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
-from storage_admin.accounts.roles import SYSTEM, Actor
+from storage_admin.accounts.models import SYSTEM, Actor
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 from storage_admin.errors import NotFoundError
 from storage_admin.guests import proxmox_vms
@@ -25,8 +25,7 @@ from storage_admin.hosts.proxmox.storages import StorageFacts
 from storage_admin.jobs import runner, services
 from storage_admin.jobs.kinds import JobKind, Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job, JobLog
-from storage_admin.jobs.plans import Affected, Plan, Refusal
-from storage_admin.jobs.recorder import Recorder
+from storage_admin.jobs.plan_and_progress import Affected, Plan, Recorder, Refusal
 
 _DISK = {"type": "string", "minLength": 1, "maxLength": 40, "description": _("The disk (its target), such as scsi0.")}
 

@@ -13,8 +13,7 @@ from storage_admin.guests.proxmox_vms import Vm
 from storage_admin.hosts.proxmox import actions, drives, guests
 from storage_admin.hosts.proxmox.drives import Drive
 from storage_admin.jobs.models import JobLog
-from storage_admin.jobs.plans import Refusal
-from storage_admin.jobs.recorder import Recorder
+from storage_admin.jobs.plan_and_progress import Recorder, Refusal
 
 _NOT_DISCARDED = _("discard is not on for {disks}: what the guest trims there stays allocated on the host.")
 

@@ -5,13 +5,7 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
-from storage_admin.hosts import transport
 from storage_admin.hosts.models import Host
-
-
-def is_alone(host: Host) -> bool:
-    """Whether libvirt is the only way to a host."""
-    return host.kind == Host.Kind.LIBVIRT and not transport.is_here(host)
 
 
 def why_not(host: Host) -> str:

@@ -18,11 +18,6 @@ from storage_admin.hosts.proxmox.reader import ProxmoxFacts
 LISTED = ("storages", "guests", "images")
 
 
-def is_alone(host: Host) -> bool:
-    """Whether the API is the only way to a node."""
-    return host.transport == Host.Transport.API
-
-
 def why_not(host: Host) -> str:
     """Why no image there is changed, and what to do."""
     return _(

@@ -5,7 +5,7 @@ import hashlib
 from storage_admin.agent.protocol import unb64
 from storage_admin.hosts import asking
 from storage_admin.hosts.models import Host
-from storage_admin.hosts.proxmox import by_api_alone, hidden
+from storage_admin.hosts.proxmox import hidden
 from storage_admin.hosts.proxmox.client import Api
 from storage_admin.hosts.proxmox.config import Config, read_snapshots
 from storage_admin.hosts.proxmox.errors import changed_meanwhile
@@ -22,7 +22,7 @@ def refuse_dropping(host: Host, api: Api, config: Config, name: str) -> None:
         RefusedError: ``hidden_lines``; ``stale_plan``: the file is another one by now.
         HostError: the file or the API cannot be read.
     """
-    if by_api_alone.is_alone(host):
+    if host.by_api_alone:
         return
     ending = f"/qemu-server/{config.guest.vmid}.conf"
     files = [file for file in asking.ask(host, "pve", {})["files"] if str(file["name"]).endswith(ending)]

@@ -9,8 +9,7 @@ from django.views.decorators.http import require_safe
 
 from storage_admin.accounts import selectors
 from storage_admin.accounts.filters import AuditFilters
-from storage_admin.accounts.models import AuditEntry
-from storage_admin.accounts.roles import Role
+from storage_admin.accounts.models import AuditEntry, Role
 from storage_admin.accounts.saved_views import list_page
 from storage_admin.csv_export import Columns, csv_answer
 from storage_admin.web.lists import filtered

@@ -13,7 +13,7 @@ from benchmarks import charts, regression, selectors, services
 from benchmarks.charts import Chart
 from benchmarks.models import Benchmark
 from benchmarks.steps import WATCHABLE
-from storage_admin.accounts.roles import Role
+from storage_admin.accounts.models import Role
 from storage_admin.errors import NotFoundError
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.selectors import pools_for

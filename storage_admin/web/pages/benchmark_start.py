@@ -16,7 +16,7 @@ from benchmarks.models import BenchmarkKind
 from benchmarks.profiles import Profile
 from benchmarks.steps import MADE, MIB
 from images.models import Image
-from storage_admin.accounts.roles import ForbiddenError, Role
+from storage_admin.accounts.models import ForbiddenError, Role
 from storage_admin.agent.bench.boot import FORMATS
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError, NotFoundError

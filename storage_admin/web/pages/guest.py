@@ -13,16 +13,15 @@ from django.views.decorators.http import require_http_methods, require_safe
 
 from images import selectors
 from images.models import Image
-from storage_admin.accounts.roles import Role
+from storage_admin.accounts.models import Role
 from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.guests import proxmox_vms
 from storage_admin.guests.models import Guest, GuestDisk
 from storage_admin.hosts.models import StoragePool
-from storage_admin.hosts.proxmox import by_api_alone
 from storage_admin.hosts.selectors import in_scope
 from storage_admin.jobs import kinds, services
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plans import Plan
+from storage_admin.jobs.plan_and_progress import Plan
 from storage_admin.web.page import PageRequest, attempt, page, plan_digest, was_planned
 from storage_admin.web.pages.guests import cache_advice, discard_advice
 
@@ -125,7 +124,7 @@ def guest_job(request: PageRequest, guest_id: int, kind_name: str) -> HttpRespon
 def acceptance(shown: Guest, plan: Plan | None, given: QueryDict) -> str:
     """The query of the same plan with what an admin may accept; empty where that is not what is in the way."""
     codes = {refusal.code for refusal in plan.refusals} if plan is not None else set()
-    if "hidden_lines" not in codes or not by_api_alone.is_alone(shown.host) or not shown.digest:
+    if "hidden_lines" not in codes or not shown.host.by_api_alone or not shown.digest:
         return ""
     query = given.copy()
     for name in ("csrfmiddlewaretoken", "key", "planned", "show"):

@@ -14,13 +14,13 @@ from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_http_methods
 
 from images import selectors
-from storage_admin.accounts.roles import Role
+from storage_admin.accounts.models import Role
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError
 from storage_admin.guests.kinds.io_priority import LIMITS
 from storage_admin.guests.models import Guest
 from storage_admin.jobs import services
-from storage_admin.jobs.plans import Plan
+from storage_admin.jobs.plan_and_progress import Plan
 from storage_admin.web.page import PageRequest, page, plan_digest, was_planned
 from storage_admin.web.pages.guest import acceptance
 

@@ -6,6 +6,7 @@ from typing import Any
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from storage_admin.hosts import transport
 from storage_admin.hosts.libvirt import alone
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.proxmox import by_api_alone
@@ -55,9 +56,9 @@ class Abilities:
 
 def abilities_of(host: Host) -> Abilities:
     """What the last scan found, by the way that the host is reached."""
-    if by_api_alone.is_alone(host):
+    if host.by_api_alone:
         return Abilities(gettext("API token privileges"), rights=_rights(host), sentence=by_api_alone.why_not(host))
-    if alone.is_alone(host):
+    if transport.by_libvirt_alone(host):
         return Abilities(gettext("Capabilities"), sentence=alone.why_not(host))
     if host.transport == Host.Transport.PLAIN:
         return Abilities(gettext("Capabilities"), sentence=str(_PLAIN))

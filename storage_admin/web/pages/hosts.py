@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_POST, require_safe
 
 from images.rewrite import refusals
-from storage_admin.accounts.roles import Role
+from storage_admin.accounts.models import Role
 from storage_admin.accounts.saved_views import list_page
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.csv_export import Columns, csv_answer

@@ -15,15 +15,15 @@ from images import selectors
 from images.models import Image
 from images.orphans import rows
 from images.orphans.selectors import evidence
-from images.rewrite import planning, volume_chains
+from images.rewrite import neighbours, planning
 from images.scan import look, vanished
 from images.services import DECLARABLE, declare_format
-from storage_admin.accounts.roles import Role
+from storage_admin.accounts.models import Role
 from storage_admin.errors import NotFoundError
 from storage_admin.jobs import kinds, services
 from storage_admin.jobs.kinds import JobKind
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plans import Plan
+from storage_admin.jobs.plan_and_progress import Plan
 from storage_admin.jobs.selectors import jobs_for
 from storage_admin.web.page import PageRequest, attempt, page, plan_digest, shown_as, wants_fragment
 from storage_admin.web.pages.chain_tree import tree_of
@@ -173,7 +173,7 @@ def image(request: PageRequest, image_id: int) -> HttpResponseBase:
         "image": row,
         "chain": chain,
         "tree": tree,
-        "part": volume_chains.part_of(row),
+        "part": neighbours.snapshot_part(row),
         "reclaimable": {one.pk: one.offered_bytes for one in shown.only("state", "reclaimable_bytes")},
         "actions": actions,
         "shown": _shown(request, row, actions),

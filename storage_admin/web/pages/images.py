@@ -17,9 +17,9 @@ from django.views.decorators.http import require_POST, require_safe
 from images import selectors
 from images.filters import FORMATS, ImageFilters
 from images.models import Image
-from images.rewrite import estimates
+from images.rewrite import space
 from images.scan import look
-from storage_admin.accounts.roles import Role
+from storage_admin.accounts.models import Role
 from storage_admin.accounts.saved_views import list_page
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.csv_export import Columns, csv_answer, known
@@ -126,7 +126,7 @@ def _row(request: PageRequest, image: Image, scale: int) -> Row:
 def _button(image: Image) -> str:
     """What a button would do: by a method that there is, where it is worth one."""
     worth = (image.reclaimable_bytes or 0) >= WORTH_A_BUTTON
-    return button_of(image.reclaimable_method) if worth and image.reclaimable_method in estimates.METHODS else ""
+    return button_of(image.reclaimable_method) if worth and image.reclaimable_method in space.METHODS else ""
 
 
 def button_of(method: str) -> str:

@@ -15,7 +15,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from images import selectors
 from images.models import Image
-from storage_admin.accounts.roles import Role
+from storage_admin.accounts.models import Role
 from storage_admin.accounts.saved_views import list_page
 from storage_admin.agent import protocol
 from storage_admin.csv_export import Columns, csv_answer

@@ -16,7 +16,7 @@ from images.models import Image
 from images.orphans import selectors
 from images.orphans.refusals import changed_at
 from images.orphans.rows import GRACE_DAYS
-from storage_admin.accounts.roles import Role
+from storage_admin.accounts.models import Role
 from storage_admin.accounts.saved_views import list_page
 from storage_admin.csv_export import Columns, csv_answer
 from storage_admin.hosts.selectors import hosts_for, pool_names

@@ -19,7 +19,7 @@ from images.policies.preview import WINDOWS, preview
 from images.policies.reasons import NOT_MEANT
 from images.policies.scope import hosts_of, policies_for, policy_for
 from images.policies.shape import Rules
-from storage_admin.accounts.roles import Actor, Role
+from storage_admin.accounts.models import Actor, Role
 from storage_admin.csv_export import Columns, csv_answer, in_parts
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import automation, kinds

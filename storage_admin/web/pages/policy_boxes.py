@@ -9,7 +9,7 @@ from django.utils.translation import gettext as _
 from images.filters import FORMATS
 from images.models import Policy
 from images.policies.shape import IMAGE_KINDS
-from storage_admin.accounts.roles import Actor
+from storage_admin.accounts.models import Actor
 from storage_admin.hosts.selectors import hosts_for, pools_for
 
 #: The lists, and what one of each is called.

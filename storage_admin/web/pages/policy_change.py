@@ -16,7 +16,7 @@ from images.policies.preview import preview
 from images.policies.scope import hosts_of, policy_for, require_reach
 from images.policies.shape import Rules
 from images.policies.validation import clean
-from storage_admin.accounts.roles import ForbiddenError, Role
+from storage_admin.accounts.models import ForbiddenError, Role
 from storage_admin.errors import InvalidError
 from storage_admin.web.forms import Form, Wrong, status_of, wrong_of
 from storage_admin.web.page import PageRequest, page, wants_fragment

@@ -8,7 +8,7 @@ from django.utils.translation import gettext as _
 
 from images.models import Policy
 from images.policies.shape import KINDS
-from storage_admin.accounts.roles import Actor
+from storage_admin.accounts.models import Actor
 from storage_admin.errors import InvalidError
 from storage_admin.jobs import kinds
 from storage_admin.jobs.kinds import JobKind

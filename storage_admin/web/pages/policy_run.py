@@ -14,7 +14,7 @@ from images.models import PolicyPick, PolicyRun
 from images.policies import selectors, services
 from images.policies.scope import policy_for
 from images.policies.shape import Rules
-from storage_admin.accounts.roles import Role
+from storage_admin.accounts.models import Role
 from storage_admin.csv_export import Columns, csv_answer
 from storage_admin.errors import NotFoundError
 from storage_admin.web.page import (

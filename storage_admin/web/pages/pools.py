@@ -11,9 +11,9 @@ from django.views.decorators.http import require_POST, require_safe
 
 from images import selectors
 from images.orphans.rows import bytes_aside
-from images.scan import leftovers
+from images.scan import known
 from images.selectors.undo_copies import undo_copies
-from storage_admin.accounts.roles import Role
+from storage_admin.accounts.models import Role
 from storage_admin.errors import NotFoundError
 from storage_admin.hosts import folders, services
 from storage_admin.hosts.models import StoragePool
@@ -48,7 +48,7 @@ def _shown(request: PageRequest, row: StoragePool) -> HttpResponseBase:
     context = {"section": "hosts", "pool": row, "largest": largest, "chart": _chart(row)}
     context["scale"] = bar_scale((image.virtual_size, image.allocated_size) for image in largest)
     context["copies"] = undo_copies(row)
-    context["leftovers"] = leftovers.of_pool(row)
+    context["leftovers"] = known.leftovers_of(row)
     context["forecast"] = selectors.forecasts([row]).get(row.pk)
     context["aside"] = bytes_aside([row]).get(row.pk)
     context["may_list"] = folders.may_list(request.actor, row.host)

@@ -14,20 +14,20 @@ from django.views.decorators.http import require_POST
 
 from images import selectors
 from images.models import Image
-from images.rewrite import estimates, neighbours, planning, space
+from images.rewrite import neighbours, planning, space
 from images.scan import look
-from storage_admin.accounts.roles import Actor, Role
+from storage_admin.accounts.models import Actor, Role
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import services
-from storage_admin.jobs.plans import Plan, Refusal
+from storage_admin.jobs.plan_and_progress import Plan, Refusal
 from storage_admin.jobs.selectors import answered_keys
 from storage_admin.web.page import NOT_PLANNED, PageRequest, page, plan_digest, wants_fragment
 from storage_admin.web.pages.rewrite import options_from
 
 KIND = next(kind for kind in planning.rewriting_kinds() if kind.name == "reclaim")
-METHODS = ("auto", *estimates.METHODS)
+METHODS = ("auto", *space.METHODS)
 #: The key of each image's job by the image's id, and those of them that have their job.
 Keys = tuple[dict[int, str], set[str]]
 #: At most so many images are planned on one page.

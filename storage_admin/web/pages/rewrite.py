@@ -16,17 +16,17 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_http_methods
 
-from images.kinds.targets import ancestors
 from images.models import Image
 from images.rewrite.kind import Rewriting
+from images.rewrite.neighbours import ancestors
 from images.rewrite.refusals import RESERVE_BYTES, RESERVE_PERCENT
-from storage_admin.accounts.roles import Role
+from storage_admin.accounts.models import Role
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import services
 from storage_admin.jobs.kinds import JobKind
-from storage_admin.jobs.plans import Plan
+from storage_admin.jobs.plan_and_progress import Plan
 from storage_admin.web.forms import refusal_message
 from storage_admin.web.page import (
     NotShownError,

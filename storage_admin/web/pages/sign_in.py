@@ -18,8 +18,7 @@ from django.utils.translation import gettext as _
 
 from storage_admin.accounts import lockouts
 from storage_admin.accounts.authentication import actor_of
-from storage_admin.accounts.models import User
-from storage_admin.accounts.services import audit
+from storage_admin.accounts.models import User, audit
 from storage_admin.accounts.users import password_chosen
 
 

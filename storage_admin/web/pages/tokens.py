@@ -10,8 +10,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from storage_admin.accounts.models import Token
-from storage_admin.accounts.roles import ROLE_CHOICES, Role
+from storage_admin.accounts.models import ROLE_CHOICES, Role, Token
 from storage_admin.accounts.services import create_token, delete_token
 from storage_admin.csv_export import Columns, csv_answer
 from storage_admin.errors import NotFoundError

@@ -12,8 +12,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from storage_admin.accounts import lockouts, scopes, second_factor, selectors
 from storage_admin.accounts import users as services
-from storage_admin.accounts.models import User
-from storage_admin.accounts.roles import ROLE_CHOICES, Role
+from storage_admin.accounts.models import ROLE_CHOICES, Role, User
 from storage_admin.csv_export import Columns, csv_answer
 from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.web.forms import Form, status_of, typed

@@ -10,7 +10,7 @@ from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from storage_admin.accounts.roles import Role
+from storage_admin.accounts.models import Role
 from storage_admin.csv_export import Columns, csv_answer
 from storage_admin.errors import NotFoundError
 from storage_admin.events import addresses, selectors

@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 from images.selectors.guests import why_no_image
 from storage_admin.accounts import saved_views
 from storage_admin.accounts.authentication import actor_of
-from storage_admin.accounts.roles import Actor
+from storage_admin.accounts.models import Actor
 from storage_admin.words import exact
 
 register = template.Library()

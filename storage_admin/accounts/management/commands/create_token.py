@@ -7,7 +7,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 from django.utils import timezone
 
-from storage_admin.accounts.roles import SYSTEM, Role
+from storage_admin.accounts.models import SYSTEM, Role
 from storage_admin.accounts.services import create_token
 from storage_admin.errors import InvalidError
 

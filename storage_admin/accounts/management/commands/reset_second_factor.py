@@ -6,8 +6,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from storage_admin.accounts import second_factor
-from storage_admin.accounts.models import User
-from storage_admin.accounts.roles import SYSTEM
+from storage_admin.accounts.models import SYSTEM, User
 
 
 class Command(BaseCommand):

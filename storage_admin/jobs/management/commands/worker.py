@@ -7,7 +7,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from storage_admin.agent.protocol import RefusedError
-from storage_admin.hosts import machine, transport
+from storage_admin.hosts import transport
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.services import ensure_local_host
 from storage_admin.supervisor import checks, commands, database
@@ -69,9 +69,10 @@ def take_place(slug: str, *, new_machine: bool) -> None:
         known = ", ".join(Host.objects.values_list("slug", flat=True)) or "none"
         raise CommandError(f"There is no host {slug}; there are: {known}. Add it in the dashboard first.")
     if new_machine:
-        machine.replace(host)
-    if not machine.is_this(host):
+        transport.set_machine(host)
+    if not transport.is_this_machine(host):
         raise CommandError(
             f"{slug} is another machine than this one: it was {host.capabilities.get('hostname') or 'seen elsewhere'}, "
-            f"{machine.of(host)}, and this one is {machine.own()}. If this one has taken its place, add --new-machine."
+            f"{transport.machine_of(host)}, and this one is {transport.this_machine()}. If this one has taken its "
+            "place, add --new-machine."
         )

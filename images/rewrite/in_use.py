@@ -1,20 +1,30 @@
-"""Whether a guest runs on an image right now: asked of the hypervisor, not of the database."""
+"""Whether an image is in use right now: asked of hypervisors and of other hosts' agents, not of the database.
+
+A guest may run on it. And another registered host that shares its storage may have it open: what another client of a
+network filesystem has not written to the server yet, nobody else can see, and over NFSv3 not even that it has the file
+open. So each of them is asked: before the work, before the swap, and right after the files were exchanged, when both
+are still there.
+"""
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from django.utils.translation import gettext as _
 
-from images.kinds.targets import descendants
 from images.models import Image
-from images.scan import hypervisors
-from storage_admin.agent.protocol import HostError, RefusedError
+from images.rewrite import refusals
+from images.rewrite.neighbours import descendants
+from images.scan import hypervisors, shared_storages
+from storage_admin.agent.protocol import HostError, RefusedError, b64
 from storage_admin.guests.models import OFF_STATES, Guest, GuestDisk
-from storage_admin.hosts import transport
+from storage_admin.hosts import asking, transport
 from storage_admin.hosts.guest_facts import GuestFacts
 from storage_admin.hosts.libvirt import reader
-from storage_admin.hosts.models import Host
+from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.jobs.models import Job
 
 
 def check_guests_off(image: Image) -> None:
@@ -23,7 +33,7 @@ def check_guests_off(image: Image) -> None:
     Raises:
         RefusedError: ``guest_running``; ``guests_unknown`` where libvirt has guests and does not answer.
     """
-    if hypervisors.has_proxmox(image.host):
+    if image.host.has_proxmox:
         _check_proxmox(image)
     for domain in running_domains(image):
         raise RefusedError(
@@ -144,3 +154,85 @@ def _files(paths: set[bytes]) -> set[tuple[str, str]]:
             status = Path(os.fsdecode(path)).stat()
             found.add((str(status.st_dev), str(status.st_ino)))
     return found
+
+
+def asked_elsewhere(image: Image) -> dict[str, bool]:
+    """What the agent is told of it."""
+    return {"shared": any(_others(image))}
+
+
+def refuse_used_elsewhere(image: Image, *, named: bool = True) -> None:
+    """Lets a job go on where nobody has the image open on another host that shares its storage.
+
+    Args:
+        named: whether its file has its name; that of one that is set aside has another, and is asked for by its inode.
+
+    Raises:
+        RefusedError: ``image_in_use``; ``stale_plan``; ``guests_unknown``, where one of these hosts cannot be asked. No
+            host is named: it may not exist for whoever reads that.
+    """
+    for pool, path in _others(image):
+        told = _ask(pool, path, image, [int(image.inode)])
+        if told["used"]:
+            raise _used(image, _("Shut down what uses it there and try again."))
+        if named and told["inode"] != int(image.inode):
+            raise RefusedError(
+                "stale_plan",
+                _(
+                    "Another host that shares the storage of {image} finds another file there. Scan both and try again."
+                ).format(image=image.name),
+            )
+
+
+def look_again_elsewhere(job: Job, image: Image) -> None:
+    """Lets a job end where nobody there has found the file that goes, after it was exchanged for the one that comes.
+
+    Raises:
+        RefusedError: ``image_in_use``, where somebody has it open: it has to get its name back. ``guests_unknown``,
+            where a host cannot be asked, still finds that file by its name, or has both files open.
+    """
+    went, came = int(image.inode), int(job.kept["ready"]["made_inode"])
+    used: set[int] = set()
+    for pool, path in _others(image):
+        told = _ask(pool, path, image, [went, came])
+        used.update(told["used"])
+        if told["inode"] == went:
+            raise RefusedError(
+                "guests_unknown", _("Another host still finds the former file of {image}.").format(image=image.name)
+            )
+    if used >= {went, came}:
+        raise RefusedError(
+            "guests_unknown",
+            _("Both files of {image} are open on hosts that share its storage.").format(image=image.name),
+        )
+    if went in used:
+        raise _used(image, _("It was opened during the swap."))
+
+
+def _others(image: Image) -> Iterator[tuple[StoragePool, bytes]]:
+    """The pool of each other host that shows the image, and the path that it has there."""
+    path, found = bytes(image.path_bytes), set()
+    for pair in shared_storages.shared(image.host):
+        if pair.pool.pk == image.pool_id and path.startswith(pair.after) and pair.other.host_id not in found:
+            found.add(pair.other.host_id)
+            yield pair.other, pair.before + path[len(pair.after) :]
+
+
+def _ask(pool: StoragePool, path: bytes, image: Image, inodes: list[int]) -> dict[str, Any]:
+    try:
+        if without := refusals.without_agent(pool.host):
+            raise RefusedError(without[0].code, without[0].detail)
+        args = {"path_b64": b64(path), "pool_path_b64": b64(bytes(pool.path_bytes)), "inodes": inodes}
+        return asking.ask(pool.host, "users", args)
+    except (HostError, RefusedError) as error:
+        raise RefusedError(
+            "guests_unknown",
+            _(
+                "Another registered host shares the storage of {image} and did not report who uses the image ({code}). "
+                "Scan that host and try again."
+            ).format(image=image.name, code=error.code),
+        ) from error
+
+
+def _used(image: Image, what: str) -> RefusedError:
+    return RefusedError("image_in_use", f"{image.name} is open on another host that shares its storage. {what}")
