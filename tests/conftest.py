@@ -50,7 +50,9 @@ def _uses_database(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what is tried at random, touches the database, or waits for the night. The longest files come first."""
+    """Marks what is tried at random, touches the database, waits for the night, or shares machines or a libvirt. The
+    longest files come first.
+    """
     cases: Counter[str] = Counter()
     for item in items:
         if (sampled := item.get_closest_marker("sampled")) is not None:
@@ -62,6 +64,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("fuzz")
         if _uses_database(item):
             item.add_marker("database")
+        for name in ("machines", "guest"):
+            if item.get_closest_marker(name) is not None:
+                item.add_marker(pytest.mark.xdist_group(name))
     places = {name: place for place, name in enumerate(_LONGEST)}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
 

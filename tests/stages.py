@@ -6,6 +6,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tests.faults.figures import NIGHTLY
@@ -14,6 +15,7 @@ from tests.stage_runs import Outcome, Stage, run
 BIN = Path(sys.executable).parent
 #: One more than the cores that `make test` is made for: much of a test is waiting for disks and other programs.
 WORKERS = 3
+WAITING = 5
 #: Only the night sees these.
 NIGHT = "not (night or machines)"
 #: What has a stage of its own, in one process: a test there is alone with its libvirt or its browser.
@@ -25,10 +27,16 @@ def _lint(name: str, *argv: str) -> Stage:
 
 
 def _tests(
-    name: str, *markers: str, workers: int = 0, database: str = "sqlite", beside: str = "", at: tuple[str, ...] = ()
+    name: str,
+    *markers: str,
+    workers: int = 0,
+    dist: str = "loadfile",
+    database: str = "sqlite",
+    beside: str = "",
+    at: tuple[str, ...] = (),
 ) -> Stage:
     # In the order in which they were collected: the longest first.
-    spread = ("-n", str(workers), "--dist", "loadfile", "--no-loadscope-reorder") if workers else ()
+    spread = ("-n", str(workers), "--dist", dist, "--no-loadscope-reorder") if workers else ()
     argv = (str(BIN / "pytest"), "-m", " and ".join(markers), *spread, "-p", "no:cacheprovider", *at)
     return Stage(name, argv, pytest=True, database=database, beside=beside)
 
@@ -38,14 +46,17 @@ def _with(marker: str) -> tuple[str, ...]:
     return ("--files-with", rf"mark\.{marker}\b")
 
 
-def _at_night(name: str, *argv: str, pytest: bool = False, database: str = "sqlite") -> Stage:
-    return Stage(name, ("env", f"{NIGHTLY}=1", *argv), pytest=pytest, database=database, limit_seconds=24 * 3600.0)
+def _at_night(stage: Stage) -> Stage:
+    return replace(stage, argv=("env", f"{NIGHTLY}=1", *stage.argv), limit_seconds=24 * 3600.0)
 
 
-def _night_tests(name: str, *markers: str, workers: int = 0, database: str = "sqlite") -> Stage:
-    more = () if workers else ("--capture=no", "--durations=0")
-    argv = (*_tests(name, *markers, workers=workers).argv, *more)
-    return _at_night(name, *argv, pytest=True, database=database)
+def _clicked(*more: str, prefix: str = "") -> tuple[Stage, ...]:
+    """Whole dashboards in a browser, single pages, and guests: beside each other."""
+    return (
+        _tests(f"{prefix}browser", "browser", *more, beside="guests", at=("tests/e2e",)),
+        _tests(f"{prefix}pages", "browser", *more, beside="guests", at=("--ignore=tests/e2e", *_with("browser"))),
+        _tests(f"{prefix}guests", "guest and not browser", *more, beside="guests", at=_with("guest")),
+    )
 
 
 LINT = (
@@ -63,17 +74,21 @@ TIERS = {
         *LINT,
         _tests("tests", ALONE, NIGHT, workers=WORKERS),
         _tests("postgresql", "sql and database", ALONE, NIGHT, workers=WORKERS, database="postgresql", at=_with("sql")),
-        _tests("browser", "browser", NIGHT, beside="guests", at=("tests/e2e",)),
-        _tests("pages", "browser", NIGHT, beside="guests", at=("--ignore=tests/e2e", *_with("browser"))),
-        _tests("guests", "guest and not browser", NIGHT, beside="guests", at=_with("guest")),
+        *_clicked(NIGHT),
     ),
     "night": (
         *LINT,
-        _night_tests("every test", ALONE, "not (faults or fuzz or machines)", workers=WORKERS),
-        _night_tests("every guest and page", "(guest or browser) and not faults"),
-        _night_tests("all on postgresql", "database", ALONE, "not faults", workers=WORKERS, database="postgresql"),
-        _night_tests("figures", "faults or fuzz or machines"),
-        _at_night("nights", sys.executable, "-m", "tests.nights"),
+        *map(
+            _at_night,
+            (
+                _tests("every test", ALONE, "not (faults or fuzz or machines)", workers=WORKERS),
+                *_clicked("not (faults or fuzz or machines)", prefix="all "),
+                _tests("all on postgresql", "database", ALONE, "not faults", workers=WORKERS, database="postgresql"),
+                # More of them than cores: they wait for databases that are away, and for agents that are killed.
+                _tests("figures", "faults or fuzz or machines", workers=WAITING, dist="loadgroup"),
+                Stage("nights", (sys.executable, "-m", "tests.nights")),
+            ),
+        ),
     ),
 }
 

@@ -177,6 +177,7 @@ def same_address(case_path: str, path: str) -> bool:
 
 
 @pytest.mark.fuzz
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("path", "method"), operations())
 def test_answers_as_the_schema_says_and_no_more_than_the_role_may_whatever_is_asked(
     api: Any, path: str, method: str

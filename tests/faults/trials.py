@@ -28,7 +28,7 @@ WHEN = [pytest.param("before", marks=pytest.mark.night), "after"]
 #: More steps than any run takes: a run that gets through ends the walk.
 MOST_STEPS = 80
 #: Before a merge one step of so many: a number that has no factor in common with what repeats.
-STRIDE = 3
+STRIDE = 5
 #: Failures after which the rest is not tried.
 PATIENCE = 5
 #: Seconds between two lines that say how far it is.
