@@ -65,7 +65,7 @@ class Stage:
     group: str = "tests"
     pytest: bool = False
     database: str = "sqlite"
-    limit_seconds: float = 1800.0
+    limit_seconds: float = 3600.0
     beside: str = ""
 
 
