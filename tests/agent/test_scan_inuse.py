@@ -86,6 +86,29 @@ def test_a_file_that_a_program_without_locks_has_open_is_in_use(tmp_path: Path) 
     assert reasons(io, tmp_path / "idle.raw") == []
 
 
+def test_a_process_that_ends_before_it_is_known_whose_it_is_uses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a tool of an agent that samples the image, beside a scan."""
+    image = tmp_path / "sampled.raw"
+    image.write_bytes(bytes(4096))
+    status, ask = image.stat(), in_use._own_processes
+    tool = subprocess.Popen(["tail", "-f", image], stdout=subprocess.DEVNULL)
+    asked: list[int] = []
+
+    def own() -> set[int]:
+        found = ask() - {tool.pid}
+        tool.kill()
+        tool.wait()
+        asked.append(tool.pid)
+        return found
+
+    monkeypatch.setattr(in_use, "_own_processes", own)
+    time.sleep(0.3)
+    assert in_use.holds({status.st_dev: {status.st_ino}}).holds == ()
+    assert asked, "nobody had it open"
+
+
 def test_scan_and_rewrite_agree_on_a_file_in_shared_memory() -> None:
     with tempfile.NamedTemporaryFile(dir="/dev/shm", suffix=".raw") as file:
         file.write(bytes(4096))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, expect, sync_playwright
 
 from tests.chance import night
 
@@ -29,6 +29,11 @@ _VIOLATIONS = """
 document.addEventListener("securitypolicyviolation", (event) =>
   console.error("policy violated: " + event.violatedDirective + " " + event.blockedURI + " " + event.sourceFile))
 """
+
+
+def is_error(said: ConsoleMessage) -> bool:
+    """Whether it is one. A request that ends because its page is left is none; htmx says these two words of it."""
+    return said.type == "error" and not said.text.startswith(("htmx:afterRequest", "htmx:sendAbort"))
 
 
 @dataclass(frozen=True)
@@ -142,7 +147,7 @@ def tab(browser: Browser, base: str, theme: Theme = "light", state: Path | None 
         page = context.new_page()
         page.add_init_script(_VIOLATIONS)
         opened = Tab(page, base)
-        page.on("console", lambda said: opened.complaints.append(said.text) if said.type == "error" else None)
+        page.on("console", lambda said: opened.complaints.append(said.text) if is_error(said) else None)
         page.on("pageerror", lambda error: opened.complaints.append(str(error)))
         yield opened
     finally:

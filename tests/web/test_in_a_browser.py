@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 from django.conf import settings
-from playwright.sync_api import Browser, BrowserContext, Dialog, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Page, sync_playwright
 from pytest_django.live_server_helper import LiveServer
 
+from tests.e2e.browser import is_error
 from tests.web.conftest import ADMIN_PAGES, Filled, fill
 from tests.working import client_as
 
@@ -52,7 +53,11 @@ def complaints_of(page: Page) -> list[str]:
         said.append(f"dialog {dialog.message}")
         dialog.dismiss()
 
-    page.on("console", lambda message: said.append(message.text) if message.type in {"error", "warning"} else None)
+    def hear(message: ConsoleMessage) -> None:
+        if message.type == "warning" or is_error(message):
+            said.append(message.text)
+
+    page.on("console", hear)
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("dialog", dismiss)
     return said

@@ -124,6 +124,8 @@ LOCK_RANGES = ((100, 103), (200, 203))
 _LOCK = re.compile(rb"(?:->\s*)?(\w+)\s+\w+\s+(\w+)\s+(-?\d+)\s+([0-9a-f]+):([0-9a-f]+):(\d+)\s+(\d+)\s+(\d+|EOF)")
 #: Reasons that are told of one file; a base of a hundred guests needs no hundred.
 _MAX_REASONS = 4
+#: How often processes are looked through where one ends in the midst of it.
+_LOOKS = 3
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,6 @@ def holds(
         OSError: /proc cannot be read.
     """
     found: dict[tuple[int, int], list[str]] = {}
-    incomplete: list[int] = []
 
     def note(device: int, inode: int, why: str) -> None:
         inodes = files.get(device)
@@ -168,30 +169,42 @@ def holds(
             if why not in reasons and len(reasons) < _MAX_REASONS:
                 reasons.append(why)
 
-    opened: list[tuple[int, int, int]] = []
     with contextlib.closing(Crew[list[tuple[int, int, str]]](1)) as crew:
         # The kernel stops all that lock files while it tells of the locks, and may wait for each of them to notice.
         crew.ask(lambda _is_wanted: list(_locks()))
-        others = Descriptors({*files, *(aliases or ())})
-        for device, inode, pid in _descriptors(incomplete, others, check):
-            if inode in files.get(device, ()):
-                opened.append((device, inode, pid))
+        strangers, complete = _strangers(files, Descriptors({*files, *(aliases or ())}), check)
         locks = crew.take()
     for device, inode, why in locks:
         note(device, inode, why)
         if aliases and device in aliases:
             note(aliases[device], inode, why)
-    # Who is one of ours is asked only where it matters: it takes as long as all the rest.
-    own = _own_processes() if opened or incomplete else set()
-    for device, inode, pid in opened:
-        if pid not in own:
-            note(device, inode, f"open in process {pid} ({process_name(str(pid))})")
+    for device, inode, pid in strangers:
+        note(device, inode, f"open in process {pid} ({process_name(str(pid))})")
     for name, file in loop_devices():
         note(*file, f"behind the loop device {name}")
     for file in swap_files():
         note(*file, "used as swap")
     flat = tuple(Hold(device, inode, why) for (device, inode), reasons in found.items() for why in reasons)
-    return Holds(flat, own.issuperset(incomplete))
+    return Holds(flat, complete)
+
+
+def _strangers(
+    files: Mapping[int, Collection[int]], others: Descriptors, check: Callable[[], None] | None
+) -> tuple[list[tuple[int, int, int]], bool]:
+    """Device, inode and process of each opening of the files by a stranger, and whether all could be looked into.
+
+    Who is one of ours is known only of those that still run. Where one has ended meanwhile, as tools do that sample an
+    image, all is looked at again; in the end it counts as a stranger.
+    """
+    for _ in range(_LOOKS):
+        incomplete: list[int] = []
+        opened = [one for one in _descriptors(incomplete, others, check) if one[1] in files.get(one[0], ())]
+        # Asked only where it matters: it takes as long as all the rest.
+        own = _own_processes() if opened or incomplete else set()
+        strangers, unseen = [one for one in opened if one[2] not in own], set(incomplete) - own
+        if all(os.path.exists(f"/proc/{pid}") for pid in {pid for *_, pid in strangers} | unseen):
+            break
+    return strangers, not unseen
 
 
 def _locks() -> Iterator[tuple[int, int, str]]:
