@@ -15,6 +15,7 @@ from tests.stage_runs import Outcome, Stage, run
 BIN = Path(sys.executable).parent
 #: One more than the cores that `make test` is made for: much of a test is waiting for disks and other programs.
 WORKERS = 3
+#: Of the figures, which wait most of their time: for databases that are away, and for agents that are killed.
 WAITING = 5
 #: Only the night sees these.
 NIGHT = "not (night or machines)"
@@ -84,7 +85,6 @@ TIERS = {
                 _tests("every test", ALONE, "not (faults or fuzz or machines)", workers=WORKERS),
                 *_clicked("not (faults or fuzz or machines)", prefix="all "),
                 _tests("all on postgresql", "database", ALONE, "not faults", workers=WORKERS, database="postgresql"),
-                # More of them than cores: they wait for databases that are away, and for agents that are killed.
                 _tests("figures", "faults or fuzz or machines", workers=WAITING, dist="loadgroup"),
                 Stage("nights", (sys.executable, "-m", "tests.nights")),
             ),

@@ -99,7 +99,7 @@ class Actor:
         self.require(role)
         if self.hosts is not None:
             raise ForbiddenError(
-                _("{who} is limited to some hosts; this needs access to all hosts.").format(who=self._named)
+                gettext("{who} is limited to some hosts; this needs access to all hosts.").format(who=self._named)
             )
 
     @property

@@ -201,10 +201,10 @@ def _strangers(
         opened = [one for one in _descriptors(incomplete, others, check) if one[1] in files.get(one[0], ())]
         # Asked only where it matters: it takes as long as all the rest.
         own = _own_processes() if opened or incomplete else set()
-        strangers, unseen = [one for one in opened if one[2] not in own], set(incomplete) - own
-        if all(os.path.exists(f"/proc/{pid}") for pid in {pid for *_, pid in strangers} | unseen):
+        strangers = [one for one in opened if one[2] not in own]
+        if all(os.path.exists(f"/proc/{pid}") for *_, pid in strangers):
             break
-    return strangers, not unseen
+    return strangers, own.issuperset(incomplete)
 
 
 def _locks() -> Iterator[tuple[int, int, str]]:
