@@ -130,3 +130,27 @@ def test_another_agent_that_only_reads_is_no_user(
             with image.open("rb") as file:
                 assert (locking.user(file.fileno()) is not None) is (uses or not is_fellow)
             holder.communicate()
+
+
+def test_another_agent_that_ends_before_it_is_known_to_be_one_is_no_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image, program = tmp_path / "image", str(tmp_path / "agent-0.pyz")
+    image.write_bytes(b"x")
+    monkeypatch.setattr(sys, "argv", [program])
+    hold = f"import sys; f = open({str(image)!r}, 'rb'); print(flush=True); sys.stdin.read()"
+    holder = subprocess.Popen([sys.executable, "-c", hold, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    asked, ask = [], locking.is_fellow
+
+    def ends_first(pid: str) -> bool:
+        asked.append(pid)
+        holder.kill()
+        holder.communicate()
+        return ask(pid)
+
+    monkeypatch.setattr(locking, "is_fellow", ends_first)
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    with image.open("rb") as file:
+        assert locking.user(file.fileno()) is None
+    assert asked, "nobody had it open"

@@ -125,7 +125,7 @@ _LOCK = re.compile(rb"(?:->\s*)?(\w+)\s+\w+\s+(\w+)\s+(-?\d+)\s+([0-9a-f]+):([0-
 #: Reasons that are told of one file; a base of a hundred guests needs no hundred.
 _MAX_REASONS = 4
 #: How often processes are looked through where one ends in the midst of it.
-_LOOKS = 3
+LOOKS = 3
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ def _strangers(
     Who is one of ours is known only of those that still run. Where one has ended meanwhile, as tools do that sample an
     image, all is looked at again; in the end it counts as a stranger.
     """
-    for _ in range(_LOOKS):
+    for _ in range(LOOKS):
         incomplete: list[int] = []
         opened = [one for one in _descriptors(incomplete, others, check) if one[1] in files.get(one[0], ())]
         # Asked only where it matters: it takes as long as all the rest.

@@ -15,6 +15,7 @@ import struct
 from collections.abc import Iterable
 
 from storage_admin.agent.host.in_use import (
+    LOOKS,
     FileId,
     is_fellow,
     loop_devices,
@@ -256,6 +257,19 @@ def _is_network(fd: int) -> bool:
 def _process(files: frozenset[FileId], unseen: list[str]) -> str | None:
     """The first process with one of the files open; ``unseen`` gets those that may not be looked into.
 
+    One that ended before it was known to be no fellow agent may have been one: all is looked at again then.
+    """
+    for _ in range(LOOKS):
+        unseen.clear()
+        pid = _stranger(files, unseen)
+        if pid is None or os.path.exists(f"/proc/{pid}"):
+            break
+    return None if pid is None else f"process {pid} ({process_name(pid)})"
+
+
+def _stranger(files: frozenset[FileId], unseen: list[str]) -> str | None:
+    """The id of that process.
+
     A fellow agent that only reads, such as one that takes a sample, does no harm and suffers none.
     """
     others = Descriptors({file.dev for file in files})
@@ -269,7 +283,7 @@ def _process(files: frozenset[FileId], unseen: list[str]) -> str | None:
             if found and is_fellow(entry):
                 found = [name for name in found if not only_reads(entry, name)]
             if found:
-                return f"process {entry} ({process_name(entry)})"
+                return entry
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has ended
         except PermissionError:
