@@ -32,6 +32,23 @@ _LONGEST = (
 _DATABASE_FIXTURES = {"db", "transactional_db", "live_server", "django_db_reset_sequences", "live_worker"}
 
 
+class _SaysAtOnce:
+    """Prints what failed as soon as it failed: a night takes hours."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            terminal = self._config.pluginmanager.getplugin("terminalreporter")
+            terminal.write_line(f"\n{report.nodeid} ({report.when}) failed:\n{report.longreprtext}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if night() and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_SaysAtOnce(config))
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--files-with", metavar="REGEX", help="read only files in which this stands")
 
