@@ -5,11 +5,12 @@ A guest is up about three seconds after its start. It has its disks as /dev/vda,
 
 import contextlib
 import gzip
+import re
 import secrets
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -42,18 +43,13 @@ done
 poweroff -f
 """
 
-#: What answers a host that asks for the guest's agent, beside the shell.
+#: The real guest agent, beside the shell. What it must not do stands in the kernel's command line: ``blocked=COMMAND``.
 AGENT_MODULE = "char/virtio_console"
 AGENT = r"""
-until [ -e /dev/vport*p1 ]; do sleep 0.1; done && exec 3<>$(ls /dev/vport*p1) && while sleep 0.1; do
-    # Nothing comes, and no waiting, as long as the host is not there.
-    while read -r line <&3; do
-        case "$line" in
-            *guest-sync*) id=${line##*:}; echo "{\"return\":${id%%\}*}}" >&3 ;;
-            *guest-ping*) echo '{"return":{}}' >&3 ;;
-        esac
-    done
-done &
+mkdir -p /run /sys && mount -t sysfs sys /sys
+for word in $(cat /proc/cmdline); do case $word in blocked=*) blocked=${word#blocked=} ;; esac; done
+{ until [ -e /dev/vport*p1 ]; do sleep 0.1; done
+exec qemu-ga -m virtio-serial -p $(ls /dev/vport*p1) -t /run ${blocked:+-b $blocked}; } >/dev/null 2>&1 </dev/null &
 """
 
 
@@ -68,6 +64,10 @@ class Disk:
     readonly: bool = False
     #: What the definition itself says that the image stands on.
     backing: Path | None = None
+    bus: str = "virtio"
+    #: Further attributes of its driver, as ``detect_zeroes='on'``, and further elements, as XML.
+    driver: str = ""
+    more: str = ""
 
 
 class Console:
@@ -165,14 +165,16 @@ def initramfs(folder: Path, *, agent: bool = False) -> Path:
     """The guests' initial file system, built once per folder from this machine's busybox and kernel modules.
 
     Args:
-        agent: it answers as a guest agent does, to ``guest-sync`` and ``guest-ping``.
+        agent: Debian's qemu-guest-agent runs in it.
     """
     path = folder / f"initramfs{'-agent' if agent else ''}.gz"
     modules = (*MODULES, AGENT_MODULE) if agent else MODULES
     if path.exists():
         return path
-    entries: list[tuple[str, int, bytes]] = [(name, 0o040755, b"") for name in ("bin", "dev", "proc", "modules")]
+    folders = ("bin", "dev", "proc", "modules", "mnt")
+    entries: list[tuple[str, int, bytes]] = [(name, 0o040755, b"") for name in folders]
     entries.append(("bin/busybox", 0o100755, _busybox().read_bytes()))
+    entries += _with_libraries("/usr/sbin/qemu-ga", "bin/qemu-ga") if agent else []
     drivers = Path("/lib/modules") / _kernel().name.removeprefix("vmlinuz-") / "kernel/drivers"
     entries += [
         (f"modules/{Path(module).name}.ko", 0o100644, (drivers / f"{module}.ko").read_bytes()) for module in modules
@@ -241,17 +243,27 @@ class Domains:
                 domain.undefine()
         self._connection.close()
 
-    def define(self, disks: Sequence[Disk], name: str = "") -> "libvirt.virDomain":
-        """A domain that does not run."""
+    def define(
+        self, disks: Sequence[Disk], name: str = "", *, agent: bool = False, words: str = "", machine: str = "q35"
+    ) -> "libvirt.virDomain":
+        """A domain that does not run.
+
+        Args:
+            agent: with a guest agent, and its line to the host.
+            words: further ones for its kernel's command line.
+        """
         name = name or f"sa-test-{secrets.token_hex(4)}"
-        xml = _domain_xml(name, initramfs(self._folder), self._folder / f"{name}.console", disks)
+        console = self._folder / f"{name}.console"
+        xml = _domain_xml(name, initramfs(self._folder, agent=agent), console, disks, agent, words, machine)
         domain = self._connection.defineXML(xml)
         self._domains.append(domain)
         return domain
 
-    def run(self, disks: Sequence[Disk], name: str = "") -> LibvirtGuest:
-        """A domain whose guest is up."""
-        domain = self.define(disks, name)
+    def run(
+        self, disks: Sequence[Disk], name: str = "", *, agent: bool = False, words: str = "", machine: str = "q35"
+    ) -> LibvirtGuest:
+        """A domain whose guest is up; as :meth:`define`."""
+        domain = self.define(disks, name, agent=agent, words=words, machine=machine)
         domain.create()
         console = Console(self._folder / f"{domain.name()}.console")
         self._consoles.append(console)
@@ -287,20 +299,28 @@ def _backing_xml(disk: Disk) -> str:
     return f"<backingStore type='file'>{source}<backingStore/></backingStore>"
 
 
-def _domain_xml(name: str, initrd: Path, console: Path, disks: Sequence[Disk]) -> str:
-    drives = "".join(
-        f"<disk type='file' device='disk'><driver name='qemu' type='{disk.format}' cache='{disk.cache}'"
-        f" discard='{disk.discard}'/><source file={quoteattr(str(disk.path))}/>{_backing_xml(disk)}"
-        f"<target dev='vd{chr(ord('a') + number)}' bus='virtio'/>{'<readonly/>' if disk.readonly else ''}</disk>"
-        for number, disk in enumerate(disks)
-    )
+def _domain_xml(
+    name: str, initrd: Path, console: Path, disks: Sequence[Disk], agent: bool, words: str, machine: str
+) -> str:
+    drives = "".join(_disk_xml(disk, number) for number, disk in enumerate(disks))
+    line = "<channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel>" if agent else ""
     return (
         f"<domain type='qemu'><name>{name}</name><memory unit='MiB'>256</memory><vcpu>1</vcpu>"
-        f"<os><type arch='x86_64' machine='q35'>hvm</type><kernel>{_kernel()}</kernel><initrd>{initrd}</initrd>"
-        f"<cmdline>{_command_line()}</cmdline></os><on_reboot>destroy</on_reboot>"
-        f"<devices><emulator>/usr/bin/qemu-system-x86_64</emulator>{drives}"
+        f"<os><type arch='x86_64' machine='{machine}'>hvm</type><kernel>{_kernel()}</kernel><initrd>{initrd}</initrd>"
+        f"<cmdline>{_command_line()} {words}</cmdline></os><on_reboot>destroy</on_reboot>"
+        f"<devices><emulator>/usr/bin/qemu-system-x86_64</emulator>{drives}{line}"
         f"<serial type='unix'><source mode='bind' path='{console}'/></serial>"
         "<controller type='usb' model='none'/><memballoon model='none'/></devices></domain>"
+    )
+
+
+def _disk_xml(disk: Disk, number: int) -> str:
+    prefix = "vd" if disk.bus == "virtio" else "sd"
+    return (
+        f"<disk type='file' device='disk'><driver name='qemu' type='{disk.format}' cache='{disk.cache}'"
+        f" discard='{disk.discard}' {disk.driver}/><source file={quoteattr(str(disk.path))}/>{_backing_xml(disk)}"
+        f"<target dev='{prefix}{chr(ord('a') + number)}' bus='{disk.bus}'/>"
+        f"{'<readonly/>' if disk.readonly else ''}{disk.more}</disk>"
     )
 
 
@@ -308,6 +328,19 @@ def _kernel() -> Path:
     kernels = sorted(Path("/boot").glob("vmlinuz-*-cloud-amd64"))
     assert kernels, "no kernel for guests: apt install linux-image-cloud-amd64"
     return kernels[-1]
+
+
+def _with_libraries(program: str, name: str) -> Iterator[tuple[str, int, bytes]]:
+    """A program of this machine, with the libraries that it is linked to and the folders they are in."""
+    said = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
+    files = {name: program} | {path[1:]: path for path in re.findall(r"(/\S+) \(", said)}
+    yield from ((folder, 0o040755, b"") for folder in _folders_of(files))
+    yield from ((name, 0o100755, Path(path).read_bytes()) for name, path in files.items())
+
+
+def _folders_of(names: Iterable[str]) -> list[str]:
+    """All folders that these names are in, from above."""
+    return list(dict.fromkeys(str(one) for name in names for one in [*Path(name).parents][-2::-1] if str(one) != "bin"))
 
 
 def _busybox() -> Path:
