@@ -126,7 +126,7 @@ JOB_KINDS = [
     "storage_admin.guests.kinds.io_priority.SetIoPriority",
     "storage_admin.guests.kinds.vm_disks.MoveDisk",
     "storage_admin.guests.kinds.vm_disks.Resize",
-    "storage_admin.guests.kinds.vm_trim.Trim",
+    "images.live.trim.Trim",
 ]
 
 #: Every list whose filters can be kept under a name, by what it says of itself (storage_admin/accounts/saved_views.py).

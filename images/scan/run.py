@@ -271,7 +271,9 @@ class ScanRun:
             pool.filesystem, pool.network = facts.get("filesystem") or "", bool(facts.get("network"))
             pool.root = facts.get("root")
             pool.shared_key, pool.fs_key = facts.get("shared_key") or "", facts.get("fs_key") or ""
-            folder = StoragePool.Kind.NFS if pool.filesystem in {"nfs", "nfs4"} else StoragePool.Kind.DIR
+            folder = (
+                StoragePool.Kind.NFS if pool.filesystem.partition(" ")[0] in {"nfs", "nfs4"} else StoragePool.Kind.DIR
+            )
             pool.kind = facts.get("kind", folder)
             others = facts.get("others") or {}
             pool.others_count, pool.others_bytes = others.get("count", 0), others.get("bytes", 0)

@@ -27,6 +27,25 @@ class Refusal:
 
 
 @dataclass(frozen=True)
+class Cause:
+    """Why space that a guest frees does not become free on its host.
+
+    Args:
+        code: of it, for programs.
+        sentence: what is so, and what that means.
+        mend: what to do about it.
+        disk: target of the disk that it is about; empty for the whole guest.
+        stops: whether nothing at all becomes free because of it.
+    """
+
+    code: str
+    sentence: str
+    mend: str
+    disk: str = ""
+    stops: bool = False
+
+
+@dataclass(frozen=True)
 class Affected:
     """An image or a guest that the job touches or depends on."""
 
@@ -45,6 +64,7 @@ class Plan:
     ``lasting_bytes`` how much of that is still taken when the job has ended.
     ``by_hand`` says why no policy may choose it, while a user may: each stands among the warnings, too.
     ``undo_bytes`` is what the undo copy would hold, and so keep from being free, until its window closes.
+    ``causes`` are why less than what a running guest frees becomes free, or nothing.
     """
 
     method: str = ""
@@ -66,6 +86,7 @@ class Plan:
     refusals: tuple[Refusal, ...] = ()
     by_hand: tuple[Refusal, ...] = ()
     warnings: tuple[str, ...] = ()
+    causes: tuple[Cause, ...] = ()
     affected_images: tuple[Affected, ...] = ()
     affected_guests: tuple[Affected, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)

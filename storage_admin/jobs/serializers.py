@@ -35,6 +35,16 @@ class AffectedSerializer(serializers.Serializer[Any]):
     how = serializers.CharField(allow_blank=True)
 
 
+class CauseSerializer(serializers.Serializer[Any]):
+    """Why space that a running guest frees does not become free on its host."""
+
+    code = serializers.CharField()
+    sentence = serializers.CharField()
+    mend = serializers.CharField(help_text=_("What to do about it."))
+    disk = serializers.CharField(allow_blank=True, help_text=_("Target of the disk; empty for the whole guest."))
+    stops = serializers.BooleanField(help_text=_("Whether nothing at all becomes free because of it."))
+
+
 class PlanSerializer(serializers.Serializer[Any]):
     """What a job would do, from the database alone; sizes in bytes, null where it is not known yet."""
 
@@ -59,6 +69,7 @@ class PlanSerializer(serializers.Serializer[Any]):
     refusals = RefusalSerializer(many=True)
     by_hand = RefusalSerializer(many=True, help_text=_("Why policies never do it; a user may."))
     warnings = serializers.ListField(child=serializers.CharField())
+    causes = CauseSerializer(many=True, help_text=_("Of a trim: why less becomes free than the guest frees."))
     affected_images = AffectedSerializer(many=True)
     affected_guests = AffectedSerializer(many=True)
     options = serializers.DictField(help_text=_("The options with the defaults of those that were not given."))

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from xml.sax.saxutils import quoteattr
 
 import libvirt
@@ -244,26 +244,26 @@ class Domains:
         self._connection.close()
 
     def define(
-        self, disks: Sequence[Disk], name: str = "", *, agent: bool = False, words: str = "", machine: str = "q35"
-    ) -> "libvirt.virDomain":
+        self, disks: Sequence[Disk], name: str = "", *, agent: bool = False, words: str = "", machine: str = "q35",
+        override: str = "",
+    ) -> "libvirt.virDomain":  # fmt: skip
         """A domain that does not run.
 
         Args:
             agent: with a guest agent, and its line to the host.
             words: further ones for its kernel's command line.
+            override: what QEMU is told beside the definition, as XML.
         """
         name = name or f"sa-test-{secrets.token_hex(4)}"
         console = self._folder / f"{name}.console"
-        xml = _domain_xml(name, initramfs(self._folder, agent=agent), console, disks, agent, words, machine)
+        xml = _domain_xml(name, initramfs(self._folder, agent=agent), console, disks, agent, words, machine, override)
         domain = self._connection.defineXML(xml)
         self._domains.append(domain)
         return domain
 
-    def run(
-        self, disks: Sequence[Disk], name: str = "", *, agent: bool = False, words: str = "", machine: str = "q35"
-    ) -> LibvirtGuest:
-        """A domain whose guest is up; as :meth:`define`."""
-        domain = self.define(disks, name, agent=agent, words=words, machine=machine)
+    def run(self, disks: Sequence[Disk], name: str = "", **how: Any) -> LibvirtGuest:
+        """A domain whose guest is up; ``how`` as of :meth:`define`."""
+        domain = self.define(disks, name, **how)
         domain.create()
         console = Console(self._folder / f"{domain.name()}.console")
         self._consoles.append(console)
@@ -300,17 +300,18 @@ def _backing_xml(disk: Disk) -> str:
 
 
 def _domain_xml(
-    name: str, initrd: Path, console: Path, disks: Sequence[Disk], agent: bool, words: str, machine: str
+    name: str, initrd: Path, console: Path, disks: Sequence[Disk], agent: bool, words: str, machine: str, override: str
 ) -> str:
     drives = "".join(_disk_xml(disk, number) for number, disk in enumerate(disks))
     line = "<channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel>" if agent else ""
     return (
-        f"<domain type='qemu'><name>{name}</name><memory unit='MiB'>256</memory><vcpu>1</vcpu>"
+        "<domain type='qemu' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>"
+        f"<name>{name}</name><memory unit='MiB'>256</memory><vcpu>1</vcpu>"
         f"<os><type arch='x86_64' machine='{machine}'>hvm</type><kernel>{_kernel()}</kernel><initrd>{initrd}</initrd>"
         f"<cmdline>{_command_line()} {words}</cmdline></os><on_reboot>destroy</on_reboot>"
         f"<devices><emulator>/usr/bin/qemu-system-x86_64</emulator>{drives}{line}"
         f"<serial type='unix'><source mode='bind' path='{console}'/></serial>"
-        "<controller type='usb' model='none'/><memballoon model='none'/></devices></domain>"
+        f"<controller type='usb' model='none'/><memballoon model='none'/></devices>{override}</domain>"
     )
 
 

@@ -62,6 +62,14 @@ class Mount:
     flags: bytes = b""
 
     @property
+    def described(self) -> str:
+        """Its filesystem; of NFS with the version, which decides what its files can have."""
+        version = re.search(rb"(?:^|,)vers=([0-9.]+)", self.options)
+        if self.filesystem in {"nfs", "nfs4"} and version is not None:
+            return f"nfs {version[1].decode()}"
+        return self.filesystem
+
+    @property
     def is_network(self) -> bool:
         """Whether other machines may have it mounted."""
         return self.filesystem not in LOCAL

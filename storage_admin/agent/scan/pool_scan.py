@@ -161,7 +161,7 @@ class PoolScan:
             real = os.readlink(b"/proc/self/fd/%d" % root)
             fs_key, shared_key = mounts.keys(self.mount, real, machine)
             place.update(
-                filesystem=self.mount.filesystem,
+                filesystem=self.mount.described,
                 mount_source=self.mount.source.decode("utf-8", "backslashreplace"),
                 network=self.mount.is_network,
                 shared_key=shared_key,

@@ -25,7 +25,7 @@ from storage_admin.hosts.proxmox.storages import StorageFacts
 from storage_admin.jobs import runner, services
 from storage_admin.jobs.kinds import JobKind, Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job, JobLog
-from storage_admin.jobs.plan_and_progress import Affected, Plan, Recorder, Refusal
+from storage_admin.jobs.plan_and_progress import Affected, Cause, Plan, Recorder, Refusal
 
 _DISK = {"type": "string", "minLength": 1, "maxLength": 40, "description": _("The disk (its target), such as scsi0.")}
 
@@ -38,6 +38,7 @@ class Draft:
     command: list[str]
     refusals: list[Refusal] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    causes: list[Cause] = field(default_factory=list)
 
 
 class VmKind(JobKind):
@@ -85,6 +86,12 @@ class VmKind(JobKind):
                     draft.warnings += proxmox_vms.check_writing(vm, accepted) if self.writes else []
             except (RefusedError, HostError) as error:
                 against = [Refusal(error.code, error.detail)]
+        return self.planned(guest, draft, against, by_hand, options)
+
+    def planned(
+        self, guest: Guest, draft: Draft, against: list[Refusal], by_hand: list[Refusal], options: dict[str, Any]
+    ) -> Plan:
+        """The plan of a draft; ``against`` is what stood against making one."""
         return Plan(
             method=self.name,
             reason=draft.reason,
@@ -93,6 +100,7 @@ class VmKind(JobKind):
             refusals=(*against, *draft.refusals),
             by_hand=tuple(by_hand),
             warnings=(*(one.detail for one in by_hand), *draft.warnings),
+            causes=tuple(draft.causes),
             affected_guests=(Affected(guest.pk, guest.name, guest.state),),
             options=options,
         )

@@ -1,11 +1,11 @@
 """What the API does with drives: moves them, enlarges them, and has them trimmed from inside their guest."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from django.utils.translation import gettext as _
 
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
+from storage_admin.hosts.live_facts import Trimmed, trimmed
 from storage_admin.hosts.proxmox import drives, volumes
 from storage_admin.hosts.proxmox.client import Client
 from storage_admin.hosts.proxmox.config import Config, GuestRef
@@ -149,21 +149,6 @@ def resize(client: Client, config: Config, target: str, size_bytes: int) -> str:
     return _task(client, upid)
 
 
-@dataclass(frozen=True)
-class Trimmed:
-    """A filesystem in a guest that its agent was to trim.
-
-    Args:
-        path: where it is mounted.
-        trimmed_bytes: what it gave back; ``None`` where the agent does not tell (Windows), or it failed.
-        error: the agent's words; empty where it went well.
-    """
-
-    path: str
-    trimmed_bytes: int | None
-    error: str
-
-
 def trim(client: Client, guest: GuestRef) -> tuple[Trimmed, ...]:
     """Has the agent inside a VM trim its filesystems, and waits for it.
 
@@ -190,20 +175,12 @@ def trim(client: Client, guest: GuestRef) -> tuple[Trimmed, ...]:
             _("The guest agent of {guest} cannot be asked. {detail}").format(guest=guest.name, detail=error.detail)
         ) from None
     result = answer.get("result") if isinstance(answer, dict) else None
-    paths = result.get("paths") if isinstance(result, dict) else None
-    if not isinstance(paths, list):
+    try:
+        return trimmed(result.get("paths") if isinstance(result, dict) else None)
+    except ValueError:
         raise HostError(
             _("The guest agent of {guest} answers with something else than it should.").format(guest=guest.name)
-        )
-    return tuple(
-        Trimmed(
-            str(one.get("path") or ""),
-            one["trimmed"] if isinstance(one.get("trimmed"), int) else None,
-            str(one.get("error") or ""),
-        )
-        for one in paths
-        if isinstance(one, dict)
-    )
+        ) from None
 
 
 def _task(client: Client, upid: Any) -> str:

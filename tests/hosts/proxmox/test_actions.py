@@ -3,8 +3,8 @@
 import pytest
 
 from storage_admin.agent.protocol import HostError, RefusedError
+from storage_admin.hosts.live_facts import Trimmed
 from storage_admin.hosts.proxmox import actions, tasks
-from storage_admin.hosts.proxmox.actions import Trimmed
 from storage_admin.hosts.proxmox.client import Client
 from storage_admin.hosts.proxmox.config import GuestRef, read_config, set_config
 from storage_admin.hosts.proxmox.errors import DeniedError

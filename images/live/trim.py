@@ -1,0 +1,232 @@
+"""The job kind ``trim``: a running guest's agent gives back what its filesystems do not use, and what came of it."""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from images.live import doctor
+from images.models import Image
+from images.rewrite import record
+from images.scan import look
+from storage_admin.accounts.models import Actor
+from storage_admin.agent import protocol
+from storage_admin.agent.protocol import INVALID, HostError, RefusedError, StoppedError
+from storage_admin.guests import proxmox_vms
+from storage_admin.guests.kinds.vm_disks import Draft, VmKind, find
+from storage_admin.guests.models import Guest
+from storage_admin.guests.proxmox_vms import Vm
+from storage_admin.hosts import qemu_bugs
+from storage_admin.hosts.libvirt import running
+from storage_admin.hosts.libvirt.relay import why_read_only
+from storage_admin.hosts.live_facts import AgentNow, DiskNow, GuestNow, Trimmed
+from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.hosts.proxmox import actions, drives, guests
+from storage_admin.hosts.proxmox.drives import Drive
+from storage_admin.jobs import runner
+from storage_admin.jobs.models import Job, JobLog
+from storage_admin.jobs.plan_and_progress import Plan, Recorder, Refusal
+
+#: Causes that concern the agent, by which a trim cannot even begin.
+_NO_AGENT = frozenset({"no_agent", "agent_silent", "agent_cannot_trim"})
+
+
+class Trim(VmKind):
+    """Has the agent inside a running guest give back what its filesystems do not use."""
+
+    name = "trim"
+    title = _("Trim in the guest")
+    methods = {"trim": title}
+    description = _(
+        "Has the guest agent of a running guest trim its filesystems (fstrim): what they do not use becomes free on "
+        "the host."
+    )
+    writes = False
+
+    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:
+        guest = find(target_id)
+        if guest.kind != Guest.Kind.DOMAIN:
+            return super().plan(actor, target_id, options)
+        against = [*_offline(guest)]
+        draft = Draft(gettext("{title}: {guest}.").format(title=self.title, guest=guest.name), [])
+        if not against:
+            try:
+                draft = _draft(guest, running.look(guest.host, guest.uid), ["virsh", "domfstrim", guest.name])
+            except (RefusedError, HostError) as error:
+                against = [Refusal(error.code, error.detail)]
+        qcow2 = guest.disks.filter(format="qcow2", device="disk").exists()
+        by_hand = [Refusal("qemu_bug", one) for one in qemu_bugs.against(guest.host, self.name) if qcow2]
+        return self.planned(guest, draft, against, by_hand, options)
+
+    def draft(self, vm: Vm, options: dict[str, Any]) -> Draft:  # noqa: ARG002 (it has none)
+        draft = _draft(vm.guest, _of_vm(vm), ["qm", "guest", "cmd", vm.guest.uid, "fstrim"])
+        draft.refusals[:0] = proxmox_vms.lacking(vm, "trim")
+        return draft
+
+    def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
+        guest = find(job.target_id)
+        if guest.kind != Guest.Kind.DOMAIN:
+            return super().work(job, recorder)
+        for refusal in _offline(guest):
+            raise RefusedError(refusal.code, refusal.detail)
+        now = running.look(guest.host, guest.uid)
+        for refusal in _draft(guest, now, []).refusals:
+            raise RefusedError(refusal.code, refusal.detail)
+
+        def sizes() -> dict[str, int | None]:
+            seen = running.look(guest.host, guest.uid)
+            return {disk.target: disk.allocated_bytes for disk in seen.disks}
+
+        def tick() -> None:
+            recorder.tick()
+            if recorder.cancel_requested or runner.stopping.is_set():
+                raise StoppedError(protocol.CANCELLED, gettext("Cancelled. The guest finishes what it is trimming."))
+
+        before = {disk.target: disk.allocated_bytes for disk in now.disks}
+        return _done(guest, before, sizes, lambda: running.trim(guest.host, guest.uid, tick), recorder)
+
+    def do(self, vm: Vm, options: dict[str, Any], recorder: Recorder) -> dict[str, Any]:  # noqa: ARG002 (it has none)
+        def sizes() -> dict[str, int | None]:
+            return _seen(vm.guest)
+
+        return _done(vm.guest, sizes(), sizes, lambda: actions.trim(vm.client, vm.ref), recorder)
+
+    def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
+        if result.get("before_bytes") is not None:
+            record.write_line(job, _pool(find(job.target_id)), result["before_bytes"], result["after_bytes"])
+        return result
+
+
+def _offline(guest: Guest) -> list[Refusal]:
+    """What stands against asking about a domain, as the database knows."""
+    host: Host = guest.host
+    if why := why_read_only(host):
+        return [Refusal("tool_missing", why)]
+    if host.status == Host.Status.UNREACHABLE:
+        sentence = gettext("{host} does not answer: {why}").format(host=host.name, why=host.status_detail)
+        return [Refusal("host_unreachable", sentence)]
+    return []
+
+
+def _draft(guest: Guest, now: GuestNow, command: list[str]) -> Draft:
+    """What a trim of a guest would do, and what stands against it."""
+    causes = doctor.causes(now, _images(guest))
+    draft = Draft(
+        gettext("The guest agent of {guest} trims all its filesystems. Nothing stops, and nothing is copied.").format(
+            guest=guest.name
+        ),
+        command,
+        causes=[*causes],
+    )
+    if not now.runs:
+        sentence = gettext("{guest} is not running ({state}): only a running guest can be trimmed.")
+        draft.refusals.append(Refusal(INVALID, sentence.format(guest=guest.name, state=now.state)))
+        return draft
+    draft.refusals += [
+        Refusal("tool_missing", f"{cause.sentence} {cause.mend}") for cause in causes if cause.code in _NO_AGENT
+    ]
+    stopped = {cause.disk for cause in causes if cause.stops and cause.disk}
+    if now.disks and stopped.issuperset(disk.target for disk in now.disks):
+        draft.refusals.append(
+            Refusal(
+                "nothing_to_free",
+                gettext("No disk of {guest} frees what the guest trims: the causes are listed with the plan.").format(
+                    guest=guest.name
+                ),
+            )
+        )
+    draft.warnings.append(gettext("A trim that has begun cannot be stopped: a cancel only ends the waiting for it."))
+    return draft
+
+
+def _of_vm(vm: Vm) -> GuestNow:
+    """A VM of Proxmox VE, by its configuration; whether its agent answers, only the trim itself tells."""
+    disks = []
+    for key, text in vm.config.now.items():
+        if not drives.is_drive(key, drives.VM) or key.startswith(proxmox_vms.BESIDE):
+            continue
+        with contextlib.suppress(ValueError):
+            drive = Drive.parse(text)
+            if not drive.is_cdrom and not drive.is_empty:
+                discard = "unmap" if drive.option("discard") == "on" else "ignore"
+                # QEMU is told to detect zeroes unless that is switched off, and to unmap them where discard is on.
+                zeroes = "off" if drive.option("detect_zeroes") == "0" else discard.replace("ignore", "on")
+                disks.append(DiskNow(key, key.rstrip("0123456789"), discard=discard, detect_zeroes=zeroes))
+    agent = AgentNow(configured=guests.has_agent(vm.config.now))
+    return GuestNow("running" if vm.runs() else "stopped", agent=agent, disks=tuple(disks))
+
+
+def _images(guest: Guest) -> dict[str, Image]:
+    """The images of a guest's disks, by target."""
+    images = Image.objects.filter(uses__disk__guest=guest).select_related("pool")
+    by_id = {image.pk: image for image in images}
+    disks = guest.disks.filter(only_in="", device="disk").select_related("use")
+    return {disk.target: by_id[disk.use.image_id] for disk in disks if hasattr(disk, "use")}
+
+
+def _seen(guest: Guest) -> dict[str, int | None]:
+    """What a guest's images occupy, as their host's agent tells now; nothing where it does not answer."""
+    images = _images(guest)
+    if guest.host_id not in look.at(images.values()):
+        return {}
+    return {target: image.allocated_size for target, image in _images(guest).items()}
+
+
+def _pool(guest: Guest) -> StoragePool | None:
+    """The pool that all images of a guest are in; ``None`` where they are in several."""
+    pools = {image.pool_id: image.pool for image in _images(guest).values()}
+    return next(iter(pools.values())) if len(pools) == 1 else None
+
+
+def _done(
+    guest: Guest,
+    before: Mapping[str, int | None],
+    sizes: Callable[[], Mapping[str, int | None]],
+    trim: Callable[[], tuple[Trimmed, ...]],
+    recorder: Recorder,
+) -> dict[str, Any]:
+    """Has a guest trim, and says what it reported and how much its images occupy before and afterwards."""
+    recorder.progress({"stage": "trimming", "message": "in the guest, which reports no progress"})
+    recorder.flush()
+    trimmed = trim()
+    for one in trimmed:
+        if one.error:
+            recorder.log(f"{one.path}: {one.error}", JobLog.Level.WARNING)
+        else:
+            told = "trimmed" if one.trimmed_bytes is None else f"{one.trimmed_bytes:,} bytes trimmed"
+            recorder.log(f"{one.path}: {told}")
+    if trimmed and all(one.error for one in trimmed):
+        raise HostError(
+            gettext("The guest agent of {guest} could trim nothing: {error}").format(
+                guest=guest.name, error=trimmed[0].error
+            )
+        )
+    known = [one.trimmed_bytes for one in trimmed if one.trimmed_bytes is not None]
+    disks = _compared(before, sizes())
+    result: dict[str, Any] = {
+        "filesystems": [{"path": one.path, "trimmed_bytes": one.trimmed_bytes, "error": one.error} for one in trimmed],
+        "trimmed_bytes": sum(known) if known else None,
+        "disks": disks,
+    }
+    for disk in disks:
+        recorder.log(f"{disk['disk']}: {disk['before_bytes']:,} bytes before, {disk['after_bytes']:,} after")
+    good = sum(not one.error for one in trimmed)
+    words = f"{good} of {len(trimmed)} filesystems in {guest.name} trimmed"
+    if disks:
+        result |= {name: sum(disk[name] for disk in disks) for name in ("before_bytes", "after_bytes")}
+        result["freed_bytes"] = result["before_bytes"] - result["after_bytes"]
+        words += f": {result['freed_bytes']:,} bytes became free on the host."
+    else:
+        words += ". What that freed on the host, the scan that follows reads."
+    return result | {"words": words}
+
+
+def _compared(before: Mapping[str, int | None], after: Mapping[str, int | None]) -> list[dict[str, Any]]:
+    """The disks of which both sizes are known."""
+    return [
+        {"disk": disk, "before_bytes": was, "after_bytes": now, "freed_bytes": was - now}
+        for disk, was in sorted(before.items())
+        if was is not None and (now := after.get(disk)) is not None
+    ]

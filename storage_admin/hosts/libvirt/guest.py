@@ -1,0 +1,122 @@
+"""One domain at this moment, and what its guest agent is asked: ``guest URI``; how that went is one JSON document.
+
+The request is JSON on standard input: ``uid``, and ``do``: ``look`` or ``trim``. The agent is asked by libvirt's
+``virDomainQemuAgentCommand``, as libvirt's own calls say neither what the agent can do nor what it has trimmed; libvirt
+notes that in the domain's log (``custom-ga-command``), and nothing else comes of it.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import libvirt
+import libvirt_qemu
+
+from storage_admin.hosts.libvirt import helper
+from storage_admin.hosts.libvirt.domains import STATES, disk_paths
+
+#: Seconds that an agent may take to say what it can do, and to trim.
+_ASK_SECONDS, _TRIM_SECONDS = 3, 3600
+_AGENT = "org.qemu.guest_agent.0"
+_QEMU = "{http://libvirt.org/schemas/domain/qemu/1.0}"
+
+
+def main(uri: str) -> None:
+    request = json.load(sys.stdin)
+    helper.answer(lambda: {"look": _look, "trim": _trim}[request["do"]](libvirt.open(uri), request["uid"]))
+
+
+def _look(connection: Any, uid: str) -> dict[str, Any]:
+    domain = connection.lookupByUUIDString(uid)
+    xml = domain.XMLDesc()
+    root = ET.fromstring(xml)  # noqa: S314 (libvirt wrote it)
+    machine, agent = root.find("os/type"), _agent(domain, root)
+    paths = disk_paths(connection, xml)
+    return {
+        "state": STATES.get(domain.state()[0], "unknown"),
+        "machine": "" if machine is None else machine.get("machine", ""),
+        "agent": agent,
+        "disks": [_disk(domain, root, disk, paths) for disk in root.findall("devices/disk") if _is_written(disk)],
+        "filesystems": list(_filesystems(domain)) if agent["answers"] else [],
+        "snapshots": domain.snapshotListNames(),
+    }
+
+
+def _is_written(disk: ET.Element) -> bool:
+    return disk.get("device", "disk") == "disk" and disk.find("readonly") is None
+
+
+def _agent(domain: Any, root: ET.Element) -> dict[str, Any]:
+    line = root.find(f"devices/channel/target[@name='{_AGENT}']")
+    found: dict[str, Any] = {"configured": line is not None, "answers": None, "commands": None, "said": ""}
+    if line is None or not domain.isActive():
+        return found
+    if line.get("state") == "disconnected":
+        return found | {"answers": False, "said": "it is not connected"}
+    try:
+        told = _ask(domain, "guest-info", _ASK_SECONDS)
+    except libvirt.libvirtError as error:
+        return found | {"answers": False, "said": str(error)}
+    commands = [one["name"] for one in told["supported_commands"] if one.get("enabled")]
+    return found | {"answers": True, "commands": commands}
+
+
+def _ask(domain: Any, command: str, seconds: int) -> Any:
+    return json.loads(libvirt_qemu.qemuAgentCommand(domain, json.dumps({"execute": command}), seconds, 0))["return"]
+
+
+def _disk(domain: Any, root: ET.Element, disk: ET.Element, paths: dict[str, str]) -> dict[str, Any]:
+    target, driver = disk.find("target"), disk.find("driver")
+    name, bus = ("", "") if target is None else (target.get("dev", ""), target.get("bus", ""))
+    settings = {} if driver is None else driver.attrib
+    chain = [paths.get(name, "")]
+    below = disk.find("backingStore")
+    while below is not None and (source := below.find("source")) is not None:
+        chain.append(source.get("file") or source.get("dev") or "")
+        below = below.find("backingStore")
+    try:
+        allocated = domain.blockInfo(name)[1]
+    except libvirt.libvirtError:
+        allocated = None
+    return {
+        "target": name, "bus": bus, "kind": disk.get("type", ""), "format": settings.get("type", ""), "chain": chain,
+        "discard": settings.get("discard", ""), "detect_zeroes": settings.get("detect_zeroes", ""),
+        "keeps_clusters": settings.get("discard_no_unref") == "on",
+        "granularity": _granularity(root, disk), "allocated_bytes": allocated,
+    }  # fmt: skip
+
+
+def _granularity(root: ET.Element, disk: ET.Element) -> int | None:
+    """In bytes; before libvirt 10.2, which has an element for it, as an override of QEMU's own property."""
+    blocks, alias = disk.find("blockio"), disk.find("alias")
+    text = "" if blocks is None else blocks.get("discard_granularity", "")
+    for device in root.iterfind(f"{_QEMU}override/{_QEMU}device"):
+        if alias is not None and device.get("alias") == alias.get("name"):
+            for one in device.iterfind(f"{_QEMU}frontend/{_QEMU}property[@name='discard_granularity']"):
+                text = one.get("value", "")
+    return int(text) if text.isdecimal() else None
+
+
+def _filesystems(domain: Any) -> Iterator[dict[str, Any]]:
+    try:
+        told = domain.guestInfo(libvirt.VIR_DOMAIN_GUEST_INFO_FILESYSTEM)
+    except libvirt.libvirtError:
+        return  # its agent does not tell
+    for number in range(told.get("fs.count", 0)):
+        one = f"fs.{number}."
+        disks = [told.get(f"{one}disk.{disk}.alias") for disk in range(told.get(f"{one}disk.count", 0))]
+        yield {
+            "path": told.get(f"{one}mountpoint", ""), "type": told.get(f"{one}fstype", ""),
+            "used_bytes": told.get(f"{one}used-bytes"), "total_bytes": told.get(f"{one}total-bytes"),
+            "disks": [alias for alias in disks if alias],
+        }  # fmt: skip
+
+
+def _trim(connection: Any, uid: str) -> dict[str, Any]:
+    return {"trimmed": _ask(connection.lookupByUUIDString(uid), "guest-fstrim", _TRIM_SECONDS)["paths"]}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

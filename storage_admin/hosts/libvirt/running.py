@@ -1,0 +1,64 @@
+"""What is asked of libvirt about a guest as it is at this moment, and of its guest agent."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from django.utils.translation import gettext as _
+
+from storage_admin.agent.protocol import HostError
+from storage_admin.hosts.libvirt.process import ask
+from storage_admin.hosts.libvirt.relay import refuse_to_write
+from storage_admin.hosts.libvirt.uri import uri_of
+from storage_admin.hosts.live_facts import AgentNow, DiskNow, Filesystem, GuestNow, Trimmed, trimmed
+from storage_admin.hosts.models import Host
+
+#: Seconds until a look is given up, and until a trim is: as long as the agent may take, and somewhat more.
+LOOK_TIMEOUT, TRIM_TIMEOUT = 10.0, 3660.0
+
+
+def look(host: Host, uid: str) -> GuestNow:
+    """A domain as it is now.
+
+    Raises:
+        RefusedError: ``tool_missing``: libvirt there can only be read, which does not let anybody ask an agent.
+        HostError: libvirt does not answer, or knows no such domain.
+    """
+    told = _asked(host, uid, "look", LOOK_TIMEOUT)
+    agent, commands = told["agent"], told["agent"]["commands"]
+    return GuestNow(
+        state=told["state"],
+        machine=told["machine"],
+        agent=AgentNow(**agent | {"commands": None if commands is None else frozenset(commands)}),
+        disks=tuple(DiskNow(**disk | {"chain": tuple(disk["chain"])}) for disk in told["disks"]),
+        filesystems=tuple(Filesystem(**one | {"disks": tuple(one["disks"])}) for one in told["filesystems"]),
+        snapshots=tuple(told["snapshots"]),
+    )
+
+
+def trim(host: Host, uid: str, tick: Callable[[], None]) -> tuple[Trimmed, ...]:
+    """Has a domain's guest agent trim all filesystems of the guest, and waits for it.
+
+    Args:
+        tick: called twice a second; what it raises ends the waiting, and not the trim.
+
+    Raises:
+        RefusedError: as of :func:`look`.
+        HostError: no agent answers, or it cannot trim.
+    """
+    told = _asked(host, uid, "trim", TRIM_TIMEOUT, tick)
+    try:
+        return trimmed(told["trimmed"])
+    except ValueError as error:
+        raise HostError(
+            _("The guest agent answers with something else than it should: {error}").format(error=error)
+        ) from None
+
+
+def _asked(host: Host, uid: str, what: str, seconds: float, tick: Callable[[], None] | None = None) -> dict[str, Any]:
+    refuse_to_write(host)
+    with uri_of(host) as uri:
+        if uri is None:
+            raise HostError(_("No libvirt listens on {host}.").format(host=host.name))
+        answer: dict[str, Any] = ask(uri, ["guest"], seconds, json.dumps({"uid": uid, "do": what}).encode(), tick=tick)
+        return answer

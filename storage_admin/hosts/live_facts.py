@@ -1,0 +1,119 @@
+"""A guest as it is at this moment, with what decides whether space that it frees becomes free on its host."""
+
+from dataclasses import dataclass, field
+
+#: The command of the guest agent that trims.
+FSTRIM = "guest-fstrim"
+
+
+@dataclass(frozen=True)
+class AgentNow:
+    """The guest agent.
+
+    Args:
+        configured: the guest's definition has a line to it.
+        answers: whether it answers; ``None`` where that was not asked.
+        commands: that it takes; ``None`` where it did not say.
+        said: what was said where it does not answer.
+    """
+
+    configured: bool = False
+    answers: bool | None = None
+    commands: frozenset[str] | None = None
+    said: str = ""
+
+
+@dataclass(frozen=True)
+class DiskNow:
+    """A disk of a guest, as it is attached.
+
+    Args:
+        target: how the guest's definition calls it: ``vda``, ``scsi0``.
+        bus: ``virtio``, ``scsi``, ``sata``, ...
+        kind: ``file``, ``block``, ``network``, ...
+        format: of its image, as declared.
+        chain: paths of its image and of all that this one stands on, from above; ``None`` in it for what is no path.
+        discard, detect_zeroes: in QEMU's words; empty where the definition says nothing.
+        keeps_clusters: ``discard_no_unref`` is on.
+        granularity: of its discards, in bytes; ``None`` where the definition says nothing.
+        allocated_bytes: what its image occupies; ``None`` where nobody tells.
+    """
+
+    target: str
+    bus: str = ""
+    kind: str = "file"
+    format: str = ""
+    chain: tuple[str, ...] = ()
+    discard: str = ""
+    detect_zeroes: str = ""
+    keeps_clusters: bool = False
+    granularity: int | None = None
+    allocated_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Filesystem:
+    """A filesystem that is mounted in a guest, by its agent; sizes in bytes. ``disks`` are targets."""
+
+    path: str
+    type: str = ""
+    used_bytes: int | None = None
+    total_bytes: int | None = None
+    disks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class GuestNow:
+    """A guest at this moment.
+
+    Args:
+        state: in libvirt's words.
+        machine: its type, such as ``pc-q35-7.2``; empty where nobody tells.
+        snapshots: names of those that its hypervisor keeps.
+    """
+
+    state: str
+    machine: str = ""
+    agent: AgentNow = AgentNow()
+    disks: tuple[DiskNow, ...] = ()
+    filesystems: tuple[Filesystem, ...] = field(default_factory=tuple)
+    snapshots: tuple[str, ...] = ()
+
+    @property
+    def runs(self) -> bool:
+        """Whether its agent could be asked."""
+        return self.state == "running"
+
+
+@dataclass(frozen=True)
+class Trimmed:
+    """A filesystem in a guest that its agent was to trim.
+
+    Args:
+        path: where it is mounted.
+        trimmed_bytes: what it gave back; ``None`` where the agent does not tell (Windows), or it failed.
+        error: the agent's words; empty where it went well.
+    """
+
+    path: str
+    trimmed_bytes: int | None = None
+    error: str = ""
+
+
+def trimmed(paths: object) -> tuple[Trimmed, ...]:
+    """What an agent answers to ``guest-fstrim`` in ``paths``.
+
+    Raises:
+        ValueError: it is something else than it should be.
+    """
+    if not isinstance(paths, list):
+        raise ValueError(repr(paths)[:100])
+    return tuple(
+        Trimmed(
+            str(one.get("path") or ""),
+            one["trimmed"] if isinstance(one.get("trimmed"), int) else None,
+            str(one.get("error") or ""),
+        )
+        for one in paths
+        if isinstance(one, dict)
+    )

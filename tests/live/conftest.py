@@ -1,0 +1,69 @@
+"""Running guests of a real libvirt with filesystems of their own, and Debian's guest agent in them."""
+
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import libvirt
+import libvirt_qemu
+import pytest
+
+from storage_admin.guests.models import Guest
+from storage_admin.hosts.models import Host
+from tests.harness.guests import Disk, Domains, LibvirtGuest
+from tests.working import scan, this_machine
+
+MIB = 1 << 20
+
+
+def filesystem_image(path: Path, form: str = "qcow2", size: str = "256M", *options: str) -> Path:
+    """An image with an ext4 on it."""
+    raw = path.with_suffix(".ext4")
+    subprocess.run(["truncate", "-s", size, raw], check=True)
+    subprocess.run(["mkfs.ext4", "-q", "-F", raw], check=True)
+    subprocess.run(["qemu-img", "convert", "-O", form, *options, raw, path], check=True)
+    raw.unlink()
+    return path
+
+
+def wait_for_agent(guest: LibvirtGuest) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            libvirt_qemu.qemuAgentCommand(guest.domain, '{"execute":"guest-ping"}', 5, 0)
+        except libvirt.libvirtError:
+            assert time.monotonic() < deadline, "the guest's agent does not answer"
+            time.sleep(0.2)
+        else:
+            return
+
+
+def allocated(path: Path) -> int:
+    return path.stat().st_blocks * 512
+
+
+@pytest.fixture
+def agent_guest(domains: Domains) -> Callable[..., LibvirtGuest]:
+    """``agent_guest(Disk(path), …)``: a guest whose agent answers, the filesystem of its first disk at /mnt."""
+
+    def started(*disks: Disk, **how: str) -> LibvirtGuest:
+        guest = domains.run(disks, agent=True, **how)
+        guest.console.run("mount -t ext4 /dev/vda /mnt")
+        wait_for_agent(guest)
+        return guest
+
+    return started
+
+
+def deletes(guest: LibvirtGuest, mib: int) -> None:
+    """The guest writes so many MiB of noise into a file and deletes that."""
+    guest.console.run(f"dd if=/dev/urandom of=/mnt/noise bs=1M count={mib} 2>/dev/null; sync")
+    guest.console.run("rm /mnt/noise; sync")
+
+
+def scanned(folder: Path, guest: LibvirtGuest) -> tuple[Host, Guest]:
+    """This machine with that folder as a pool, and the guest as the scan has found it."""
+    host = this_machine(folder)
+    scan(host)
+    return host, Guest.objects.get(uid=guest.domain.UUIDString())

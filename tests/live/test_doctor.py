@@ -1,0 +1,87 @@
+"""Causes that a definition and an image tell, each by its name, and none where nothing is wrong."""
+
+import pytest
+
+from images.live import doctor
+from images.models import Image
+from storage_admin.hosts.live_facts import FSTRIM, AgentNow, DiskNow, GuestNow
+from storage_admin.hosts.models import StoragePool
+
+AGENT = AgentNow(configured=True, answers=True, commands=frozenset({FSTRIM}))
+GOOD = {"target": "vda", "bus": "virtio", "chain": ("/pool/a",), "discard": "unmap", "detect_zeroes": "unmap"}
+
+
+def image(filesystem: str = "ext4", **facts: object) -> Image:
+    made = {"format": "qcow2", "cluster_size": 65536} | facts
+    return Image(pool=StoragePool(filesystem=filesystem), **made)
+
+
+def found(
+    disk: dict[str, object], of: Image | None = None, agent: AgentNow = AGENT, machine: str = "pc-q35-7.2"
+) -> set[str]:
+    guest = GuestNow("running", machine, agent, (DiskNow(**GOOD | disk),))  # type: ignore[arg-type]
+    return {cause.code for cause in doctor.causes(guest, {} if of is None else {"vda": of})}
+
+
+def test_nothing_is_said_of_a_disk_that_frees_everything() -> None:
+    assert found({}, image()) == set()
+    assert found({"granularity": 65536}, image()) == set()
+    assert found({"bus": "sata"}, image(), machine="pc-i440fx-2.9") == set()
+
+
+@pytest.mark.parametrize(
+    ("disk", "code"),
+    [
+        ({"discard": "ignore"}, "discard_ignored"),
+        ({"discard": ""}, "discard_ignored"),
+        ({"detect_zeroes": "on"}, "zeroes_kept"),
+        ({"detect_zeroes": ""}, "zeroes_kept"),
+        ({"keeps_clusters": True}, "clusters_kept"),
+        ({"bus": "usb"}, "bus_without_discard"),
+        ({"bus": "fdc"}, "bus_without_discard"),
+        ({"chain": ("/pool/a", "/pool/b")}, "held_by_base"),
+        ({"granularity": 131072}, "coarse_granularity"),
+    ],
+)
+def test_a_definition_tells(disk: dict[str, object], code: str) -> None:
+    assert found(disk, image()) == {code}
+
+
+@pytest.mark.parametrize(
+    ("of", "code"),
+    [
+        (image(snapshots=[{"name": "before"}]), "held_by_snapshot"),
+        (image(cluster_size=1 << 21), "large_clusters"),
+        (image("nfs 3"), "nfs_without_holes"),
+        (image("nfs 4.1"), "nfs_without_holes"),
+        (image("vfat"), "filesystem_without_holes"),
+    ],
+)
+def test_an_image_tells(of: Image, code: str) -> None:
+    assert found({}, of) == {code}
+
+
+@pytest.mark.parametrize("filesystem", ["nfs 4.2", "nfs4", "xfs", "zfs", "btrfs", "cifs"])
+def test_nothing_is_said_of_storages_that_can_free_or_are_not_known(filesystem: str) -> None:
+    assert found({}, image(filesystem)) == set()
+
+
+@pytest.mark.parametrize(
+    ("agent", "code"),
+    [
+        (AgentNow(), "no_agent"),
+        (AgentNow(configured=True, answers=False, said="it is not connected"), "agent_silent"),
+        (AgentNow(configured=True, answers=True, commands=frozenset({"guest-ping"})), "agent_cannot_trim"),
+    ],
+)
+def test_an_agent_tells(agent: AgentNow, code: str) -> None:
+    assert found({}, image(), agent) == {code}
+    assert found({}, image(), AgentNow(configured=True)) == set(), "of one that was not asked nothing is known"
+
+
+@pytest.mark.parametrize(
+    ("machine", "passes"), [("pc-q35-3.1", False), ("pc-i440fx-2.12", False), ("pc-q35-4.0", True), ("q35", True)]
+)
+def test_virtio_disks_pass_discards_since_machine_type_4(machine: str, passes: bool) -> None:
+    assert found({}, image(), machine=machine) == (set() if passes else {"bus_without_discard"})
+    assert found({"bus": "scsi"}, image(), machine=machine) == set()
