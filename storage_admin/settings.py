@@ -127,6 +127,8 @@ JOB_KINDS = [
     "storage_admin.guests.kinds.vm_disks.MoveDisk",
     "storage_admin.guests.kinds.vm_disks.Resize",
     "images.live.trim.Trim",
+    "images.live.block_jobs.LiveFlatten",
+    "images.live.block_jobs.LiveMerge",
 ]
 
 #: Every list whose filters can be kept under a name, by what it says of itself (storage_admin/accounts/saved_views.py).

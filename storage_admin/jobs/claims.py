@@ -257,6 +257,26 @@ def give_up(job: Job, code: str, detail: str) -> bool:
     return True
 
 
+def hand_over(job: Job, why: str) -> bool:
+    """A job whose work goes on outside has lost its worker: it waits for the next one, with its locks.
+
+    Args:
+        why: as in "waits for the next worker: …".
+
+    Returns:
+        ``False`` when it is not ours any more.
+    """
+    with transaction.atomic():
+        # The generation moves on: whoever still works for the old one has no say any more.
+        left = job.ours().update(
+            state=Job.State.QUEUED, generation=job.generation + 1, worker="", heartbeat=None, rung=timezone.now(),
+            waiting_for="the next worker", eta_seconds=None, bytes_per_sec=None, stalled_since=None,
+        )  # fmt: skip
+        if left:
+            log(job, f"waits for the next worker: {why}; its work goes on meanwhile", JobLog.Level.WARNING)
+    return bool(left)
+
+
 def may_swap(job: Job) -> bool:
     """Whether the agent may rename now: asked by the controller in the moment before it says ``go``."""
     return bool(job.ours().filter(cancel_requested=False).update(stage="swapping", heartbeat=timezone.now()) == 1)

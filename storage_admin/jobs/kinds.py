@@ -79,6 +79,17 @@ class Unsuccessful:
     open_from: str = "swapping"
 
 
+#: What a row keeps of a job whose work is begun outside of the dashboard, and goes on there without a worker.
+BEGUN = "begun"
+
+
+class GoesOnError(Exception):
+    """Whoever follows a job has to leave it, and its work goes on outside: the next worker takes it over.
+
+    The argument says why.
+    """
+
+
 class JobKind(ABC):
     """One kind of job.
 
@@ -107,6 +118,9 @@ class JobKind(ABC):
     #: The most of a worker's threads that jobs of this kind may have: what starts by itself on every host at once must
     #: not keep a job waiting that somebody has asked for.
     share: ClassVar[float] = 1.0
+    #: Its work goes on outside of the dashboard when its worker ends, once the row keeps :data:`BEGUN`: the next worker
+    #: finds it there and takes it over, and a cancel waits for that one.
+    goes_on: ClassVar[bool] = False
     #: From where to where each of the agent's stages brings the whole job, in percent; unknown stages do not move it.
     stages: ClassVar[dict[str, tuple[float, float]]] = {}
     #: Whether its progress is counted in bytes, or in something else, as steps.
@@ -315,6 +329,12 @@ def _sentence(error: jsonschema.ValidationError) -> str:
 def leaves_traces(job: Job) -> bool:
     """Whether a job that was cut off may have left files on its host, which a recovery then looks for."""
     return job.rewrites or get(job.kind).measures
+
+
+def goes_on(job: Job) -> bool:
+    """Whether a job's work goes on outside of the dashboard without a worker."""
+    kind = _table().get(job.kind)
+    return kind is not None and kind.goes_on and BEGUN in job.kept
 
 
 def unsuccessful(job: Job) -> Unsuccessful:

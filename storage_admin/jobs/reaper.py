@@ -65,6 +65,10 @@ def _alive(pid: int) -> bool:
 
 
 def _interrupt(job: Job, why: str) -> int:
+    if kinds.goes_on(job):
+        if claims.hand_over(job, why):
+            ring_now(job.pk)
+        return 0
     with transaction.atomic():
         # The generation moves on: whoever still works for the old one is not let go.
         marked = job.ours().update(

@@ -20,7 +20,7 @@ from storage_admin.hosts.proxmox.errors import TOKEN_REFUSED
 from storage_admin.hosts.session import AgentSession
 from storage_admin.hosts.transport import agent_bundle, agent_command
 from storage_admin.jobs import claims, kinds
-from storage_admin.jobs.kinds import JobKind
+from storage_admin.jobs.kinds import GoesOnError, JobKind
 from storage_admin.jobs.liveness import Silence, heart
 from storage_admin.jobs.models import Job, JobLog
 from storage_admin.jobs.plan_and_progress import Recorder, plain
@@ -71,9 +71,15 @@ def run(job_id: int) -> None:
         recorder = Recorder(job, kind.stages, in_bytes=kind.progress_in_bytes, at_most=kind.at_most(job))
         try:
             result = _work(job, kind, recorder)
+        except GoesOnError as left:
+            _hand_over(job, recorder, str(left))
+            return
         except (RefusedError, HostError, StoppedError) as error:
             _end_badly(job, recorder, error.code, error.detail)
         except DATABASE_AWAY as error:
+            if kinds.goes_on(job):
+                _hand_over(job, recorder, "the database went away")
+                return
             _end_badly(job, recorder, protocol.INTERRUPTED, f"The database went away in the middle of it: {error}")
         except Exception as error:
             # Whatever else happens is a bug. It must show as one, and the row must not stay "running".
@@ -104,7 +110,7 @@ def _work(job: Job, kind: JobKind, recorder: Recorder) -> dict[str, Any]:
     kind.prepare(job)
     if kind.in_controller(job):
         recorder.flush()
-        if recorder.cancel_requested:
+        if recorder.cancel_requested and not kinds.goes_on(job):
             raise StoppedError(protocol.CANCELLED, _("Cancelled before it began."))
         return kind.work(job, recorder)
     with agent_command(job.host) as command, AgentSession(command, agent_bundle().hash) as session:
@@ -236,6 +242,14 @@ def _end_well(job: Job, kind: JobKind, recorder: Recorder, result: dict[str, Any
         logger.exception("job %s: recording its result", job.pk)
         recorder.log(traceback.format_exc(), JobLog.Level.ERROR)
         _end_badly(job, recorder, protocol.BUG, f"The work is done, but its result could not be recorded: {error!r}.")
+
+
+def _hand_over(job: Job, recorder: Recorder, why: str) -> None:
+    def write() -> None:
+        recorder.flush()
+        claims.hand_over(job, why)
+
+    _persist(write)
 
 
 def _end_badly(job: Job, recorder: Recorder, code: str, detail: str) -> None:

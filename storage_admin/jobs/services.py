@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from django.db import IntegrityError, transaction
+from django.db.models import QuerySet
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
@@ -171,11 +172,11 @@ def cancel(actor: Actor, job: Job) -> Job:
     actor.require(Role.OPERATOR, job.host.slug)
     with transaction.atomic():
         now = timezone.now()
-        waiting = Job.objects.filter(pk=job.pk, state=Job.State.QUEUED)
+        waiting, running = _not_begun(job), Job.objects.filter(pk=job.pk, state__in=Job.ACTIVE)
         waited = waiting.update(state=Job.State.CANCELLED, finished=now, cancel_requested=True, waiting_for="") == 1
         if waited:
             ResourceLock.objects.filter(job=job).delete()
-        elif Job.objects.filter(pk=job.pk, state=Job.State.RUNNING).update(cancel_requested=True) != 1:
+        elif running.update(cancel_requested=True) != 1:
             raise InvalidError(_("Job {job} has ended already: there is nothing to cancel.").format(job=job.pk))
         claims.log(job, f"cancel requested by {actor.name}")
         audit(actor, "job cancelled", job, after={"job": job.pk})
@@ -183,6 +184,11 @@ def cancel(actor: Actor, job: Job) -> Job:
             tell_end(job.pk)
     job.refresh_from_db()
     return job
+
+
+def _not_begun(job: Job) -> QuerySet[Job]:
+    """The row, as long as nothing of the job is begun: it is queued, and nothing of it goes on without a worker."""
+    return Job.objects.filter(pk=job.pk, state=Job.State.QUEUED).exclude(kept__has_key=kinds.BEGUN)
 
 
 def withdraw(actor: Actor, job: Job, why: str) -> bool:
@@ -199,7 +205,7 @@ def withdraw(actor: Actor, job: Job, why: str) -> bool:
     """
     actor.require(Role.OPERATOR, job.host.slug)
     with transaction.atomic():
-        waiting = Job.objects.filter(pk=job.pk, state=Job.State.QUEUED)
+        waiting = _not_begun(job)
         values = {"state": Job.State.CANCELLED, "finished": timezone.now(), "waiting_for": "", "cancel_requested": True}
         if waiting.update(**values) != 1:
             return False

@@ -1,0 +1,345 @@
+"""The job kinds ``live_flatten`` and ``live_merge``: QEMU shortens the chain of a disk while its guest runs.
+
+The states of such a job are planned, started, mirroring, ready, pivoting, and at its end done or aborted. It goes on in
+QEMU when dashboard, worker or libvirtd end: the next worker finds it by what the row keeps, and takes it over. Nothing
+counts as done before the chain, read again from the running guest, is the planned one.
+"""
+
+import shlex
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from django.utils.translation import gettext, gettext_noop
+from django.utils.translation import gettext_lazy as _
+
+from images.live.disks import Layers, layers_of
+from images.live.follow import Follower, keep, kept, settled
+from images.models import Image
+from images.rewrite import neighbours, record, refusals
+from storage_admin.accounts.models import Actor
+from storage_admin.agent import protocol
+from storage_admin.agent.protocol import HostError, RefusedError
+from storage_admin.guests.kinds.vm_disks import find
+from storage_admin.guests.models import Guest
+from storage_admin.hosts import qemu_bugs
+from storage_admin.hosts.libvirt import running
+from storage_admin.hosts.libvirt.block_jobs import Wanted
+from storage_admin.hosts.libvirt.relay import why_read_only
+from storage_admin.hosts.models import Host
+from storage_admin.jobs.kinds import BEGUN, JobKind, Lock, Target, Unsuccessful
+from storage_admin.jobs.models import Job
+from storage_admin.jobs.plan_and_progress import Affected, Plan, Recorder, Refusal
+
+_DISK = {"type": "string", "minLength": 1, "maxLength": 40, "description": _("The disk (its target), such as vda.")}
+_PATH: dict[str, Any] = {"type": ["string", "null"], "maxLength": 4096, "default": None}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What would be done to a chain. ``top`` and ``base`` are places in it, as of :class:`block_jobs.Wanted`."""
+
+    reason: str
+    command: list[str]
+    top: int = 0
+    base: int | None = None
+    #: Of the image that grows: bytes that it has, and may have at most afterwards; ``None`` where nobody knows.
+    grows: Image | None = None
+    before: int | None = None
+    most: int | None = None
+    refusals: tuple[Refusal, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+class LiveKind(JobKind):
+    """A kind that has QEMU change what a running libvirt guest's disk stands on."""
+
+    target = "guest"
+    goes_on = True
+    op: ClassVar[str]
+    unsuccessful = {
+        "": Unsuccessful(
+            gettext_noop(
+                "The guest's data is whole; what its disk stands on now, the guest's page shows after a scan."
+            ),
+            gettext_noop("The guest's data is whole, and its disk stands on the same images as before."),
+        )
+    }
+
+    @property
+    def options_schema(self) -> dict[str, Any]:
+        return super().options_schema | {"required": ["disk"]}
+
+    def resolve(self, target_id: int) -> Target:
+        guest = find(target_id)
+        return Target(kind="guest", id=guest.pk, host=guest.host, label=guest.name)
+
+    def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
+        found = [Lock(f"guest:{target.id}", exclusive=True)]
+        for disk in find(target.id).disks.filter(target=options["disk"], only_in="").select_related("use__image"):
+            if (use := getattr(disk, "use", None)) is not None:
+                for image in (use.image, *neighbours.ancestors(use.image)):
+                    found += neighbours.locks_on(image, exclusive=True)
+        return list({lock.key: lock for lock in found}.values())
+
+    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
+        guest = find(target_id)
+        layers, against = _looked(guest, options["disk"])
+        choice = Choice(gettext("{title}: {guest}.").format(title=self.title, guest=guest.name), [])
+        if layers is not None:
+            choice = self.choose(guest, layers, options)
+            against = [*layers.refusals, *choice.refusals, *_room(choice)]
+        by_hand = [Refusal("qemu_bug", one) for one in qemu_bugs.against(guest.host, self.name)]
+        grown = None if choice.most is None or choice.before is None else choice.most - choice.before
+        return Plan(
+            method=self.name,
+            reason=choice.reason,
+            commands=(shlex.join(choice.command),) if choice.command else (),
+            facts_at=guest.last_seen,
+            before_bytes=choice.before,
+            predicted_low=choice.before,
+            predicted_high=choice.most,
+            scratch_bytes=grown,
+            scratch_pool=None if choice.grows is None else choice.grows.pool_id,
+            lasting_bytes=grown,
+            refusals=tuple(against),
+            by_hand=tuple(by_hand),
+            warnings=(*(one.detail for one in by_hand), *choice.warnings),
+            affected_images=tuple(Affected(image.pk, image.name) for image in (layers.images if layers else ())),
+            affected_guests=(Affected(guest.pk, guest.name, guest.state),),
+            options=options,
+        )
+
+    @abstractmethod
+    def choose(self, guest: Guest, layers: Layers, options: dict[str, Any]) -> Choice:
+        """What would be done to a disk's chain as it is now."""
+
+    def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
+        guest = find(job.target_id)
+        begun = BEGUN in job.kept
+        wanted, before = kept(job) if begun else self._begin(job, guest)
+        ended = Follower(job, recorder, guest, wanted).run(taken_over=begun)
+        result = settled(guest, wanted, ended, cancelled=recorder.cancel_requested)
+        after = self._allocated(guest, wanted)
+        words = result["words"]
+        recorder.log(words)
+        return result | {"before_bytes": before, "after_bytes": after}
+
+    def _begin(self, job: Job, guest: Guest) -> tuple[Wanted, int | None]:
+        """Plans anew, and keeps what is begun before it is."""
+        layers, against = _looked(guest, job.options["disk"])
+        choice = None if layers is None else self.choose(guest, layers, job.options)
+        for refusal in [*against, *(layers.refusals if layers else ()), *(choice.refusals if choice else ())]:
+            raise RefusedError(refusal.code, refusal.detail)
+        if layers is None or choice is None:
+            raise HostError(gettext("libvirt told nothing of the disk."))
+        given = job.options["bandwidth_bytes_sec"]
+        speed = guest.host.bandwidth_bytes_sec if given is None else given
+        wanted = Wanted(
+            guest.uid, job.options["disk"], self.op, layers.chain, choice.top, choice.base, speed or 0
+        )  # fmt: skip
+        keep(job, "planned", wanted, choice.before)
+        return wanted, choice.before
+
+    def _allocated(self, guest: Guest, wanted: Wanted) -> int | None:
+        """What the disk's image occupies now, where that is the one that has grown."""
+        try:
+            disks = running.look(guest.host, guest.uid).disks
+        except (RefusedError, HostError):
+            return None
+        return next((disk.allocated_bytes for disk in disks if disk.target == wanted.disk), None)
+
+    def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
+        if result["before_bytes"] is not None and result["after_bytes"] is not None:
+            image = Image.objects.filter(path=result["chain"][0], host=job.host).select_related("pool").first()
+            record.write_line(job, image.pool if image else None, result["before_bytes"], result["after_bytes"])
+        return result
+
+    def ended(self, job: Job) -> None:
+        record.rescan(job)
+
+
+class LiveFlatten(LiveKind):
+    """Block pull: what the images below hold moves up into the image that the guest writes to."""
+
+    name = "live_flatten"
+    title = _("Flatten while the guest runs")
+    description = _(
+        "Shortens the backing chain of a running guest's disk: QEMU copies the data of the images below into the "
+        "disk's own image (block pull), which then stands alone or on a lower image."
+    )
+    op = "pull"
+    properties = {
+        "disk": _DISK,
+        "down_to": _PATH | {"description": _("Path of the image below that stays its backing file; null for none.")},
+        "bandwidth_bytes_sec": record.SPEED_OPTIONS["bandwidth_bytes_sec"],
+    }
+
+    def choose(self, guest: Guest, layers: Layers, options: dict[str, Any]) -> Choice:
+        base, against = None, list[Refusal]()
+        if len(layers.chain) < 2:
+            against.append(
+                Refusal(
+                    "stale_plan",
+                    gettext("{disk} has no backing file: there is nothing to flatten.").format(disk=layers.disk),
+                )
+            )
+        elif options["down_to"] is not None:
+            if options["down_to"] not in layers.chain[2:]:
+                sentence = gettext("{path} is not an image below the direct backing file of {disk}.")
+                against.append(Refusal("stale_plan", sentence.format(path=options["down_to"], disk=layers.disk)))
+            else:
+                base = layers.chain.index(options["down_to"])
+        taken = layers.images_at(range(1, len(layers.chain) if base is None else base))
+        own = layers.images_at([0])
+        before = layers.allocated
+        held = None if None in (known := [image.allocated_size for image in taken]) else sum(filter(None, known))
+        most = None if before is None or held is None or len(taken) < len(layers.chain[1:base]) else before + held
+        reason = gettext(
+            "QEMU copies what the {count} images below hold into {image}, which stands on {base} afterwards. {guest} "
+            "goes on running, and the images below stay as they are."
+        ).format(
+            count=len(layers.chain[1:base]), image=layers.names[0],
+            base=gettext("no backing file") if base is None else layers.names[base], guest=guest.name,
+        )  # fmt: skip
+        command = ["virsh", "blockpull", guest.name, layers.disk]
+        command += [] if base is None else ["--base", layers.chain[base]]
+        return Choice(
+            reason, command, 0, base, own[0] if own else None, before, most, tuple(against),
+            (gettext("There is no undo: the image stands on its own data afterwards. The guest sees no difference."),),
+        )  # fmt: skip
+
+
+class LiveMerge(LiveKind):
+    """Block commit: what an overlay holds moves down into the image below it."""
+
+    name = "live_merge"
+    title = _("Merge while the guest runs")
+    description = _(
+        "Shortens the backing chain of a running guest's disk: QEMU writes what an overlay holds into the image below "
+        "it (block commit). Merging the top one switches the guest over to the image below."
+    )
+    op = "commit"
+    properties = {
+        "disk": _DISK,
+        "layer": _PATH | {"description": _("Path of the overlay to merge; null for the one that the guest writes to.")},
+        "into": _PATH | {"description": _("Path of the image that it is merged into; null for the one right below.")},
+        "bandwidth_bytes_sec": record.SPEED_OPTIONS["bandwidth_bytes_sec"],
+    }
+
+    def choose(self, guest: Guest, layers: Layers, options: dict[str, Any]) -> Choice:
+        chain, against = layers.chain, list[Refusal]()
+        top = 0 if options["layer"] is None else _place(layers, options["layer"], against)
+        base = top + 1 if options["into"] is None else _place(layers, options["into"], against)
+        if not against and not 0 <= top < base < len(chain):
+            sentence = gettext(
+                "Nothing can be merged there: {disk} stands on {count} images, and the other must be below."
+            )
+            against.append(Refusal("stale_plan", sentence.format(disk=layers.disk, count=len(chain) - 1)))
+        if against:
+            return Choice(
+                gettext("{title}: {guest}.").format(title=self.title, guest=guest.name), [], refusals=tuple(against)
+            )
+        against += _needed(layers, top, base)
+        grows = layers.images_at([base])
+        held = [image.allocated_size for image in layers.images_at(range(top, base))]
+        before = grows[0].allocated_size if grows else None
+        known = before is not None and len(held) == base - top and None not in held
+        most = (before or 0) + sum(filter(None, held)) if known else None
+        reason = gettext(
+            "QEMU writes what {layer} holds into {image}. {guest} goes on running; afterwards its disk stands on "
+            "{count} images fewer."
+        ).format(layer=layers.names[top], image=layers.names[base], guest=guest.name, count=base - top)
+        command = ["virsh", "blockcommit", guest.name, layers.disk, "--base", chain[base], "--top", chain[top]]
+        command += ["--active", "--pivot"] if top == 0 else []
+        return Choice(
+            reason, command, top, base, grows[0] if grows else None, before, most, tuple(against),
+            (
+                gettext(
+                    "There is no undo: {image} is written to. The files of the merged overlays stay, and must never be "
+                    "attached to a guest again: delete them."
+                ).format(image=layers.names[base]),
+            ),
+        )  # fmt: skip
+
+    def _allocated(self, guest: Guest, wanted: Wanted) -> int | None:
+        return super()._allocated(guest, wanted) if wanted.top == 0 else None
+
+
+def _place(layers: Layers, path: str, against: list[Refusal]) -> int:
+    if path in layers.chain:
+        return layers.chain.index(path)
+    sentence = gettext("{disk} does not stand on {path}.").format(disk=layers.disk, path=path)
+    against.append(Refusal("stale_plan", sentence))
+    return -1
+
+
+def _needed(layers: Layers, top: int, base: int) -> list[Refusal]:
+    """Who else needs what a merge changes or leaves behind: the images between, and the one that is written to."""
+    found: list[Refusal] = []
+    if len(layers.images_at(range(top, base + 1))) != base - top + 1:
+        found.append(
+            Refusal(
+                "outside_pool",
+                gettext(
+                    "Not all images below {disk} are in registered pools: nobody knows who else needs them."
+                ).format(disk=layers.disk),
+            )
+        )
+    for place, image in layers.found(range(top, base + 1)):
+        near = neighbours.of(image)
+        # One overlay is the layer above, one guest's disk the disk itself.
+        above, own = (
+            (0 if place == 0 else 1),
+            [disk for disk in near.own_disks if disk.target != layers.disk or disk.guest_id != layers.guest_id],
+        )
+        others = [
+            *near.needed_by,
+            *(gettext("Guest {guest} uses it as a disk.").format(guest=disk.guest.name) for disk in own),
+        ]
+        if image.overlays_count > above or others:
+            sentence = gettext("{image} is needed by others as it is: {others}").format(
+                image=image.name,
+                others=" ".join(others) or gettext("{count} overlays stand on it.").format(count=image.overlays_count),
+            )
+            found.append(Refusal("shared_base", sentence))
+        if why := near.needs_unknown or image.pool.owners_unknown or image.host.owners_unknown:
+            found.append(
+                Refusal(
+                    "guests_unknown", gettext("{why} Nobody knows who needs {image}.").format(why=why, image=image.name)
+                )
+            )
+        found += refusals.for_pool(image.pool)
+    return found
+
+
+def _looked(guest: Guest, disk: str) -> tuple[Layers | None, list[Refusal]]:
+    """A disk's chain as the running guest has it now, or why it is not known."""
+    host: Host = guest.host
+    if guest.kind != Guest.Kind.DOMAIN:
+        sentence = gettext("{guest} is no guest of libvirt: only those are changed while they run.")
+        return None, [Refusal(protocol.INVALID, sentence.format(guest=guest.name))]
+    if why := why_read_only(host):
+        return None, [Refusal("tool_missing", why)]
+    try:
+        now = running.look(host, guest.uid)
+    except (RefusedError, HostError) as error:
+        return None, [Refusal(error.code, error.detail)]
+    if not now.runs:
+        sentence = gettext("{guest} is not running ({state}): use the jobs of its images instead.")
+        return None, [Refusal(protocol.INVALID, sentence.format(guest=guest.name, state=now.state))]
+    found = next((one for one in now.disks if one.target == disk), None)
+    if found is None:
+        sentence = gettext("{guest} has no disk {disk} that can be written to; it has {targets}.").format(
+            guest=guest.name, disk=disk, targets=", ".join(one.target for one in now.disks) or "none"
+        )
+        return None, [Refusal(protocol.INVALID, sentence)]
+    return layers_of(guest, now, found), []
+
+
+def _room(choice: Choice) -> list[Refusal]:
+    """Whether the pool of the image that grows has room for that."""
+    if choice.grows is None or choice.most is None or choice.before is None:
+        return []
+    pool, more = choice.grows.pool, choice.most - choice.before
+    return refusals.for_space(pool, more)

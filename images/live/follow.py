@@ -1,0 +1,151 @@
+"""Follows a block job of QEMU to its end, whatever goes away meanwhile, and says what came of it.
+
+What is kept on the job's row (:data:`BEGUN`) is written before anything is begun: by it the next worker finds the
+block job, in QEMU or by its effect on the chain, and goes on.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from django.utils.translation import gettext
+
+from storage_admin.agent import protocol
+from storage_admin.agent.protocol import HostError, StoppedError
+from storage_admin.guests.models import Guest
+from storage_admin.hosts.libvirt import block_jobs
+from storage_admin.hosts.libvirt.block_jobs import Ended, LostError, Wanted
+from storage_admin.jobs import runner
+from storage_admin.jobs.kinds import BEGUN, GoesOnError
+from storage_admin.jobs.models import Job
+from storage_admin.jobs.plan_and_progress import Recorder
+
+#: The guest ended while its block job was at work.
+GUEST_ENDED = "guest_ended"
+
+
+def keep(job: Job, stage: str, wanted: Wanted, before: int | None) -> None:
+    """Keeps with a running job what is begun, and how far it is.
+
+    Args:
+        before: bytes that the image occupied which grows.
+    """
+    job.kept = job.kept | {BEGUN: {"stage": stage, "before": before, **asdict(wanted)}}
+    job.ours().update(kept=job.kept)
+
+
+def kept(job: Job) -> tuple[Wanted, int | None]:
+    """What was kept: the block job, and the size before."""
+    begun: Mapping[str, Any] = job.kept[BEGUN]
+    fields = {name: begun[name] for name in ("uid", "disk", "op", "chain", "top", "base", "bytes_per_second")}
+    return Wanted(**fields), begun["before"]
+
+
+class Follower:
+    """Follows a block job to its end, whatever goes away meanwhile."""
+
+    def __init__(self, job: Job, recorder: Recorder, guest: Guest, wanted: Wanted) -> None:
+        self._job, self._recorder, self._guest, self._wanted = job, recorder, guest, wanted
+
+    def run(self, *, taken_over: bool) -> Ended:
+        """Starts it, or takes over what another worker has begun."""
+        if taken_over:
+            self._recorder.log("taken over from the worker before")
+        started = taken_over and self._job.kept[BEGUN]["stage"] != "planned"
+        look_first = taken_over
+        while True:
+            try:
+                if look_first:
+                    ended = self._follow(start=False)
+                    # What was only planned and is not there was never begun, or ended without any effect.
+                    if (
+                        started
+                        or not ended.active
+                        or ended.chain != self._wanted.chain
+                        or self._recorder.cancel_requested
+                    ):
+                        return ended
+                return self._follow(start=True)
+            except LostError as lost:
+                look_first, started = True, self._job.kept[BEGUN]["stage"] != "planned"
+                self._recorder.progress(
+                    {"stage": "lost", "message": f"libvirt does not answer; it is asked again: {lost}"}
+                )
+                until = time.monotonic() + block_jobs.AGAIN
+                while time.monotonic() < until:
+                    self._order("lost")
+                    time.sleep(block_jobs.AGAIN / 4)
+
+    def _follow(self, *, start: bool) -> Ended:
+        return block_jobs.follow(
+            self._guest.host, self._wanted, start=start, told=self._told, order=self._order
+        )  # fmt: skip
+
+    def _told(self, document: dict[str, Any]) -> None:
+        stage = document["stage"]
+        begun = self._job.kept[BEGUN]
+        if stage != begun["stage"]:
+            keep(self._job, stage, self._wanted, begun["before"])
+            self._recorder.log(stage)
+        self._recorder.progress({"stage": stage, "done": document.get("done"), "total": document.get("total")})
+
+    def _order(self, stage: str) -> str:
+        self._recorder.tick()
+        if runner.stopping.is_set():
+            raise GoesOnError("this worker was told to end")
+        if self._recorder.cancel_requested:
+            if not self._job.ours().exists():
+                raise GoesOnError("another worker has it")
+            return "abort"
+        return "pivot" if stage == "ready" and self._job.ours().filter(cancel_requested=False).exists() else ""
+
+
+def settled(guest: Guest, wanted: Wanted, ended: Ended, *, cancelled: bool) -> dict[str, Any]:
+    """What came of it, by what the disk stands on now.
+
+    Raises:
+        StoppedError: it was cancelled, and stands as before.
+        HostError: it stands as before, or on something else; or the guest has ended.
+    """
+    told = {"disk": wanted.disk, "before": {"chain": wanted.chain}, "now": {"chain": ended.chain}, "chain": ended.chain}
+    if not ended.active:
+        raise HostError(
+            gettext(
+                "{guest} ended while the block job was at work, and the job with it. No data of the guest is lost: its "
+                "disk stands on the images that its header names."
+            ).format(guest=guest.name),
+            GUEST_ENDED,
+        )
+    if ended.chain == wanted.result:
+        if ended.later is not None and ended.later != ended.chain[0]:
+            raise HostError(
+                gettext(
+                    "{disk} of {guest} runs on {now} now, and its definition names {later} for the next start: mend "
+                    "that with virsh edit before the guest is shut down."
+                ).format(
+                    disk=wanted.disk, guest=guest.name, now=ended.chain[0], later=ended.later or gettext("nothing")
+                )
+            )
+        words = (
+            f"{wanted.disk} of {guest.name} stood on {len(wanted.chain) - 1} images below its own, and stands on "
+            f"{len(ended.chain) - 1} now."
+        )
+        return told | {"words": words}
+    if ended.chain == wanted.chain:
+        if cancelled:
+            raise StoppedError(
+                protocol.CANCELLED,
+                gettext("Cancelled: QEMU gave the block job up, and the disk stands on the same images as before."),
+            )
+        raise HostError(
+            gettext(
+                "QEMU ended the block job before it was done: another program aborted it, or a read or a write failed "
+                "(see the guest's log on its host). The disk stands on the same images as before."
+            )
+        )
+    raise HostError(
+        gettext("{disk} of {guest} stands on other images than planned now: {chain}. Scan the host and look.").format(
+            disk=wanted.disk, guest=guest.name, chain=", ".join(ended.chain) or gettext("none")
+        )
+    )

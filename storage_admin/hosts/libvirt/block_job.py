@@ -1,0 +1,168 @@
+"""Starts, or takes over, a block job of a running domain, and follows it to its end: ``block_job URI``.
+
+It reads lines and writes lines, each a JSON document. The first line that it reads is the request:
+
+- ``uid``, ``disk`` (its target), ``op``: ``pull`` or ``commit``;
+- ``chain``: paths of the disk's images from above, as they were planned; ``top``, ``base``: places in it, of a commit
+  the layers from ``top`` to right above ``base`` go into ``base``, of a pull all between the first one and ``base``
+  (``null`` for the whole chain) move up;
+- ``bytes_per_second``: at most, 0 for no limit;
+- ``start``: else it only takes over what is at work.
+
+Afterwards ``{"do": "abort"}`` gives the job up. It writes ``{"stage": …, "done": …, "total": …}`` at least once a
+second, and at last ``ended`` with what the disk stands on now, ``contradiction`` where the domain is not what the
+request takes it for and nothing was begun, or ``error``. A block job goes on in QEMU when this process ends: whoever
+started it may come back and take it over.
+"""
+
+import json
+import select
+import sys
+from typing import IO, Any
+from xml.etree import ElementTree as ET
+
+import libvirt
+
+from storage_admin.hosts.libvirt import helper
+from storage_admin.hosts.libvirt.domains import disk_paths
+
+#: Seconds between two looks.
+_POLL = 0.25
+_PIVOTS = (libvirt.VIR_DOMAIN_BLOCK_JOB_TYPE_ACTIVE_COMMIT, libvirt.VIR_DOMAIN_BLOCK_JOB_TYPE_COPY)
+_GONE = (libvirt.VIR_ERR_OPERATION_INVALID, libvirt.VIR_ERR_NO_DOMAIN)
+
+
+class ContradictedError(Exception):
+    """The domain is not what the request takes it for; the argument says in what."""
+
+
+def main(uri: str) -> None:
+    helper.prepare()
+    orders = open(0, "rb", buffering=0)  # noqa: SIM115 (unbuffered: what has come is seen by select)
+    request = json.loads(orders.readline())
+    try:
+        domain = libvirt.open(uri).lookupByUUIDString(request["uid"])
+        if request["start"]:
+            _start(domain, request)
+        _follow(domain, request["disk"], orders)
+        helper.say({"ended": True, **look(domain, request["disk"])})
+    except ContradictedError as error:
+        helper.say({"contradiction": str(error)})
+    except libvirt.libvirtError as error:
+        helper.say({"error": str(error)})
+
+
+def look(domain: Any, disk: str) -> dict[str, Any]:
+    """What a disk stands on: while the domain runs, and what its definition names for the next start."""
+    active = bool(domain.isActive())
+    found: dict[str, Any] = {"active": active, "chain": chain(domain, disk) if active else [], "later": None}
+    if domain.isPersistent():
+        xml = domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE)
+        found["later"] = disk_paths(domain.connect(), xml).get(disk)
+    return found
+
+
+def chain(domain: Any, disk: str) -> list[str]:
+    """The paths of a running domain's disk and of all that it stands on, from above."""
+    xml = domain.XMLDesc()
+    element = _element(ET.fromstring(xml), disk)  # noqa: S314 (libvirt wrote it)
+    if element is None:
+        return []
+    found, below = [disk_paths(domain.connect(), xml).get(disk, "")], element.find("backingStore")
+    while below is not None and (source := below.find("source")) is not None:
+        found.append(source.get("file") or source.get("dev") or "")
+        below = below.find("backingStore")
+    return found
+
+
+def _element(root: ET.Element, disk: str) -> ET.Element | None:
+    for element in root.findall("devices/disk"):
+        target = element.find("target")
+        if target is not None and target.get("dev") == disk:
+            return element
+    return None
+
+
+def _start(domain: Any, request: dict[str, Any]) -> None:
+    disk, planned, top, base = request["disk"], request["chain"], request["top"], request["base"]
+    name = domain.name()
+    if not domain.isActive():
+        raise ContradictedError(f"{name} does not run")
+    if domain.blockJobInfo(disk, 0):
+        raise ContradictedError(f"another block job is at work on {disk} of {name}")
+    if (now := chain(domain, disk)) != planned:
+        raise ContradictedError(f"{disk} of {name} stands on other images by now: {', '.join(now) or 'none'}")
+    refuse_memories(domain)
+    if request["op"] == "pull":
+        flags = libvirt.VIR_DOMAIN_BLOCK_REBASE_BANDWIDTH_BYTES
+        domain.blockRebase(disk, None if base is None else planned[base], request["bytes_per_second"], flags)
+    else:
+        flags = libvirt.VIR_DOMAIN_BLOCK_COMMIT_BANDWIDTH_BYTES
+        flags |= libvirt.VIR_DOMAIN_BLOCK_COMMIT_ACTIVE if top == 0 else 0
+        domain.blockCommit(disk, planned[base], planned[top], request["bytes_per_second"], flags)
+    helper.say({"stage": "started"})
+
+
+def refuse_memories(domain: Any) -> None:
+    """What libvirt keeps beside a definition, and what would not agree with a changed chain any more."""
+    name = domain.name()
+    if domain.snapshotNum():
+        raise ContradictedError(f"{name} has snapshots in libvirt, which name the images: delete them first")
+    if domain.listAllCheckpoints():
+        raise ContradictedError(f"{name} has checkpoints in libvirt, which belong to the images: delete them first")
+    try:
+        domain.backupGetXMLDesc()
+    except libvirt.libvirtError:
+        return  # no backup is running
+    raise ContradictedError(f"a backup of {name} is running: wait for its end")
+
+
+def _follow(domain: Any, disk: str, orders: IO[bytes]) -> None:
+    """Tells how far the job is until there is none any more; ends this process where nobody listens any more."""
+    aborted = False
+    while True:
+        try:
+            info = domain.blockJobInfo(disk, libvirt.VIR_DOMAIN_BLOCK_JOB_INFO_BANDWIDTH_BYTES)
+        except libvirt.libvirtError as error:
+            if error.get_error_code() in _GONE and not _runs(domain):
+                return  # the guest ended, and its jobs with it
+            raise
+        if not info:
+            return
+        ready = info["type"] in _PIVOTS and _is_ready(domain, disk)
+        stage = "aborting" if aborted else "ready" if ready else "mirroring"
+        helper.say({"stage": stage, "done": info["cur"], "total": info["end"]})
+        order = _order(orders)
+        if order == "abort" and not aborted:
+            aborted = True
+            domain.blockJobAbort(disk, libvirt.VIR_DOMAIN_BLOCK_JOB_ABORT_ASYNC)
+        elif ready and order == "pivot" and not aborted:
+            helper.say({"stage": "pivoting"})
+            domain.blockJobAbort(disk, libvirt.VIR_DOMAIN_BLOCK_JOB_ABORT_PIVOT)
+
+
+def _runs(domain: Any) -> bool:
+    try:
+        return bool(domain.isActive())
+    except libvirt.libvirtError:
+        return False
+
+
+def _is_ready(domain: Any, disk: str) -> bool:
+    element = _element(ET.fromstring(domain.XMLDesc()), disk)  # noqa: S314 (libvirt wrote it)
+    mirror = None if element is None else element.find("mirror")
+    return mirror is not None and mirror.get("ready") == "yes"
+
+
+def _order(orders: IO[bytes]) -> str:
+    """What is wanted; empty where nothing came within a moment."""
+    if not select.select([orders], [], [], _POLL)[0]:
+        return ""
+    line = orders.readline()
+    if not line:
+        sys.exit(0)  # nobody listens any more; the job goes on
+    return str(json.loads(line)["do"])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
