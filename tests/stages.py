@@ -1,16 +1,21 @@
 """What `make check`, `make test` and `make night` run: every stage, also after one that failed, then one table.
 
 `python -m tests.stages` runs what a merge has to pass; with names (`check`, `night`, or those of the table) these.
+A night takes hours: with `--go-on`, stages that passed before at the same commit are not run again, so that one that
+was cut off comes to its end, and its table is of one state of the code.
 """
 
 import argparse
+import json
+import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from tests.faults.figures import NIGHTLY
-from tests.stage_runs import Outcome, Stage, run
+from tests.stage_runs import ROOT, Outcome, Stage, run
 
 BIN = Path(sys.executable).parent
 #: One more than the cores that `make test` is made for: much of a test is waiting for disks and other programs.
@@ -93,8 +98,15 @@ TIERS = {
 }
 
 
-def main(wanted: Sequence[str]) -> int:
+#: What passed, a file for each commit.
+PASSED = ROOT / "var" / "passed"
+
+
+def main(wanted: Sequence[str], *, go_on: bool = False) -> int:
     """Runs the tiers, or the stages, of these names (`test`, without any) and prints the table.
+
+    Args:
+        go_on: leaves out what passed before at this commit.
 
     Returns:
         0 when everything passed, else 1.
@@ -107,11 +119,43 @@ def main(wanted: Sequence[str]) -> int:
     named = set(wanted or ["test"])
     tiers = {stage.name for name in named & TIERS.keys() for stage in TIERS[name]}
     chosen = [stage for name, stage in every.items() if name in named | tiers or stage.group in named]
-    outcomes = []
-    for together in _together(chosen):
-        outcomes += run(together)
+    commit = _commit() if go_on else ""
+    before = _passed(commit)
+    outcomes = [before[stage.name] for stage in chosen if stage.name in before]
+    for together in _together([stage for stage in chosen if stage.name not in before]):
+        ended = run(together)
+        outcomes += ended
+        _keep(commit, ended)
     _print_table(outcomes)
     return 1 if any(outcome.failed for outcome in outcomes) else 0
+
+
+def _commit() -> str:
+    """The commit that this is; empty where files differ from it."""
+    told = [
+        subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+        for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
+    ]
+    return "" if told[1] else told[0]
+
+
+def _passed(commit: str) -> dict[str, Outcome]:
+    """What passed before at a commit, by stage."""
+    file = PASSED / f"{commit}.jsonl"
+    if not commit or not file.exists():
+        return {}
+    found = [Outcome(**json.loads(line)) for line in file.read_text().splitlines()]
+    return {outcome.name: outcome for outcome in found}
+
+
+def _keep(commit: str, outcomes: Sequence[Outcome]) -> None:
+    if not commit:
+        return
+    PASSED.mkdir(parents=True, exist_ok=True)
+    at = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    good = [replace(outcome, note=f"passed {at}") for outcome in outcomes if not outcome.failed]
+    with (PASSED / f"{commit}.jsonl").open("a") as file:
+        file.writelines(json.dumps(asdict(outcome)) + "\n" for outcome in good)
 
 
 def _together(stages: Sequence[Stage]) -> list[list[Stage]]:
@@ -138,4 +182,6 @@ def _print_table(outcomes: Sequence[Outcome]) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Runs the checks and tests of Storage Admin, and prints one table.")
     parser.add_argument("stage", nargs="*", help="check, test, night, lint, or stages of the table")
-    sys.exit(main(parser.parse_args().stage))
+    parser.add_argument("--go-on", action="store_true", help="leave out what passed before at this commit")
+    given = parser.parse_args()
+    sys.exit(main(given.stage, go_on=given.go_on))

@@ -76,6 +76,31 @@ def test_goes_on_after_a_failure_and_ends_with_the_sum(
     assert capsys.readouterr().out.splitlines()[-1] == "1 passed, 0 failed"
 
 
+def test_a_night_that_was_cut_off_goes_on_where_it_was_at_the_same_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commits = ["first"]
+    monkeypatch.setattr(stages, "PASSED", tmp_path / "passed")
+    monkeypatch.setattr(stages, "_commit", lambda: commits[-1])
+    ran = tmp_path / "ran"
+    note = ("sh", "-c", f"echo >> {ran}")
+    good, bad = Stage("good", note), Stage("bad", (*note[:2], f"{note[2]}; false"))
+    monkeypatch.setattr(stages, "TIERS", {"night": (good, bad)})
+
+    def runs() -> int:
+        return len(ran.read_text()) if ran.exists() else 0
+
+    assert (stages.main(["night"], go_on=True), runs()) == (1, 2)
+    assert (stages.main(["night"], go_on=True), runs()) == (1, 3), "what failed is run again, what passed is not"
+    assert capsys.readouterr().out.splitlines()[-1] == "1 passed, 1 failed"
+    assert (stages.main(["night"]), runs()) == (1, 5), "without the wish all is run"
+    commits.append("second")
+    assert (stages.main(["night"], go_on=True), runs()) == (1, 7)
+    commits.append("")
+    assert (stages.main(["night"], go_on=True), runs()) == (1, 9), "files that are in no commit are tested anew"
+    assert (stages.main(["night"], go_on=True), runs()) == (1, 11)
+
+
 def test_stages_beside_each_other_run_at_once_with_a_libvirt_each_and_are_told_one_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -223,6 +223,7 @@ class Domains:
     """
 
     def __init__(self, uri: str, folder: Path) -> None:
+        self._uri = uri
         self._connection = libvirt.open(uri)
         self._folder = folder
         self._domains: list[libvirt.virDomain] = []
@@ -243,9 +244,16 @@ class Domains:
                 domain.undefine()
         self._connection.close()
 
+    def reconnect(self, guest: "LibvirtGuest") -> None:
+        """After libvirtd was restarted: the guest's domain, and all others, by a connection to the new one."""
+        uids = [domain.UUIDString() for domain in self._domains]
+        self._connection = libvirt.open(self._uri)
+        self._domains = [self._connection.lookupByUUIDString(uid) for uid in uids]
+        guest.domain = self._connection.lookupByUUIDString(guest.domain.UUIDString())
+
     def define(
         self, disks: Sequence[Disk], name: str = "", *, agent: bool = False, words: str = "", machine: str = "q35",
-        override: str = "",
+        override: str = "", on_reboot: str = "destroy",
     ) -> "libvirt.virDomain":  # fmt: skip
         """A domain that does not run.
 
@@ -253,10 +261,13 @@ class Domains:
             agent: with a guest agent, and its line to the host.
             words: further ones for its kernel's command line.
             override: what QEMU is told beside the definition, as XML.
+            on_reboot: what becomes of it then, in libvirt's word.
         """
         name = name or f"sa-test-{secrets.token_hex(4)}"
         console = self._folder / f"{name}.console"
-        xml = _domain_xml(name, initramfs(self._folder, agent=agent), console, disks, agent, words, machine, override)
+        xml = _domain_xml(
+            name, initramfs(self._folder, agent=agent), console, disks, agent, words, machine, override
+        ).replace("<on_reboot>destroy<", f"<on_reboot>{on_reboot}<")
         domain = self._connection.defineXML(xml)
         self._domains.append(domain)
         return domain

@@ -119,3 +119,10 @@ def _speaks() -> bool:
     except libvirt.libvirtError:
         return False
     return True
+
+
+def restart() -> None:
+    """Ends libvirtd and starts it again, as an update does; guests go on running."""
+    _stop("libvirtd")
+    _start("libvirtd", _SOCKET)
+    wait_until(_speaks, 30, "libvirtd answers again")

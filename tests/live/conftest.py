@@ -12,6 +12,7 @@ import pytest
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.models import Host
 from tests.harness.guests import Disk, Domains, LibvirtGuest
+from tests.live.chains import make_chain
 from tests.working import scan, this_machine
 
 MIB = 1 << 20
@@ -54,6 +55,12 @@ def agent_guest(domains: Domains) -> Callable[..., LibvirtGuest]:
         return guest
 
     return started
+
+
+@pytest.fixture
+def chain(shared_folder: Path) -> list[Path]:
+    """The chain of :func:`make_chain`, in a folder that libvirt's user may enter."""
+    return make_chain(shared_folder)
 
 
 def deletes(guest: LibvirtGuest, mib: int) -> None:

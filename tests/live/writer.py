@@ -14,7 +14,7 @@ from tests.harness.guests import LibvirtGuest
 
 BLOCK, PLACES = 4096, 64
 #: Where it writes, in blocks from the begin of the disk.
-FIRST = 8192
+FIRST = 16384
 _LOOP = (
     "i=0; while [ -e /writes ]; do "
     "printf '%04095d\\n' $i | dd of=/dev/{disk} bs=4096 seek=$(({first} + i % {places})) conv=notrunc,fsync 2>/dev/null"
@@ -25,11 +25,16 @@ _LOOP = (
 @contextlib.contextmanager
 def writing(guest: LibvirtGuest, disk: str = "vda") -> Iterator[None]:
     """The guest writes as long as the context lasts, and has ended then."""
+    begin(guest, disk)
+    yield
+    guest.console.run("rm -f /writes; until [ -e /ended ]; do sleep 0.05; done; rm /ended")
+
+
+def begin(guest: LibvirtGuest, disk: str = "vda") -> None:
+    """The guest writes from now on."""
     loop = _LOOP.format(disk=disk, first=FIRST, places=PLACES)
     guest.console.run(f"touch /writes; echo -1 > /acked; ( {loop}; touch /ended ) > /dev/null 2>&1 &")
     wait_for_writes(guest, 2)
-    yield
-    guest.console.run("rm -f /writes; until [ -e /ended ]; do sleep 0.05; done; rm /ended")
 
 
 def acknowledged(guest: LibvirtGuest) -> int:
@@ -46,6 +51,7 @@ def check(image: Path, last: int, form: str = "qcow2") -> None:
     """Of an image that no guest has open: each place holds the last write into it that was acknowledged, or a later
     one.
     """
+    assert last > 0, "nothing was written"
     raw = image.with_suffix(".check")
     subprocess.run(["qemu-img", "convert", "-f", form, "-O", "raw", image, raw], check=True)
     with raw.open("rb") as file:

@@ -1,0 +1,266 @@
+"""Block jobs of running guests and everything that may go away meanwhile: whatever was acknowledged is there.
+
+Before a merge each pair of an operation and a fault is tried once; at night a hundred times in all.
+"""
+
+import subprocess
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from django.utils import timezone
+
+from images.live import block_jobs as kinds
+from images.live import follow
+from storage_admin.guests.models import Guest
+from storage_admin.hosts.libvirt import block_jobs
+from storage_admin.jobs import claims, reaper, runner, services
+from storage_admin.jobs.liveness import heart
+from storage_admin.jobs.models import Job
+from tests.chance import night
+from tests.harness import libvirtd as daemons
+from tests.harness.guests import Disk, Domains, LibvirtGuest
+from tests.live.chains import at_stage, chain_of, definition_of, submit, whole
+from tests.live.conftest import scanned
+from tests.live.writer import acknowledged, begin, wait_for_writes, writing
+from tests.working import OPERATOR, refused_as, run, said
+
+pytestmark = [
+    pytest.mark.guest,
+    pytest.mark.services,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("quiet", "libvirtd"),
+]
+#: How often each pair is tried.
+TIMES = 9 if night() else 1
+SLOW = 2 << 20
+#: Operations: the kind of job, its options by names of images, and the chain afterwards.
+OPERATIONS = {
+    "pull": ("live_flatten", {}, ["top.qcow2"]),
+    "commit": ("live_merge", {"layer": "middle.qcow2"}, ["top.qcow2", "base.qcow2"]),
+    "active commit": ("live_merge", {}, ["middle.qcow2", "base.qcow2"]),
+}
+AS_BEFORE = ["top.qcow2", "middle.qcow2", "base.qcow2"]
+
+operations = pytest.mark.parametrize("operation", OPERATIONS)
+times = pytest.mark.parametrize("time", range(TIMES))
+
+
+class KilledError(BaseException):
+    """The worker is gone, in the midst of it."""
+
+
+def begun(operation: str, row: Guest, folder: Path) -> tuple[Job, list[str]]:
+    kind, names, after = OPERATIONS[operation]
+    options = {name: str(folder / image) for name, image in names.items()}
+    return submit(kind, row, bandwidth_bytes_sec=SLOW, **options), after
+
+
+def ended_well(job: Job) -> None:
+    job.refresh_from_db()
+    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+
+
+def die() -> None:
+    raise KilledError
+
+
+def all_agree(guest: LibvirtGuest, folder: Path, after: list[str]) -> None:
+    """The running guest, its definition, and what was acknowledged."""
+    assert chain_of(guest) == after
+    assert definition_of(guest) == after[0]
+    assert not guest.domain.blockJobInfo("vda", 0)
+    whole(guest, folder / after[0], acknowledged(guest))
+
+
+def falls_silent(job: Job) -> None:
+    """Its worker's last heartbeat is long ago."""
+    Job.objects.filter(pk=job.pk).update(heartbeat=timezone.now() - claims.LEASE - timedelta(seconds=1))
+    reaper.reap()
+    job.refresh_from_db()
+
+
+@times
+@operations
+def test_a_worker_that_dies_is_followed_by_the_next_one(
+    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path], operation: str, time: int
+) -> None:
+    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
+    __, row = scanned(folder, guest)
+    with writing(guest):
+        job, after = begun(operation, row, folder)
+        with at_stage("mirroring", die), pytest.raises(KilledError):
+            runner.run(job.pk)
+        heart.release(job)
+        falls_silent(job)
+        assert (job.state, job.locks.exists()) == ("queued", True)
+        run(job)
+        ended_well(job)
+        wait_for_writes(guest, 2)
+    all_agree(guest, folder, after)
+    assert any("taken over" in line for line in said(job))
+
+
+@pytest.mark.parametrize("stage", ["started", "ready", "pivoting"])
+def test_a_worker_that_dies_at_any_stage_is_followed(
+    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path], stage: str
+) -> None:
+    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
+    __, row = scanned(folder, guest)
+    with writing(guest):
+        job, after = begun("active commit", row, folder)
+        with at_stage(stage, die), pytest.raises(KilledError):
+            runner.run(job.pk)
+        heart.release(job)
+        falls_silent(job)
+        run(job)
+        ended_well(job)
+    all_agree(guest, folder, after)
+
+
+def test_one_that_dies_before_anything_is_begun_is_begun_by_the_next(
+    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
+    __, row = scanned(folder, guest)
+    job, after = begun("pull", row, folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(block_jobs, "follow", lambda *_args, **_how: die())
+        with pytest.raises(KilledError):
+            runner.run(job.pk)
+    heart.release(job)
+    falls_silent(job)
+    run(job)
+    ended_well(job)
+    assert chain_of(guest) == after
+
+
+@times
+@operations
+def test_a_worker_that_is_told_to_end_leaves_the_job_to_the_next_one(
+    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path], operation: str, time: int
+) -> None:
+    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
+    __, row = scanned(folder, guest)
+    with writing(guest):
+        job, after = begun(operation, row, folder)
+        with at_stage("mirroring", runner.stopping.set):
+            run(job)
+        runner.stopping.clear()
+        assert (job.state, job.locks.exists()) == ("queued", True)
+        assert chain_of(guest) == AS_BEFORE
+        run(job)
+        ended_well(job)
+    all_agree(guest, folder, after)
+
+
+@times
+@operations
+def test_a_cancel_between_two_workers_reaches_the_next_one(
+    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path], operation: str, time: int
+) -> None:
+    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
+    __, row = scanned(folder, guest)
+    with writing(guest):
+        job, _after = begun(operation, row, folder)
+        with at_stage("mirroring", die), pytest.raises(KilledError):
+            runner.run(job.pk)
+        heart.release(job)
+        falls_silent(job)
+        services.cancel(OPERATOR, job)
+        assert job.state == "queued"
+        run(job)
+        assert job.state == "cancelled", (job.error_detail, said(job))
+    all_agree(guest, folder, AS_BEFORE)
+
+
+@times
+@operations
+def test_libvirtd_is_restarted_meanwhile(domains: Domains, chain: list[Path], operation: str, time: int) -> None:
+    guest, folder = domains.run([Disk(chain[0])]), chain[0].parent
+    __, row = scanned(folder, guest)
+    with writing(guest):
+        job, after = begun(operation, row, folder)
+        with at_stage("mirroring", daemons.restart):
+            run(job)
+        ended_well(job)
+        domains.reconnect(guest)
+    all_agree(guest, folder, after)
+
+
+@times
+@operations
+def test_a_guest_that_is_killed_meanwhile_keeps_what_was_acknowledged(
+    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path], operation: str, time: int
+) -> None:
+    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
+    __, row = scanned(folder, guest)
+    last: list[int] = []
+
+    def kill() -> None:
+        last.append(acknowledged(guest))
+        guest.domain.destroy()
+
+    job, _after = begun(operation, row, folder)
+    begin(guest)
+    with at_stage("mirroring", kill):
+        run(job)
+    assert (job.state, job.error_code) == ("failed", follow.GUEST_ENDED)
+    assert definition_of(guest) == "top.qcow2"
+    whole(guest, chain[0], last[0])
+
+
+def test_a_guest_that_is_reset_meanwhile_keeps_its_block_job(domains: Domains, chain: list[Path]) -> None:
+    guest, folder = domains.run([Disk(chain[0])], on_reboot="restart"), chain[0].parent
+    __, row = scanned(folder, guest)
+    job, after = begun("pull", row, folder)
+    with at_stage("mirroring", guest.domain.reset):
+        run(job)
+    ended_well(job)
+    assert chain_of(guest) == after
+
+
+def test_a_second_job_on_the_chain_is_refused(tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]) -> None:
+    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
+    __, row = scanned(folder, guest)
+    job, after = begun("pull", row, folder)
+    codes: list[str] = []
+    with at_stage("mirroring", lambda: codes.append(refused_as(begun, "active commit", row, folder))):
+        run(job)
+    ended_well(job)
+    assert codes == ["busy"]
+    assert chain_of(guest) == after
+
+
+def test_a_snapshot_by_virsh_meanwhile_is_refused_by_libvirt(
+    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]
+) -> None:
+    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
+    __, row = scanned(folder, guest)
+    job, after = begun("active commit", row, folder)
+    said: list[str] = []
+
+    def snapshot() -> None:
+        command = ["virsh", "snapshot-create-as", guest.name, "now", "--disk-only"]
+        said.append(subprocess.run(command, capture_output=True, text=True, check=False).stderr)
+
+    with at_stage("mirroring", snapshot):
+        run(job)
+    ended_well(job)
+    assert "block" in said[0]
+    assert chain_of(guest) == after
+
+
+def test_a_job_that_somebody_aborts_by_virsh_has_failed_and_says_what_stands(
+    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]
+) -> None:
+    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
+    __, row = scanned(folder, guest)
+    with writing(guest):
+        job, _after = begun("pull", row, folder)
+        with at_stage("mirroring", lambda: guest.domain.blockJobAbort("vda", 0)):
+            run(job)
+        assert (job.state, job.error_code) == ("failed", "tool_failed")
+    all_agree(guest, folder, AS_BEFORE)
+    assert kinds.LiveFlatten.goes_on
