@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from django.utils.translation import gettext as _
 
 from images.models import Image
-from storage_admin.hosts.live_facts import FSTRIM, AgentNow, DiskNow, GuestNow
+from storage_admin.hosts.live_facts import FSTRIM, AgentNow, DeviceNow, DiskNow, GuestNow
 from storage_admin.jobs.plan_and_progress import Cause
 
 #: Buses by which no guest tells which blocks it has freed.
@@ -27,15 +27,19 @@ _BLOCK = 4096
 _LARGE_CLUSTER = 1 << 20
 
 
-def causes(guest: GuestNow, images: Mapping[str, Image]) -> tuple[Cause, ...]:
+def causes(
+    guest: GuestNow, images: Mapping[str, Image], devices: Mapping[str, DeviceNow] | None = None
+) -> tuple[Cause, ...]:
     """Everything that keeps what a guest frees from becoming free.
 
     Args:
         images: the guest's images as the last scan saw them, by the targets of their disks.
+        devices: what lies below those that are block devices, likewise.
     """
     found = [*_of_agent(guest)]
     for disk in guest.disks:
         found += _of_disk(guest, disk, images.get(disk.target))
+        found += _of_device(disk, (devices or {}).get(disk.target, DeviceNow()))
     return tuple(found)
 
 
@@ -123,6 +127,38 @@ def _of_bus(guest: GuestNow, disk: DiskNow) -> Iterator[Cause]:
             "bus_without_discard",
             why.format(disk=disk.target, bus=disk.bus, machine=guest.machine),
             _("Use a SCSI disk (virtio-scsi), or a machine type of 4.0 or later."),
+            disk.target,
+            stops=True,
+        )
+
+
+def _of_device(disk: DiskNow, device: DeviceNow) -> Iterator[Cause]:
+    if device.discards is False:
+        yield Cause(
+            "device_without_discard",
+            _("The device below {disk} takes no discards: what the guest frees stays allocated there.").format(
+                disk=disk.target
+            ),
+            _("Move the disk to a storage that frees what is discarded."),
+            disk.target,
+            stops=True,
+        )
+    elif device.target == "thin" and device.passes_on is False:
+        yield Cause(
+            "thin_pool_keeps",
+            _("{disk} is a thin volume: blocks become free in its pool, which does not pass discards on below.").format(
+                disk=disk.target
+            ),
+            _("Change the pool with lvchange --discards passdown if the storage below should get them, too."),
+            disk.target,
+        )
+    elif device.target and device.target != "thin":
+        yield Cause(
+            "thick_volume",
+            _("{disk} is a thick volume ({target}): its blocks belong to it, whatever the guest frees.").format(
+                disk=disk.target, target=device.target
+            ),
+            _("Move the disk to a thin pool, or to an image file."),
             disk.target,
             stops=True,
         )

@@ -1,6 +1,7 @@
 """The job kind ``trim``: a running guest's agent gives back what its filesystems do not use, and what came of it."""
 
 import contextlib
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,19 +10,19 @@ from django.utils.translation import gettext_lazy as _
 
 from images.live import doctor
 from images.models import Image
-from images.rewrite import record
+from images.rewrite import record, refusals
 from images.scan import look
 from storage_admin.accounts.models import Actor
 from storage_admin.agent import protocol
-from storage_admin.agent.protocol import INVALID, HostError, RefusedError, StoppedError
+from storage_admin.agent.protocol import INVALID, HostError, RefusedError, StoppedError, b64
 from storage_admin.guests import proxmox_vms
 from storage_admin.guests.kinds.vm_disks import Draft, VmKind, find
 from storage_admin.guests.models import Guest
 from storage_admin.guests.proxmox_vms import Vm
-from storage_admin.hosts import qemu_bugs
+from storage_admin.hosts import asking, qemu_bugs
 from storage_admin.hosts.libvirt import running
 from storage_admin.hosts.libvirt.relay import why_read_only
-from storage_admin.hosts.live_facts import AgentNow, DiskNow, GuestNow, Trimmed
+from storage_admin.hosts.live_facts import AgentNow, DeviceNow, DiskNow, GuestNow, Trimmed
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.proxmox import actions, drives, guests
 from storage_admin.hosts.proxmox.drives import Drive
@@ -112,7 +113,7 @@ def _offline(guest: Guest) -> list[Refusal]:
 
 def _draft(guest: Guest, now: GuestNow, command: list[str]) -> Draft:
     """What a trim of a guest would do, and what stands against it."""
-    causes = doctor.causes(now, _images(guest))
+    causes = doctor.causes(now, _images(guest), _devices(guest, now))
     draft = Draft(
         gettext("The guest agent of {guest} trims all its filesystems. Nothing stops, and nothing is copied.").format(
             guest=guest.name
@@ -164,6 +165,19 @@ def _images(guest: Guest) -> dict[str, Image]:
     by_id = {image.pk: image for image in images}
     disks = guest.disks.filter(only_in="", device="disk").select_related("use")
     return {disk.target: by_id[disk.use.image_id] for disk in disks if hasattr(disk, "use")}
+
+
+def _devices(guest: Guest, now: GuestNow) -> dict[str, DeviceNow]:
+    """What lies below a guest's block devices; nothing where its host has no agent, or does not answer in time."""
+    asked = {disk.target: disk.chain[0] for disk in now.disks if disk.kind == "block" and disk.chain}
+    if not asked or refusals.without_agent(guest.host):
+        return {}
+    paths = [b64(os.fsencode(path)) for path in asked.values()]
+    try:
+        told = asking.ask(guest.host, "beneath", {"paths_b64": paths}, seconds=running.LOOK_TIMEOUT)
+    except (RefusedError, HostError):
+        return {}
+    return {target: DeviceNow(**device) for target, device in zip(asked, told["devices"], strict=True)}
 
 
 def _seen(guest: Guest) -> dict[str, int | None]:

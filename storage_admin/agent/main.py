@@ -141,6 +141,7 @@ VERBS = {
     "convert": ("convert", "run"),
     "recover": ("recover", "run"),
     "users": ("users", "run"),
+    "beneath": ("beneath", "run"),
     "pve": ("pve", "run"),
     "benchmark": ("benchmark", "run"),
     "set_aside": ("aside", "set_aside"),

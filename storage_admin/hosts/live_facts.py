@@ -52,6 +52,15 @@ class DiskNow:
 
 
 @dataclass(frozen=True)
+class DeviceNow:
+    """What lies below a disk that is a block device, as the agent's verb ``beneath`` tells."""
+
+    target: str = ""
+    discards: bool | None = None
+    passes_on: bool | None = None
+
+
+@dataclass(frozen=True)
 class Filesystem:
     """A filesystem that is mounted in a guest, by its agent; sizes in bytes. ``disks`` are targets."""
 

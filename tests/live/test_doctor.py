@@ -4,7 +4,7 @@ import pytest
 
 from images.live import doctor
 from images.models import Image
-from storage_admin.hosts.live_facts import FSTRIM, AgentNow, DiskNow, GuestNow
+from storage_admin.hosts.live_facts import FSTRIM, AgentNow, DeviceNow, DiskNow, GuestNow
 from storage_admin.hosts.models import StoragePool
 
 AGENT = AgentNow(configured=True, answers=True, commands=frozenset({FSTRIM}))
@@ -85,3 +85,20 @@ def test_an_agent_tells(agent: AgentNow, code: str) -> None:
 def test_virtio_disks_pass_discards_since_machine_type_4(machine: str, passes: bool) -> None:
     assert found({}, image(), machine=machine) == (set() if passes else {"bus_without_discard"})
     assert found({"bus": "scsi"}, image(), machine=machine) == set()
+
+
+@pytest.mark.parametrize(
+    ("device", "codes"),
+    [
+        (DeviceNow("thin", discards=True, passes_on=True), set()),
+        (DeviceNow("thin", discards=True, passes_on=False), {"thin_pool_keeps"}),
+        (DeviceNow("thin", discards=False, passes_on=False), {"device_without_discard"}),
+        (DeviceNow("linear", discards=True), {"thick_volume"}),
+        (DeviceNow("", discards=False), {"device_without_discard"}),
+        (DeviceNow("", discards=True), set()),
+        (DeviceNow(), set()),
+    ],
+)
+def test_what_lies_below_a_device_tells(device: DeviceNow, codes: set[str]) -> None:
+    guest = GuestNow("running", "", AGENT, (DiskNow(**GOOD | {"kind": "block", "chain": ("/dev/vg/lv",)}),))  # type: ignore[arg-type]
+    assert {cause.code for cause in doctor.causes(guest, {}, {"vda": device})} == codes
