@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import RefusedError, b64
 from storage_admin.agent.verbs import beneath
 from tests.agent.recording import RecordingIO, request
@@ -71,7 +70,7 @@ def test_volumes_of_lvm(
     )
     (bin_folder / "dmsetup").write_text(f'#!/bin/sh\ncase "$*" in\n{lines}\n*) exit 1 ;;\nesac\n')
     (bin_folder / "dmsetup").chmod(0o755)
-    monkeypatch.setattr(tools, "_SEARCH_PATH", f"{bin_folder}:{tools._SEARCH_PATH}")
+    monkeypatch.setenv("PATH", str(bin_folder), prepend=":")
     monkeypatch.setattr(beneath, "_DEVICES", str(tmp_path / "sys"))
     monkeypatch.setattr(beneath, "_number", lambda _path: f"254:{minor}")
     assert look(b"/dev/vg0/volume") == [expected]
