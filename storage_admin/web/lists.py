@@ -68,7 +68,7 @@ def filtered(request: HttpRequest, filters: type[django_filters.FilterSet], rows
 
 #: Columns of numbers, by their words.
 NUMERIC = frozenset(
-    {"Physical", "Virtual", "Reclaimable", "Depth", "Freed", "Took", "Before", "After", "Predicted", "Held"}
+    {"Physical", "Virtual", "Reclaimable", "Depth", "Freed", "Duration", "Before", "After", "Predicted", "Held"}
 )
 
 

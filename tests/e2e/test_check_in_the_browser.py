@@ -49,7 +49,7 @@ def test_leaks_are_found_repaired_and_put_back(
     expect(plan).to_contain_text("qemu-img check -r leaks")
     seen.assert_accessible()
     plan.get_by_role("button", name="Repair leaks leaky.qcow2").click()
-    expect(status).to_contain_text("Repaired. Found before: 0 errors, 5 leaked clusters.", timeout=60_000)
+    expect(status).to_contain_text("Repaired. Found before the repair: 0 errors, 5 leaked clusters.", timeout=60_000)
     assert disks.checked(path) == {"corruptions": 0, "leaks": 0, "errors": 0}
     assert disks.equal(path, content)
     assert seen.exact("After") == disks.physical(path)

@@ -129,7 +129,7 @@ def test_a_host_is_added_with_a_created_key_pair_in_five_clicks(
     page.keyboard.press("Space")
     page.get_by_role("button", name="Test and save").press("Enter")
     expect(page.locator("#public-key")).not_to_have_text(public)
-    page.get_by_text("Or allow only the agent").focus()
+    page.get_by_text("Alternatively, restrict the key to the agent").focus()
     page.keyboard.press("Enter")
     expect(page.locator("#forced-line")).to_have_text(re.compile('^restrict,command="/[^ ]+" ssh-ed25519 '))
     seen.assert_accessible()

@@ -42,7 +42,7 @@ def test_a_job_says_which_guest_it_waits_for_and_is_cancelled_on_its_page(
 
     expect(page).to_have_url(re.compile(r"/jobs/\d+/$"))
     expect(status).to_contain_text(f"Waiting for guest {guest.name} to be shut down", timeout=30_000)
-    expect(status).to_contain_text("At the end it starts the guest again.")
+    expect(status).to_contain_text("When it finishes, it starts the guest again.")
     expect(seen.fact("If a guest is running")).to_have_text("wait for shutdown, at most 3 hours")
     seen.assert_accessible()
     job = page.url.removesuffix("/").rpartition("/")[2]

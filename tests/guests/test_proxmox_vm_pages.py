@@ -115,7 +115,7 @@ def test_a_guests_page_offers_what_can_be_done_and_the_form_shows_the_plan_first
 def test_a_guests_forms_say_what_is_wrong_and_start_nothing(server: ProxmoxServer, web: Guest, client: Client) -> None:
     client.force_login(UserFactory.create(role="operator"), "django.contrib.auth.backends.ModelBackend")
     address = f"/guests/{web.pk}/resize/"
-    assert "Choose options and show the plan" in client.get(address, {"disk": "scsi0"}).content.decode()
+    assert "Choose the options, then show the plan" in client.get(address, {"disk": "scsi0"}).content.decode()
     assert "Give a number above 0" in client.get(address, {"disk": "scsi0", "size_gib": "x"}).content.decode()
     assert 'data-code="invalid"' in client.get(address, {"disk": "scsi0", "size_gib": "1"}).content.decode()
     assert "9,663,676,416 bytes" in client.get(address, {"disk": "scsi0", "size_gib": "9"}).content.decode()

@@ -181,7 +181,7 @@ def test_what_only_a_header_tells_is_shown_as_unknown(server: ProxmoxServer, cli
     client.force_login(UserFactory.create(role="viewer"))
     page = client.get(f"/images/{image.pk}/").content.decode()
     assert "not used by this format" not in page
-    assert page.count("header not read by an agent") == 2
+    assert page.count("no agent has read the header") == 2
     told = client.get(f"/api/v1/images/{image.pk}/").json()
     assert (told["snapshots"], told["cluster_size"], told["file_size"]) == (None, None, None)
 

@@ -230,5 +230,5 @@ def test_a_pool_tells_of_copies_that_are_missing_and_of_those_that_could_not_be_
     recovery()
     told = undo_copies(image_at(path).pool)
     assert (told.rows, [row.job.pk for row in told.missing]) == ((), [job.pk])
-    assert "Deleted outside this dashboard" in client.get(address).content.decode()
+    assert "deleted outside this dashboard" in client.get(address).content.decode()
     assert "deleted by somebody else" in client.get(f"/jobs/{job.pk}/").content.decode()

@@ -44,7 +44,7 @@ def test_one_page_has_the_sums_and_each_refusal(operator: Client, chosen: list[I
     assert "Reclaim 3 images" in text
     assert "Expected savings 5 GiB" in text
     assert "Freed when jobs finish 0 B" in text
-    assert "Held by undo copies 8 GiB 5 GiB more freed once expired" in text
+    assert "Held by undo copies 8 GiB 5 GiB more freed when they expire" in text
     assert "5 GiB" in text.split("Peak scratch space")[1][:60]  # 2 GiB and 3 GiB
     assert "image_in_use" in text
     assert "Reclaim 2 images" in text

@@ -154,7 +154,7 @@ def test_many_plans_follow_a_job_and_keep_ticks_and_what_was_typed(chromium: Bro
     expect(page.locator(f"#take-{image.pk}")).to_be_checked()
     expect(page.locator(f"#take-{left.pk}")).not_to_be_checked()
     expect(hours).to_have_value("17")
-    expect(page.locator("[data-confirm]")).to_have_text("Plan 2 images again")
+    expect(page.locator("[data-confirm]")).to_have_text("Update plan for 2 images")
     assert said == []
     page.context.close()
 

@@ -126,7 +126,7 @@ def test_a_bulk_plan_starts_what_it_shows_and_asks_before_originals_go(page: Pag
     assert not Job.objects.exists()
 
     page.get_by_label("Reclaim bulk-1.qcow2").uncheck()
-    expect(confirm).to_have_text("Plan 2 images again")
+    expect(confirm).to_have_text("Update plan for 2 images")
     page.get_by_label("Reclaim bulk-1.qcow2").check()
     expect(confirm).to_have_text("Reclaim 3 images")
     page.get_by_label("Reclaim bulk-1.qcow2").uncheck()

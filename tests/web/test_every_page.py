@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+from django.template.loader import render_to_string
 from django.test import Client
 
 from tests.factories import HostFactory
@@ -79,9 +80,15 @@ def test_a_host_that_was_never_scanned_has_no_zeros(viewer: Client) -> None:
     host.pools.create(name="images", path="/srv/images", path_bytes=b"/srv/images", path_key="x")
     text = text_of(viewer.get("/hosts/").content.decode())
     assert "0 B" not in text
-    assert "last seen never" in text
+    assert "never seen" in text
     assert "missing" not in text
 
 
 def test_a_page_and_its_fragment_are_cached_apart(viewer: Client) -> None:
     assert "HX-Request" in viewer.get("/images/")["Vary"]
+
+
+def test_a_bad_request_does_not_blame_the_role() -> None:
+    # As Django shows what it refuses before any view: without a sentence.
+    assert "role" not in text_of(render_to_string("400.html"))
+    assert "role" in text_of(render_to_string("403.html"))

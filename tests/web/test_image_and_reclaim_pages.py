@@ -73,7 +73,7 @@ def test_a_plan_says_in_numbers_what_would_happen(operator: Client, filled: Fill
     )  # fmt: skip
     text = text_of(operator.get(f"/images/{image.pk}/reclaim/").content.decode())
     assert "4 GiB → about 1 GiB 1 GiB to 2 GiB saves about 3 GiB" in text
-    assert "alone.qcow2 : 4 GiB → about 1 GiB, needs 2 GiB of scratch space, keeps an undo copy until" in text
+    assert "alone.qcow2 : 4 GiB → about 1 GiB, needs 2 GiB of scratch space and keeps an undo copy until" in text
     assert "Compress alone.qcow2" in text
     assert "qemu-img convert" in text
 
@@ -180,4 +180,4 @@ def test_a_plan_in_place_does_not_promise_that_the_original_stays(operator: Clie
     said = {method: text_of(operator.get(address, {"method": method}).content.decode())
             for method in ("in_place", "copy")}  # fmt: skip
     assert "The original stays" not in said["in_place"]
-    assert "The original stays until the new image is complete" in said["copy"]
+    assert "The original is replaced only after the new image is complete" in said["copy"]

@@ -66,7 +66,7 @@ def test_what_is_not_known_is_never_zero(viewer: Client) -> None:
     ImageFactory.create(name="x.img", virtual_size=None, in_use=None, declared_format="", format="qcow2")
     text = text_of(viewer.get("/images/").content.decode())
     assert "not analyzed" in text
-    assert "undeclared looks like qcow2" in text
+    assert "undeclared detected: qcow2" in text
     assert " 0 B" not in text
 
 

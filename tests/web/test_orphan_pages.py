@@ -61,7 +61,7 @@ def test_where_nobody_could_need_any_they_are_counted_and_shown_on_request(viewe
     orphan(bare, "demo.qcow2")
     page = said(viewer.get("/orphans/"))
     assert "demo.qcow2" not in page
-    assert "1 more image is on hosts without a hypervisor" in page
+    assert "1 more image is unused on hosts without a hypervisor" in page
     assert "demo.qcow2" in said(viewer.get("/orphans/?everywhere=true"))
     pve = StoragePoolFactory.create(host=HostFactory.create(capabilities={"proxmox": True, "libvirt": "absent"}))
     orphan(pve, "vm-9-disk-0.raw")
@@ -99,7 +99,7 @@ def test_what_is_not_known_is_counted_with_its_reason(viewer: Client, pool: Stor
         ImageFactory.create(pool=pool, name=name, orphan=None, orphan_evidence=["Lines were not understood: args."])
     page = said(viewer.get("/orphans/"))
     assert "pve1: Lines were not understood: args. 2 8 GiB" in page
-    assert "2 images: unknown whether in use" in page
+    assert "2 images whose use is unknown" in page
 
 
 def test_no_orphans_is_not_said_while_images_cannot_be_judged(viewer: Client, pool: StoragePool) -> None:
@@ -108,12 +108,12 @@ def test_no_orphans_is_not_said_while_images_cannot_be_judged(viewer: Client, po
         ImageFactory.create(pool=pool, name=name, orphan=None, orphan_evidence=["Lines were not understood: args."])
     page = said(viewer.get("/orphans/"))
     assert "No orphans" not in page
-    assert page.index("2 images cannot be judged. pve1: Lines were not understood: args.") < page.index(
+    assert page.index("Use of 2 images is unknown. pve1: Lines were not understood: args.") < page.index(
         "No known orphans"
     )
     orphan(pool)
     page = said(viewer.get("/orphans/"))
-    assert page.index("2 images cannot be judged.") < page.index("left.qcow2")
+    assert page.index("Use of 2 images is unknown.") < page.index("left.qcow2")
 
 
 def test_what_is_set_aside_says_who_when_until_and_how_much(admin: Client, viewer: Client, pool: StoragePool) -> None:
@@ -121,7 +121,7 @@ def test_what_is_set_aside_says_who_when_until_and_how_much(admin: Client, viewe
     page = admin.get("/orphans/").content.decode()
     assert inline_code(page) == []
     text = said(admin.get("/orphans/"))
-    assert "2 images, 8 GiB held; space is freed when an image is deleted" in text
+    assert "2 images, 8 GiB held. Deleting an image frees its space." in text
     assert "ada" in text
     assert f"/images/{due.pk}/delete/" in page
     assert f"/images/{waiting.pk}/delete/" not in page

@@ -158,7 +158,7 @@ def test_pausing_all_automation_shows_on_every_page_until_it_goes_on(admin: Clie
     assert [str(said) for said in answer.context["messages"]] == ["Automation is paused."]
     for address in ("/", "/jobs/", "/policies/"):
         page = text_of(viewer.get(address).content.decode())
-        assert "All automation is paused by the-admin" in page
+        assert "All automation is paused. Paused by the-admin" in page
         assert "a move" in page
     assert "Resume" not in text_of(viewer.get("/jobs/").content.decode())
     admin.post("/automation/", {"paused": "false"})

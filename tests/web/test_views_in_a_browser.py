@@ -63,7 +63,7 @@ def test_a_view_is_kept_shared_and_the_same_as_a_file(chromium: Browser, live_se
     page.get_by_text("Manage views…").click()
     page.get_by_label("Shared", exact=True).check()
     assert axe(page) == []
-    page.get_by_role("button", name="Save the view web servers").click()
+    page.get_by_role("button", name="Save view web servers").click()
     expect(page.get_by_text("“web servers” is changed.")).to_be_visible()
     page.context.close()
 
@@ -75,7 +75,7 @@ def test_a_view_is_kept_shared_and_the_same_as_a_file(chromium: Browser, live_se
     link.click()
     expect(page.get_by_label("Saved views").locator("[aria-current=true]")).to_have_count(1)
     page.get_by_text("Manage views…").click()
-    assert page.get_by_role("button", name="Delete the view web servers").count() == 0
+    assert page.get_by_role("button", name="Delete view web servers").count() == 0
     assert axe(page) == []
     with page.expect_download() as download:
         page.get_by_role("link", name="CSV").click()

@@ -53,7 +53,7 @@ COLUMNS = (
     (None, gettext_noop("Freed"), ""),
     ("by", gettext_noop("By"), ""),
     ("id", gettext_noop("Queued"), "-"),
-    (None, gettext_noop("Took"), ""),
+    (None, gettext_noop("Duration"), ""),
 )
 PAGE = list_page("jobs", gettext_noop("Jobs"), JobListFilters.base_filters)
 

@@ -34,7 +34,7 @@ COLUMNS = (
     ("freed_bytes", gettext_noop("Freed"), "-"),
     ("at", gettext_noop("When"), "-"),
     ("by", gettext_noop("By"), ""),
-    (None, gettext_noop("Took"), ""),
+    (None, gettext_noop("Duration"), ""),
 )
 #: Of lines that are held, instead of what was freed: what is.
 HELD_COLUMNS = tuple(
