@@ -131,11 +131,17 @@ class JobKind(ABC):
     properties: ClassVar[dict[str, dict[str, Any]]] = {}
     #: Words of the methods whose own name says too little.
     methods: ClassVar[dict[str, Translatable]] = {}
+    #: Switches of a policy that only some kinds heed: their columns, and their words.
+    policy_switches: ClassVar[dict[str, Translatable]] = {}
 
     @property
     def options_schema(self) -> dict[str, Any]:
         """JSON Schema of the options."""
         return {"type": "object", "properties": deepcopy(self.properties), "additionalProperties": False}
+
+    def titled(self, options: dict[str, Any]) -> str:  # noqa: ARG002 (for those where it depends)
+        """Its title in a list of policies, with what these options make of it."""
+        return str(self.title)
 
     def method_word(self, method: str) -> str:
         """A method's word, as on the button that starts it."""

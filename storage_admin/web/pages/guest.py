@@ -20,6 +20,7 @@ from storage_admin.guests.models import Guest, GuestDisk
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.selectors import in_scope
 from storage_admin.jobs import kinds, services
+from storage_admin.jobs.kinds import JobKind
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Plan
 from storage_admin.web.page import PageRequest, attempt, page, plan_digest, was_planned
@@ -118,8 +119,8 @@ def guest_job(request: PageRequest, guest_id: int, kind_name: str) -> HttpRespon
             plan = services.plan(request.actor, kind_name, shown.pk, options)
     except InvalidError as invalid:
         error = invalid
-    context = _context(shown, given, str(kind.title), kind_name, plan, error)
-    return render(request, "guests/job.html", context | {"planned": plan_digest(options)})
+    context = _context(shown, given, kind, plan, error)
+    return render(request, f"guests/job/{kind.name}.html", context | {"planned": plan_digest(options)})
 
 
 def acceptance(shown: Guest, plan: Plan | None, given: QueryDict) -> str:
@@ -143,14 +144,14 @@ def _start(request: PageRequest, shown: Guest, kind_name: str, options: dict[str
 
 
 def _context(
-    shown: Guest, given: QueryDict, title: str, kind_name: str, plan: Plan | None, error: InvalidError | None
+    shown: Guest, given: QueryDict, kind: JobKind, plan: Plan | None, error: InvalidError | None
 ) -> dict[str, Any]:
     names = ("disk", "storage", "format", "size_gib", "bandwidth_mib", "delete_source", "accept_hidden_lines")
     pools = StoragePool.objects.filter(host=shown.host_id, source=StoragePool.Source.PROXMOX)
     return {
-        "section": "guests", "guest": shown, "title": title, "kind_name": kind_name, "plan": plan, "error": error,
+        "section": "guests", "guest": shown, "title": kind.title, "plan": plan, "error": error,
         "accept": acceptance(shown, plan, given),
         "values": {name: given.get(name, "") for name in names}, "disks": _own_disks(shown), "key": uuid4().hex,
         "storages": sorted(set(pools.values_list("name", flat=True))), "formats": ("raw", "qcow2", "vmdk"),
-        "address": reverse(kind_name, args=[shown.pk]),
+        "address": reverse(kind.name, args=[shown.pk]),
     }  # fmt: skip
