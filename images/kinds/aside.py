@@ -30,6 +30,8 @@ class AsideKind(ImageKind):
 
     role = Role.ADMIN
     rewrites = True
+    #: Whether it frees what the image takes.
+    deletes = False
     stages = {"checking": (0, 50), "swapping": (50, 100)}
     unsuccessful = {
         "": Unsuccessful(
@@ -163,6 +165,7 @@ class DeleteAside(AsideKind):
         "Deletes an image that is set aside permanently, once its grace period is over. Its name must be typed."
     )
     verb = "delete_aside"
+    deletes = True
     unsuccessful = {
         "": Unsuccessful(
             gettext_noop("The image is deleted, or set aside as it was."),

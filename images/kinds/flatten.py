@@ -51,6 +51,7 @@ class Flatten(Rewriting):
         **REWRITE_OPTIONS,
     }
     methods = {"rebase": _("Flatten"), "convert": _("Flatten into a new copy")}
+    policy_switches = {"include_preallocated": _("Preallocated")}
     forecasts = True
 
     def choose(self, image: Image, below: list[Image], options: dict[str, Any]) -> Choice:

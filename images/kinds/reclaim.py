@@ -23,6 +23,7 @@ from storage_admin.agent.measure import prediction
 from storage_admin.agent.rewrite.copying import creation_options
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Refusal
+from storage_admin.words import words
 
 
 class Reclaim(Rewriting):
@@ -51,12 +52,16 @@ class Reclaim(Rewriting):
         **REWRITE_OPTIONS,
     }
     methods = {"in_place": _("Punch holes in place")}
+    policy_switches = {"include_decayed": _("Grown back"), "include_preallocated": _("Preallocated")}
     frees_space = True
     no_undo = _("the image's content stays the same")
     guarantee = _(
         "The file itself is changed: blocks of zeros become holes. Its content reads the same at every moment. A guest "
         "start stops the job."
     )
+
+    def titled(self, options: dict[str, Any]) -> str:
+        return f"{self.title}, {words(options.get('method', ''))}"
 
     def replaces(self, method: str, options: dict[str, Any]) -> bool:  # noqa: ARG002 (the method says it)
         return method != "in_place"

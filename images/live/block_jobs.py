@@ -55,7 +55,7 @@ class LiveKind(JobKind):
     """A kind that has QEMU change what a running libvirt guest's disk stands on."""
 
     target = "guest"
-    goes_on = True
+    goes_on = no_way_back = True
     op: ClassVar[str]
     unsuccessful = {
         "": Unsuccessful(

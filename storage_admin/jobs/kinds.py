@@ -127,15 +127,23 @@ class JobKind(ABC):
     progress_in_bytes: ClassVar[bool] = True
     #: What is said of a job that did not succeed, by the method of its plan; that of "" goes for all others.
     unsuccessful: ClassVar[dict[str, Unsuccessful]] = {"": Unsuccessful(gettext_noop("How far it came is not known."))}
+    #: It cannot be undone: its page has the name of what it works on typed.
+    no_way_back: ClassVar[bool] = False
     #: JSON Schema of each option, with its default.
     properties: ClassVar[dict[str, dict[str, Any]]] = {}
     #: Words of the methods whose own name says too little.
     methods: ClassVar[dict[str, Translatable]] = {}
+    #: Switches of a policy that only some kinds heed: their columns, and their words.
+    policy_switches: ClassVar[dict[str, Translatable]] = {}
 
     @property
     def options_schema(self) -> dict[str, Any]:
         """JSON Schema of the options."""
         return {"type": "object", "properties": deepcopy(self.properties), "additionalProperties": False}
+
+    def titled(self, options: dict[str, Any]) -> str:  # noqa: ARG002 (for those where it depends)
+        """Its title in a list of policies, with what these options make of it."""
+        return str(self.title)
 
     def method_word(self, method: str) -> str:
         """A method's word, as on the button that starts it."""

@@ -82,7 +82,7 @@ urlpatterns = [
     path("guests/<int:guest_id>/", guest.guest, name="guest"),
     *(
         path(f"guests/<int:guest_id>/{kind.replace('_', '-')}/", guest.guest_job, {"kind_name": kind}, name=kind)
-        for kind in ("move_disk", "resize", "trim")
+        for kind in ("move_disk", "resize", "trim", "live_flatten", "live_merge")
     ),
     path("views/", saved_views.view_save, name="view_save"),
     path("views/<int:view_id>/", saved_views.view_change, name="view_change"),

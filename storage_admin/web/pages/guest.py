@@ -12,14 +12,17 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_safe
 
 from images import selectors
-from images.models import Image
+from images.models import Image, ImageUse
+from images.rewrite.neighbours import ancestors
 from storage_admin.accounts.models import Role
+from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.guests import proxmox_vms
 from storage_admin.guests.models import Guest, GuestDisk
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.selectors import in_scope
 from storage_admin.jobs import kinds, services
+from storage_admin.jobs.kinds import JobKind
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Plan
 from storage_admin.web.page import PageRequest, attempt, page, plan_digest, was_planned
@@ -27,6 +30,8 @@ from storage_admin.web.pages.guests import cache_advice, discard_advice
 
 GIB = 1 << 30
 MIB = 1 << 20
+#: Options that are texts.
+TEXTS = ("disk", "storage", "format", "accept_hidden_lines", "down_to", "layer", "into")
 #: A size is a whole number of these.
 BLOCK = 1024
 
@@ -46,6 +51,16 @@ def _own_disks(guest: Guest) -> list[GuestDisk]:
     ]
 
 
+def _layers(guest: Guest, target: str) -> list[str]:
+    """Paths of the images of a disk from above, as the last scan saw them; of the first disk where none is chosen."""
+    disks = [disk for disk in _own_disks(guest) if disk.target == target] or _own_disks(guest)
+    image = Image.objects.filter(uses__disk__in=[disk.pk for disk in disks[:1]]).first()
+    try:
+        return [] if image is None else [image.path, *(base.path for base in ancestors(image))]
+    except RefusedError:
+        return []
+
+
 @require_safe
 @page()
 def guest(request: PageRequest, guest_id: int) -> HttpResponseBase:
@@ -56,33 +71,33 @@ def guest(request: PageRequest, guest_id: int) -> HttpResponseBase:
     context = {
         "section": "guests", "guest": shown, "against": against, "may_change": shown.kind == Guest.Kind.VM,
         "may_trim": shown.kind != Guest.Kind.CONTAINER,
+        "is_live": shown.kind == Guest.Kind.DOMAIN and shown.state == "running",
         "images": {image.pk: image for image in in_scope(Image.objects.filter(uses__disk__guest=shown), request.actor)},
         "disks": [(disk, cache_advice(disk), discard_advice(disk)) for disk in shown.disks.all()],
+        "chained": {use.disk.target for use in ImageUse.objects.filter(disk__guest=shown, image__chain_depth__gt=1)
+                    .select_related("disk")},
         "own": {disk.target for disk in _own_disks(shown)},
         "jobs": jobs[:10], "job_now": jobs.filter(state__in=Job.ACTIVE).last(),
     }  # fmt: skip
     return render(request, "guests/guest.html", context)
 
 
-def options_from(kind: str, form: QueryDict) -> dict[str, Any]:
-    """The job's options from the form.
+def options_from(kind: JobKind, form: QueryDict) -> dict[str, Any]:
+    """The job's options from the form: those that its kind has, as far as they are filled in.
 
     Raises:
         InvalidError: a field holds something else than it should; it names each.
     """
-    if kind == "trim":
-        return {}
-    options: dict[str, Any] = {"disk": form.get("disk", "")}
-    if form.get("accept_hidden_lines"):
-        options["accept_hidden_lines"] = form["accept_hidden_lines"]
-    if kind == "resize":
-        size = _number(form.get("size_gib", ""), "size_gib", GIB)
-        return options | ({} if size is None else {"size_bytes": -(-size // BLOCK) * BLOCK})
-    options |= {"storage": form.get("storage", "").strip(), "delete_source": form.get("delete_source") == "true"}
-    if form.get("format"):
-        options["format"] = form["format"]
+    options: dict[str, Any] = {name: form[name].strip() for name in TEXTS if form.get(name, "").strip()}
+    if "delete_source" in form:
+        options["delete_source"] = form["delete_source"] == "true"
+    size = _number(form.get("size_gib", ""), "size_gib", GIB)
+    if size is not None:
+        options["size_bytes"] = -(-size // BLOCK) * BLOCK
     speed = _number(form.get("bandwidth_mib", ""), "bandwidth_mib", MIB)
-    return options | ({} if speed is None else {"bandwidth_bytes_sec": speed})
+    if speed is not None:
+        options["bandwidth_bytes_sec"] = speed
+    return {name: value for name, value in options.items() if name in kind.properties}
 
 
 def _number(text: str, name: str, factor: int) -> int | None:
@@ -100,26 +115,28 @@ def _number(text: str, name: str, factor: int) -> int | None:
 @require_http_methods(["GET", "HEAD", "POST"])
 @page()
 def guest_job(request: PageRequest, guest_id: int, kind_name: str) -> HttpResponseBase:
-    """A move, an enlargement or a trim: the form, the plan, and the button that starts it.
+    """A job on a guest: the form, the plan, and the button that starts it.
 
     POST starts what the page had shown; with ``show``, or where it had shown another plan, it is the plan again.
     """
     shown, kind = _guest(request, guest_id), kinds.get(kind_name)
     given = request.POST if request.method == "POST" else request.GET
     error, plan, options = None, None, dict[str, Any]()
-    asked = kind_name == "trim" or bool(given.get("storage") or given.get("size_gib"))
     try:
-        options = options_from(kind_name, given)
+        options = options_from(kind, given)
+        if options.keys() >= set(kind.options_schema.get("required", ())):
+            plan = services.plan(request.actor, kind_name, shown.pk, options)
         if request.method == "POST" and "show" not in given:
             request.actor.require(Role.OPERATOR, shown.host.slug)
+            if kind.no_way_back and given.get("confirm_name") != shown.name:
+                sentence = _("Type the guest's name as it stands here.")
+                raise InvalidError(sentence, {"confirm_name": sentence})
             if was_planned(request, options):
                 return _start(request, shown, kind_name, options)
-        if asked:
-            plan = services.plan(request.actor, kind_name, shown.pk, options)
     except InvalidError as invalid:
         error = invalid
-    context = _context(shown, given, str(kind.title), kind_name, plan, error)
-    return render(request, "guests/job.html", context | {"planned": plan_digest(options)})
+    context = _context(shown, given, kind, plan, error)
+    return render(request, f"guests/job/{kind.name}.html", context | {"planned": plan_digest(options)})
 
 
 def acceptance(shown: Guest, plan: Plan | None, given: QueryDict) -> str:
@@ -143,14 +160,15 @@ def _start(request: PageRequest, shown: Guest, kind_name: str, options: dict[str
 
 
 def _context(
-    shown: Guest, given: QueryDict, title: str, kind_name: str, plan: Plan | None, error: InvalidError | None
+    shown: Guest, given: QueryDict, kind: JobKind, plan: Plan | None, error: InvalidError | None
 ) -> dict[str, Any]:
-    names = ("disk", "storage", "format", "size_gib", "bandwidth_mib", "delete_source", "accept_hidden_lines")
+    names = (*TEXTS, "size_gib", "bandwidth_mib", "delete_source", "confirm_name")
     pools = StoragePool.objects.filter(host=shown.host_id, source=StoragePool.Source.PROXMOX)
     return {
-        "section": "guests", "guest": shown, "title": title, "kind_name": kind_name, "plan": plan, "error": error,
+        "section": "guests", "guest": shown, "title": kind.title, "plan": plan, "error": error,
         "accept": acceptance(shown, plan, given),
         "values": {name: given.get(name, "") for name in names}, "disks": _own_disks(shown), "key": uuid4().hex,
         "storages": sorted(set(pools.values_list("name", flat=True))), "formats": ("raw", "qcow2", "vmdk"),
-        "address": reverse(kind_name, args=[shown.pk]),
+        "address": reverse(kind.name, args=[shown.pk]), "layers": _layers(shown, given.get("disk", "")),
+        "confirm_name": shown.name if kind.no_way_back else "",
     }  # fmt: skip

@@ -90,8 +90,9 @@ def _listed(actor: Actor) -> list[dict[str, Any]]:
         coming, problem = selectors.coming(policy, now, 1)
         lines.append(
             {
-                "policy": policy, "title": kinds.get(policy.kind).title, "next": coming[0] if coming else None,
-                "problem": problem, "run": run, "sums": sums[run.pk] if run else None,
+                "policy": policy, "title": kinds.get(policy.kind).titled(policy.options),
+                "next": coming[0] if coming else None, "problem": problem,
+                "run": run, "sums": sums[run.pk] if run else None,
             }
         )  # fmt: skip
     return lines
@@ -105,10 +106,12 @@ def policy(request: PageRequest, policy_id: int) -> HttpResponseBase:
     coming, problem = selectors.coming(row, timezone.now(), WINDOWS)
     runs = paginated(request, selectors.runs_of(row), RUNS_PER_PAGE)
     sums = selectors.sums_of(runs.object_list)
+    kind = kinds.get(row.kind)
     context = {
         "section": "policies",
         "policy": row,
-        "kind": kinds.get(row.kind),
+        "kind": kind,
+        "switches": [(word, getattr(row, name)) for name, word in kind.policy_switches.items()],
         "options": _told(row),
         "hosts": Host.objects.filter(pk__in=row.hosts),
         "pools": StoragePool.objects.filter(pk__in=row.pools).select_related("host"),
