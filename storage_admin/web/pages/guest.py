@@ -88,7 +88,7 @@ def options_from(kind: JobKind, form: QueryDict) -> dict[str, Any]:
     Raises:
         InvalidError: a field holds something else than it should; it names each.
     """
-    options: dict[str, Any] = {name: form[name].strip() for name in TEXTS if form.get(name, "").strip()}
+    options: dict[str, Any] = {name: text for name in TEXTS if (text := str(form.get(name, "")).strip())}
     if "delete_source" in form:
         options["delete_source"] = form["delete_source"] == "true"
     size = _number(form.get("size_gib", ""), "size_gib", GIB)
@@ -124,15 +124,16 @@ def guest_job(request: PageRequest, guest_id: int, kind_name: str) -> HttpRespon
     error, plan, options = None, None, dict[str, Any]()
     try:
         options = options_from(kind, given)
-        if options.keys() >= set(kind.options_schema.get("required", ())):
-            plan = services.plan(request.actor, kind_name, shown.pk, options)
         if request.method == "POST" and "show" not in given:
             request.actor.require(Role.OPERATOR, shown.host.slug)
-            if kind.no_way_back and given.get("confirm_name") != shown.name:
-                sentence = _("Type the guest's name as it stands here.")
-                raise InvalidError(sentence, {"confirm_name": sentence})
-            if was_planned(request, options):
+            confirmed = not kind.no_way_back or given.get("confirm_name") == shown.name
+            if confirmed and was_planned(request, options):
                 return _start(request, shown, kind_name, options)
+            if not confirmed:
+                sentence = _("Type the guest's name to confirm.")
+                error = InvalidError(sentence, {"confirm_name": sentence})
+        if options.keys() >= set(kind.options_schema.get("required", ())):
+            plan = services.plan(request.actor, kind_name, shown.pk, options)
     except InvalidError as invalid:
         error = invalid
     context = _context(shown, given, kind, plan, error)
