@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_admin.agent.host import locking
+from storage_admin.agent.host import in_use, locking
 from tests.agent.harness import Writer, make_image, qemu_img
 
 pytestmark = pytest.mark.qemu
@@ -140,7 +140,7 @@ def test_another_agent_that_ends_before_it_is_known_to_be_one_is_no_user(
     monkeypatch.setattr(sys, "argv", [program])
     hold = f"import sys; f = open({str(image)!r}, 'rb'); print(flush=True); sys.stdin.read()"
     holder = subprocess.Popen([sys.executable, "-c", hold, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    asked, ask = [], locking.is_fellow
+    asked, ask = [], in_use.is_fellow
 
     def ends_first(pid: str) -> bool:
         asked.append(pid)
