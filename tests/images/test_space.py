@@ -63,7 +63,7 @@ def test_copies_beside_undo_copies_add_up_until_no_more_fits(pool: StoragePool) 
     submitted(first)
     (refusal,) = against(last)
     assert refusal.code == "not_enough_space"
-    assert f"queued and running jobs up to {32 * GIB:,} more" in refusal.detail
+    assert f"queued and running jobs need up to {32 * GIB:,} more" in refusal.detail
     with pytest.raises(RefusedError, match="not_enough_space"):
         submitted([last])
 

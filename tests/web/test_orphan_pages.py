@@ -16,7 +16,7 @@ from tests.factories import GIB, HostFactory, ImageFactory, JobFactory, StorageP
 from tests.web.html import inline_code, tags_of, text_of
 from tests.working import at_most_queries
 
-EVIDENCE = ["libvirt on pve1 was asked: none of its 2 guests names it.", "No overlay uses it."]
+EVIDENCE = ["libvirt on pve1 was queried: none of its 2 guests uses it.", "No overlay uses it."]
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_each_orphan_stands_there_with_its_evidence_and_the_sum(viewer: Client, 
     ImageFactory.create(pool=pool, name="used.qcow2")
     page = said(viewer.get("/orphans/"))
     assert "2 unused images, 5 GiB physical" in page
-    for sentence in (*EVIDENCE, "Its content was last changed at 2023-11-14 22:13 UTC.", "All of that was seen at"):
+    for sentence in (*EVIDENCE, "Its content was last changed at 2023-11-14 22:13 UTC.", "These facts are from"):
         assert sentence in page
     assert "used.qcow2" not in page
     assert "Set aside…" not in page
@@ -181,9 +181,11 @@ def test_the_images_page_says_what_it_is_and_what_can_be_done(admin: Client, poo
     page = said(admin.get(f"/images/{aside(pool).pk}/"))
     assert "by ada" in page
     assert "grace_period" in page
-    assert "set aside: restore it first" in page
-    named = ImageFactory.create(pool=pool, orphan=False, orphan_evidence=["Named as unused0 of VM web (vm 104)."])
-    assert "Named as unused0 of VM web (vm 104)." in said(admin.get(f"/images/{named.pk}/"))
+    assert "set aside. Restore it first" in page
+    named = ImageFactory.create(
+        pool=pool, orphan=False, orphan_evidence=["It is listed as unused0 of VM web (vm 104)."]
+    )
+    assert "It is listed as unused0 of VM web (vm 104)." in said(admin.get(f"/images/{named.pk}/"))
 
 
 @pytest.mark.parametrize(
