@@ -119,9 +119,7 @@ def _needed_paths(host: Host) -> dict[str, str]:
     for name, path, header in shared_storages.in_several_files(Image.every.filter(host=host)).values_list(
         "name", "path", "header"
     ):
-        found |= dict.fromkeys(
-            shared_storages.named_parts(name, path, header), f"{name} keeps its data in it."
-        )
+        found |= dict.fromkeys(shared_storages.named_parts(name, path, header), f"{name} keeps its data in it.")
     volumes = GuestDisk.objects.filter(guest__host=host, volume__contains="/")
     return found | bases_in_ids(volumes.values_list("volume", "path", "guest__name"))
 

@@ -33,7 +33,7 @@ REWRITE_OPTIONS: dict[str, dict[str, Any]] = {
         "minimum": 0,
         "maximum": 8760,
         "default": 24,
-        "description": _("Hours to keep the original beside the new image; 0 keeps no undo copy."),
+        "description": _("Hours to keep the original beside the new image; 0 keeps none."),
     },
     **rewriting.SPEED_OPTIONS,
     **wait_for_guests.WAIT_OPTIONS,

@@ -150,7 +150,7 @@ def test_a_copy_with_a_second_name_frees_nothing(path: Path, job: Job) -> None:
     run(services.discard_undo(ADMIN, job))
     assert reread(job).undo_state == "discarded"
     assert (job.result or {})["freed_bytes"] == -allocated(path)
-    assert any("another name" in line for line in said(job))
+    assert any("has a second name" in line for line in said(job))
 
 
 def test_a_pool_that_is_not_mounted_has_lost_no_copy(path: Path, job: Job) -> None:

@@ -71,7 +71,7 @@ def test_a_filesystem_with_many_pools_is_told_of_once_by_its_lowest_threshold() 
     second = StoragePoolFactory.create(fs_key="one", available_bytes=30 * GIB, warn_percent=60, host=first.host)
     look(now())
     assert list(open_ones()) == [f"pool_over_threshold:{first.pk}"]
-    assert Alert.objects.get().title == f"{first} is over its filesystem's threshold of 60 %"
+    assert Alert.objects.get().title == f"{first} is over the threshold of its filesystem of 60 %"
     assert f"On the same filesystem: {second}." in Alert.objects.get().detail
 
 
@@ -201,7 +201,7 @@ def test_undo_copies_that_hold_much_are_told_of() -> None:
     StoragePoolFactory.create(undo_bytes=24 * GIB)
     StoragePoolFactory.create(undo_bytes=90 * GIB, warn_undo_percent=None)
     look(now())
-    assert told() == {f"undo_held:{pool.pk}": f"Undo copies hold much of {pool}"}
+    assert told() == {f"undo_held:{pool.pk}": f"Undo copies hold a large part of {pool}"}
 
 
 def test_what_folders_of_one_filesystem_promise_and_hold_is_added_up() -> None:
@@ -212,10 +212,10 @@ def test_what_folders_of_one_filesystem_promise_and_hold_is_added_up() -> None:
     look(now())
     assert told() == {
         f"pool_overcommit:{first.pk}": f"The filesystem of {first} has more than 1.5 times its capacity provisioned",
-        f"undo_held:{first.pk}": f"Undo copies hold much of the filesystem of {first}",
+        f"undo_held:{first.pk}": f"Undo copies hold a large part of the filesystem of {first}",
     }
     promised, held = (Alert.objects.get(kind=kind).detail for kind in ("pool_overcommit", "undo_held"))
-    assert promised.startswith("Overcommit ratio 1.60: images of 160 GiB virtual size on 100 GiB.")
+    assert promised.startswith("Overcommit ratio 1.60: the images have 160 GiB virtual size on 100 GiB.")
     assert held.startswith("40 GiB, 40.0 % of its capacity, is not free until")
     assert all(f"On the same filesystem: {second}." in detail for detail in (promised, held))
     assert (first.overcommit_ratio, second.overcommit_ratio) == (0.8, 0.8), "a pool's own page says what is its own"
@@ -250,7 +250,7 @@ def test_a_storage_of_several_hosts_is_added_up_once_and_told_to_whoever_is_limi
     for pool in pools:
         promised, held = alerts_for(Actor("x", Role.OPERATOR, frozenset({pool.host.slug}))).order_by("kind")
         assert (promised.target_id, held.target_id) == (pool.pk, pool.pk)
-        assert promised.detail.startswith("Overcommit ratio 1.60: images of 160 GiB")
+        assert promised.detail.startswith("Overcommit ratio 1.60: the images have 160 GiB")
         assert held.detail.startswith("40 GiB, 40.0 %")
         others = {one.host.name for one in pools} - {pool.host.name}
         assert not [name for name in others if name in promised.title + promised.detail + held.title + held.detail]

@@ -319,7 +319,7 @@ def test_what_is_wrong_with_one_run_does_not_keep_the_others(monkeypatch: pytest
     good = begun(PolicyFactory.create(), NOW)
     assert picks(good) == [("disk0", "submitted", "")]
     assert reread(broken).state == "running"
-    assert broken.detail.startswith("It cannot go on for now")
+    assert broken.detail.startswith("The run cannot continue for now")
 
 
 def test_a_run_whose_choice_could_never_be_made_has_failed_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,7 +333,7 @@ def test_a_run_whose_choice_could_never_be_made_has_failed_and_is_told(monkeypat
     runs.work(run.ends)
     assert reread(run).state == "failed"
     assert "no such thing" in run.detail
-    assert "could do nothing" in Alert.objects.get(closed=None).title
+    assert "could not run any job" in Alert.objects.get(closed=None).title
 
 
 def test_what_rules_left_out_long_ago_is_kept_as_a_number() -> None:

@@ -145,7 +145,7 @@ def test_a_pool_or_host_with_images_set_aside_is_not_forgotten(admin: Client, po
 def test_setting_aside_shows_its_plan_first_and_then_queues_a_job(admin: Client, pool: StoragePool) -> None:
     image = orphan(pool)
     page = said(admin.get(f"/images/{image.pk}/set-aside/"))
-    assert "is renamed in its folder" in page
+    assert "is renamed within its folder" in page
     assert EVIDENCE[0] in page
     answer = admin.post(f"/images/{image.pk}/set-aside/", {"grace_days": "30"})
     job = Job.objects.get(kind="set_aside")
