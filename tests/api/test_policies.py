@@ -175,7 +175,7 @@ def test_a_code_that_there_is_not_is_an_error(operator: APIClient, code: str) ->
     answers.append(operator.post(f"{URL}preview/?code={code}", NIGHTLY, format="json"))
     for answer in answers:
         assert (answer.status_code, answer.json()["code"]) == (400, "invalid")
-        assert answer.json()["fields"]["code"].startswith("No such code")
+        assert answer.json()["fields"]["code"].startswith("This code does not exist")
 
 
 def test_every_code_that_is_documented_can_be_asked_for() -> None:
