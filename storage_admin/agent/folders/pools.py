@@ -74,7 +74,10 @@ def wrong_name_for(name: bytes, form: str) -> str:
     return ""
 
 
-_UNMOUNTED = "The folder is empty and on another filesystem than before. Mount the pool again. Its images are shown as last seen."
+_UNMOUNTED = (
+    "The folder is empty and on another filesystem than before. Mount the pool again. "
+    "Its images are shown as last seen."
+)
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 

@@ -15,7 +15,7 @@ from storage_admin.hosts.proxmox.drives import Drive
 from storage_admin.jobs.models import JobLog
 from storage_admin.jobs.plan_and_progress import Recorder, Refusal
 
-_NOT_DISCARDED = _("discard is not on for {disks}: what the guest trims there stays allocated on the host.")
+_NOT_DISCARDED = _("discard is not enabled for {disks}. Space that the guest trims there stays allocated on the host.")
 
 
 class Trim(VmKind):
@@ -24,15 +24,13 @@ class Trim(VmKind):
     name = "trim"
     title = _("Trim in the guest")
     methods = {"trim": title}
-    description = _(
-        "Has the guest agent of a VM trim its filesystems (fstrim); what it trims becomes free on the host."
-    )
+    description = _("Makes the guest agent of a VM trim its filesystems (fstrim). Trimmed space is freed on the host.")
     writes = False
 
     def draft(self, vm: Vm, options: dict[str, Any]) -> Draft:  # noqa: ARG002 (it has none)
         draft = Draft(
             gettext(
-                "The guest agent of {guest} trims all its filesystems. Nothing stops, and nothing is copied."
+                "The guest agent of {guest} trims all filesystems. The guest keeps running, and nothing is copied."
             ).format(guest=vm.guest.name),
             ["qm", "guest", "cmd", vm.guest.uid, "fstrim"],
             refusals=proxmox_vms.lacking(vm, "trim"),
@@ -42,21 +40,21 @@ class Trim(VmKind):
                 Refusal(
                     "tool_missing",
                     gettext(
-                        "No guest agent is configured for {guest}: install qemu-guest-agent in it, and switch it on "
-                        "under its options."
+                        "No guest agent is configured for {guest}. Install qemu-guest-agent in the guest, and "
+                        "enable it in the options of the VM."
                     ).format(guest=vm.guest.name),
                 )
             )
         elif not vm.runs():
             draft.refusals.append(
                 Refusal(
-                    INVALID, gettext("{guest} is off: only a running guest can be trimmed.").format(guest=vm.guest.name)
+                    INVALID, gettext("{guest} is off. Only a running guest can be trimmed.").format(guest=vm.guest.name)
                 )
             )
         without = sorted(_without_discard(vm))
         if without:
             draft.warnings.append(_NOT_DISCARDED.format(disks=", ".join(without)))
-        draft.warnings.append(gettext("Proxmox VE cannot stop a running trim: a cancel comes too late."))
+        draft.warnings.append(gettext("Proxmox VE cannot stop a trim that is running, so it cannot be cancelled."))
         return draft
 
     def do(self, vm: Vm, options: dict[str, Any], recorder: Recorder) -> dict[str, Any]:  # noqa: ARG002 (it has none)
@@ -71,7 +69,7 @@ class Trim(VmKind):
                 recorder.log(f"{one.path}: {told}")
         if trimmed and all(one.error for one in trimmed):
             raise HostError(
-                gettext("The guest agent of {guest} could trim nothing: {error}").format(
+                gettext("The guest agent of {guest} could not trim any filesystem: {error}").format(
                     guest=vm.guest.name, error=trimmed[0].error
                 )
             )
@@ -84,8 +82,8 @@ class Trim(VmKind):
                 {"path": one.path, "trimmed_bytes": one.trimmed_bytes, "error": one.error} for one in trimmed
             ],
             "trimmed_bytes": total,
-            "words": f"{good} of {len(trimmed)} filesystems in {vm.guest.name}: {what}. What that freed on the host, "
-            "the scan that follows reads.",
+            "words": f"{good} of {len(trimmed)} filesystems in {vm.guest.name}: {what}. The next scan shows how "
+            "much space this freed on the host.",
         }
 
 
