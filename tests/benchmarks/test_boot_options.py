@@ -62,7 +62,7 @@ def test_only_as_many_guests_as_fit_into_the_memory_are_offered_and_that_is_said
     thorough = profile(pool, quick=False, **KERNEL)
     assert counts(thorough) == [1, 5, 8]
     assert "8 guests of 256 MiB need 2.5 GiB of memory" in thorough.warnings[0]
-    assert "2.75 GiB were available at the last scan: 8 fit." in thorough.warnings[0]
+    assert "2.75 GiB were available at the last scan, enough for 8." in thorough.warnings[0]
     assert counts(profile(pool, quick=False, memory_bytes=32 * MIB, **KERNEL)) == [1, 5, 10, 15]
     asked = profile(pool, guests=[15], **KERNEL)
     assert counts(asked) == [15]

@@ -50,7 +50,7 @@ def test_a_thorough_dd_and_bonnie_exceed_the_hosts_memory(pool: StoragePool) -> 
     assert (bonnie["size_bytes"], bonnie["memory_bytes"]) == (16 * GIB, 8 * GIB)
     assert profiles.build(pool, "bonnie", quick=False).warnings == ()
     (warning,) = profiles.build(pool, "bonnie").warnings
-    assert "less than twice the host's memory" in warning
+    assert "less than twice the memory of the host" in warning
 
 
 @pytest.mark.parametrize("odd", [1, 4096, MIB - 1, MIB, 3 * MIB + 4096])
