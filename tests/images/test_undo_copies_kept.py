@@ -108,7 +108,7 @@ def test_an_original_that_somebody_put_back_by_hand_has_won_nothing(path: Path, 
     scan(job.host)
     recovery()
     assert (reread(job).undo_state, (job.result or {})["freed_bytes"], leftovers(path.parent)) == ("undone", 0, set())
-    assert any("put the original back" in line for line in said(job))
+    assert any("has restored the original" in line for line in said(job))
 
 
 def test_an_image_that_a_later_job_has_replaced_was_not_put_back_by_hand(path: Path, job: Job) -> None:

@@ -88,7 +88,7 @@ class Boots:
             raise RefusedError(INVALID, "guests boot from a copy of a qcow2 or a raw image")
         for path in filter(None, (self.kernel, self.initrd)):
             if not os.path.isabs(path):
-                raise RefusedError(INVALID, f"{path} is no absolute path")
+                raise RefusedError(INVALID, f"{path} is not an absolute path")
 
 
 @dataclass(frozen=True)

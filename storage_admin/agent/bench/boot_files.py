@@ -77,7 +77,7 @@ def _open(path: bytes, shown: str) -> int:
         if stat.S_ISLNK(status.st_mode):
             raise RefusedError(INVALID, f"{shown} is a symbolic link; name the file that it leads to")
         if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:
-            raise RefusedError(INVALID, f"{shown} is no regular file of at most {MOST_BYTES} bytes")
+            raise RefusedError(INVALID, f"{shown} is not a regular file of at most {MOST_BYTES} bytes")
         # Whoever owns it: libvirt gives a kernel to the user of a guest that it starts with that.
         if of_the_system and not attributes.may_read(_ANYBODY, seen):
             raise RefusedError(

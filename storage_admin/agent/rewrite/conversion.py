@@ -154,7 +154,7 @@ class Convert(Recipe):
         image = work.chain.image
         if self.target.replaces and self._keeps_name(work) and self.target.format != image.planned.format:
             raise RefusedError(
-                "target_exists", f"{image.shown} is named like a {self.target.format} already; give it another name"
+                "target_exists", f"{image.shown} already has the name of a {self.target.format} image; rename it first"
             )
         self.recheck(work)
         if image.facts.bitmaps and self.target.format != "qcow2":

@@ -97,7 +97,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         io.emit(POOL, **event)
         images, changed = scan.images, changed + scan.changed
         files.add(scan)
-    io.progress("looking who uses them", images, images)
+    io.progress("checking which images are in use", images, images)
     held = in_use.holds(files.inodes, files.aliases, io.check)
     prefixes = tuple(_prefix(pool) for pool in args.pools)
     elsewhere = [path for path in args.named if path.startswith(b"/") and not path.startswith(prefixes)]
