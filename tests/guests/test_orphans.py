@@ -103,7 +103,7 @@ def test_an_overlay_outside_of_every_pool_that_a_guest_names_keeps_its_base(
     )
     scan(host)
     orphan, why = evidence(left)
-    assert (orphan, "lies outside of every pool as well" in why) == (None, True)
+    assert (orphan, "is outside every pool as well" in why) == (None, True)
 
 
 def test_a_guest_that_is_defined_while_the_job_waits_keeps_its_disk(domains: Domains, shared_folder: Path) -> None:

@@ -334,7 +334,7 @@ class PoolScan:
         for path in sorted(self._named):
             if mounts.may_wait(path):
                 # Not looked at, and so not vanished either.
-                self._failures.append(f"{display(path)}: it lies on a filesystem that is not looked at")
+                self._failures.append(f"{display(path)}: it lies on a filesystem that is not scanned")
                 continue
             try:
                 folder, name = open_parent(self._path, path)

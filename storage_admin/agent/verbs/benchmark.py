@@ -145,7 +145,7 @@ def _load(kind: str) -> Any:
         found = importlib.import_module(module)
         if hasattr(found, "parse"):
             return found
-    raise RefusedError(INVALID, f"this agent knows no benchmark {kind!r}")
+    raise RefusedError(INVALID, f"this agent does not know the benchmark {kind!r}")
 
 
 def _require(tool: str) -> None:
