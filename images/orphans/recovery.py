@@ -120,7 +120,7 @@ def _settle_lost(recovery: Job, lost: Job, image: Image, found: dict[str, Any]) 
         return True
     if found["before_bytes"] is None and not is_back and image.pool.state != "ok":
         return False  # perhaps only a filesystem that is not mounted
-    what = "restored by somebody else" if is_back else "missing"
+    what = "restored by someone else" if is_back else "missing"
     audit(SYSTEM, f"image set aside {what}", image.path, before={"job": lost.pk}, after={"found": found["detail"]})
     claims.log(lost, f"{found['detail'] or 'the image is no longer set aside'}: {what}", JobLog.Level.WARNING)
     if is_back:

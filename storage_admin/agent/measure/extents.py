@@ -155,7 +155,7 @@ def _listed(fd: int, facts: Facts, path: bytes, io: AgentIO) -> list[dict[str, i
         raise HostError(f"qemu-img map failed, {done.words()}")
     listed = json.loads(done.stdout)
     if any(extent["data"] and "offset" not in extent for extent in listed):
-        raise HostError("its data is stored so that it cannot be read where it stands")
+        raise HostError("its data is stored in a form that cannot be read in place")
     return list(listed)
 
 

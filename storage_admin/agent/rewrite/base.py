@@ -250,7 +250,9 @@ class Rewrite:
         image, facts = self.chain.image, self.chain.image.facts
         links.refuse_unsafe(self.chain, children_known=self.wish.children_known, carried=self.recipe.carries)
         if facts.virtual_size != self.wish.virtual_size:
-            raise RefusedError("stale_plan", f"{image.shown} was resized since it was scanned; scan the host and try again")
+            raise RefusedError(
+                "stale_plan", f"{image.shown} was resized since it was scanned; scan the host and try again"
+            )
         if self.recipe.replaces:
             stays = len(self.chain.ancestors) - len(self._left())
             volume_chains.refuse_rewriting(self.chain.links, stays=stays)

@@ -273,7 +273,7 @@ def _open(planned: Planned, if_missing: str) -> Link:
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise RefusedError("outside_pool", f"{shown} is no regular file")
+            raise RefusedError("outside_pool", f"{shown} is not a regular file")
         stamp = Stamp.of(status)
         if not planned.is_as_planned(stamp):
             raise RefusedError("stale_plan", f"{shown} has changed since it was scanned; scan the host and try again")

@@ -80,7 +80,7 @@ class Target:
         for option, value in options.items():
             if option not in OPTIONS[form]:
                 known = ", ".join(sorted(OPTIONS[form]))
-                raise RefusedError(INVALID, f"{form} knows no option {option}; it knows {known}")
+                raise RefusedError(INVALID, f"{form} has no option {option}; its options: {known}")
             if not isinstance(value, str) or not _VALUE.fullmatch(value):
                 raise RefusedError(INVALID, f"{option} is a word or a number")
         if "subformat" in options and options["subformat"] not in SUBFORMATS[form]:

@@ -160,9 +160,9 @@ class Story:
             old_name = unb64(first["old_name_b64"]) if "old_name_b64" in first else None
             keep_undo = bool(first["undo_hours"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise JournalError("it does not say of which image it is") from error
+            raise JournalError("it does not say which image it belongs to") from error
         if not is_image_name(name) or not is_image_name(old_name or name) or name == old_name:
-            raise JournalError("it names something that is no image")
+            raise JournalError("it names something that is not an image")
         recorded = first.get("records_created") is True
         story = cls(name, Stamp.parse(first.get("original")), keep_undo, recorded, old_name=old_name)
         for record in records[1:]:

@@ -52,9 +52,9 @@ class AsideStory:
         try:
             name = unb64(records[0]["name_b64"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise JournalError("it does not say of which image it is") from error
+            raise JournalError("it does not say which image it belongs to") from error
         if not is_image_name(name):
-            raise JournalError("it names something that is no image")
+            raise JournalError("it names something that is not an image")
         story = cls(name, Stamp.parse(records[0].get("original")))
         for record in records[1:]:
             step = record["step"]
