@@ -53,29 +53,27 @@ def _jobs(text: str) -> list[dict[str, Any]]:
     try:
         told, __ = json.JSONDecoder().raw_decode(text, max(start, 0))
     except (ValueError, RecursionError):
-        raise UnreadableError(_("The output of fio is not JSON: {text}.").format(text=quoted(text))) from None
+        raise UnreadableError(_("fio did not return JSON: {text}.").format(text=quoted(text))) from None
     jobs = told.get("jobs") if isinstance(told, dict) else None
     if not isinstance(jobs, list) or not jobs or not all(isinstance(job, dict) for job in jobs):
-        raise UnreadableError(_("The output of fio lists no jobs."))
+        raise UnreadableError(_("fio reported no jobs."))
     for job in jobs:
         if job.get("error"):
-            raise UnreadableError(
-                _("The fio job failed with error {error}.").format(error=quoted(str(job["error"]), 20))
-            )
+            raise UnreadableError(_("fio failed with error {error}.").format(error=quoted(str(job["error"]), 20)))
     return jobs
 
 
 def _part(job: dict[str, Any], direction: str) -> dict[str, Any]:
     part = job.get(direction)
     if not isinstance(part, dict):
-        raise UnreadableError(_("The output of fio has no “{direction}” section.").format(direction=direction))
+        raise UnreadableError(_("fio reported no “{direction}” section.").format(direction=direction))
     return part
 
 
 def _figure(part: dict[str, Any], key: str) -> float:
     value = part.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise UnreadableError(_("The output of fio has no value for {key}.").format(key=key))
+        raise UnreadableError(_("fio reported no value for {key}.").format(key=key))
     return float(value)
 
 

@@ -100,7 +100,7 @@ def test_a_missing_tool_is_named_with_its_package(pool: StoragePool) -> None:
     pool.host.save()
     assert refusal_of(pool, "fio") == "tool_missing"
     (refusal,) = jobs.plan(OPERATOR, "benchmark", pool.pk, {"kind": "fio"}).refusals
-    assert "install fio there" in refusal.detail
+    assert "Install fio there" in refusal.detail
     assert refusal_of(pool, "dd") == ""
 
 

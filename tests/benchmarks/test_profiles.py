@@ -81,7 +81,7 @@ def test_what_misses_its_tool_names_the_package(pool: StoragePool, kind: str, pa
     pool.host.capabilities["tools"] = {"fio": False, "bonnie++": False, "qemu-img": False}
     profile = profiles.build(pool, kind)
     assert profile.package == package
-    assert f"install {package} there" in profile.missing
+    assert f"Install {package} there" in profile.missing
     assert profiles.build(pool, "dd").missing == ""
 
 

@@ -105,7 +105,7 @@ def test_a_job_whose_worker_is_lost_says_that_its_task_may_go_on(web: Guest) -> 
     Job.objects.filter(pk=job.pk).update(state="running", heartbeat=None)
     assert reaper.reap() == 1
     assert (reread(job).state, job.needs_recovery) == ("interrupted", False)
-    assert "a task that proxmox ve started goes on there" in job.error_detail.lower()
+    assert "a task started in proxmox ve continues there" in job.error_detail.lower()
     assert "original image" not in job.error_detail
 
 

@@ -142,7 +142,7 @@ def test_a_copy_that_was_moved_goes_on_and_frees_nothing(path: Path, job: Job) -
     scan(job.host)
     recovery()
     assert (reread(job).undo_state, job.freed_bytes) == ("missing", -allocated(path))
-    assert any("it is kept as moved.qcow2" in line for line in said(job))
+    assert any("it still exists as moved.qcow2" in line for line in said(job))
 
 
 def test_a_copy_with_a_second_name_frees_nothing(path: Path, job: Job) -> None:

@@ -177,7 +177,7 @@ def test_of_several_thresholds_the_one_that_tells_the_earliest_counts() -> None:
     look(now())
     assert list(told()) == [f"pool_days_until_full:{early.pk}"]
     assert Alert.objects.filter(told_under="").get().detail.startswith("Forecast full in about 20 days")
-    assert "The warning starts at 30 days." in Alert.objects.filter(told_under="").get().detail
+    assert "The alert is raised at 30 days." in Alert.objects.filter(told_under="").get().detail
 
 
 def test_overcommit_is_told_of_only_where_a_threshold_is_set_and_once_for_a_shared_storage() -> None:
@@ -216,7 +216,7 @@ def test_what_folders_of_one_filesystem_promise_and_hold_is_added_up() -> None:
     }
     promised, held = (Alert.objects.get(kind=kind).detail for kind in ("pool_overcommit", "undo_held"))
     assert promised.startswith("Overcommit ratio 1.60: the images have 160 GiB virtual size on 100 GiB.")
-    assert held.startswith("40 GiB, 40.0 % of its capacity, is not free until")
+    assert held.startswith("Undo copies hold 40 GiB, 40.0 % of the capacity, until")
     assert all(f"On the same filesystem: {second}." in detail for detail in (promised, held))
     assert (first.overcommit_ratio, second.overcommit_ratio) == (0.8, 0.8), "a pool's own page says what is its own"
 

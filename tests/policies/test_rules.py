@@ -284,7 +284,7 @@ def test_an_image_that_a_job_of_the_kind_has_is_left_out_and_one_that_another_jo
     ResourceLockFactory.create(job=job, key=f"image:{base.pk}", exclusive=False)
     found = look(PolicyFactory.create())
     assert [(skip.label, skip.code) for skip in found.skips] == [("overlay", "busy")]
-    assert f"Job {job.pk} (reclaim) is already running on it" in found.skips[0].reason
+    assert f"Job {job.pk} (reclaim) is already queued or running on it" in found.skips[0].reason
     assert [(one.label, one.waits) for one in found.chosen] == [("base", True)]
     found = look(PolicyFactory.create(kind="check", options={}))
     assert [(one.label, one.waits) for one in found.chosen] == [("base", True), ("overlay", True)]

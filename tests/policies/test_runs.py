@@ -263,7 +263,7 @@ def test_what_would_not_be_done_in_time_is_left_out_where_the_hosts_speed_is_kno
     run = begun(PolicyFactory.create(window_minutes=800))
     found = run.picks.get(label="disk0")
     assert (found.state, found.code) == ("skipped", "too_long")
-    assert "about 4 days at the 102 KiB/s" in found.reason
+    assert "about 4 days at 102 KiB/s" in found.reason
     assert at_work() == ["disk1"]
 
 

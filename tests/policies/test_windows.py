@@ -131,7 +131,7 @@ def test_what_a_clock_change_leaves_of_one_window_makes_no_schedule_wrong(today:
 
 
 def test_a_window_that_is_too_short_every_night_is_wrong_in_any_zone() -> None:
-    with pytest.raises(InvalidError, match="02:00 has 30 minutes"):
+    with pytest.raises(InvalidError, match="02:00 lasts 30 minutes"):
         schedule("0,30 2 * * *", BERLIN, window=60, quiet=30).check(utc("2026-01-01"))
 
 

@@ -57,7 +57,7 @@ def test_an_id_that_is_no_whole_number_is_refused_at_its_field(operator: Client,
 def test_flattening_down_to_an_image_is_confirmed_and_queued(operator: Client, chain: list[int]) -> None:
     address = f"/images/{chain[2]}/flatten/"
     fragment = operator.get(address, {"down_to": str(chain[0])}, headers=HTMX).content.decode()
-    assert "have the backing file lowest.qcow2" in text_of(fragment)
+    assert "whose backing file will be lowest.qcow2" in text_of(fragment)
     operator.post(address, {"down_to": str(chain[0])} | planned(fragment))
     job = Job.objects.get(kind="flatten", target_id=chain[2])
     assert job.options["down_to"] == chain[0]

@@ -169,7 +169,7 @@ def test_deleting_takes_the_typed_name_and_the_end_of_the_grace_period(admin: Cl
     answer = admin.post(f"/images/{waiting.pk}/delete/", {"confirm_name": waiting.name})
     assert (answer.status_code, "(grace_period)" in said(answer)) == (409, True)
     answer = admin.post(f"/images/{due.pk}/delete/", {"confirm_name": "due"})
-    assert (answer.status_code, "due.qcow2 is not deleted: type its name" in said(answer)) == (400, True)
+    assert (answer.status_code, "due.qcow2 was not deleted. Type its name" in said(answer)) == (400, True)
     assert not Job.objects.filter(kind="delete_aside").exists()
     assert admin.post(f"/images/{due.pk}/delete/", {"confirm_name": "due.qcow2"}).status_code == 302
 

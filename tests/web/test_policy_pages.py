@@ -182,7 +182,7 @@ def test_what_a_plan_refuses_is_neither_counted_nor_summed(admin: Client) -> Non
     wins(name="web-02", header={"data_file": "data.raw"})
     page = text_of(admin.get("/policies/add/", FORM | {"name_pattern": ""}).content.decode())
     assert "1, about 1 GiB; 1 refused" in page
-    assert "refused Its data is in a separate data file" in page
+    assert "refused The data of the image is in a separate data file" in page
 
 
 def test_what_all_of_it_comes_to_is_the_same_on_every_page_of_a_preview(
