@@ -119,7 +119,7 @@ def test_an_alert_tells_the_percent_that_the_pages_tell() -> None:
     details = dict(Alert.objects.values_list("kind", "detail"))
     assert row.used_percent == 28.8
     assert details["pool_over_threshold"].startswith("28.8 % used: ")
-    assert ", 28.8 % of its capacity" in details["undo_held"]
+    assert ", 28.8 % of the capacity" in details["undo_held"]
 
 
 def test_what_is_kept_for_root_is_neither_used_nor_left() -> None:
@@ -155,7 +155,7 @@ def test_a_pool_that_is_full_soon_is_told_of_with_its_range() -> None:
     look(now())
     assert open_ones() == {f"pool_days_until_full:{soon.pk}": "warning"}
     detail = Alert.objects.get().detail
-    assert detail.startswith("Forecast full in about 10 days at the growth of the last 10 days: 2 GiB a")
+    assert detail.startswith("Forecast full in about 10 days: used space grew by 2 GiB a day in the last 10 days")
     StoragePool.objects.filter(pk=soon.pk).update(available_bytes=34 * GIB)
     look(now())
     assert list(open_ones()) == [f"pool_days_until_full:{soon.pk}"], "17 days are more than 14, and not well more"
@@ -251,7 +251,7 @@ def test_a_storage_of_several_hosts_is_added_up_once_and_told_to_whoever_is_limi
         promised, held = alerts_for(Actor("x", Role.OPERATOR, frozenset({pool.host.slug}))).order_by("kind")
         assert (promised.target_id, held.target_id) == (pool.pk, pool.pk)
         assert promised.detail.startswith("Overcommit ratio 1.60: the images have 160 GiB")
-        assert held.detail.startswith("40 GiB, 40.0 %")
+        assert held.detail.startswith("Undo copies hold 40 GiB, 40.0 %")
         others = {one.host.name for one in pools} - {pool.host.name}
         assert not [name for name in others if name in promised.title + promised.detail + held.title + held.detail]
 

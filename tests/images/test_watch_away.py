@@ -156,7 +156,7 @@ def test_full_soon_goes_on_by_the_samples_of_another_host(full_soon: StoragePool
         StoragePool.objects.update(last_scanned=timezone.now() - timedelta(hours=1))
         there(pool)
         assert list(looked()) == [f"pool_days_until_full:{full_soon.pk}"]
-    assert "growth of the last 12 days" in Alert.objects.get(told_under="").detail
+    assert "in the last 12 days" in Alert.objects.get(told_under="").detail
     away(full_soon)
     full_soon.samples.update(at=F("at") - timedelta(days=4))
     assert list(looked()) == [f"pool_days_until_full:{full_soon.pk}"]
