@@ -206,8 +206,8 @@ def full_soon(pools: list[StoragePool], is_open: Collection[str], now: datetime)
             kind,
             "danger" if forecast.days <= limit / 4 * (1 + MARGIN_DAYS * in_danger) else "warning",
             "{pool} will be full soon",
-            f"Forecast full in about {days(forecast.days)}{(f' ({low} to {high})' if low != high else '')}: it grew "
-            f"by {size(round(forecast.growth_bytes))} a day in the last {forecast.over_days} days, and "
+            f"Forecast full in about {days(forecast.days)}{(f' ({low} to {high})' if low != high else '')}: "
+            f"used space grew by {size(round(forecast.growth_bytes))} a day in the last {forecast.over_days} days, and "
             f"{size(pool.available_bytes)} are free. The alert is raised at {limit:g} days.",
         )
 
