@@ -125,7 +125,7 @@ def test_what_was_removed_can_be_taken_out_on_purpose(admin: Client, narrow: Pol
 def test_a_host_that_there_is_not_never_makes_a_new_policy_one_for_all_hosts(admin: Client, wrong: str) -> None:
     answer = admin.post("/policies/add/", FORM | {"hosts": [wrong]})
     assert answer.status_code == 400
-    assert "Hosts: There is no such host" in text_of(answer.content.decode())
+    assert "Not saved. Hosts: " in text_of(answer.content.decode())
     assert not Policy.objects.exists()
 
 
